@@ -1,0 +1,35 @@
+"""fuse: see, fuse and count the small kernels of a PyTorch model.
+
+Names are resolved on first use, so that ``fuse --help`` answers without importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fuse.graph.capture import capture as capture
+    from fuse.report.show import show as show
+    from fuse.rewrite.pipeline import run_passes as run_passes
+    from fuse.rewrite.registry import register_pass as register_pass
+    from fuse.runtime.module import compile as compile
+
+_HOME = {
+    "capture": "fuse.graph.capture",
+    "compile": "fuse.runtime.module",
+    "register_pass": "fuse.rewrite.registry",
+    "run_passes": "fuse.rewrite.pipeline",
+    "show": "fuse.report.show",
+}
+
+__all__ = ["capture", "compile", "register_pass", "run_passes", "show"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in ("passes", "testing"):
+        return importlib.import_module(f"fuse.{name}")
+    raise AttributeError(f"module 'fuse' has no attribute {name!r}")

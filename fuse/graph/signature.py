@@ -1,0 +1,88 @@
+"""What a captured graph promises its caller: where inputs come from, what becomes of outputs, what is written back.
+
+A captured graph is a pure function of its placeholders. Everything that eager did besides computing values (mutating an input,
+returning a view of one, returning the same tensor twice, plain Python values in the output) is written down here, and the
+runtime plays it back.
+
+    placeholders  ->  graph  ->  values  ->  outputs (values, views, inputs themselves, Python objects)
+                                         ->  mutations (values copied back into inputs)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import TreeSpec
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Where one placeholder's tensor comes from.
+
+    ``argument``: the flattened call arguments, at position ``index``. ``parameter`` and ``buffer``: looked up by ``name``
+    (qualified, as in ``state_dict``). ``constant``: a tensor made in ``forward`` from Python numbers, held in ``value``.
+    """
+
+    kind: Literal["argument", "parameter", "buffer", "constant"]
+    name: str
+    index: int = -1
+    value: torch.Tensor | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Size, stride and storage offset in elements, as ``torch.as_strided`` takes them."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """What one leaf of the model's result is.
+
+    ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same tensor);
+    ``python``: the plain object ``value``. With ``view`` the leaf is that layout over the storage of the named tensor, so
+    that aliases between outputs, and between outputs and inputs, are eager's. Two leaves with equal ``graph`` index and no view
+    are one tensor object.
+    """
+
+    kind: Literal["graph", "input", "python"]
+    index: int = -1
+    view: Layout | None = None
+    value: object = None
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """After the call, graph output ``value_index`` is copied into placeholder ``input_index``."""
+
+    input_index: int
+    value_index: int
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One operator that eager dispatched, in order, as recorded before any rewriting (views included)."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The promise of one captured graph; kept in ``graph.meta["signature"]``."""
+
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    out_spec: TreeSpec
+    mutations: tuple[Mutation, ...]
+    dispatches: tuple[Dispatch, ...]
