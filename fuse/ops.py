@@ -1,0 +1,433 @@
+"""What is known of each operator: the one place that holds lists of operators.
+
+    aten.tanh.default   ->  OpInfo(kind="pointwise", flops="output", weight=10, ...)
+    aten.tanh_.default  ->  the same: in-place, ``out=`` and ``_copy`` variants take the facts of the operator they vary
+    aten.select.int     ->  OpInfo(kind="view", launches=0): the schema says the result shares memory with an argument
+    my_lib.op.default   ->  None: counted once as "other" and listed as unknown
+
+Where the schema or a tag of the operator already says it (views, mutations, randomness, most elementwise operators,
+batching rules), it is read from there; the table below says the rest. Facts are of operators, never of one call: flops and
+bytes of a call are ``fuse.cost.work``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+Kind = Literal["gemm", "convolution", "pointwise", "reduction", "movement", "random", "loop", "region", "other", "view"]
+REPORTED_KINDS: tuple[Kind, ...] = (
+    "gemm", "convolution", "pointwise", "reduction", "movement", "random", "loop", "region", "other",
+)  # fmt: skip
+"""Kinds in the order reports print them. A view launches nothing and so has no row."""
+
+FlopRule = Literal["none", "output", "input", "contraction", "recurrence"]
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """Facts about one operator.
+
+    ``flops`` names the rule by which a call's arithmetic is counted: nothing, ``weight`` for each element of the result
+    (``output``) or of the largest argument (``input``), twice the multiply-adds of a product (``contraction``) or of a
+    whole recurrent layer (``recurrence``). ``launches`` is the number of kernels of one dispatch: 1, or 0 where nothing
+    runs. ``cheap``: an element costs a few cycles, so that computing it twice beats storing it. ``elementwise``: each
+    element of the result depends only on the elements at the same place of the broadcast arguments. ``batch_rule``:
+    ``torch.vmap`` has a rule for it and does not loop.
+    """
+
+    kind: Kind
+    flops: FlopRule = "none"
+    weight: int = 1
+    launches: int = 1
+    commutative: bool = False
+    random: bool = False
+    cheap: bool = False
+    elementwise: bool = False
+    batch_rule: bool = False
+
+
+TRANSCENDENTAL_WEIGHT = 10
+"""Floating-point operations that one exp, tanh, log or random number counts as: about the length of its polynomial."""
+
+_GEMM = OpInfo("gemm", flops="contraction")
+_CONVOLUTION = OpInfo("convolution", flops="contraction")
+_RECURRENT_LAYER = OpInfo("loop", flops="recurrence")
+_CHEAP = OpInfo("pointwise", flops="output", cheap=True, elementwise=True)
+_COSTLY = OpInfo("pointwise", flops="output", weight=TRANSCENDENTAL_WEIGHT, elementwise=True)
+_REINDEXING = OpInfo("pointwise", flops="output", weight=TRANSCENDENTAL_WEIGHT)
+_REDUCTION = OpInfo("reduction", flops="input")
+_COSTLY_REDUCTION = OpInfo("reduction", flops="input", weight=TRANSCENDENTAL_WEIGHT)
+_MOVEMENT = OpInfo("movement")
+_ACCUMULATING_MOVEMENT = OpInfo("movement", flops="input")
+_RANDOM = OpInfo("random", flops="output", weight=TRANSCENDENTAL_WEIGHT, random=True)
+_OTHER = OpInfo("other", flops="input", weight=TRANSCENDENTAL_WEIGHT)
+_NOTHING_RUNS = OpInfo("other", launches=0)
+_VIEW = OpInfo("view", launches=0, cheap=True)
+
+_GROUPS: tuple[tuple[OpInfo, str], ...] = (
+    (_GEMM, """
+        _addmm_activation _efficient_attention_backward _efficient_attention_forward _flash_attention_backward
+        _flash_attention_forward _grouped_mm _int_mm _mixed_dtypes_linear _native_multi_head_attention
+        _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention
+        _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
+        _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu
+        _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_fused_attention_overrideable
+        _scaled_dot_product_fused_attention_overrideable_backward _scaled_grouped_mm _scaled_mm _sparse_addmm
+        _transformer_encoder_layer_fwd _trilinear _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int8pack_mm
+        addbmm addmm addmv addr baddbmm bmm dot linear linear_backward matmul matmul_backward mkldnn_linear
+        mkldnn_linear_backward mkldnn_linear_backward_input mkldnn_linear_backward_weights mm mv
+        scaled_dot_product_attention vdot mkl::_mkl_linear mkldnn::_linear_pointwise
+    """),
+    (_CONVOLUTION, """
+        _conv_depthwise2d _convolution _slow_conv2d_backward _slow_conv2d_forward conv1d conv2d conv3d conv_depthwise3d
+        conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution convolution_backward
+        convolution_backward_overrideable convolution_overrideable cudnn_convolution cudnn_convolution_add_relu
+        cudnn_convolution_relu cudnn_convolution_transpose miopen_convolution miopen_convolution_transpose
+        miopen_depthwise_convolution mkldnn_convolution slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d
+        slow_conv_transpose2d slow_conv_transpose3d mkldnn::_convolution_pointwise
+        mkldnn::_convolution_transpose_pointwise
+    """),
+    (_RECURRENT_LAYER, """
+        _cudnn_rnn _cudnn_rnn_backward miopen_rnn miopen_rnn_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
+    """),
+    (_CHEAP, """
+        __and__ __lshift__ __or__ __rshift__ __xor__ _add_relu _conj_physical _masked_scale _prelu_kernel
+        _prelu_kernel_backward abs absolute add addcdiv addcmul bitwise_and bitwise_left_shift bitwise_not bitwise_or
+        bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min complex conj_physical copysign deg2rad div
+        divide elu_backward eq fix floor floor_divide fmax fmin frac frexp ge greater greater_equal gt hardshrink
+        hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
+        heaviside huber_loss_backward isfinite isinf isnan isneginf isposinf le leaky_relu leaky_relu_backward lerp
+        less less_equal logical_and logical_not logical_or logical_xor lt masked_fill maximum minimum mse_loss_backward
+        mul multiply nan_to_num native_dropout_backward ne neg negative not_equal rad2deg reciprocal relu relu6 round
+        rrelu_with_noise_backward rsqrt rsub sgn sigmoid_backward sign signbit smooth_l1_loss_backward softshrink
+        softshrink_backward sqrt square sub subtract tanh_backward threshold threshold_backward true_divide trunc where
+    """),
+    (_COSTLY, """
+        _fake_quantize_per_tensor_affine_cachemask_tensor_qparams binary_cross_entropy_backward dequantize
+        fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask log_sigmoid_backward
+        log_sigmoid_forward mish_backward polar quantize_per_channel quantize_per_tensor silu_backward
+        soft_margin_loss_backward softplus_backward
+    """),
+    (_REINDEXING, """
+        _amp_foreach_non_finite_check_and_unscale _amp_update_scale _fused_adagrad _fused_adam _fused_adamw _fused_sgd
+        _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
+        _transform_bias_rescale_qkv batch_norm_backward_elemt batch_norm_elemt glu glu_backward glu_backward_jvp
+        glu_jvp linalg_cross nll_loss2d_backward nll_loss_backward unfold_backward
+    """),
+    (_REDUCTION, """
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _aminmax
+        _cdist_backward _cdist_forward _cummax_helper _cummin_helper _embedding_bag _embedding_bag_backward
+        _embedding_bag_dense_backward _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
+        _euclidean_dist _is_all_true _is_any_true _nested_sum_backward _pdist_backward _pdist_forward
+        _segment_reduce_backward _sparse_sum adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d
+        adaptive_max_pool3d_backward all allclose amax amin aminmax any argmax argmin avg_pool1d avg_pool2d
+        avg_pool2d_backward avg_pool3d avg_pool3d_backward bincount count_nonzero cummax cummin cumprod cumsum dist
+        equal fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward
+        histc histogram huber_loss isin linalg__powsum linalg_vector_norm max max_pool2d_backward
+        max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+        max_pool3d_with_indices_backward mean min mkldnn_max_pool2d mkldnn_max_pool3d mse_loss multi_margin_loss
+        multi_margin_loss_backward multilabel_margin_loss_backward multilabel_margin_loss_forward nansum
+        nll_loss2d_forward nll_loss_forward norm prod segment_reduce smooth_l1_loss std std_mean sum trace var var_mean
+    """),
+    (_COSTLY_REDUCTION, """
+        _batch_norm_no_update _batch_norm_with_update _ctc_loss _ctc_loss_backward _fused_rms_norm
+        _fused_rms_norm_backward _log_softmax _log_softmax_backward_data _logcumsumexp _masked_softmax
+        _masked_softmax_backward _native_batch_norm_legit _native_batch_norm_legit_no_training _safe_softmax _softmax
+        _softmax_backward_data _unique _unique2 _weight_norm_interface _weight_norm_interface_backward
+        batch_norm_backward batch_norm_backward_reduce batch_norm_gather_stats batch_norm_gather_stats_with_counts
+        batch_norm_stats batch_norm_update_stats binary_cross_entropy binary_cross_entropy_with_logits cudnn_batch_norm
+        cudnn_batch_norm_backward embedding_renorm kthvalue log_softmax logcumsumexp logsumexp median miopen_batch_norm
+        miopen_batch_norm_backward mode nanmedian native_batch_norm native_batch_norm_backward native_group_norm
+        native_group_norm_backward native_layer_norm native_layer_norm_backward renorm soft_margin_loss softmax sort
+        topk unique_consecutive unique_dim unique_dim_consecutive
+    """),
+    (_MOVEMENT, """
+        _chunk_cat _coalesce _copy_from _copy_from_and_resize _foreach_copy _foreach_zero
+        _jagged_to_padded_dense_forward _local_scalar_dense _nested_from_padded _nested_tensor_from_mask
+        _new_zeros_with_same_feature_meta _pack_padded_sequence _padded_dense_to_jagged_forward _pin_memory
+        _resize_output _stack _to_copy _to_dense _to_sparse _unsafe_index _unsafe_masked_index _upsample_bicubic2d_aa
+        _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+        _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
+        _upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward
+        affine_grid_generator arange as_strided_scatter bartlett_window blackman_window block_diag cat channel_shuffle
+        clone col2im constant_pad_nd copy diag_embed diagonal_backward diagonal_scatter embedding eye fft_fftfreq
+        fft_rfftfreq fill flip full full_like gather grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
+        grid_sampler_3d_backward hamming_window hann_window im2col index index_copy index_fill index_select
+        kaiser_window lift linspace logspace lu_unpack masked_scatter masked_scatter_backward masked_select
+        max_unpool2d max_unpool3d new_full new_ones new_zeros nonzero nonzero_static ones ones_like pixel_shuffle
+        pixel_unshuffle put range reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave
+        replication_pad1d replication_pad2d replication_pad3d roll rot90 scalar_tensor scatter select_backward
+        select_scatter slice_backward slice_scatter stack take to_mkldnn to_padded_tensor tril tril_indices triu
+        triu_indices upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
+        upsample_linear1d upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d
+        upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d
+        upsample_trilinear3d_backward zero zeros zeros_like mkldnn::_reorder_convolution_weight
+        mkldnn::_reorder_linear_weight mkldnn::_reorder_mkldnn_rnn_layer_weight
+    """),
+    (_ACCUMULATING_MOVEMENT, """
+        _index_put_impl _unsafe_index_put _unsafe_masked_index_put_accumulate embedding_dense_backward index_add
+        index_put index_reduce reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
+        replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward scatter_add scatter_reduce
+    """),
+    (_RANDOM, """
+        _dirichlet_grad _fused_dropout _sample_dirichlet _standard_gamma bernoulli binomial cauchy exponential
+        geometric log_normal multinomial native_dropout normal poisson rand rand_like randint randint_like randn
+        randn_like random randperm rrelu_with_noise uniform
+    """),
+    (_OTHER, """
+        _cholesky_solve_helper _compute_linear_combination _fft_c2c _fft_c2r _fft_r2c _linalg_det _linalg_eigh
+        _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd _standard_gamma_grad bucketize cholesky
+        cholesky_inverse cholesky_solve geqrf linalg_cholesky_ex linalg_eig linalg_eigvals linalg_householder_product
+        linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve
+        linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular ormqr searchsorted triangular_solve
+    """),
+    (_NOTHING_RUNS, """
+        _assert_async _assert_scalar _assert_tensor_metadata _efficientzerotensor _functional_assert_async
+        _functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size
+        _has_same_storage_numel _linalg_check_errors _make_dep_token _nnz _print _use_cudnn_ctc_loss dense_dim empty
+        empty_like empty_permuted empty_strided is_coalesced is_pinned is_same_size is_set_to new_empty
+        new_empty_strided record_stream resize resize_as set sparse_dim sym_constrain_range
+        sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size sym_storage_offset sym_stride
+    """),
+    (_VIEW, "_unsafe_view unsafe_chunk unsafe_split unsafe_split_with_sizes fuse::assemble"),
+)  # fmt: skip
+
+_TABLE: dict[str, OpInfo] = {name: facts for facts, names in _GROUPS for name in names.split()}
+
+_COMMUTATIVE = frozenset([
+    "__and__", "__or__", "__xor__", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "dot", "eq", "fmax", "fmin", "gcd",
+    "hypot", "lcm", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "mul",
+    "multiply", "ne", "not_equal",
+])  # fmt: skip
+_DETERMINISTIC_DESPITE_TAG = frozenset(["_scaled_dot_product_flash_attention_for_cpu"])  # it refuses dropout
+_HIDDEN_MUTATIONS = {  # operators that write arguments their schema does not mark
+    "native_batch_norm": ("running_mean", "running_var"),
+    "cudnn_batch_norm": ("running_mean", "running_var"),
+    "miopen_batch_norm": ("running_mean", "running_var"),
+}
+_KNOWN_NAMESPACES = frozenset(["aten", "fuse", "mkl", "mkldnn"])
+
+
+@cache
+def info(op: OpOverload) -> OpInfo | None:
+    """Facts about an operator, or None where the table knows nothing of it (a user's custom operator, say).
+
+    >>> info(torch.ops.aten.mm.default).kind
+    'gemm'
+    >>> info(torch.ops.aten.add_.Tensor) == info(torch.ops.aten.add.Tensor)
+    True
+    >>> info(torch.ops.aten.select.int).launches
+    0
+    """
+    if op.namespace not in _KNOWN_NAMESPACES:
+        return None
+    facts = _VIEW if _schema_says_view(op) else _listed(op) or _tagged(op)
+    if facts is None:
+        return None
+    return replace(
+        facts,
+        commutative=_takes_two_tensors(op) and _base_name(op) in _COMMUTATIVE,
+        random=facts.random or _is_seeded(op),
+        batch_rule=batch_rule(op),
+    )
+
+
+def kind(op: OpOverload) -> Kind:
+    """The kind an operator is counted under; ``other`` where it is unknown.
+
+    >>> kind(torch.ops.aten.cat.default)
+    'movement'
+    """
+    facts = info(op)
+    return facts.kind if facts else "other"
+
+
+def is_view(op: OpOverload) -> bool:
+    """Whether the operator computes nothing: its result is another look at an argument's memory.
+
+    >>> aten = torch.ops.aten
+    >>> is_view(aten.permute.default), is_view(aten.transpose_.default), is_view(aten.clone.default)
+    (True, True, False)
+    """
+    return kind(op) == "view"
+
+
+def is_pointwise(op: OpOverload) -> bool:
+    """Whether each element of the result depends only on the elements at the same place of the broadcast arguments.
+
+    >>> is_pointwise(torch.ops.aten.gelu_backward.default), is_pointwise(torch.ops.aten.glu.default)
+    (True, False)
+    """
+    facts = info(op)
+    return facts is not None and facts.elementwise
+
+
+def is_random(op: OpOverload) -> bool:
+    """Whether the operator draws from a random generator: its order and count are part of what the model does.
+
+    >>> is_random(torch.ops.aten.bernoulli.p), is_random(torch.ops.aten.mul.Tensor)
+    (True, False)
+    """
+    facts = info(op)
+    return _is_seeded(op) if facts is None else facts.random
+
+
+def is_commutative(op: OpOverload) -> bool:
+    """Whether swapping the first two arguments changes no bit of the result (for ``add``: with ``alpha`` left at 1).
+
+    >>> is_commutative(torch.ops.aten.maximum.default), is_commutative(torch.ops.aten.sub.Tensor)
+    (True, False)
+    """
+    facts = info(op)
+    return facts is not None and facts.commutative
+
+
+@cache
+def batch_rule(op: OpOverload) -> bool:
+    """Whether ``torch.vmap`` has a rule for the operator, and so does not fall back to a loop over the batch.
+
+    >>> batch_rule(torch.ops.aten.mm.default), batch_rule(torch.ops.aten.mkldnn_rnn_layer.default)
+    (True, False)
+    """
+    return any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(_qualified_name(op), key)
+        for key in ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+    )
+
+
+@cache
+def mutated_arguments(op: OpOverload) -> tuple[str, ...]:
+    """Names of the arguments the operator may write, those its schema keeps silent about included.
+
+    >>> mutated_arguments(torch.ops.aten.add_.Tensor), mutated_arguments(torch.ops.aten.native_batch_norm.default)
+    (('self',), ('running_mean', 'running_var'))
+    """
+    written = (a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+    return (*written, *_HIDDEN_MUTATIONS.get(op._schema.name.removeprefix("aten::"), ()))
+
+
+def mutates(op: OpOverload) -> bool:
+    """Whether the operator may write one of its arguments.
+
+    >>> mutates(torch.ops.aten.relu_.default), mutates(torch.ops.aten.mm.out), mutates(torch.ops.aten.relu.default)
+    (True, True, False)
+    """
+    return bool(mutated_arguments(op))
+
+
+@cache
+def functional_form(op: OpOverload) -> OpOverload | None:
+    """The operator that computes what an in-place or ``out=`` one writes, without writing; None where torch has none.
+
+    It takes the same arguments, less the ``out`` ones, and returns the written values in their order (after what the
+    operator already returned, for those with state such as batch norm). A functional operator is its own form.
+
+    >>> functional_form(torch.ops.aten.add_.Tensor)
+    <OpOverload(op='aten.add', overload='Tensor')>
+    >>> functional_form(torch.ops.aten.mm.out)
+    <OpOverload(op='aten.mm', overload='default')>
+    """
+    if not mutates(op):
+        return op
+    wanted = _argument_types(op, keep_out=False)
+    for packet in _functional_packets(op):
+        # The overload of the same name first: several may take the same arguments.
+        for candidate in sorted(_overloads(packet), key=lambda c: c._overloadname != op._overloadname):
+            if not mutates(candidate) and _argument_types(candidate, keep_out=True) == wanted:
+                return candidate
+    return None
+
+
+def _schema_says_view(op: OpOverload) -> bool:
+    if torch.Tag.inplace_view in op.tags:
+        return _base_name(op) not in _TABLE
+    returned = any(result.alias_info is not None for result in op._schema.returns)
+    return returned and not any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+
+
+def _listed(op: OpOverload) -> OpInfo | None:
+    name = _base_name(op)
+    if name in _TABLE:
+        return _TABLE[name]
+    if name.startswith("_foreach_"):
+        return _REINDEXING
+    if name.endswith("_copy") and hasattr(torch.ops.aten, name.removesuffix("_copy")):
+        return _MOVEMENT  # a view operator's twin that copies
+    return None
+
+
+def _tagged(op: OpOverload) -> OpInfo | None:
+    """Elementwise operators that no table names are the many special functions: tagged, and costly."""
+    if _is_seeded(op):
+        return _RANDOM
+    functional = getattr(torch.ops.aten, _base_name(op), None)
+    siblings = _overloads(functional) if isinstance(functional, OpOverloadPacket) else []
+    return _COSTLY if any(torch.Tag.pointwise in sibling.tags for sibling in (op, *siblings)) else None
+
+
+def _is_seeded(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags and _base_name(op) not in _DETERMINISTIC_DESPITE_TAG
+
+
+def _base_name(op: OpOverload) -> str:
+    """``aten::add_`` is ``add``, ``aten::normal_functional`` is ``normal``; other namespaces are kept."""
+    name = op._schema.name.removeprefix("aten::").removesuffix("_functional")
+    is_dunder = name.endswith("__")
+    if is_dunder and name.startswith("__i") and mutates(op):
+        return "__" + name.removeprefix("__i")  # __iand__ varies __and__
+    return name if is_dunder else name.removesuffix("_")
+
+
+def _qualified_name(op: OpOverload) -> str:
+    overload = op._overloadname
+    return op._schema.name if overload == "default" else f"{op._schema.name}.{overload}"
+
+
+def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
+    return [getattr(packet, name) for name in packet._overload_names]
+
+
+def _takes_two_tensors(op: OpOverload) -> bool:
+    arguments = op._schema.arguments[:2]
+    return len(arguments) == 2 and all(str(argument.type) == "Tensor" for argument in arguments)
+
+
+def _argument_types(op: OpOverload, *, keep_out: bool) -> list[tuple[str, str]]:
+    return [
+        (argument.name, str(argument.type).replace("Optional[Tensor]", "Tensor"))
+        for argument in op._schema.arguments
+        if keep_out or not argument.is_out
+    ]
+
+
+def _functional_packets(op: OpOverload) -> Iterator[OpOverloadPacket]:
+    """Where an operator's functional twin may live, best first."""
+    namespace = getattr(torch.ops, op.namespace)
+    full_name = op._schema.name.partition("::")[2]
+    base_name = _base_name(op).partition("::")[2] or _base_name(op)
+    legit = f"_{base_name}_legit_functional"
+    for name in (base_name, f"{base_name}_functional", f"{full_name}_functional", legit):
+        packet = getattr(namespace, name, None)
+        if isinstance(packet, OpOverloadPacket):
+            yield packet
+
+
+torch.library.define("fuse::assemble", "(Tensor[] pieces, int dim) -> Tensor")
+
+
+@torch.library.impl("fuse::assemble", "CompositeExplicitAutograd")
+def _assemble(pieces: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """The pieces side by side, as ``torch.cat``; a compiled program writes each piece straight into its place."""
+    return torch.cat(list(pieces), dim)
+
+
+@torch.library.register_fake("fuse::assemble")  # type: ignore[untyped-decorator]
+def _assemble_fake(pieces: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    return torch.cat(list(pieces), dim)
