@@ -1,0 +1,342 @@
+"""Capture: run the model once on fake tensors and record what it dispatches.
+
+    model, args  ->  recorded operators (what eager launches)  ->  functional graph + signature
+
+A dispatch mode below autograd sees every operator that eager would launch, composites already taken apart. Fake tensors carry shapes,
+strides and dtypes but no data: nothing is allocated, and reading a value (``.item()``, ``if tensor:``) raises instead of freezing
+the number into the graph. The graph is a pure function of its placeholders; see :mod:`fuse.graph.signature` for the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuse.errors import CaptureError, FuseError
+from fuse.graph.functional import Functionalizer
+from fuse.graph.signature import Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
+from fuse.graph.sources import line_of, user_line
+
+_DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+
+def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> GraphModule:
+    """One functional ATen graph of ``model(*args, **kwargs)``.
+
+    The arguments may be real or fake tensors (or any Python values); they are not run on, changed or kept. Gradients are not recorded:
+    the graph is what ``torch.no_grad()`` would run.
+
+    Raises:
+        CaptureError: the call depends on data, or does something that a graph cannot hold; the message names the user's line.
+
+    >>> graph = capture(nn.Linear(3, 2), (torch.zeros(4, 3),))
+    >>> [str(node.target) for node in graph.graph.nodes]
+    ['input', 'weight', 'bias', 'aten.t.default', 'aten.addmm.default', 'output']
+    >>> graph.meta["signature"].inputs[1]
+    InputSpec(kind='parameter', name='weight', index=-1)
+    """
+    with _fake_mode(model, args, kwargs or {}) as fake_mode:
+        recorder = Recorder(model, fake_mode)
+        return recorder.run(args, dict(kwargs or {}))
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode that records one call of ``model`` as a graph."""
+
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.model = model
+        self.fake_mode = fake_mode
+        self.graph = Graph()
+        self.functional = Functionalizer(self.graph)
+        self.dispatches: list[Dispatch] = []
+        self.inputs: list[InputSpec] = []
+        self.placeholders: list[Tensor] = []
+        self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
+        self.names = _names_of_state(model)
+        self.names_by_fake: dict[int, tuple[str, str]] = {}
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+        leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
+        names = _parameter_names(self.model)
+        fake_leaves = [self._argument(_argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
+        fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
+        try:
+            with self._fake_state(), self.fake_mode, self, torch.no_grad():
+                result = self.model(*fake_args, **fake_kwargs)
+        except FuseError:
+            raise
+        except _DATA_DEPENDENT as error:
+            reason = getattr(error, "func", None) or str(error).splitlines()[0]
+            raise CaptureError(
+                f"{reason} at {line_of(error)} depends on the values of a tensor, which a graph cannot hold"
+            ) from error
+        except Exception as error:
+            text = (str(error).splitlines() or [""])[0]
+            raise CaptureError(f"forward failed at {line_of(error)}: {type(error).__name__}: {text}") from error
+        return self._finish(result)
+
+    # ---- inputs --------------------------------------------------------------------------------------------------------------
+
+    def _argument(self, name: str, index: int, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        seen = id(leaf) in self.adopted
+        fake = self._adopt(leaf)
+        if not seen:
+            self._place(fake, InputSpec("argument", name, index))
+        return fake
+
+    def _adopt(self, tensor: Tensor) -> Tensor:
+        """The fake twin of a tensor from outside (the tensor itself when it is fake already)."""
+        if id(tensor) not in self.adopted:
+            if isinstance(tensor, FakeTensor):
+                fake: Tensor = tensor
+            elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+                raise CaptureError(f"an input is a {type(tensor).__name__}, a tensor subclass that is not supported")
+            elif tensor.layout is not torch.strided:
+                raise CaptureError(f"an input has layout {tensor.layout}, which is not supported")
+            else:
+                fake = self.fake_mode.from_tensor(tensor)
+            self.adopted[id(tensor)] = (tensor, fake)
+        return self.adopted[id(tensor)][1]
+
+    def _place(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
+        """A new placeholder for ``fake``, after the placeholders that are there."""
+        last = next((n for n in reversed(self.graph.nodes) if n.op == "placeholder"), None)
+        name = _identifier(spec.name)
+        if last is not None:
+            with self.graph.inserting_after(last):
+                node = self.graph.placeholder(name)
+        elif len(self.graph.nodes):
+            with self.graph.inserting_before(next(iter(self.graph.nodes))):
+                node = self.graph.placeholder(name)
+        else:
+            node = self.graph.placeholder(name)
+        node.meta["val"] = fake
+        node.meta["source"] = ""
+        self.functional.add_input(fake, node, len(self.inputs) if writes_back else None)
+        self.inputs.append(spec)
+        self.placeholders.append(fake)
+        return node
+
+    def _ensure_known(self, tensor: Tensor) -> Tensor:
+        """Map a tensor that an operator received to the fake one that the graph knows, making a placeholder on first sight."""
+        if not isinstance(tensor, FakeTensor):
+            tensor = self._adopt(tensor)
+        if not self.functional.known(tensor):
+            kind, name = self.names_by_fake.get(id(tensor), ("constant", ""))
+            if kind == "constant":
+                name = f"constant_{len(self.inputs)}"
+                real = next((r for r, f in self.adopted.values() if f is tensor), None)
+                if real is None:
+                    raise CaptureError(f"a tensor at {user_line()} was made outside of the call and cannot be followed")
+                self._place(tensor, InputSpec("constant", name, value=real))
+            else:
+                self._place(tensor, InputSpec(kind, name))  # type: ignore[arg-type]
+        return tensor
+
+    @contextlib.contextmanager
+    def _fake_state(self) -> Iterator[None]:
+        """Parameters and buffers replaced by fake twins for the time of the call; attribute writes are found and undone."""
+        modules = list(self.model.modules())
+        snapshots = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers), dict(m._modules)) for m in modules]
+        fakes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for module in modules:
+            for held in (module._parameters, module._buffers):
+                replaced: dict[str, Any] = {}
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        replaced[name] = self._fake_of_state(tensor)
+                held.update(replaced)
+                fakes.append((held, dict(held)))
+        written = ""
+        try:
+            yield
+            written = next((_changed(held, before) for held, before in fakes if _changed(held, before)), "")
+        finally:
+            for module, attributes, parameters, buffers, children in snapshots:
+                name = _changed(module.__dict__, attributes)
+                written = written or (name and f"{type(module).__name__}.{name}")
+                for current, before in (
+                    (module.__dict__, attributes),
+                    (module._parameters, parameters),
+                    (module._buffers, buffers),
+                    (module._modules, children),
+                ):
+                    current.clear()
+                    current.update(before)
+        if written:
+            raise CaptureError(f"forward assigns the attribute {written}; a graph cannot hold that")
+
+    def _fake_of_state(self, tensor: Tensor) -> Tensor:
+        fake = self._adopt(tensor)
+        self.names_by_fake[id(fake)] = self.names[id(tensor)]
+        return fake
+
+    # ---- recording -----------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if op.namespace == "prim":
+            return op(*args, **kwargs)
+        source = self.functional.source = user_line()
+        if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
+            return self._constant(op, args[0])
+        args, kwargs = self._known(args), self._known(kwargs)
+        result = self.functional.record(op, args, kwargs, lambda: op(*args, **kwargs))
+        self.dispatches.append(Dispatch(op, args, kwargs, result, source))
+        return result
+
+    def _known(self, arguments: Any) -> Any:
+        if isinstance(arguments, Tensor):
+            return self._ensure_known(arguments)
+        if type(arguments) in (tuple, list):
+            return type(arguments)([self._known(a) for a in arguments])
+        if isinstance(arguments, dict):
+            return {name: self._known(a) for name, a in arguments.items()}
+        return arguments
+
+    def _constant(self, op: OpOverload, tensor: Tensor) -> Tensor:
+        """``torch.tensor([...])`` in ``forward``: the numbers are part of the program, the tensor is new in each call."""
+        if isinstance(tensor, FakeTensor):
+            raise CaptureError(f"a tensor is made from values that depend on data at {user_line()}")
+        fake: Tensor = op(tensor)
+        name = f"constant_{len(self.inputs)}"
+        self._place(fake, InputSpec("constant", name, value=tensor.detach().clone()), writes_back=False)
+        return fake
+
+    # ---- result --------------------------------------------------------------------------------------------------------------
+
+    def _finish(self, result: Any) -> GraphModule:
+        leaves, out_spec = flatten_result(result)
+        values: list[Node] = []
+        roots: dict[int, int] = {}  # base -> position among ``values``
+        outputs = tuple(self._output(leaf, values, roots) for leaf in leaves)
+        mutations = []
+        for index, fake in enumerate(self.placeholders):
+            base = self.functional.aliases[id(fake)].base
+            if base.version and base.input_index == index:
+                mutations.append(Mutation(index, len(values)))
+                values.append(base.node)
+        output = self.graph.output(tuple(values))
+        output.meta["val"] = tuple(v.meta["val"] for v in values)
+        output.meta["source"] = ""
+        module = GraphModule(nn.Module(), self.graph)
+        module.meta["signature"] = Signature(
+            tuple(self.inputs), outputs, out_spec, tuple(mutations), tuple(self.dispatches)
+        )
+        return module
+
+    def _output(self, leaf: Any, values: list[Node], roots: dict[int, int]) -> OutputSpec:
+        if not isinstance(leaf, Tensor):
+            return OutputSpec("python", value=leaf)
+        if not isinstance(leaf, FakeTensor) or not self.functional.known(leaf):
+            leaf = self._ensure_known(leaf)
+        alias = self.functional.aliases[id(leaf)]
+        base = alias.base
+        if base.input_index is not None:
+            index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
+            root = self.placeholders[index]
+            return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
+        if id(base) not in roots:
+            roots[id(base)] = len(values)
+            values.append(self._fresh(base.node))
+        position = roots[id(base)]
+        exact = leaf is base.root or (_layout(leaf, base.root) == _layout(base.root, base.root))
+        return OutputSpec("graph", position, None if exact else _layout(leaf, base.root))
+
+    def _fresh(self, node: Node) -> Node:
+        """A constant made in ``forward`` is a new tensor in each call, so the caller gets a copy."""
+        if node.op != "placeholder":
+            return node
+        return self.functional.emit(torch.ops.aten.clone.default, (node,), {})
+
+
+def flatten_result(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    """``torch.utils._pytree.tree_flatten``, taught dataclasses: one that holds tensors is registered as a node on first sight."""
+    leaves, spec = pytree.tree_flatten(result)
+    fresh = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)}
+    if not fresh:
+        return leaves, spec
+    for cls in fresh:
+        pytree.register_dataclass(cls)
+    return flatten_result(result)
+
+
+@contextlib.contextmanager
+def _fake_mode(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[FakeTensorMode]:
+    """The fake mode of the tensors that are fake already, else a new one."""
+    tensors = [*pytree.tree_leaves((args, dict(kwargs))), *model.parameters(), *model.buffers()]
+    modes = {id(t.fake_mode): t.fake_mode for t in tensors if isinstance(t, FakeTensor)}
+    if len(modes) > 1:
+        raise CaptureError("the model and its arguments belong to different fake tensor modes")
+    yield next(iter(modes.values()), None) or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _parameter_names(model: nn.Module) -> list[str]:
+    try:
+        return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    except (TypeError, ValueError):
+        return []
+
+
+def _argument_name(path: Any, names: list[str]) -> str:
+    """``x`` for a parameter of ``forward``, ``x[0]['mask']`` for a part of it, ``args[3]`` where it has no name."""
+    within_kwargs, first, *rest = path[0].idx == 1, path[1], *path[2:]
+    if within_kwargs:
+        head = str(first.key)
+    else:
+        head = names[first.idx] if first.idx < len(names) else f"args[{first.idx}]"
+    return head + pytree.keystr(rest)
+
+
+def _names_of_state(model: nn.Module) -> dict[int, tuple[str, str]]:
+    named = {id(t): ("buffer", name) for name, t in model.named_buffers()}
+    named.update({id(t): ("parameter", name) for name, t in model.named_parameters()})
+    return named
+
+
+def _changed(current: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """The first name that was added, removed or bound to another object."""
+    for name in current.keys() | before.keys():
+        if name not in current or name not in before or current[name] is not before[name]:
+            return name
+    return ""
+
+
+def _layout(tensor: Tensor, root: Tensor) -> Layout:
+    """The layout of ``tensor``, its offset counted from ``root``'s."""
+    return Layout(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset() - root.storage_offset()))
+
+
+def _identifier(name: str) -> str:
+    text = "".join(c if c.isalnum() else "_" for c in name).strip("_")
+    while "__" in text:
+        text = text.replace("__", "_")
+    return f"input_{text}" if not text or text[0].isdigit() else text

@@ -1,0 +1,384 @@
+"""Turn operators into functional form as they are recorded, one at a time.
+
+    y = x[:, 1]                      y  = select(x, 1, 1)
+    y.add_(1)             ->         y' = add(y, 1)
+    return x                         x' = select_scatter(x, y', 1, 1)
+                                     return x'
+
+Every storage is a *base* with a current value and a version; every tensor is an *alias*: a base and the chain of view operators that
+leads to it. A write through an alias makes a new base value (by the inverse of each view in the chain) and raises the version; an
+alias that is read with an old version is derived again from the base. This is the algorithm of PyTorch's functionalization pass
+(https://dev-discuss.pytorch.org/t/functionalization-in-pytorch-everything-you-wanted-to-know/965), done on recorded operators,
+because running that pass under a recording mode is ten times slower.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from fuse import ops
+from fuse.errors import CaptureError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class View:
+    """One step of an alias' chain: ``op(previous, *args, **kwargs)``."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass
+class Base:
+    """One storage. ``root`` is the first tensor that was seen on it; ``node`` is the current value, in the root's layout."""
+
+    root: Tensor
+    node: Node
+    version: int = 0
+    input_index: int | None = None
+
+
+@dataclass
+class Alias:
+    """One tensor object: where its elements live, and the node that held its value at ``version`` of the base."""
+
+    tensor: Tensor
+    base: Base
+    chain: tuple[View, ...]
+    node: Node
+    version: int
+
+
+# Operators that write to arguments their schema does not mark, with the form that returns the new values:
+# (functional operator, positions of the written arguments, positions of the new values among the results).
+_BATCH_NORM_STATISTICS = (3, 4)
+
+
+@dataclass
+class Functionalizer:
+    """Builds ``graph`` from recorded operators; ``values`` maps every tensor object (by ``id``, kept alive here) to its alias."""
+
+    graph: Graph
+    aliases: dict[int, Alias] = field(default_factory=dict)
+    bases: dict[int, Base] = field(default_factory=dict)
+    source: str = ""
+
+    # ---- reading -------------------------------------------------------------------------------------------------------------
+
+    def value(self, tensor: Tensor) -> Node:
+        """The node that holds ``tensor``'s present value, derived again from its base when the base was written since."""
+        alias = self.aliases[id(tensor)]
+        if alias.version != alias.base.version:
+            node = alias.base.node
+            for view in alias.chain:
+                node = self.emit(view.op, (node, *view.args), view.kwargs)
+            alias.node, alias.version = node, alias.base.version
+        return alias.node
+
+    def known(self, tensor: Tensor) -> bool:
+        return id(tensor) in self.aliases
+
+    def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
+        """Register a placeholder; an ``input_index`` says that writes to it must be copied back."""
+        base = Base(tensor, node, input_index=input_index)
+        shared = self.bases.setdefault(_storage(tensor), base)
+        if shared is not base:  # two inputs over one storage: fine as long as nobody writes (see ``write``)
+            shared.input_index = base.input_index = _SHARED
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
+
+    def emit(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
+        """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
+        node = self.graph.create_node("call_function", op, args, dict(kwargs), name=op.__name__.split(".")[0])
+        if value is None:
+            fake_args, fake_kwargs = torch.fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
+            value = op(*fake_args, **fake_kwargs)
+        node.meta["val"] = value
+        node.meta["source"] = self.source
+        return node
+
+    # ---- recording -----------------------------------------------------------------------------------------------------------
+
+    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+        """Run one operator on fake tensors and add its functional form to the graph. Returns what ``run`` returned."""
+        if torch.Tag.inplace_view in op.tags:
+            return self._reshape_in_place(op, args, kwargs, run)
+        if op in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default) and args[5]:
+            return self._train_batch_norm(op, args, kwargs, run)
+        if ops.mutates(op):
+            return self._write_in_place(op, args, kwargs, run)
+        result = run()
+        node_args, node_kwargs = self._nodes(args), self._nodes(kwargs)
+        if isinstance(result, Tensor):
+            self._add_result(op, args, kwargs, result, lambda: self.emit(op, node_args, node_kwargs, result))
+        elif isinstance(result, (tuple, list)) and ops.is_view(op):
+            for position, part in enumerate(result):
+                self._add_part_of_view(op, args, kwargs, position, part)
+        elif isinstance(result, (tuple, list)):
+            whole = self.emit(op, node_args, node_kwargs, tuple(result))
+            for position, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    self._own(part, self.emit(operator.getitem, (whole, position), {}, part))
+        elif result is not None:
+            raise CaptureError(
+                f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"
+            )
+        return result
+
+    def _add_result(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor, emit: Callable[[], Node]
+    ) -> None:
+        if self.known(result):  # an operator that returned its argument unchanged
+            return
+        origin = next((a for a in args if isinstance(a, Tensor) and _storage(a) == _storage(result)), None)
+        if origin is None or not ops.is_view(op):
+            self._own(result, emit())
+            return
+        parent = self.aliases[id(origin)]
+        view = View(op, self._nodes(args[1:]), self._nodes(kwargs))
+        self.aliases[id(result)] = Alias(result, parent.base, (*parent.chain, view), emit(), parent.base.version)
+
+    def _add_part_of_view(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
+    ) -> None:
+        """``split``, ``chunk`` and ``unbind`` become one ``slice`` or ``select`` a part, which every pass understands."""
+        parent = self.aliases[id(args[0])]
+        node = self.value(args[0])
+        view = _part_as_view(op, args, kwargs, position, part)
+        if view is None:
+            raise CaptureError(
+                f"{op} at {self.source} returns several views of a kind that is not supported; it runs in eager mode"
+            )
+        emitted = self.emit(view.op, (node, *view.args), view.kwargs, part)
+        self.aliases[id(part)] = Alias(part, parent.base, (*parent.chain, view), emitted, parent.base.version)
+
+    def _own(self, tensor: Tensor, node: Node) -> None:
+        """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
+        base = Base(tensor, node)
+        self.bases[_storage(tensor)] = base
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
+
+    # ---- writing -------------------------------------------------------------------------------------------------------------
+
+    def write(self, tensor: Tensor, node: Node) -> None:
+        """``tensor`` now holds ``node``'s value: pass it up its chain of views into the base."""
+        alias = self.aliases[id(tensor)]
+        base = alias.base
+        if base.input_index == _SHARED:
+            raise CaptureError(
+                f"a write at {self.source} to an argument that shares memory with another; it runs in eager mode"
+            )
+        before = base.node
+        outers, outer = [], before  # what each view of the chain looks at
+        for view in alias.chain:
+            outers.append(outer)
+            if view is not alias.chain[-1]:
+                outer = self.emit(view.op, (outer, *view.args), view.kwargs)
+        for view, outer in zip(reversed(alias.chain), reversed(outers), strict=True):
+            node = self._inverse(view, outer, node)
+        base.node = self._in_layout_of(before, node)
+        base.version += 1
+        if not alias.chain:
+            alias.node, alias.version = base.node, base.version
+
+    def _write_in_place(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
+    ) -> Any:
+        written = _written_arguments(op, args, kwargs)
+        if op is aten.copy_.default:
+            node = self._copied(self.value(args[0]), self.value(args[1]))
+            result = run()
+            self.write(args[0], node)
+            return result
+        functional = ops.functional_form(op)
+        if functional is None or not written:
+            raise CaptureError(
+                f"{op} at {self.source} writes in place and has no functional form; it runs in eager mode"
+            )
+        node_args, node_kwargs = self._functional_arguments(op, functional, args, kwargs)
+        node = self.emit(functional, node_args, node_kwargs)
+        result = run()
+        if len(written) == 1 and isinstance(node.meta["val"], Tensor):
+            self._write_result(written[0], node)
+        else:
+            for position, tensor in enumerate(written):
+                self._write_result(
+                    tensor, self.emit(operator.getitem, (node, position), {}, node.meta["val"][position])
+                )
+        return result
+
+    def _write_result(self, tensor: Tensor, node: Node) -> None:
+        """Write a result in the tensor's own dtype and shape, as the in-place operator does."""
+        held, value = self.aliases[id(tensor)].tensor, node.meta["val"]
+        if value.dtype != held.dtype or value.shape != held.shape:
+            node = self._copied(self.value(tensor), node)
+        self.write(tensor, node)
+
+    def _copied(self, target: Node, source: Node) -> Node:
+        """``target.copy_(source)`` as a value: the source itself where nobody could tell the difference."""
+        a, b = target.meta["val"], source.meta["val"]
+        if a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device:
+            return source
+        return self.emit(aten.copy.default, (target, source), {})
+
+    def _in_layout_of(self, target: Node, source: Node) -> Node:
+        if target.meta["val"].stride() == source.meta["val"].stride():
+            return source
+        return self.emit(aten.copy.default, (target, source), {})
+
+    def _inverse(self, view: View, outer: Node, part: Node) -> Node:
+        """The value of ``outer`` after ``view(outer)`` was given the value ``part``."""
+        op, args, kwargs = view.op, view.args, view.kwargs
+        if scatter := _SCATTERS.get(op):
+            return self.emit(scatter, (outer, part, *args), kwargs)
+        if op in (aten.alias.default, aten.detach.default):
+            return part
+        if op in (aten.t.default, aten.transpose.int):
+            return self.emit(op, (part, *args), {})
+        if op is aten.permute.default:
+            order = [d % len(args[0]) for d in args[0]]
+            return self.emit(op, (part, [order.index(d) for d in range(len(order))]), {})
+        if op in _RESHAPES:
+            shape = list(outer.meta["val"].shape)
+            try:
+                return self.emit(aten.view.default, (part, shape), {})
+            except RuntimeError:
+                self.graph.erase_node(next(reversed(self.graph.nodes)))
+                dense = self.emit(aten.clone.default, (part,), {"memory_format": torch.contiguous_format})
+                return self.emit(aten.view.default, (dense, shape), {})
+        raise CaptureError(
+            f"a write at {self.source} through a view made by {op} is not supported; it runs in eager mode"
+        )
+
+    def _reshape_in_place(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
+    ) -> Any:
+        """``unsqueeze_`` and its kin change the tensor object, not its elements: the alias gets one more view."""
+        functional = ops.functional_form(op)
+        if functional is None or not ops.is_view(functional):
+            raise CaptureError(
+                f"{op} at {self.source} changes the size or storage of a tensor in place; it runs in eager mode"
+            )
+        tensor = args[0]
+        node = self.value(tensor)
+        alias = self.aliases[id(tensor)]
+        if alias.base.input_index is not None:
+            raise CaptureError(
+                f"{op} at {self.source} changes the shape of an argument in place; it runs in eager mode"
+            )
+        held = aten.alias.default(tensor)  # keeps the old metadata, which ``run`` changes in the tensor itself
+        for holder in (node, alias.node, alias.base.node):
+            if holder.meta["val"] is tensor:
+                holder.meta["val"] = held
+        if alias.base.root is tensor:
+            alias.base.root = held
+        view = View(functional, self._nodes(args[1:]), self._nodes(kwargs))
+        result = run()
+        emitted = self.emit(functional, (node, *view.args), view.kwargs)
+        self.aliases[id(tensor)] = Alias(tensor, alias.base, (*alias.chain, view), emitted, alias.base.version)
+        return result
+
+    def _train_batch_norm(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
+    ) -> Any:
+        """Batch norm in training writes its running statistics, though one of its schemas does not say so."""
+        statistics = [args[i] for i in _BATCH_NORM_STATISTICS]
+        result = run()
+        if any(s is None for s in statistics):
+            node = self.emit(op, self._nodes(args), self._nodes(kwargs), tuple(result))
+        else:
+            node = self.emit(aten._native_batch_norm_legit_functional.default, self._nodes(args), {})
+            for tensor, position in zip(statistics, (3, 4), strict=True):
+                self.write(tensor, self.emit(operator.getitem, (node, position), {}, node.meta["val"][position]))
+        for position, part in enumerate(result):
+            self._own(part, self.emit(operator.getitem, (node, position), {}, part))
+        return result
+
+    # ---- helpers -------------------------------------------------------------------------------------------------------------
+
+    def _nodes(self, arguments: Any) -> Any:
+        """Arguments with every tensor replaced by the node of its present value."""
+        if isinstance(arguments, Tensor):
+            return self.value(arguments)
+        if type(arguments) in (tuple, list):
+            return type(arguments)([self._nodes(a) for a in arguments])
+        if isinstance(arguments, dict):
+            return {name: self._nodes(a) for name, a in arguments.items()}
+        return arguments
+
+    def _functional_arguments(
+        self, op: OpOverload, functional: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments for the functional form: ``out=`` tensors are dropped, everything else stays."""
+        accepted = {a.name for a in functional._schema.arguments}
+        node_kwargs = {k: self._nodes(v) for k, v in kwargs.items() if k in accepted}
+        return self._nodes(args), node_kwargs
+
+
+_SHARED = -1
+_SCATTERS: dict[OpOverload, OpOverload] = {
+    aten.select.int: aten.select_scatter.default,
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+    aten.as_strided.default: aten.as_strided_scatter.default,
+}
+_RESHAPES = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten._reshape_alias.default,
+        aten.unsqueeze.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+    }
+)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    written = []
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if isinstance(value, Tensor):
+                written.append(value)
+    return written
+
+
+def _part_as_view(
+    op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
+) -> View | None:
+    """The ``slice`` or ``select`` that yields one part of ``split``, ``split_with_sizes``, ``chunk`` or ``unbind``."""
+    schema = op._schema.arguments
+    bound = (
+        {a.name: a.default_value for a in schema}
+        | dict(zip((a.name for a in schema), args, strict=False))
+        | dict(kwargs)
+    )
+    dim = bound.get("dim", 0)
+    if op is aten.unbind.int:
+        return View(aten.select.int, (dim, position), {})
+    if op is aten.split.Tensor:
+        start = position * bound["split_size"]
+    elif op is aten.split_with_sizes.default:
+        start = sum(bound["split_sizes"][:position])
+    elif op is aten.chunk.default:
+        extent, chunks = args[0].shape[dim], bound["chunks"]
+        start = position * -(-extent // chunks)
+    else:
+        return None
+    return View(aten.slice.Tensor, (dim, start, start + part.shape[dim]), {})
