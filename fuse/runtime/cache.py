@@ -1,0 +1,255 @@
+"""Built libraries on disk, shared by all processes of one user.
+
+    <cache>/3f/3f9c...e1-77ab...20.so        key (SHA-256 of what it was built from) - checksum (SHA-256 of the file)
+
+One rename publishes file and checksum together, so that a reader finds a whole entry or none, whoever else writes at
+the time, and no lock file can be left behind. Two builds of one key are both right; the last rename wins. An entry whose
+bytes do not match its name is removed and built again.
+
+The directory must be the user's own and closed to others, because what lies in it is executed. Where it is not, or
+cannot be written, a private temporary directory takes its place for the life of the process, with one warning.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+SIZE_LIMIT = 512 * 2**20
+"""Bytes the cache may hold; the least recently used files beyond it are removed."""
+
+_STORES_BETWEEN_SWEEPS = 64
+_ABANDONED_AFTER_SECONDS = 3600.0
+_UNPUBLISHED = ".unpublished-"
+_OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(-[0-9a-f]{{64}}\.so|\.cpp)|{re.escape(_UNPUBLISHED)}\w+")
+
+_stores = itertools.count()
+
+
+def key_of(*parts: str) -> str:
+    """The SHA-256, in hexadecimal, of a sequence of texts.
+
+    Each text goes in with its length, so that no two different sequences give the same bytes.
+
+    >>> key_of("ab", "c") == key_of("a", "bc")
+    False
+    >>> len(key_of("ab", "c"))
+    64
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        encoded = part.encode("utf-8", errors="surrogateescape")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def location() -> Path:
+    """Where the cache belongs: ``$FUSE_CACHE_DIR``, else ``fuse`` in ``$XDG_CACHE_HOME``, else ``~/.cache/fuse``.
+
+    A user without a home directory has it in the system's temporary one, under a name of their own.
+
+    >>> location().is_absolute()
+    True
+    """
+    if chosen := os.environ.get("FUSE_CACHE_DIR"):
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    # Relative paths are ignored, as the XDG specification asks; "~" stays as it is for a user without a home.
+    for parent in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(parent):
+            return Path(parent) / "fuse"
+    return Path(tempfile.gettempdir()) / f"fuse-{os.geteuid()}"
+
+
+def directory() -> Path:
+    """The directory in use: ``location()``, made with mode 0700; the private one where that cannot be made or trusted.
+
+    >>> objection(directory()) is None
+    True
+    """
+    chosen = location()
+    try:
+        chosen.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            chosen.mkdir(mode=0o700)
+        reason = objection(chosen)
+    except OSError as error:
+        reason = f"cannot be created ({error.strerror})"
+    if reason is None:
+        return chosen
+    warn_once(
+        f"kernel cache {chosen} {reason}: using a temporary directory; set FUSE_CACHE_DIR to a directory of your own"
+    )
+    return private_directory()
+
+
+def objection(path: Path) -> str | None:
+    """Why libraries in this directory must not be executed, or None.
+
+    >>> objection(Path("/dev/null"))
+    'is not a directory'
+    """
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return "is a symbolic link"
+    if not stat.S_ISDIR(status.st_mode):
+        return "is not a directory"
+    if status.st_uid != os.geteuid():
+        return f"belongs to another user (uid {status.st_uid})"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    return None
+
+
+def find(key: str) -> tuple[Path, bytes] | None:
+    """The entry's path and its bytes, which match their checksum; None where there is no such entry.
+
+    Entries that do not match are removed.
+
+    >>> find(key_of("never", "stored")) is None
+    True
+    """
+    for path in (directory() / key[:2]).glob(f"{key}-*.so"):
+        with contextlib.suppress(OSError):  # removed by another process's sweep, or unreadable: as good as absent
+            content = path.read_bytes()
+            if path.name == _entry_name(key, content):
+                with contextlib.suppress(OSError):
+                    os.utime(path)  # what the sweep goes by; in a read-only cache nothing is swept either
+                return path, content
+            path.unlink()
+    return None
+
+
+def store(key: str, content: bytes) -> Path:
+    """Publish a built library under its key and return its path.
+
+    Where the cache cannot take it (read-only, disk full) it goes to the private directory, with one warning.
+
+    Raises:
+        OSError: there is no room in the private directory either.
+    """
+    home = directory()
+    name = Path(key[:2]) / _entry_name(key, content)
+    try:
+        path = _publish(home / name, content)
+    except OSError as error:
+        warn_once(
+            f"kernel cache {home} cannot be written ({error.strerror}): using a temporary directory, built anew by "
+            f"every process; set FUSE_CACHE_DIR to a directory with room"
+        )
+        return _publish(private_directory() / name, content)
+    if next(_stores) % _STORES_BETWEEN_SWEEPS == 0:
+        sweep(home)
+    return path
+
+
+def keep_source(key: str, source: str) -> Path:
+    """Write a source that did not compile where its user can read it, and return the path.
+
+    It lies in the cache, under the same bound on size, or in the system's temporary directory where the cache is not
+    usable.
+    """
+    content = source.encode("utf-8", errors="surrogateescape")
+    home = directory()
+    if home == location():
+        with contextlib.suppress(OSError):
+            return _publish(home / "failed" / f"{key}.cpp", content)
+    descriptor, path = tempfile.mkstemp(prefix="fuse-failed-", suffix=".cpp")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    return Path(path)
+
+
+def sweep(home: Path, limit: int = SIZE_LIMIT) -> None:
+    """Remove the least recently used files until at most ``limit`` bytes are left, and what killed processes left behind.
+
+    Only files that the cache has written are counted and removed. A process that has one of them loaded keeps it: its
+    memory outlives the name.
+    """
+    oldest_first = sorted(_files(home), key=lambda file: file[1].st_mtime)
+    excess = sum(status.st_size for _, status in oldest_first) - limit
+    now = time.time()
+    for path, status in oldest_first:
+        abandoned = path.name.startswith(_UNPUBLISHED) and now - status.st_mtime > _ABANDONED_AFTER_SECONDS
+        if excess > 0 or abandoned:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                excess -= status.st_size
+
+
+def private_directory() -> Path:
+    """A directory of this process alone, removed when it exits.
+
+    >>> private_directory() == private_directory()
+    True
+    """
+    return _private_directory(os.getpid())  # a forked child gets its own: its parent removes the other one
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warn with this text, at most once in a process."""
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+@functools.cache
+def _private_directory(owner: int) -> Path:
+    path = Path(tempfile.mkdtemp(prefix="fuse-"))
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+    return path
+
+
+def _entry_name(key: str, content: bytes) -> str:
+    return f"{key}-{hashlib.sha256(content).hexdigest()}.so"
+
+
+def _publish(target: Path, content: bytes) -> Path:
+    """Write a file so that at every moment, a crash of the machine included, it is there as a whole or not at all."""
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=_UNPUBLISHED)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(target.parent)
+    return target
+
+
+def _sync_directory(path: Path) -> None:
+    # Not every file system can. Then a crash may lose the entry, and the next process builds it again.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _files(home: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    for path in home.glob("*/*"):
+        if _OWN_NAME.fullmatch(path.name):
+            with contextlib.suppress(OSError):  # removed meanwhile by another process
+                yield path, path.lstat()

@@ -1,0 +1,119 @@
+"""From C++ text to functions that can be called.
+
+    source -> key -> loaded before? -> in the cache? -> compile, publish -> load
+
+Nothing is locked: threads and processes that build the same source at once each do the work, and end with equal
+libraries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fuse.runtime import cache, cpu, toolchain
+from fuse.runtime.toolchain import CompileFailed, CompilerMissing, Toolchain
+
+__all__ = ["CompileFailed", "CompilerMissing", "build"]
+
+# Part of every key: raise it when libraries built before must not be used any more.
+_FORMAT = "1"
+
+_loaded: dict[str, ctypes.CDLL] = {}
+
+
+def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """Compile C++ with a plain C interface, or take it from the cache, and load it.
+
+    Args:
+        source: one whole translation unit; functions to be called are ``extern "C"``. OpenMP is on where ``_OPENMP`` is
+            defined: a compiler without it builds the same source to run serially.
+        flags: further compiler options, as they come after the source (``-lm``, ``-DN=4``). What is in the files they
+            point to is not part of the key.
+
+    Returns:
+        The library. Its functions keep the process's OpenMP threads: those of torch. It is never unloaded.
+
+    Raises:
+        CompilerMissing: there is no C++ compiler.
+        CompileFailed: the compiler rejected the source, which is kept in a file named in the message, or passed its
+            time limit; or the library could not be written or loaded anywhere.
+
+    >>> build('extern "C" int twice(int x) { return 2 * x; }').twice(21)
+    42
+    """
+    compiler = toolchain.find()
+    options = (*toolchain.tuning_options(compiler), *flags)
+    key = _key(source, compiler, options)
+    if (library := _loaded.get(key)) is not None:
+        return library
+    if (entry := cache.find(key)) is None:
+        content = _compiled(key, source, compiler, options)
+        if content is None:
+            return build(source, flags=flags)  # now without the options that the compiler turned out to reject
+        entry = _stored(key, content), content
+    return _loaded.setdefault(key, _load(*entry))
+
+
+def _key(source: str, compiler: Toolchain, options: Sequence[str]) -> str:
+    place = (sys.platform, cpu.features())
+    options = (*toolchain.REQUIRED_OPTIONS, *options)
+    return cache.key_of(_FORMAT, *place, *compiler.command, compiler.version, str(len(options)), *options, source)
+
+
+def _compiled(key: str, source: str, compiler: Toolchain, options: Sequence[str]) -> bytes | None:
+    """The library's bytes, or None if options were at fault that will not be given again."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="fuse-build-") as scratch:
+            outcome = toolchain.compile_in(Path(scratch), source, compiler, options)
+            if outcome.status == 0:
+                return (Path(scratch) / toolchain.LIBRARY_NAME).read_bytes()
+        if toolchain.learn_rejected_options(compiler):
+            return None
+        kept = cache.keep_source(key, source)
+    except OSError as error:
+        raise _no_room(error) from error
+    raise CompileFailed(f"{compiler.command[0]} failed: {outcome.first_error}; the source is {kept}")
+
+
+def _stored(key: str, content: bytes) -> Path:
+    try:
+        return cache.store(key, content)
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+def _load(path: Path, content: bytes) -> ctypes.CDLL:
+    """Load a library from where it lies, or from a copy where programs may not be run from there."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        try:
+            copy = _copied(content)
+            library = ctypes.CDLL(copy)
+        except OSError as again:
+            raise CompileFailed(
+                f"cannot load a built library: {again}; "
+                f"set FUSE_CACHE_DIR or TMPDIR to a directory that programs may run from"
+            ) from error
+    cache.warn_once(
+        f"kernel cache {path.parent.parent} cannot be loaded from (mounted noexec?): using copies in a temporary "
+        f"directory; set FUSE_CACHE_DIR to a directory that programs may run from"
+    )
+    return library
+
+
+def _copied(content: bytes) -> str:
+    descriptor, path = tempfile.mkstemp(dir=cache.private_directory(), suffix=".so")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    return path
+
+
+def _no_room(error: OSError) -> CompileFailed:
+    place = error.filename or tempfile.gettempdir()
+    return CompileFailed(f"cannot build in {place}: {error.strerror}; set TMPDIR to a directory with room")

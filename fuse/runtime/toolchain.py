@@ -1,0 +1,211 @@
+"""The C++ compiler of this machine: which one, with which options, run under a time limit.
+
+``$CXX``, then ``c++``, ``g++``, ``clang++``. It is started without a shell, in a process group of its own that is killed
+as a whole when its time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuse.errors import FuseError
+from fuse.runtime import cpu
+from fuse.runtime.cache import warn_once
+
+# Without these a library would be wrong or none: eager's rounding forbids contracting a*b+c.
+REQUIRED_OPTIONS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
+
+SOURCE_NAME = "kernels.cpp"
+LIBRARY_NAME = "kernels.so"
+
+_DEFAULT_TIME_LIMIT = 120.0
+_LONGEST_MESSAGE = 300
+
+
+class CompilerMissing(FuseError):
+    """No C++ compiler on this machine."""
+
+
+class CompileFailed(FuseError):
+    """The compiler rejected a source, took too long, or could not run."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler command (absolute path first, then the words that ``$CXX`` adds) and what it says of its version."""
+
+    command: tuple[str, ...]
+    version: str
+
+    @property
+    def is_clang(self) -> bool:
+        return "clang" in self.version.lower()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a compiler run ended: exit status (negative: the signal that ended it) and everything it printed."""
+
+    status: int
+    output: str
+
+    @property
+    def first_error(self) -> str:
+        """The line that says what is wrong, on one line and not too long.
+
+        >>> Outcome(1, "In function f:\\nk.cpp:3:5: error: 'x' was not declared\\nk.cpp:9:1: error: y").first_error
+        "k.cpp:3:5: error: 'x' was not declared"
+        >>> Outcome(-9, "").first_error
+        'ended by signal 9'
+        """
+        lines = [" ".join(line.split()) for line in self.output.splitlines() if line.strip()]
+        silent = f"ended by signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
+        return next((line for line in lines if "error" in line.lower()), lines[0] if lines else silent)[
+            :_LONGEST_MESSAGE
+        ]
+
+
+def find() -> Toolchain:
+    """The compiler to use now.
+
+    Raises:
+        CompilerMissing: there is none.
+
+    >>> find() == find()
+    True
+    """
+    requested = os.environ.get("CXX", "").strip()
+    for name in (requested, "c++", "g++", "clang++"):
+        words = _words(name)
+        if words and (path := shutil.which(words[0])):
+            if name != requested and requested:
+                warn_once(f"CXX={requested!r} is not a program that can be run: using {path}")
+            status = os.stat(path)
+            return _identified((os.path.abspath(path), *words[1:]), status.st_mtime_ns, status.st_size)
+    raise CompilerMissing(
+        "no C++ compiler among $CXX, c++, g++, clang++; install one (g++ or clang++) or set CXX to its path"
+    )
+
+
+def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
+    """The options that only make libraries faster, less those the compiler is known to reject.
+
+    Clang gets no OpenMP: it would bring its own runtime beside the one torch has loaded, with a second set of threads
+    that ``torch.set_num_threads`` does not govern and whose ``omp_get_thread_num`` the first one would answer.
+
+    >>> "-fopenmp" in tuning_options(Toolchain(("/usr/bin/clang++",), "clang version 18.1.3"))
+    False
+    """
+    options = ["-fno-math-errno", "-fno-trapping-math"]
+    # Arm's compilers take the processor, architecture and tuning in one, with -mcpu.
+    options += ["-march=native", "-mprefer-vector-width=512"] if cpu.is_x86() else ["-mcpu=native"]
+    options += [] if toolchain.is_clang else ["-fopenmp"]
+    rejected = _rejected.get(toolchain, frozenset())
+    return tuple(option for option in options if option not in rejected)
+
+
+def learn_rejected_options(toolchain: Toolchain) -> bool:
+    """Find out which tuning options this compiler rejects, by compiling nothing with each; whether any is new.
+
+    Asked only after a failure: an accepted set of options costs no trial.
+    """
+    options = tuning_options(toolchain)
+    with tempfile.TemporaryDirectory(prefix="fuse-probe-") as scratch:
+
+        def accepts(chosen: tuple[str, ...]) -> bool:
+            return compile_in(Path(scratch), "", toolchain, chosen).status == 0
+
+        if accepts(options) or not accepts(()):
+            return False
+        rejected = frozenset(option for option in options if not accepts((option,)))
+    _rejected[toolchain] = _rejected.get(toolchain, frozenset()) | rejected
+    return bool(rejected)
+
+
+def compile_in(directory: Path, source: str, toolchain: Toolchain, options: Sequence[str]) -> Outcome:
+    """Compile ``source`` to ``LIBRARY_NAME`` in ``directory``, with the required options and these.
+
+    Names in the command are relative, so that the library's bytes do not depend on the directory.
+
+    Raises:
+        CompileFailed: the compiler could not be started or passed its time limit.
+    """
+    (directory / SOURCE_NAME).write_text(source, encoding="utf-8", errors="surrogateescape")
+    command = [*toolchain.command, *REQUIRED_OPTIONS, SOURCE_NAME, "-o", LIBRARY_NAME, *options]
+    return _run(command, directory)
+
+
+def time_limit() -> float:
+    """Seconds a compiler may run: ``$FUSE_COMPILE_TIMEOUT``, 120 unless set.
+
+    >>> time_limit() > 0
+    True
+    """
+    text = os.environ.get("FUSE_COMPILE_TIMEOUT", "")
+    try:
+        seconds = float(text) if text else _DEFAULT_TIME_LIMIT
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise FuseError(f"FUSE_COMPILE_TIMEOUT={text!r} is not a time limit; give a positive number of seconds")
+    return seconds
+
+
+_rejected: dict[Toolchain, frozenset[str]] = {}
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise FuseError(
+            f"CXX={command!r} cannot be read ({error}); give a program's path and, if need be, options"
+        ) from None
+
+
+@functools.cache
+def _identified(command: tuple[str, ...], modified_ns: int, size: int) -> Toolchain:
+    """The toolchain with its version, asked again only when the program's file changes."""
+    outcome = _run([*command, "--version"], Path(os.sep))
+    return Toolchain(command, outcome.output)
+
+
+def _run(command: Sequence[str], directory: Path) -> Outcome:
+    limit = time_limit()
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env={**os.environ, "LC_ALL": "C"},  # error lines are read for the word "error"
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CompileFailed(
+            f"compiler {command[0]} cannot be started: {error.strerror}; set CXX to another one"
+        ) from error
+    with process:
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except BaseException as interruption:  # the user's Ctrl-C too, which does not reach the group by itself
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(interruption, subprocess.TimeoutExpired):
+                raise CompileFailed(
+                    f"compiler {command[0]} did not finish within {limit:g} s and was stopped; "
+                    f"set FUSE_COMPILE_TIMEOUT to more seconds or CXX to another compiler"
+                ) from None
+            raise
+    return Outcome(process.returncode, output.decode(errors="replace"))
