@@ -67,8 +67,8 @@ def replace_inputs(
 ) -> Arguments:
     """The call's arguments with each request's tensor in its place; an optional argument not given so far is added.
 
-    A tensor is made on the device of the one it replaces, under whatever tensor mode is active. Raises ``FuseError`` where
-    ``forward`` has no such parameter.
+    A tensor is made on the device of the one it replaces, under whatever tensor mode is active. Raises ``FuseError``
+    where ``forward`` has no such parameter.
 
     >>> def forward(x, scale=1.0): ...
     >>> args, kwargs = replace_inputs([parse_input("scale=f32[3]")], forward, [torch.zeros(3)], {})
@@ -103,8 +103,10 @@ def _place(name: str, forward: Callable[..., Any], given: int, named: Mapping[st
                 f"--input {name}: forward takes {len(positional)} inputs, counted from 0: {_listed(positional)}"
             )
         name = positional[position]
-    if name in positional and (positional.index(name) < given or name in kinds[inspect.Parameter.POSITIONAL_ONLY]):
-        return min(positional.index(name), given)
+    if name in positional and positional.index(name) < given:
+        return positional.index(name)
+    if name in kinds[inspect.Parameter.POSITIONAL_ONLY] and positional.index(name) == given:
+        return given
     if name in positional or name in kinds[inspect.Parameter.KEYWORD_ONLY] or kinds[inspect.Parameter.VAR_KEYWORD]:
         return name
     known = positional + kinds[inspect.Parameter.KEYWORD_ONLY]
@@ -124,7 +126,7 @@ def _example(request: InputRequest, replaced: object) -> torch.Tensor:
     lowest, highest = _integer_range(replaced)
     if request.dtype is not torch.bool:
         limits = torch.iinfo(request.dtype)
-        lowest, highest = max(lowest, limits.min), min(highest, limits.max - 1)
+        lowest, highest = (min(max(bound, limits.min), limits.max - 1) for bound in (lowest, highest))
     return torch.randint(lowest, highest + 1, request.shape, dtype=request.dtype, device=device)
 
 

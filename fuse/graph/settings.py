@@ -47,8 +47,8 @@ def parse_setting(text: str) -> Setting:
 def apply_settings(tree: ast.Module, settings: Sequence[Setting], shown_path: str) -> ast.Module:
     """Replace, in place, every module-level assignment to a set name; returns ``tree``.
 
-    VALUE is a Python literal; a bare word will do where the file's own value is a string (a shell takes the quotes away).
-    Raises ``FuseError`` where VALUE is neither, or the file (named ``shown_path``) assigns no such constant.
+    VALUE is a Python literal; a bare word will do where the file's own value is a string (a shell takes the quotes
+    away). Raises ``FuseError`` where VALUE is neither, or the file (named ``shown_path``) assigns no such constant.
 
     >>> tree = ast.parse("hidden: int = 128\\ngates = 4 * hidden")
     >>> print(ast.unparse(apply_settings(tree, [parse_setting("hidden=64")], "model.py")))
@@ -83,8 +83,8 @@ def _value_expression(setting: Setting, current: ast.expr | None) -> ast.expr:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         if setting.text.isidentifier() and isinstance(current, ast.Constant) and isinstance(current.value, str):
             return ast.Constant(setting.text)
-        message = f"cannot read the value of --set {setting.name}={setting.text}; write a Python literal: 4, 0.5, True, '\"text\"'"
-        raise FuseError(message) from None
+        written = f"--set {setting.name}={setting.text}"
+        raise FuseError(f"cannot read the value of {written}; write a Python literal, such as 4, 0.5 or True") from None
     return ast.parse(setting.text, mode="eval").body
 
 
