@@ -1,0 +1,82 @@
+"""What a rewrite must not change: random state, side effects, and which tensors share memory.
+
+A captured graph is functional, so the only memory that two values share is a view's with its base. Values that leave
+the graph (as results, or written back into inputs) are where the caller could notice a tensor that is not its own any
+more.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.rewrite.nested import called_module
+
+
+def view_base(node: Node) -> Node | None:
+    """The node whose memory ``node`` is a view of, or None when ``node`` has memory of its own.
+
+    A part of a view with several results (``split``, ``unbind``) has that operator as its base, which in turn has its
+    operand.
+    """
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+        return None
+    if node.target is operator.getitem:
+        return node.args[0] if view_base(node.args[0]) else None
+    return node.args[0] if isinstance(node.target, OpOverload) and ops.is_view(node.target) else None
+
+
+def is_view(node: Node) -> bool:
+    """Whether ``node`` shares the memory of another node."""
+    return view_base(node) is not None
+
+
+def root(node: Node) -> Node:
+    """The node whose memory ``node`` lives in: itself, unless it is a view."""
+    while (base := view_base(node)) is not None:
+        node = base
+    return node
+
+
+def results(graph: GraphModule) -> list[Node]:
+    """The nodes that the output node lists, in order, mutated values included."""
+    return list(graph.graph.output_node().all_input_nodes)
+
+
+def escaping(graph: GraphModule) -> set[Node]:
+    """The nodes whose memory leaves the graph: its results, and everything that they are views of."""
+    found: set[Node] = set()
+    for node in results(graph):
+        current: Node | None = node
+        while current is not None and current not in found:
+            found.add(current)
+            current = view_base(current)
+    return found
+
+
+def is_pure(node: Node) -> bool:
+    """Whether removing, repeating or moving ``node`` changes nothing but its own value.
+
+    Random operators advance the generator; operators that the table does not know, that write to an argument or return
+    nothing may do anything.
+    """
+    if node.op == "call_module":
+        module = called_module(node)
+        bodies = [child for child in module.modules() if isinstance(child, GraphModule)] if module else []
+        return bool(bodies) and all(is_pure(inner) for body in bodies for inner in body.graph.nodes)
+    if node.op != "call_function" or node.target is operator.getitem:
+        return node.op != "call_method"
+    target = node.target
+    return isinstance(target, OpOverload) and _is_pure_operator(target)
+
+
+def _is_pure_operator(target: OpOverload) -> bool:
+    return (
+        ops.info(target) is not None
+        and not ops.is_random(target)
+        and not ops.mutates(target)
+        and len(target._schema.returns) > 0
+    )

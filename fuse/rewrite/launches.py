@@ -1,0 +1,64 @@
+"""How many launches one rewrite saves: what it erases less what it creates, watched while it happens."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.nn import Module
+
+from fuse import ops
+from fuse.rewrite.nested import called_module, kind, trip_count
+
+
+@dataclass
+class LaunchChange:
+    """The nodes created and the launches erased since the watch began."""
+
+    created: list[Node] = field(default_factory=list)
+    erased: int = 0
+
+    @property
+    def saved(self) -> int:
+        """Launches before minus launches after."""
+        return self.erased - sum(node_launches(node) for node in self.created if not node._erased)
+
+
+@contextmanager
+def watch(graph: GraphModule) -> Iterator[LaunchChange]:
+    """Watch the nodes of ``graph`` come and go."""
+    change = LaunchChange()
+
+    def erased(node: Node) -> None:
+        change.erased += node_launches(node)
+
+    created = change.created.append
+    graph._register_create_node_hook(created)
+    graph._register_erase_node_hook(erased)
+    try:
+        yield change
+    finally:
+        graph._unregister_create_node_hook(created)
+        graph._unregister_erase_node_hook(erased)
+
+
+def node_launches(node: Node) -> int:
+    """The launches of one node: the table's for an operator (or one), one for a region, a loop's times its steps."""
+    if node.op == "call_module":
+        return _loop_launches(called_module(node)) if kind(node) == "loop" else 1
+    if node.op != "call_function" or node.target is operator.getitem:
+        return 0
+    known = ops.info(node.target) if isinstance(node.target, OpOverload) else None
+    return 1 if known is None else known.launches
+
+
+def _loop_launches(loop: Module | None) -> int:
+    if loop is None or getattr(loop, "persistent", False):
+        return 1
+    body = loop.get_submodule("body")
+    assert isinstance(body, GraphModule)
+    return trip_count(loop) * sum(node_launches(node) for node in body.graph.nodes)

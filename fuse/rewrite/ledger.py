@@ -1,0 +1,71 @@
+"""What the passes did to a graph: every rewrite by number, every refusal by reason, and the time each pass took."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fired:
+    """One rewrite that was made.
+
+    ``number`` counts from 1 over all passes: ``fuel=number`` stops right after it. ``launches_saved`` is launches
+    before minus launches after this rewrite, steps of a loop multiplied out; negative when a rewrite prepares for a
+    later pass.
+    """
+
+    number: int
+    pass_name: str
+    pattern: str | None
+    nodes: tuple[str, ...]
+    source: str
+    launches_saved: int
+
+
+@dataclass(frozen=True)
+class Firings:
+    """All rewrites of one pass (and pattern) together."""
+
+    pass_name: str
+    pattern: str | None
+    count: int
+    launches_saved: int
+
+
+@dataclass(frozen=True)
+class Rejections:
+    """All candidates that one pass (and pattern) declined for one reason, with the first one's name and line."""
+
+    pass_name: str
+    pattern: str | None
+    reason: str
+    count: int
+    example: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The record of one run of the pipeline.
+
+    >>> ledger = Ledger(("no_ops",), (Fired(1, "no_ops", None, ("clone",), "m.py:3", 1),), (), {"no_ops": 0.001})
+    >>> ledger.fired
+    (Firings(pass_name='no_ops', pattern=None, count=1, launches_saved=1),)
+    """
+
+    passes: tuple[str, ...]
+    rewrites: tuple[Fired, ...]
+    rejected: tuple[Rejections, ...]
+    seconds: Mapping[str, float]
+
+    @property
+    def fired(self) -> tuple[Firings, ...]:
+        """The rewrites, grouped by pass and pattern in the order in which they first fired."""
+        count: Counter[tuple[str, str | None]] = Counter()
+        saved: Counter[tuple[str, str | None]] = Counter()
+        for one in self.rewrites:
+            count[one.pass_name, one.pattern] += 1
+            saved[one.pass_name, one.pattern] += one.launches_saved
+        return tuple(Firings(name, pattern, number, saved[name, pattern]) for (name, pattern), number in count.items())

@@ -1,0 +1,43 @@
+"""Graphs inside graphs: a loop's body is a graph of its own, which passes rewrite and counters count like any other.
+
+    graph                    walk(graph) yields   graph       1
+      call_module loop                            loop.body   its trip count
+        body: GraphModule
+
+A region's body is not walked: it is what one launch computes, and no longer the passes' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import GraphModule, Node
+from torch.nn import Module
+
+
+def kind(node: Node) -> str | None:
+    """``"region"`` or ``"loop"`` for a call of such a module, None for any other node."""
+    module = called_module(node)
+    return None if module is None else getattr(module, "meta", {}).get("kind")
+
+
+def called_module(node: Node) -> Module | None:
+    """The submodule that a ``call_module`` node runs; None for any other node."""
+    owner = node.graph.owning_module
+    return owner.get_submodule(str(node.target)) if node.op == "call_module" and owner is not None else None
+
+
+def walk(graph: GraphModule, steps: int = 1) -> Iterator[tuple[GraphModule, int]]:
+    """``graph`` and the loop bodies within it, outermost first, each with how often it runs in one call."""
+    yield graph, steps
+    for node in graph.graph.find_nodes(op="call_module"):
+        module = called_module(node)
+        if module is not None and kind(node) == "loop":
+            body = module.get_submodule("body")
+            assert isinstance(body, GraphModule)
+            yield from walk(body, steps * trip_count(module))
+
+
+def trip_count(loop: Module) -> int:
+    """How many steps a loop module runs."""
+    return int(loop.trip_count)  # type: ignore[arg-type]

@@ -1,0 +1,195 @@
+"""The passes that are installed, and the order in which they run.
+
+    @register_pass(after="common_subexpressions", before="fuse_pointwise")
+    def merge_sibling_gemms(graph): ...
+
+The order follows from what each pass declares; where nothing is declared, the order of registration holds. The passes
+that come with fuse live in ``fuse.passes`` and are loaded like any plugin; others are found through the entry-point
+group ``fuse.passes``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import heapq
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from torch.fx import GraphModule
+
+from fuse.errors import FuseError
+from fuse.rewrite.verdict import Verdict
+
+PassFunction = Callable[[GraphModule], Iterator[Verdict]]
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """One registered pass; ``origin`` is the module that defines it; ``enabled``: it runs without being selected."""
+
+    name: str
+    function: PassFunction
+    origin: str
+    summary: str
+    after: tuple[str, ...]
+    before: tuple[str, ...]
+    enabled: bool
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """A plugin that could not be loaded, and why; listed, never fatal."""
+
+    name: str
+    origin: str
+    error: str
+
+
+_passes: dict[str, PassInfo] = {}
+
+
+def register_pass(
+    *, after: str | Iterable[str] = (), before: str | Iterable[str] = (), enabled: bool = True
+) -> Callable[[PassFunction], PassFunction]:
+    """Register a generator of verdicts as the pass of its own name.
+
+    ``after`` and ``before`` name passes that must run earlier and later. The first line of the docstring (the module's,
+    when the function has none) is the summary that ``fuse passes`` prints. A pass with ``enabled=False`` runs only when
+    it is selected.
+
+    Raises ``FuseError`` when the name is taken.
+
+    >>> from fuse.rewrite.verdict import declined
+    >>> @register_pass(enabled=False)
+    ... def notice_outputs(graph):
+    ...     "Decline every output."
+    ...     yield declined(graph.graph.output_node(), "outputs stay")
+    >>> find("notice_outputs").summary
+    'Decline every output.'
+    >>> unregister("notice_outputs")
+    """
+
+    def register(function: PassFunction) -> PassFunction:
+        name = function.__name__
+        if name in _passes:
+            raise FuseError(
+                f"pass {name!r} is registered twice, by {_passes[name].origin} and by {function.__module__}; "
+                "'import passes' from the repository's root loads a second copy: import fuse.passes instead"
+            )
+        _passes[name] = PassInfo(
+            name, function, function.__module__, _summary(function), _names(after), _names(before), enabled
+        )
+        return function
+
+    return register
+
+
+def unregister(name: str) -> None:
+    """Forget the pass ``name``, for passes that live no longer than a test or a notebook cell."""
+    del _passes[name]
+
+
+def registered() -> list[PassInfo]:
+    """Every installed pass, in the order in which they run.
+
+    >>> [info.name for info in registered()].index("dead_code") >= 0
+    True
+    """
+    _load_plugins()
+    return ordered(_passes.values())
+
+
+def broken_plugins() -> tuple[BrokenPlugin, ...]:
+    """The plugins that failed to load."""
+    return _load_plugins()
+
+
+def find(name: str) -> PassInfo:
+    """The pass called ``name``; ``FuseError`` with a suggestion when there is none."""
+    _load_plugins()
+    if name not in _passes:
+        raise FuseError(f"no pass {name!r}{_suggestion(name)}; 'fuse passes' lists them")
+    return _passes[name]
+
+
+def select(
+    select: Sequence[str] | None = None, ignore: Sequence[str] = (), extend_select: Sequence[str] = ()
+) -> list[PassInfo]:
+    """The passes to run, in order: ``select`` (by default all enabled ones), plus ``extend_select``, minus ``ignore``.
+
+    >>> [info.name for info in select(["no_ops", "dead_code"], ignore=["no_ops"])]
+    ['dead_code']
+    """
+    chosen = {info.name for info in registered() if info.enabled} if select is None else {find(n).name for n in select}
+    chosen |= {find(name).name for name in extend_select}
+    chosen -= {find(name).name for name in ignore}
+    return [info for info in registered() if info.name in chosen]
+
+
+def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
+    """Sort ``passes`` by what they declare, keeping the given order where nothing is declared.
+
+    Raises ``FuseError`` for a constraint that names no pass and for constraints that contradict each other.
+    """
+    infos = list(passes)
+    position = {info.name: index for index, info in enumerate(infos)}
+    later: dict[str, set[str]] = {name: set() for name in position}
+    for info in infos:
+        for other in (*info.after, *info.before):
+            if other not in position:
+                raise FuseError(
+                    f"pass {info.name!r} of {info.origin} names {other!r}, which is no pass{_suggestion(other)}"
+                )
+        later[info.name].update(info.before)
+        for other in info.after:
+            later[other].add(info.name)
+    waiting = dict.fromkeys(position, 0)
+    for names in later.values():
+        for name in names:
+            waiting[name] += 1
+    ready = [position[name] for name, count in waiting.items() if not count]
+    result: list[PassInfo] = []
+    while ready:
+        info = infos[heapq.heappop(ready)]
+        result.append(info)
+        for name in later[info.name]:
+            waiting[name] -= 1
+            if not waiting[name]:
+                heapq.heappush(ready, position[name])
+    if len(result) < len(infos):
+        stuck = sorted(name for name, count in waiting.items() if count)
+        raise FuseError(
+            f"passes {', '.join(stuck)} declare an order that contradicts itself; change their after= or before="
+        )
+    return result
+
+
+@functools.cache
+def _load_plugins() -> tuple[BrokenPlugin, ...]:
+    """Load fuse's own passes, then each plugin; what a plugin raises must not take the others down."""
+    importlib.import_module("fuse.passes")
+    broken = []
+    for entry in entry_points(group="fuse.passes"):
+        try:
+            entry.load()
+        except Exception as error:
+            origin = entry.dist.name if entry.dist else entry.value
+            broken.append(BrokenPlugin(entry.name, origin, f"{type(error).__name__}: {error}"))
+    return tuple(broken)
+
+
+def _suggestion(name: str) -> str:
+    close = difflib.get_close_matches(name, _passes, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _summary(function: PassFunction) -> str:
+    text = function.__doc__ or importlib.import_module(function.__module__).__doc__ or ""
+    return text.strip().partition("\n")[0]
+
+
+def _names(names: str | Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,152 @@
+"""Surgery on a captured graph that keeps every node's metadata and source line.
+
+Passes create, replace and erase nodes only through these functions, so that ``meta["val"]`` (what eager would have:
+shape, strides, dtype) and ``meta["source"]`` (the user's line) hold on every node at any time. Each costs time in
+proportion to the nodes it touches, never to the graph.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Iterable
+from dataclasses import replace as dataclass_replace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from fuse.graph.signature import InputSpec, Signature
+from fuse.rewrite import effects
+
+
+def fake_mode(graph: Graph) -> FakeTensorMode:
+    """The mode that all fake values of ``graph`` share; a new one for a graph without tensors."""
+    for node in graph.nodes:
+        val = node.meta.get("val")
+        first = val[0] if isinstance(val, (tuple, list)) and val else val
+        if isinstance(first, FakeTensor):
+            return first.fake_mode
+    return FakeTensorMode()
+
+
+def insert(before: Node, target: OpOverload, /, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
+    """Insert a call of ``target`` in front of ``before``; its value's metadata is found by running it on fake values.
+
+    The source line is that of ``like`` (default ``before``). Raises what ``target`` raises for operands that do not
+    fit, with the graph unchanged.
+    """
+    val = fake_value(before.graph, target, args, kwargs)
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args, kwargs)
+    node.meta["val"] = val
+    node.meta["source"] = (like or before).meta.get("source", "")
+    return node
+
+
+def fake_value(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``target(*args, **kwargs)`` gives, as fake tensors; nodes among the arguments stand for their values."""
+    fake_args, fake_kwargs = map_arg((args, kwargs), lambda node: node.meta["val"])
+    with fake_mode(graph), torch.no_grad():
+        return target(*fake_args, **fake_kwargs)
+
+
+def replace(node: Node, new: Node) -> None:
+    """Let every user of ``node``, the output included, use ``new``; then erase ``node`` and what only it needed.
+
+    Views of ``node`` become views of ``new``, so their metadata is computed afresh.
+    """
+    if not new.meta.get("source"):
+        new.meta["source"] = node.meta.get("source", "")
+    node.replace_all_uses_with(new)
+    erase(node)
+    refresh_views(new)
+
+
+def erase(*nodes: Node) -> None:
+    """Erase ``nodes`` that have no user left, and those of their operands that nothing else needs.
+
+    Placeholders stay, and so does whatever has an effect besides its value.
+    """
+    worklist = list(nodes)
+    while worklist:
+        node = worklist.pop()
+        if node.users or node._erased or node.op in ("placeholder", "output") or not effects.is_pure(node):
+            continue
+        worklist.extend(node.all_input_nodes)
+        node.graph.erase_node(node)
+
+
+def refresh_views(node: Node) -> None:
+    """Compute the metadata of all views of ``node`` again, after its memory or layout changed."""
+    worklist = [user for user in node.users if effects.view_base(user) is node]
+    while worklist:
+        view = worklist.pop()
+        view.meta["val"] = fake_value(view.graph, view.target, view.args, view.kwargs)
+        worklist.extend(user for user in view.users if effects.view_base(user) is view)
+
+
+def ancestors_after(nodes: Iterable[Node], before: Node) -> list[Node]:
+    """``nodes`` and what they need, as far as it comes after ``before``, in program order."""
+    found: set[Node] = set()
+    worklist = list(nodes)
+    while worklist:
+        node = worklist.pop()
+        if node not in found and before < node:
+            found.add(node)
+            worklist.extend(node.all_input_nodes)
+    return sorted(found)
+
+
+def hoist(nodes: Iterable[Node], before: Node) -> None:
+    """Move ``nodes``, and what they need, in front of ``before`` where they come after it.
+
+    The caller has made sure that none of them needs ``before`` and that all are pure.
+    """
+    for node in ancestors_after(nodes, before):
+        before.prepend(node)
+
+
+def add_constant(graph: GraphModule, tensor: torch.Tensor, like: Node) -> Node:
+    """Append a placeholder that stands for ``tensor`` and describe it in the graph's signature."""
+    signature: Signature = graph.meta["signature"]
+    name = f"_constant_{sum(spec.kind == 'constant' for spec in signature.inputs)}"
+    last = graph.graph.find_nodes(op="placeholder")[-1:] or [graph.graph._root]
+    with graph.graph.inserting_after(last[0]):
+        node = graph.graph.placeholder(name)
+    node.meta["val"] = fake_mode(graph.graph).from_tensor(tensor)
+    node.meta["source"] = like.meta.get("source", "")
+    spec = InputSpec("constant", name, value=tensor)
+    graph.meta["signature"] = dataclass_replace(signature, inputs=(*signature.inputs, spec))
+    return node
+
+
+def node_key(node: Node) -> Hashable:
+    """A key that two nodes share when they compute the same thing from the same operands.
+
+    Constants count as equal by type and value: 1, 1.0 and True differ, 0.0 and -0.0 differ, two NaNs are equal.
+    """
+    return (node.op, node.target, constant_key(node.args), constant_key(node.kwargs))
+
+
+def constant_key(value: Any) -> Hashable:
+    """The part of ``node_key`` for one argument; lists and tuples of equal items are equal.
+
+    >>> constant_key([1, 2]) == constant_key((1, 2))
+    True
+    >>> constant_key(0.0) == constant_key(-0.0) or constant_key(1) == constant_key(True)
+    False
+    """
+    if isinstance(value, (list, tuple)):
+        return ("sequence", *(constant_key(item) for item in value))
+    if isinstance(value, dict):
+        return ("mapping", *((name, constant_key(item)) for name, item in sorted(value.items())))
+    if isinstance(value, float):
+        return ("float", "nan" if value != value else struct.pack("d", value))
+    if isinstance(value, complex):
+        return ("complex", constant_key(value.real), constant_key(value.imag))
+    if isinstance(value, slice):
+        return ("slice", constant_key(value.start), constant_key(value.stop), constant_key(value.step))
+    return (type(value), value)
