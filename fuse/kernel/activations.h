@@ -1,0 +1,39 @@
+// ATen's activation functions, each with eager's own formula and order of operations, so that they differ from eager
+// only by the last places of the exponentials inside.
+#pragma once
+
+// x (1 + erf(x / sqrt(2))) / 2. Like eager's, accurate against |x| and not against a result near zero.
+template <typename T> FUSE_INLINE T fuse_gelu(T x) {
+    return x * (T)0.5 * ((T)1 + fuse_erf(x * (T)0.70710678118654752440));
+}
+
+// With sqrt(2 / pi) (x + 0.044715 x^3) under a tanh.
+template <typename T> FUSE_INLINE T fuse_gelu_tanh(T x) {
+    T inner = (T)0.79788456080286535588 * (x + (T)0.044715 * (x * x * x));
+    return (T)0.5 * x * ((T)1 + fuse_tanh(inner));
+}
+
+// x sigmoid(x); NaN at minus infinity, as in eager.
+template <typename T> FUSE_INLINE T fuse_silu(T x) { return x / ((T)1 + fuse_exp(-x)); }
+
+// log(1 + e^(beta x)) / beta, the identity where beta x is above the threshold.
+template <typename T> FUSE_INLINE T fuse_softplus(T x, T beta, T threshold) {
+    T scaled = x * beta;
+    return scaled > threshold ? x : fuse_log1p(fuse_exp(scaled)) / beta;
+}
+
+template <typename T> FUSE_INLINE T fuse_mish(T x) { return x * fuse_tanh(fuse_log1p(fuse_exp(x))); }
+
+// log(sigmoid(x)) without overflow on either side.
+template <typename T> FUSE_INLINE T fuse_logsigmoid(T x) {
+    return fuse_minimum(x, (T)0) - fuse_log1p(fuse_exp(-fuse_abs(x)));
+}
+
+template <typename T> FUSE_INLINE T fuse_hardsigmoid(T x) { return fuse_clamp(x + 3, (T)0, (T)6) / 6; }
+template <typename T> FUSE_INLINE T fuse_hardswish(T x) { return x * fuse_clamp(x + 3, (T)0, (T)6) / 6; }
+
+template <typename T> FUSE_INLINE T fuse_elu(T x, T alpha, T scale, T input_scale) {
+    return x < 0 ? fuse_expm1(x * input_scale) * (alpha * scale) : x * scale;
+}
+
+template <typename T> FUSE_INLINE T fuse_leaky_relu(T x, T slope) { return x > 0 ? x : x * slope; }

@@ -1,0 +1,25 @@
+"""The C++ text that every generated source begins with: the kernels' mathematics.
+
+The headers are read, not included by path, so that a kernel's source is complete in itself: what is cached, compiled and
+shown is one file without dependencies.
+"""
+
+from functools import cache
+from importlib.resources import files
+
+HEADERS = ("arithmetic.h", "halves.h", "vecmath.h", "activations.h")
+"""In the order in which they build on each other."""
+
+
+@cache
+def prelude() -> str:
+    """The C++20 text of all headers, which defines the `fuse_*` functions that kernels call.
+
+    It only defines inline functions: those that a kernel does not use cost parsing time and nothing else.
+
+    >>> "float fuse_erf(float x)" in prelude()
+    True
+    """
+    folder = files("fuse.kernel")
+    texts = (folder.joinpath(header).read_text(encoding="utf-8") for header in HEADERS)
+    return "\n".join(text.replace("#pragma once\n", "") for text in texts)
