@@ -6,8 +6,8 @@
     my_lib.op.default   ->  None: counted once as "other" and listed as unknown
 
 Where the schema or a tag of the operator already says it (views, mutations, randomness, most elementwise operators,
-batching rules), it is read from there; the table below says the rest. Facts are of operators, never of one call: flops and
-bytes of a call are ``fuse.cost.work``.
+batching rules), it is read from there; the table below says the rest. Facts are of operators, never of one call: flops
+and bytes of a call are ``fuse.cost.work``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class OpInfo:
     (``output``) or of the largest argument (``input``), twice the multiply-adds of a product (``contraction``) or of a
     whole recurrent layer (``recurrence``). ``launches`` is the number of kernels of one dispatch: 1, or 0 where nothing
     runs. ``cheap``: an element costs a few cycles, so that computing it twice beats storing it. ``elementwise``: each
-    element of the result depends only on the elements at the same place of the broadcast arguments. ``batch_rule``:
-    ``torch.vmap`` has a rule for it and does not loop.
+    element of the result depends only on the elements at the same place of the broadcast arguments. ``gathers``: of its
+    first tensor it reads only as much as it returns. ``batch_rule``: ``torch.vmap`` has a rule for it and does not
+    loop.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class OpInfo:
     random: bool = False
     cheap: bool = False
     elementwise: bool = False
+    gathers: bool = False
     batch_rule: bool = False
 
 
@@ -64,6 +66,7 @@ _REINDEXING = OpInfo("pointwise", flops="output", weight=TRANSCENDENTAL_WEIGHT)
 _REDUCTION = OpInfo("reduction", flops="input")
 _COSTLY_REDUCTION = OpInfo("reduction", flops="input", weight=TRANSCENDENTAL_WEIGHT)
 _MOVEMENT = OpInfo("movement")
+_GATHER = OpInfo("movement", gathers=True)
 _ACCUMULATING_MOVEMENT = OpInfo("movement", flops="input")
 _RANDOM = OpInfo("random", flops="output", weight=TRANSCENDENTAL_WEIGHT, random=True)
 _OTHER = OpInfo("other", flops="input", weight=TRANSCENDENTAL_WEIGHT)
@@ -73,21 +76,16 @@ _VIEW = OpInfo("view", launches=0, cheap=True)
 _GROUPS: tuple[tuple[OpInfo, str], ...] = (
     (_GEMM, """
         _addmm_activation _efficient_attention_backward _efficient_attention_forward _flash_attention_backward
-        _flash_attention_forward _grouped_mm _int_mm _mixed_dtypes_linear _native_multi_head_attention
-        _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
-        _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention
-        _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
-        _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu
-        _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_fused_attention_overrideable
-        _scaled_dot_product_fused_attention_overrideable_backward _scaled_grouped_mm _scaled_mm _sparse_addmm
-        _transformer_encoder_layer_fwd _trilinear _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int8pack_mm
-        addbmm addmm addmv addr baddbmm bmm dot linear linear_backward matmul matmul_backward mkldnn_linear
-        mkldnn_linear_backward mkldnn_linear_backward_input mkldnn_linear_backward_weights mm mv
-        scaled_dot_product_attention vdot mkl::_mkl_linear mkldnn::_linear_pointwise
+        _flash_attention_forward _grouped_mm _int_mm _native_multi_head_attention _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable _scaled_grouped_mm
+        _scaled_grouped_mm_v2 _scaled_mm _scaled_mm_v2 _sparse_addmm _transformer_encoder_layer_fwd _trilinear
+        _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int8pack_mm addbmm addmm addmv addr baddbmm bmm dot
+        linear matmul mkldnn_linear mkldnn_linear_backward_input mkldnn_linear_backward_weights mm mv vdot
+        mkl::_mkl_linear mkldnn::_linear_pointwise
     """),
     (_CONVOLUTION, """
-        _conv_depthwise2d _convolution _slow_conv2d_backward _slow_conv2d_forward conv1d conv2d conv3d conv_depthwise3d
-        conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution convolution_backward
+        _conv_depthwise2d _convolution _slow_conv2d_backward _slow_conv2d_forward conv_depthwise3d conv_tbc convolution
         convolution_backward_overrideable convolution_overrideable cudnn_convolution cudnn_convolution_add_relu
         cudnn_convolution_relu cudnn_convolution_transpose miopen_convolution miopen_convolution_transpose
         miopen_depthwise_convolution mkldnn_convolution slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d
@@ -95,19 +93,17 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         mkldnn::_convolution_transpose_pointwise
     """),
     (_RECURRENT_LAYER, """
-        _cudnn_rnn _cudnn_rnn_backward miopen_rnn miopen_rnn_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
+        _cudnn_rnn miopen_rnn mkldnn_rnn_layer
     """),
     (_CHEAP, """
-        __and__ __lshift__ __or__ __rshift__ __xor__ _add_relu _conj_physical _masked_scale _prelu_kernel
-        _prelu_kernel_backward abs absolute add addcdiv addcmul bitwise_and bitwise_left_shift bitwise_not bitwise_or
-        bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min complex conj_physical copysign deg2rad div
-        divide elu_backward eq fix floor floor_divide fmax fmin frac frexp ge greater greater_equal gt hardshrink
-        hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
-        heaviside huber_loss_backward isfinite isinf isnan isneginf isposinf le leaky_relu leaky_relu_backward lerp
-        less less_equal logical_and logical_not logical_or logical_xor lt masked_fill maximum minimum mse_loss_backward
-        mul multiply nan_to_num native_dropout_backward ne neg negative not_equal rad2deg reciprocal relu relu6 round
-        rrelu_with_noise_backward rsqrt rsub sgn sigmoid_backward sign signbit smooth_l1_loss_backward softshrink
-        softshrink_backward sqrt square sub subtract tanh_backward threshold threshold_backward true_divide trunc where
+        __and__ __lshift__ __or__ __rshift__ __xor__ _add_relu _conj_physical _masked_scale _prelu_kernel abs add
+        addcdiv addcmul bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil
+        clamp clamp_max clamp_min complex conj_physical copysign deg2rad div elu_backward eq floor floor_divide fmax
+        fmin frac frexp ge gt hardshrink hardsigmoid hardswish hardtanh heaviside huber_loss_backward isinf isnan
+        isneginf isposinf le leaky_relu lerp logical_and logical_not logical_or logical_xor lt masked_fill maximum
+        minimum mse_loss_backward mul nan_to_num native_dropout_backward ne neg rad2deg reciprocal relu round
+        rrelu_with_noise_backward rsqrt rsub sgn sigmoid_backward sign signbit smooth_l1_loss_backward softshrink sqrt
+        sub tanh_backward threshold trunc where
     """),
     (_COSTLY, """
         _fake_quantize_per_tensor_affine_cachemask_tensor_qparams binary_cross_entropy_backward dequantize
@@ -117,59 +113,52 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
     """),
     (_REINDEXING, """
         _amp_foreach_non_finite_check_and_unscale _amp_update_scale _fused_adagrad _fused_adam _fused_adamw _fused_sgd
-        _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
-        _transform_bias_rescale_qkv batch_norm_backward_elemt batch_norm_elemt glu glu_backward glu_backward_jvp
-        glu_jvp linalg_cross nll_loss2d_backward nll_loss_backward unfold_backward
+        _thnn_fused_gru_cell _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _transform_bias_rescale_qkv
+        batch_norm_backward_elemt batch_norm_elemt glu glu_backward_jvp glu_jvp linalg_cross nll_loss2d_backward
+        nll_loss_backward unfold_backward
     """),
     (_REDUCTION, """
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _aminmax
-        _cdist_backward _cdist_forward _cummax_helper _cummin_helper _embedding_bag _embedding_bag_backward
-        _embedding_bag_dense_backward _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
-        _euclidean_dist _is_all_true _is_any_true _nested_sum_backward _pdist_backward _pdist_forward
-        _segment_reduce_backward _sparse_sum adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d
-        adaptive_max_pool3d_backward all allclose amax amin aminmax any argmax argmin avg_pool1d avg_pool2d
-        avg_pool2d_backward avg_pool3d avg_pool3d_backward bincount count_nonzero cummax cummin cumprod cumsum dist
-        equal fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward
-        histc histogram huber_loss isin linalg__powsum linalg_vector_norm max max_pool2d_backward
-        max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
-        max_pool3d_with_indices_backward mean min mkldnn_max_pool2d mkldnn_max_pool3d mse_loss multi_margin_loss
-        multi_margin_loss_backward multilabel_margin_loss_backward multilabel_margin_loss_forward nansum
+        _adaptive_avg_pool2d _adaptive_avg_pool3d _aminmax _cdist_backward _cdist_forward _cummax_helper _cummin_helper
+        _embedding_bag _embedding_bag_dense_backward _embedding_bag_forward_only
+        _embedding_bag_per_sample_weights_backward _euclidean_dist _is_all_true _is_any_true _nested_sum_backward
+        _pdist_backward _pdist_forward _segment_reduce_backward _sparse_sum adaptive_avg_pool3d_backward
+        adaptive_max_pool2d adaptive_max_pool3d all allclose amax amin aminmax any argmax argmin avg_pool1d avg_pool2d
+        avg_pool3d bincount count_nonzero cummax cummin cumprod cumsum dist equal fractional_max_pool2d
+        fractional_max_pool3d histc histogram huber_loss isin linalg__powsum linalg_vector_norm max max_pool2d_backward
+        max_pool2d_with_indices max_pool3d_with_indices mean min mkldnn_max_pool2d mkldnn_max_pool3d mse_loss
+        multi_margin_loss multilabel_margin_loss_backward multilabel_margin_loss_forward nansum native_norm
         nll_loss2d_forward nll_loss_forward norm prod segment_reduce smooth_l1_loss std std_mean sum trace var var_mean
     """),
     (_COSTLY_REDUCTION, """
-        _batch_norm_no_update _batch_norm_with_update _ctc_loss _ctc_loss_backward _fused_rms_norm
-        _fused_rms_norm_backward _log_softmax _log_softmax_backward_data _logcumsumexp _masked_softmax
-        _masked_softmax_backward _native_batch_norm_legit _native_batch_norm_legit_no_training _safe_softmax _softmax
-        _softmax_backward_data _unique _unique2 _weight_norm_interface _weight_norm_interface_backward
-        batch_norm_backward batch_norm_backward_reduce batch_norm_gather_stats batch_norm_gather_stats_with_counts
-        batch_norm_stats batch_norm_update_stats binary_cross_entropy binary_cross_entropy_with_logits cudnn_batch_norm
-        cudnn_batch_norm_backward embedding_renorm kthvalue log_softmax logcumsumexp logsumexp median miopen_batch_norm
-        miopen_batch_norm_backward mode nanmedian native_batch_norm native_batch_norm_backward native_group_norm
-        native_group_norm_backward native_layer_norm native_layer_norm_backward renorm soft_margin_loss softmax sort
-        topk unique_consecutive unique_dim unique_dim_consecutive
+        _batch_norm_no_update _batch_norm_with_update _ctc_loss _fused_rms_norm _log_softmax _log_softmax_backward_data
+        _logcumsumexp _masked_softmax _native_batch_norm_legit _native_batch_norm_legit_no_training _safe_softmax
+        _softmax _softmax_backward_data _unique _unique2 _weight_norm_interface batch_norm_backward
+        batch_norm_backward_reduce batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_stats
+        batch_norm_update_stats binary_cross_entropy binary_cross_entropy_with_logits cudnn_batch_norm embedding_renorm
+        kthvalue logcumsumexp logsumexp median miopen_batch_norm mode nanmedian native_batch_norm native_group_norm
+        native_layer_norm renorm soft_margin_loss sort topk unique_consecutive unique_dim unique_dim_consecutive
     """),
     (_MOVEMENT, """
         _chunk_cat _coalesce _copy_from _copy_from_and_resize _foreach_copy _foreach_zero
         _jagged_to_padded_dense_forward _local_scalar_dense _nested_from_padded _nested_tensor_from_mask
         _new_zeros_with_same_feature_meta _pack_padded_sequence _padded_dense_to_jagged_forward _pin_memory
-        _resize_output _stack _to_copy _to_dense _to_sparse _unsafe_index _unsafe_masked_index _upsample_bicubic2d_aa
-        _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
-        _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
-        _upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward
-        affine_grid_generator arange as_strided_scatter bartlett_window blackman_window block_diag cat channel_shuffle
-        clone col2im constant_pad_nd copy diag_embed diagonal_backward diagonal_scatter embedding eye fft_fftfreq
-        fft_rfftfreq fill flip full full_like gather grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
-        grid_sampler_3d_backward hamming_window hann_window im2col index index_copy index_fill index_select
-        kaiser_window lift linspace logspace lu_unpack masked_scatter masked_scatter_backward masked_select
-        max_unpool2d max_unpool3d new_full new_ones new_zeros nonzero nonzero_static ones ones_like pixel_shuffle
-        pixel_unshuffle put range reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave
-        replication_pad1d replication_pad2d replication_pad3d roll rot90 scalar_tensor scatter select_backward
-        select_scatter slice_backward slice_scatter stack take to_mkldnn to_padded_tensor tril tril_indices triu
-        triu_indices upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
-        upsample_linear1d upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d
-        upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d
-        upsample_trilinear3d_backward zero zeros zeros_like mkldnn::_reorder_convolution_weight
-        mkldnn::_reorder_linear_weight mkldnn::_reorder_mkldnn_rnn_layer_weight
+        _resize_output _stack _to_copy _to_dense _to_sparse _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+        _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator arange
+        as_strided_scatter bartlett_window blackman_window block_diag cat channel_shuffle clone col2im constant_pad_nd
+        copy diag_embed diagonal_backward diagonal_scatter eye fft_fftfreq fft_rfftfreq fill flip full full_like
+        grid_sampler_2d_backward grid_sampler_3d_backward hamming_window hann_window im2col index_copy index_fill
+        kaiser_window lift linspace logspace lu_unpack masked_scatter max_unpool2d max_unpool3d new_full new_ones
+        new_zeros nonzero nonzero_static ones ones_like pixel_shuffle pixel_unshuffle put range reflection_pad1d
+        reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d
+        replication_pad3d roll rot90 scalar_tensor scatter select_backward select_scatter slice_backward slice_scatter
+        stack to_mkldnn to_padded_tensor tril tril_indices triu triu_indices upsample_bicubic2d upsample_bilinear2d
+        upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d zero zeros
+        zeros_like mkldnn::_reorder_convolution_weight mkldnn::_reorder_linear_weight
+        mkldnn::_reorder_mkldnn_rnn_layer_weight
+    """),
+    (_GATHER, """
+        _unsafe_index _unsafe_masked_index embedding gather grid_sampler_2d grid_sampler_3d index index_select
+        masked_select take
     """),
     (_ACCUMULATING_MOVEMENT, """
         _index_put_impl _unsafe_index_put _unsafe_masked_index_put_accumulate embedding_dense_backward index_add
@@ -193,18 +182,19 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         _functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size
         _has_same_storage_numel _linalg_check_errors _make_dep_token _nnz _print _use_cudnn_ctc_loss dense_dim empty
         empty_like empty_permuted empty_strided is_coalesced is_pinned is_same_size is_set_to new_empty
-        new_empty_strided record_stream resize resize_as set sparse_dim sym_constrain_range
-        sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size sym_storage_offset sym_stride
+        new_empty_strided q_scale q_zero_point qscheme record_stream resize resize_as set sparse_dim
+        sym_constrain_range sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size sym_storage_offset
+        sym_stride
     """),
-    (_VIEW, "_unsafe_view unsafe_chunk unsafe_split unsafe_split_with_sizes fuse::assemble"),
+    (_VIEW, "_unsafe_view  unsafe_split unsafe_split_with_sizes fuse::assemble"),
 )  # fmt: skip
 
 _TABLE: dict[str, OpInfo] = {name: facts for facts, names in _GROUPS for name in names.split()}
 
 _COMMUTATIVE = frozenset([
-    "__and__", "__or__", "__xor__", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "dot", "eq", "fmax", "fmin", "gcd",
-    "hypot", "lcm", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "mul",
-    "multiply", "ne", "not_equal",
+    "__and__", "__or__", "__xor__", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "dot", "eq", "fmax", "fmin",
+    "gcd", "hypot", "lcm", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "maximum", "minimum",
+    "mul", "ne",
 ])  # fmt: skip
 _DETERMINISTIC_DESPITE_TAG = frozenset(["_scaled_dot_product_flash_attention_for_cpu"])  # it refuses dropout
 _HIDDEN_MUTATIONS = {  # operators that write arguments their schema does not mark
@@ -306,8 +296,10 @@ def batch_rule(op: OpOverload) -> bool:
 def mutated_arguments(op: OpOverload) -> tuple[str, ...]:
     """Names of the arguments the operator may write, those its schema keeps silent about included.
 
-    >>> mutated_arguments(torch.ops.aten.add_.Tensor), mutated_arguments(torch.ops.aten.native_batch_norm.default)
-    (('self',), ('running_mean', 'running_var'))
+    >>> mutated_arguments(torch.ops.aten.add_.Tensor)
+    ('self',)
+    >>> mutated_arguments(torch.ops.aten.native_batch_norm.default)
+    ('running_mean', 'running_var')
     """
     written = (a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     return (*written, *_HIDDEN_MUTATIONS.get(op._schema.name.removeprefix("aten::"), ()))
@@ -354,8 +346,9 @@ def _schema_says_view(op: OpOverload) -> bool:
 
 def _listed(op: OpOverload) -> OpInfo | None:
     name = _base_name(op)
-    if name in _TABLE:
-        return _TABLE[name]
+    for listed in (name, name.removesuffix("_backward")):  # a gradient costs what its operator does, unless listed
+        if listed in _TABLE:
+            return _TABLE[listed]
     if name.startswith("_foreach_"):
         return _REINDEXING
     if name.endswith("_copy") and hasattr(torch.ops.aten, name.removesuffix("_copy")):
