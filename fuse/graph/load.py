@@ -13,6 +13,7 @@ A file follows one of two conventions:
 from __future__ import annotations
 
 import difflib
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -213,7 +214,7 @@ def _model(file: ModelFile, name: str, namespace: Mapping[str, Any]) -> nn.Modul
 
 def _definition(chosen: Callable[..., Any], file: ModelFile) -> str | None:
     """Where the class's constructor, or the function, is written."""
-    function = vars(chosen).get("__init__") if isinstance(chosen, type) else chosen
+    function = inspect.getattr_static(chosen, "__init__") if isinstance(chosen, type) else chosen
     code = getattr(function, "__code__", None)
     return f"{file.shown}:{code.co_firstlineno}" if code is not None and code.co_filename == str(file.path) else None
 
