@@ -2,8 +2,8 @@
 
     a b c b c b c d      ->      a (b c) x 3 d
 
-An unrolled loop leaves its body many times in program order. Comparing tokens (operator, shape, user line) is enough to show it to a
-reader; proving that the steps may be rolled into a loop again is a different and stricter question, asked elsewhere.
+An unrolled loop leaves its body many times in program order. Comparing tokens (operator, shape, user line) is enough to
+show it to a reader; proving that the steps may be rolled into a loop again is a stricter question, asked elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CANDIDATE_PERIODS = 16  # next occurrences of a token that are tried as the star
 
 @dataclass(frozen=True)
 class Run:
-    """``count`` equal stretches of ``period`` entries that begin at position ``start``; ``body`` folds the first of them."""
+    """``count`` equal stretches of ``period`` entries from position ``start``; ``body`` folds the first of them."""
 
     start: int
     period: int
@@ -116,8 +116,8 @@ def _longest_run(
 def _periodic_end(tokens: Sequence[int], ends: dict[int, int], position: int, period: int, stop: int) -> int:
     """Where ``tokens[position:]`` stops repeating itself after ``period`` entries.
 
-    ``ends`` remembers the last answer for each period: it holds for every later position before it, and asking again from each of
-    them would make a long almost-repetition quadratic.
+    ``ends`` remembers the last answer for each period: it holds for every later position before it, and asking again
+    from each of them would make a long almost-repetition quadratic.
     """
     if position + period <= ends.get(period, 0):
         return ends[period]
