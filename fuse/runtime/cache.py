@@ -2,9 +2,9 @@
 
     <cache>/3f/3f9c...e1-77ab...20.so        key (SHA-256 of what it was built from) - checksum (SHA-256 of the file)
 
-One rename publishes file and checksum together, so that a reader finds a whole entry or none, whoever else writes at
-the time, and no lock file can be left behind. Two builds of one key are both right; the last rename wins. An entry whose
-bytes do not match its name is removed and built again.
+One rename publishes file and checksum together, so that a reader finds a whole entry or none, whoever else writes, and
+no lock file can be left behind. Two builds of one key are both right; the last rename wins. An entry whose bytes do not
+match its name is removed and built again.
 
 The directory must be the user's own and closed to others, because what lies in it is executed. Where it is not, or
 cannot be written, a private temporary directory takes its place for the life of the process, with one warning.
@@ -173,7 +173,7 @@ def keep_source(key: str, source: str) -> Path:
 
 
 def sweep(home: Path, limit: int = SIZE_LIMIT) -> None:
-    """Remove the least recently used files until at most ``limit`` bytes are left, and what killed processes left behind.
+    """Remove the least recently used files beyond ``limit`` bytes, and what killed processes left half-written.
 
     Only files that the cache has written are counted and removed. A process that has one of them loaded keeps it: its
     memory outlives the name.

@@ -1,7 +1,7 @@
 """The C++ compiler of this machine: which one, with which options, run under a time limit.
 
-``$CXX``, then ``c++``, ``g++``, ``clang++``. It is started without a shell, in a process group of its own that is killed
-as a whole when its time is up.
+``$CXX``, then ``c++``, ``g++``, ``clang++``. It is started without a shell, in a process group of its own, which is
+killed as a whole when its time is up.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ LIBRARY_NAME = "kernels.so"
 
 _DEFAULT_TIME_LIMIT = 120.0
 _LONGEST_MESSAGE = 300
+
+_rejected: dict[Toolchain, frozenset[str]] = {}
 
 
 class CompilerMissing(FuseError):
@@ -159,9 +161,6 @@ def time_limit() -> float:
     if not 0.0 < seconds < float("inf"):
         raise FuseError(f"FUSE_COMPILE_TIMEOUT={text!r} is not a time limit; give a positive number of seconds")
     return seconds
-
-
-_rejected: dict[Toolchain, frozenset[str]] = {}
 
 
 def _words(command: str) -> list[str]:

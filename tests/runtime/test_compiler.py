@@ -1,0 +1,192 @@
+"""Finding the compiler, its options, and the way from a source to a loaded library."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuse.errors import FuseError
+from fuse.runtime import cache, compiler, cpu, toolchain
+
+ANSWER = 'extern "C" int answer() { return 42; }'
+THREADS = """
+#include <omp.h>
+extern "C" int allowed() { return omp_get_max_threads(); }
+extern "C" int running() {
+    int count = 0;
+    #pragma omp parallel
+    #pragma omp atomic
+    count += 1;
+    return count;
+}
+"""
+
+pytestmark = pytest.mark.usefixtures("empty_cache")
+with_openmp = pytest.mark.skipif(
+    "-fopenmp" not in toolchain.tuning_options(toolchain.find()), reason="this compiler does not share torch's OpenMP"
+)
+
+
+def script(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def no_compiling(*_: object) -> toolchain.Outcome:
+    raise AssertionError("the compiler was called")
+
+
+def test_a_source_is_compiled_once_and_loaded_once(monkeypatch):
+    library = compiler.build(ANSWER)
+    assert library.answer() == 42
+    monkeypatch.setattr(toolchain, "compile_in", no_compiling)
+    assert compiler.build(ANSWER) is library
+
+
+def test_a_new_process_takes_the_library_from_the_cache(monkeypatch):
+    compiler.build(ANSWER)
+    monkeypatch.setattr(compiler, "_loaded", {})
+    monkeypatch.setattr(toolchain, "compile_in", no_compiling)
+    assert compiler.build(ANSWER).answer() == 42
+
+
+def test_threads_that_build_one_source_share_one_library():
+    start = threading.Barrier(4)
+
+    def build(_: int) -> object:
+        start.wait()
+        return compiler.build(ANSWER)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(build, range(4)))) == 1
+
+
+def test_the_key_holds_all_that_makes_a_library_differ(monkeypatch):
+    gcc = toolchain.Toolchain(("/usr/bin/g++",), "g++ 12.2")
+    keys = [
+        compiler._key(ANSWER, gcc, ("-DN=1",)),
+        compiler._key(ANSWER + " ", gcc, ("-DN=1",)),
+        compiler._key(ANSWER, gcc, ("-DN=2",)),
+        compiler._key(ANSWER, gcc, ("-DN=1", "-DN=1")),
+        compiler._key(ANSWER, toolchain.Toolchain(gcc.command, "g++ 13.1"), ("-DN=1",)),
+        compiler._key(ANSWER, toolchain.Toolchain(("/opt/g++",), gcc.version), ("-DN=1",)),
+    ]
+    monkeypatch.setattr(cpu, "features", lambda: "another processor")
+    keys.append(compiler._key(ANSWER, gcc, ("-DN=1",)))
+    assert len(set(keys)) == len(keys)
+
+
+def test_flags_reach_the_compiler():
+    assert compiler.build('extern "C" int n() { return N; }', flags=["-DN=7"]).n() == 7
+
+
+def test_products_and_sums_round_separately():
+    source = 'extern "C" float f(float a, float b, float c) { return a * b + c; }'
+    function = compiler.build(source).f
+    function.argtypes, function.restype = [compiler.ctypes.c_float] * 3, compiler.ctypes.c_float
+    a, b, c = 1 + 2**-12, 1 + 2**-12, -(1 + 2**-11)
+    assert function(a, b, c) == float(torch.tensor(a) * torch.tensor(b) + torch.tensor(c)) == 0.0
+
+
+def test_compiler_is_sought_in_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CXX", raising=False)
+    for name in ("clang++", "g++", "c++"):  # each is preferred to those before it
+        path = script(tmp_path / "bin" / name, f"echo {name} 1.0")
+        assert toolchain.find() == toolchain.Toolchain((str(path),), f"{name} 1.0\n")
+    mine = script(tmp_path / "mine", 'echo "$1" 2.0')
+    monkeypatch.setenv("CXX", f"{mine} '--wrapped option'")
+    assert toolchain.find() == toolchain.Toolchain((str(mine), "--wrapped option"), "--wrapped option 2.0\n")
+
+
+def test_cxx_is_never_read_by_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", f"g++; touch {tmp_path}/shell")
+    with pytest.warns(RuntimeWarning, match=r"CXX=.* is not a program that can be run: using /.*\+\+"):
+        assert compiler.build(ANSWER).answer() == 42
+    assert not (tmp_path / "shell").exists()
+
+
+def test_unreadable_cxx_is_one_clear_error(monkeypatch):
+    monkeypatch.setenv("CXX", "g++ 'unclosed")
+    with pytest.raises(FuseError, match=r"CXX=.* cannot be read"):
+        compiler.build(ANSWER)
+
+
+def test_new_version_at_the_same_path_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(script(tmp_path / "c++", "echo version 1")))
+    assert toolchain.find().version == "version 1\n"
+    script(tmp_path / "c++", "echo version 10")
+    assert toolchain.find().version == "version 10\n"
+
+
+def test_options_a_compiler_rejects_are_left_out_and_remembered(tmp_path, monkeypatch):
+    real, log = toolchain.find().command[0], tmp_path / "log"
+    refusal = 'case "$*" in *-fopenmp*|*=native*) echo "error: unknown option" >&2; exit 1;; esac'
+    rejecting = script(tmp_path / "c++", f'echo "$*" >> {log}\n{refusal}\nexec {real} "$@"')
+    monkeypatch.setenv("CXX", str(rejecting))
+    assert compiler.build(ANSWER).answer() == 42
+    options = toolchain.tuning_options(toolchain.find())
+    assert "-fopenmp" not in options
+    assert not {"-march=native", "-mcpu=native"} & set(options)
+    assert "-fno-math-errno" in options
+    log.write_text("")
+    assert compiler.build(ANSWER + "\n").answer() == 42
+    assert len(log.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "inf", "nan"])
+def test_time_limit_must_be_a_number_of_seconds(monkeypatch, text):
+    monkeypatch.setenv("FUSE_COMPILE_TIMEOUT", text)
+    with pytest.raises(FuseError, match="positive number of seconds"):
+        toolchain.time_limit()
+
+
+@with_openmp
+def test_torch_governs_the_threads_of_built_libraries():
+    library = compiler.build(THREADS)
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert (library.allowed(), library.running()) == (count, count)
+    finally:
+        torch.set_num_threads(before)
+
+
+@with_openmp
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux's list of mapped files")
+def test_built_libraries_use_the_openmp_that_torch_has_loaded():
+    compiler.build(THREADS).running()
+    with open("/proc/self/maps") as lines:
+        mapped = {line.split()[-1] for line in lines if "libgomp" in line or "libomp" in line or "libiomp" in line}
+    assert len(mapped) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx\n\nflags\t\t: other core\n", ["avx", "avx2", "fpu"]),
+        ("processor : 0\nFeatures : fp asimd\n", ["asimd", "fp"]),
+        ("nothing of the kind\n", []),
+    ],
+)
+def test_processor_features_are_those_of_the_first_core(tmp_path, text, expected):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert cpu._listed_features(tmp_path / "cpuinfo") == expected
+    assert cpu._listed_features(tmp_path / "missing") == []
+
+
+def test_a_usual_build_warns_of_nothing_and_leaves_one_file(empty_cache):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiler.build(ANSWER)
+    assert len([file for file in empty_cache.rglob("*") if file.is_file()]) == 1
+    assert cache.directory() == empty_cache
