@@ -13,12 +13,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fuse.runtime import cache, cpu, toolchain
 from fuse.runtime.toolchain import CompileFailed, CompilerMissing, Toolchain
 
-__all__ = ["CompileFailed", "CompilerMissing", "build"]
+__all__ = ["CompileFailed", "CompilerMissing", "build", "build_many"]
 
 # Part of every key: raise it when libraries built before must not be used any more.
 _FORMAT = "1"
@@ -57,6 +58,23 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
             return build(source, flags=flags)  # now without the options that the compiler turned out to reject
         entry = _stored(key, content), content
     return _loaded.setdefault(key, _load(*entry))
+
+
+def build_many(sources: Sequence[str], *, flags: Sequence[str] = ()) -> list[ctypes.CDLL]:
+    """``build`` each source, with as many compilers at once as there are processors; libraries in the order of sources.
+
+    Two halves of a graph's kernels built like this take little more than half the time of the whole.
+
+    Raises:
+        CompilerMissing, CompileFailed: as ``build``, for the first source that cannot be built.
+
+    >>> sources = ['extern "C" int one() { return 1; }', 'extern "C" int two() { return 2; }']
+    >>> one, two = build_many(sources)
+    >>> one.one(), two.two()
+    (1, 2)
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda source: build(source, flags=flags), sources))
 
 
 def _key(source: str, compiler: Toolchain, options: Sequence[str]) -> str:

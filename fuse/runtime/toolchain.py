@@ -102,8 +102,8 @@ def find() -> Toolchain:
 def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     """The options that only make libraries faster, less those the compiler is known to reject.
 
-    Clang gets no OpenMP: it would bring its own runtime beside the one torch has loaded, with a second set of threads
-    that ``torch.set_num_threads`` does not govern and whose ``omp_get_thread_num`` the first one would answer.
+    Clang gets no OpenMP: it would load its own runtime beside the one torch has loaded, with a second set of threads that
+    ``torch.set_num_threads`` does not govern.
 
     >>> "-fopenmp" in tuning_options(Toolchain(("/usr/bin/clang++",), "clang version 18.1.3"))
     False

@@ -69,6 +69,14 @@ def test_threads_that_build_one_source_share_one_library():
         assert len(set(pool.map(build, range(4)))) == 1
 
 
+def test_several_sources_are_built_in_order_and_the_first_failure_is_raised():
+    sources = [f'extern "C" int answer() {{ return {number}; }}' for number in range(4)]
+    assert [library.answer() for library in compiler.build_many(sources)] == [0, 1, 2, 3]
+    assert compiler.build_many([]) == []
+    with pytest.raises(compiler.CompileFailed, match="first_mistake"):
+        compiler.build_many([ANSWER, "int x = first_mistake;", "int x = second_mistake;"])
+
+
 def test_the_key_holds_all_that_makes_a_library_differ(monkeypatch):
     gcc = toolchain.Toolchain(("/usr/bin/g++",), "g++ 12.2")
     keys = [
