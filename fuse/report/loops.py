@@ -1,10 +1,10 @@
 """Repeated steps: how many launches each takes before and after.
 
     before:  zeros  (addmm sigmoid tanh mul) x 64  stack
-    after:   zeros  (addmm region) x 64  stack           ->   64 steps, 4 launches each before and 2 after
+    after:   zeros  (addmm region) x 64  stack        ->   64 steps, 4 launches each before and 2 after
 
-Eager unrolls a Python loop, and so does capture. What repeats in the record of eager's launches is a loop of the user's,
-known by the lines it comes from; its share of the launches afterwards is whatever still repeats on those lines.
+Eager unrolls a Python loop, and so does capture. What repeats in the record of eager's launches is a loop of the
+user's, known by its lines; its share of the launches afterwards is whatever still repeats on those lines.
 """
 
 from __future__ import annotations

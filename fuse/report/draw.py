@@ -1,0 +1,83 @@
+"""A report's two graphs as a picture: ``.dot``, ``.svg`` or a self-contained ``.html`` page.
+
+dot installed        Graphviz lays the picture out
+dot not installed    ``layered.py`` does, more plainly; the ``.dot`` text is written beside the picture for later
+"""
+
+from __future__ import annotations
+
+import html
+import shutil
+import string
+import subprocess
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from fuse.errors import FuseError
+from fuse.report.dot import dot
+from fuse.report.files import write
+from fuse.report.layered import svg
+from fuse.report.show import Report
+from fuse.report.sketch import sketch
+from fuse.report.table import as_text, report_table
+
+SUFFIXES = (".dot", ".svg", ".html")
+LAYOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The files that were written, and what the user should know about them in one line, if anything."""
+
+    written: tuple[Path, ...]
+    hint: str | None
+
+
+def draw(report: Report, path: Path) -> Drawing:
+    """Draw the graphs of ``report``, before and after side by side, in the format that ``path`` ends in.
+
+    Raises ``FuseError`` for another suffix and for a file that cannot be written.
+    """
+    if path.suffix not in SUFFIXES:
+        raise FuseError(f"cannot draw {path}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    before, after = report.before_sketch, sketch(report.graph)
+    titles = (f"before: {report.before.launches:,} launches", f"after: {report.after.launches:,} launches")
+    text = dot(before, after, titles)
+    if path.suffix == ".dot":
+        write(path, text)
+        return Drawing((path,), None)
+    picture, problem = _laid_out(text)
+    written, hint = [path], None
+    if picture is None:
+        picture = svg(before, after, titles)
+        beside = path.with_suffix(".dot")
+        write(beside, text)
+        written.append(beside)
+        hint = f"{problem}, so {path.name} is drawn plainly; install Graphviz, then: dot -Tsvg {beside} -o {path}"
+    write(path, picture if path.suffix == ".svg" else _page(report, picture))
+    return Drawing(tuple(written), hint)
+
+
+def _laid_out(text: str) -> tuple[str | None, str]:
+    """Graphviz's SVG, or None and why there is none."""
+    program = shutil.which("dot")
+    if program is None:
+        return None, "Graphviz (dot) is not installed"
+    try:
+        done = subprocess.run([program, "-Tsvg"], input=text.encode(), capture_output=True, timeout=LAYOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None, f"Graphviz (dot) took more than {LAYOUT_SECONDS:.0f} s"
+    if done.returncode != 0:
+        return None, f"Graphviz (dot) failed with status {done.returncode}"
+    return done.stdout.decode(), ""
+
+
+def _page(report: Report, picture: str) -> str:
+    """One HTML page with the table and the picture, which needs no network and runs no script."""
+    template = string.Template(resources.files("fuse.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=html.escape(report.target),
+        table=html.escape(as_text(report_table(report))),
+        picture=picture[picture.index("<svg") :],  # the XML declaration of a file has no place inside a page
+    )

@@ -1,0 +1,188 @@
+"""A model's launches before and after the passes, predicted: nothing is run and no weight is allocated.
+
+model -> capture -> count what eager dispatched -> passes -> count the graph that is left -> Report
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fuse.cost import profiles
+from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unknown_ops
+from fuse.graph.capture import capture
+from fuse.report.loops import Loop, loops
+from fuse.report.sketch import Sketch, sketch
+from fuse.rewrite.ledger import Firings, Ledger, Rejections
+from fuse.rewrite.pipeline import run_passes
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """The launches that one line of the user's costs."""
+
+    source: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``show`` found. All counts are predicted from the graph for the device profile ``device``.
+
+    ``lines`` are the user's lines, the one with most launches first. ``graph`` is the captured graph after the passes,
+    and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``.
+    """
+
+    target: str
+    device: str
+    before: Count
+    after: Count
+    loops: tuple[Loop, ...]
+    lines: tuple[Line, ...]
+    unknown_ops: tuple[str, ...]
+    seconds: Mapping[str, float]
+    ledger: Ledger = field(repr=False)
+    before_sketch: Sketch = field(repr=False)
+    graph: GraphModule = field(repr=False, compare=False)
+
+    @property
+    def fired(self) -> tuple[Firings, ...]:
+        """The rewrites made, grouped by pass and pattern."""
+        return self.ledger.fired
+
+    @property
+    def rejected(self) -> tuple[Rejections, ...]:
+        """The candidates declined, grouped by pass, pattern and reason."""
+        return self.ledger.rejected
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, ready for JSON (``schema_version`` 1)."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "target": self.target,
+            "device": self.device,
+            "torch": torch.__version__,
+            "passes": list(self.ledger.passes),
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "loops": [
+                {
+                    "trip_count": loop.trip_count,
+                    "launches_per_step_before": loop.launches_per_step_before,
+                    "launches_per_step_after": loop.launches_per_step_after,
+                    "source": loop.source,
+                }
+                for loop in self.loops
+            ],
+            "fired": [
+                {
+                    "pass": one.pass_name,
+                    "pattern": one.pattern,
+                    "count": one.count,
+                    "launches_saved": one.launches_saved,
+                }
+                for one in self.fired
+            ],
+            "rejected": [
+                {"pass": one.pass_name, "pattern": one.pattern, "reason": one.reason, "count": one.count}
+                for one in self.rejected
+            ],
+            "unknown_ops": list(self.unknown_ops),
+            "seconds": dict(self.seconds),
+        }
+
+    def __str__(self) -> str:
+        from fuse.report.table import as_text, report_table
+
+        return as_text(report_table(self))
+
+    def draw(self, path: str | Path) -> tuple[Path, ...]:
+        """Draw the graphs before and after side by side into ``path`` (.dot, .svg or .html).
+
+        Returns the files that were written. Raises ``FuseError`` for another suffix and for a file that cannot be written.
+        """
+        from fuse.report.draw import draw
+
+        return draw(self, Path(path)).written
+
+
+def show(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    passes: Sequence[str] | None = None,
+    device: str = "cpu",
+    train: bool = False,
+    fuel: int | None = None,
+    target: str | None = None,
+) -> Report:
+    """Count the kernel launches of ``model(*args, **kwargs)`` before and after the passes.
+
+    Args:
+        model: captured as it is, on real or fake tensors; its values are neither read nor changed.
+        passes: names of the passes to run; by default all that are enabled.
+        device: the profile for which small operators are predicted (``cpu``, ``v100``, ``h200``).
+        train: capture the forward pass in training mode (dropout and the like), then restore the mode.
+        fuel: stop after this many rewrites.
+        target: what the report calls the model; by default its class.
+
+    Raises:
+        FuseError: the model cannot be captured, or a pass or the device is unknown.
+
+    >>> report = show(nn.Linear(3, 2), (torch.zeros(4, 3),))
+    >>> report.before.launches, report.after.launches, report.device
+    (1, 1, 'cpu')
+    """
+    profile = profiles.get(device)
+    started = time.perf_counter()
+    with _training(model) if train else nullcontext():
+        graph = capture(model, args, kwargs)
+    captured = time.perf_counter()
+    dispatches = graph.meta["signature"].dispatches
+    before = count_dispatches(dispatches, profile)
+    before_sketch = sketch(graph)  # a drawing is smaller and faster made than a copy of the graph
+    counted = time.perf_counter()
+    ledger = run_passes(graph, passes, fuel)
+    passed = time.perf_counter()
+    return Report(
+        target=target or type(model).__name__,
+        device=device,
+        before=before,
+        after=count_graph(graph, profile),
+        loops=loops(dispatches, graph),
+        lines=_lines(by_source(dispatches), by_source(graph)),
+        unknown_ops=tuple(unknown_ops(dispatches)),
+        seconds={"capture": captured - started, "passes": passed - counted},
+        ledger=ledger,
+        before_sketch=before_sketch,
+        graph=graph,
+    )
+
+
+def _lines(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Line, ...]:
+    lines = [Line(source, before.get(source, 0), after.get(source, 0)) for source in dict.fromkeys([*before, *after])]
+    return tuple(sorted(lines, key=lambda line: -line.before))
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Training mode, and afterwards each submodule's own mode again (some may be frozen on purpose)."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,163 @@
+"""Reports as aligned text: figures in columns, predicted or observed said, the next useful command at the end."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fuse.cost.count import Count
+from fuse.report.show import Report
+
+WIDTH = 110
+TOP_LINES = 6
+TOP_REASONS = 12
+
+
+def report_table(report: Report) -> RenderableType:
+    """Everything ``show`` found, in the order in which a reader asks for it."""
+    return Group(*_separated(_sections(report)))
+
+
+def as_text(table: RenderableType, color: bool = False, width: int = WIDTH) -> str:
+    """The table as text without trailing blanks; ``color`` adds terminal codes for bold headings.
+
+    >>> as_text(Text("launches"))
+    'launches'
+    """
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+    )
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def columns(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> Table:
+    """A borderless table; from column ``numbers_from`` on, columns are aligned at the right.
+
+    >>> print(as_text(columns(["kind", "before"], [["gemm", "128"], ["pointwise", "9"]])))
+    kind       before
+    gemm          128
+    pointwise       9
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for position, title in enumerate(titles):
+        number = position >= numbers_from
+        table.add_column(title, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def scaled(value: int, unit: str = "") -> str:
+    """A large figure in three digits, with the decimal prefix of its size.
+
+    >>> scaled(1_234_567, "B"), scaled(999, "B"), scaled(50_000_000_000)
+    ('1.23 MB', '999 B', '50.0 G')
+    """
+    if value < 1000:
+        return f"{value} {unit}".rstrip()
+    size, step = float(value), 0
+    while size >= 999.5:
+        size, step = size / 1000, step + 1
+    return f"{size:.{3 - len(str(int(size)))}f} {' kMGTPE'[step]}{unit}"
+
+
+def signed(value: int) -> str:
+    """A difference with its sign, thousands separated.
+
+    >>> signed(-1576), signed(3), signed(0)
+    ('-1,576', '+3', '0')
+    """
+    return f"{value:+,}" if value else "0"
+
+
+def kinds_table(before: Count, after: Count) -> Table:
+    """Launches by kind, then the other counts, each before, after and as a difference."""
+    rows = [_row("launches", before.launches, after.launches)]
+    for kind in dict.fromkeys([*before.by_kind, *after.by_kind]):
+        counts = before.by_kind.get(kind, 0), after.by_kind.get(kind, 0)
+        if any(counts):
+            rows.append(_row(f"  {kind}", *counts))
+    rows.append(_row("small operators", before.small_ops, after.small_ops))
+    rows.append(_row("operator nodes", before.nodes, after.nodes))
+    for name, unit in (("flops", ""), ("bytes", "B"), ("peak_bytes", "B")):
+        old, new = getattr(before, name), getattr(after, name)
+        difference = ("-" if new < old else "+") + scaled(abs(new - old), unit) if new != old else "0"
+        label = {"flops": "arithmetic (flops)", "bytes": "memory traffic", "peak_bytes": "peak memory"}[name]
+        rows.append([label, scaled(old, unit), scaled(new, unit), difference])
+    return columns(["predicted", "before", "after", "difference"], rows)
+
+
+def _row(label: str, before: int, after: int) -> list[str]:
+    return [label, f"{before:,}", f"{after:,}", signed(after - before)]
+
+
+def _sections(report: Report) -> Iterator[RenderableType]:
+    yield Text(f"{report.target} on {report.device}, predicted", style="bold")
+    yield kinds_table(report.before, report.after)
+    if report.lines:
+        rows = [
+            [line.source or "(no line)", f"{line.before:,}", f"{line.after:,}"] for line in report.lines[:TOP_LINES]
+        ]
+        yield columns(["launches by line", "before", "after"], rows)
+    if report.loops:
+        rows = [
+            [
+                loop.source,
+                f"{loop.trip_count:,}",
+                f"{loop.launches_per_step_before:,}",
+                f"{loop.launches_per_step_after:,}",
+            ]
+            for loop in report.loops
+        ]
+        yield columns(["loops: launches a step", "steps", "before", "after"], rows)
+    if report.fired:
+        rows = [
+            [one.pass_name + (f" ({one.pattern})" if one.pattern else ""), f"{one.count:,}", f"{one.launches_saved:,}"]
+            for one in report.fired
+        ]
+        yield columns(["fired", "rewrites", "launches saved"], rows)
+    else:
+        yield Text("fired: nothing")
+    yield from _rejected(report)
+    if report.unknown_ops:
+        yield Text(f"unknown operators, each counted once: {', '.join(report.unknown_ops)}")
+    yield Text(f"capture {report.seconds['capture']:.2f} s, passes {report.seconds['passes']:.2f} s")
+    yield Text(f"next: {_next_step(report)}")
+
+
+def _rejected(report: Report) -> Iterator[RenderableType]:
+    if not report.rejected:
+        return
+    most = sorted(report.rejected, key=lambda one: -one.count)
+    rows = [
+        [one.pass_name + (f" ({one.pattern})" if one.pattern else ""), one.reason, one.source, f"{one.count:,}"]
+        for one in most[:TOP_REASONS]
+    ]
+    if len(most) > TOP_REASONS:
+        others = most[TOP_REASONS:]
+        rows.append([f"{len(others)} more (--json has all)", "", "", f"{sum(one.count for one in others):,}"])
+    yield columns(["rejected", "because", "first at", "count"], rows, numbers_from=3)
+
+
+def _next_step(report: Report) -> str:
+    if ".py" in report.target:
+        return f"fuse check {report.target}  (runs it: values and observed launches)"
+    return "fused = fuse.compile(model)"
+
+
+def _separated(sections: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    """The sections with a blank line between them."""
+    for position, section in enumerate(sections):
+        if position:
+            yield Text()
+        yield section
