@@ -293,6 +293,22 @@ def batch_rule(op: OpOverload) -> bool:
 
 
 @cache
+def is_composite(op: OpOverload) -> bool:
+    """Whether the operator only calls others, and so is never itself sent to a device.
+
+    Autograd takes it apart; dispatch modes see it whole in inference mode only.
+
+    >>> is_composite(torch.ops.aten.matmul.default), is_composite(torch.ops.aten.mm.default)
+    (True, False)
+    """
+    implicit, *kernels = (
+        torch._C._dispatch_has_kernel_for_dispatch_key(_qualified_name(op), key)
+        for key in ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CPU", "CUDA")
+    )
+    return implicit and not any(kernels)
+
+
+@cache
 def mutated_arguments(op: OpOverload) -> tuple[str, ...]:
     """Names of the arguments the operator may write, those its schema keeps silent about included.
 
@@ -384,7 +400,7 @@ def _qualified_name(op: OpOverload) -> str:
 
 
 def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
-    return [getattr(packet, name) for name in packet._overload_names]
+    return [getattr(packet, name or "default") for name in packet._overload_names]
 
 
 def _takes_two_tensors(op: OpOverload) -> bool:

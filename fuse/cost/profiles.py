@@ -1,7 +1,8 @@
 """Devices as three numbers: what a launch costs, how fast memory moves, how fast arithmetic runs.
 
-Enough to say which operators are *small*: predicted to run for less time than it takes to launch them. The numbers are peaks
-of data sheets, or measured where none exist, and only ever compared with each other; they predict no wall-clock time.
+Enough to say which operators are *small*: predicted to run for less time than it takes to launch them. The numbers are
+peaks of data sheets, or measured where none exist, and only ever compared with each other; they predict no wall-clock
+time.
 """
 
 from __future__ import annotations

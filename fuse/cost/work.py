@@ -2,9 +2,9 @@
 
     addmm(bias[8], a[4, 16], b[16, 8])  ->  Work(flops=2*4*16*8, bytes=4*(8 + 64 + 128 + 32))
 
-Products, convolutions and attention are counted by PyTorch's own formulas (``torch.utils.flop_counter``); everything else by
-the rule that the operator table names. Bytes are those a perfect kernel would move: each argument read once, each result
-written once, a broadcast dimension stored once counted once.
+Products, convolutions and attention are counted by the formulas of ``torch.utils.flop_counter``; everything else
+by the rule that the operator table names. Bytes are those a perfect kernel would move: each argument read once, each
+result written once, a broadcast dimension stored once counted once.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def _contraction_flops(
     if "scaled_dot_product" in name:
         formula: Callable[..., int] = sdpa_backward_flop_count if name.endswith("backward") else sdpa_flop_count
         return int(formula(*shapes[: 4 if name.endswith("backward") else 3]))
-    # Each index of a product occurs in two of left, right and result, so the sizes of the three multiply to the square of the
-    # number of multiply-adds. Operators called add... take what they add to first.
+    # Each index of a product occurs in two of left, right and result, so the sizes of the three multiply to the square
+    # of the number of multiply-adds. Operators called add... take what they add to first.
     left, right = arguments[1:3] if name.startswith("add") else arguments[:2]
     return 2 * math.isqrt(left.numel() * right.numel() * results[0].numel())
 

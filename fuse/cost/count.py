@@ -1,0 +1,272 @@
+"""Count launches, arithmetic and traffic: of what eager dispatched (before) and of a graph (after).
+
+    dispatches  ->  one launch for each operator that is not a view                          =  before
+    graph       ->  one for each region, library call and ATen operator, loops unrolled,
+                    one for each value copied back into an input                             =  after
+
+Both are first turned into a stream of *calls*, so that the two counts, the count by user line and the list of unknown
+operators cannot disagree. Everything here is predicted from shapes; ``fuse.cost.observe`` counts a real run by the same
+table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fuse import ops
+from fuse.cost import memory
+from fuse.cost.profiles import DeviceProfile
+from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
+from fuse.graph.signature import Dispatch, Signature
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one run costs, predicted. ``peak_bytes`` is the most memory live at once, inputs and parameters included."""
+
+    launches: int = 0
+    by_kind: Mapping[ops.Kind, int] = field(default_factory=dict)
+    small_ops: int = 0
+    nodes: int = 0
+    flops: int = 0
+    bytes: int = 0
+    peak_bytes: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        """Two runs, one after the other: everything adds up but the peak, which is the higher one.
+
+        >>> (Count(launches=2, peak_bytes=8) + Count(launches=3, peak_bytes=4)).to_dict()["launches"]
+        5
+        """
+        kinds = Counter(self.by_kind) + Counter(other.by_kind)
+        return Count(
+            launches=self.launches + other.launches,
+            by_kind={kind: kinds[kind] for kind in ops.REPORTED_KINDS if kinds[kind]},
+            small_ops=self.small_ops + other.small_ops,
+            nodes=self.nodes + other.nodes,
+            flops=self.flops + other.flops,
+            bytes=self.bytes + other.bytes,
+            peak_bytes=max(self.peak_bytes, other.peak_bytes),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain Python values, ready for JSON.
+
+        >>> Count(launches=1, by_kind={"gemm": 1}).to_dict()["by_kind"]
+        {'gemm': 1}
+        """
+        return {**dataclasses.asdict(self), "by_kind": dict(self.by_kind)}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One line of the stream: something that is called ``repeats`` times, with ``launches`` kernels each time."""
+
+    kind: ops.Kind
+    launches: int
+    work: Work
+    source: str
+    nodes: int = 1
+    repeats: int = 1
+    unknown: str | None = None
+
+
+def count_dispatches(dispatches: Sequence[Dispatch], profile: DeviceProfile) -> Count:
+    """Count what eager dispatched: every operator but views, and but those that run no kernel (``empty``, assertions).
+
+    >>> from fuse.cost import profiles
+    >>> x = torch.ones(4, 8)
+    >>> record = [
+    ...     Dispatch(torch.ops.aten.t.default, (x,), {}, x.t(), "model.py:3"),
+    ...     Dispatch(torch.ops.aten.relu.default, (x.t(),), {}, x.t().relu(), "model.py:4"),
+    ... ]
+    >>> count_dispatches(record, profiles.get("cpu")).by_kind
+    {'pointwise': 1}
+    """
+    return _total(calls_of_dispatches(dispatches), profile, memory.peak_of_dispatches(dispatches))
+
+
+def count_graph(graph: GraphModule, profile: DeviceProfile) -> Count:
+    """Count what running a captured or rewritten graph launches.
+
+    A region is one launch that moves its inputs and outputs only. A loop is its body, trip count times, or one launch
+    if its module says ``persistent``. Each mutation of the signature is one copy, unless the node of its value has
+    ``meta["in_place"]``.
+
+    >>> from fuse.cost import profiles
+    >>> from fuse.graph.capture import capture
+    >>> graph = capture(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), (torch.ones(4, 8),))
+    >>> count_graph(graph, profiles.get("cpu")).by_kind
+    {'gemm': 1, 'pointwise': 1}
+    """
+    return _total(calls_of_graph(graph), profile, memory.peak_of_graph(graph))
+
+
+def by_source(counted: GraphModule | Sequence[Dispatch]) -> dict[str, int]:
+    """Launches of each user line, the largest first.
+
+    >>> by_source([Dispatch(torch.ops.aten.relu.default, (torch.ones(2),), {}, torch.ones(2), "model.py:4")])
+    {'model.py:4': 1}
+    """
+    launches: Counter[str] = Counter()
+    for call in _calls(counted):
+        launches[call.source] += call.launches * call.repeats
+    return {source: count for source, count in launches.most_common() if count}
+
+
+def unknown_ops(counted: GraphModule | Sequence[Dispatch]) -> list[str]:
+    """Names of operators the table does not know, sorted; each call of one counts as one launch of kind ``other``.
+
+    >>> unknown_ops([Dispatch(torch.ops.aten.relu.default, (torch.ones(2),), {}, torch.ones(2), "")])
+    []
+    """
+    return sorted({call.unknown for call in _calls(counted) if call.unknown})
+
+
+def calls_of_dispatches(dispatches: Sequence[Dispatch]) -> Iterator[Call]:
+    """The calls eager made, in order, views included (with no launches)."""
+    for dispatch in dispatches:
+        work = work_of_call(dispatch.op, dispatch.args, dispatch.kwargs, dispatch.result)
+        yield _call_of_operator(dispatch.op, work, dispatch.source)
+
+
+def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
+    """The calls that running a graph makes, in order, nested graphs included."""
+    for node in graph.graph.nodes:
+        if node.op == "call_module":
+            yield from _calls_of_module(node, graph.get_submodule(node.target))
+        elif node.op == "call_method" or (node.op == "call_function" and not _reads_or_computes_numbers(node)):
+            yield _call_of_node(node)
+    signature: Signature | None = graph.meta.get("signature")
+    for mutation in signature.mutations if signature else ():
+        value = _outputs(graph)[mutation.value_index]
+        if not value.meta.get("in_place"):
+            written = value.meta["val"]
+            copied = Work(0, 2 * bytes_of(written), written.dtype)
+            yield Call("movement", 1, copied, value.meta.get("source", ""), nodes=0)
+
+
+def _calls(counted: GraphModule | Sequence[Dispatch]) -> Iterator[Call]:
+    return calls_of_graph(counted) if isinstance(counted, GraphModule) else calls_of_dispatches(counted)
+
+
+def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[Call]:
+    kind = getattr(module, "meta", {}).get("kind")
+    source = node.meta.get("source", "")
+    if kind == "region" and isinstance(module, GraphModule):
+        yield _fused("region", node, source, _read_by(module), list(calls_of_graph(module)))
+    elif kind == "loop":
+        body = list(calls_of_graph(module.body))  # type: ignore[arg-type]
+        trip_count: int = module.trip_count  # type: ignore[assignment]
+        if getattr(module, "persistent", False):
+            read = sum(bytes_of(tensor) for tensor in _distinct_tensors(node))
+            yield _fused("loop", node, source, read, body, trip_count)
+        else:
+            yield from (dataclasses.replace(call, repeats=call.repeats * trip_count) for call in body)
+    elif isinstance(module, GraphModule):
+        yield from calls_of_graph(module)
+    else:
+        yield Call("other", 1, _traffic(node), source, unknown=type(module).__name__)
+
+
+def _fused(kind: ops.Kind, node: Node, source: str, bytes_read: int, body: Sequence[Call], repeats: int = 1) -> Call:
+    """A nested graph that runs as one kernel: the arithmetic of its body, the traffic of its boundary."""
+    results = list(tensors_in(node.meta["val"]))
+    work = Work(
+        flops=repeats * sum(call.work.flops * call.repeats for call in body),
+        bytes=bytes_read + sum(map(bytes_of, results)),
+        dtype=results[0].dtype if results else torch.float32,
+    )
+    return Call(kind, 1, work, source, nodes=sum(call.nodes for call in body))
+
+
+def _read_by(region: GraphModule) -> int:
+    """Bytes a region reads: of an input that it only slices, no more than the slices."""
+    used: dict[Node, int] = {}
+    for node in reversed(region.graph.nodes):
+        whole = sum(map(bytes_of, tensors_in(node.meta.get("val"))))
+        through_looks = sum(used[user] for user in node.users) if all(map(_is_look, node.users)) else whole
+        used[node] = min(whole, through_looks)
+    return sum(count for node, count in used.items() if node.op == "placeholder")
+
+
+def _is_look(node: Node) -> bool:
+    is_view = isinstance(node.target, OpOverload) and ops.is_view(node.target)
+    return node.target is operator.getitem or (is_view and node.target is not torch.ops.fuse.assemble.default)
+
+
+def _call_of_node(node: Node) -> Call:
+    source = node.meta.get("source", "")
+    if not isinstance(node.target, OpOverload):
+        return Call("other", 1, _traffic(node), source, unknown=_name(node.target))
+    args, kwargs = map_arg((node.args, node.kwargs), _value)
+    return _call_of_operator(node.target, work_of_call(node.target, args, kwargs, node.meta["val"]), source)
+
+
+def _value(node: Node) -> Any:
+    return node.meta["val"]
+
+
+def _call_of_operator(op: OpOverload, work: Work, source: str) -> Call:
+    facts = ops.info(op)
+    if facts is None:
+        return Call("other", 1, work, source, unknown=str(op))
+    return Call(facts.kind, facts.launches, work, source)
+
+
+def _reads_or_computes_numbers(node: Node) -> bool:
+    """Whether a node only takes a part of a result, or is arithmetic on sizes: neither is an operator."""
+    module = getattr(node.target, "__module__", None)
+    return not isinstance(node.target, OpOverload) and module in (operator.__name__, "_operator", math.__name__)
+
+
+def _traffic(node: Node) -> Work:
+    """What a call of something unknown moves at least."""
+    results = list(tensors_in(node.meta.get("val")))
+    moved = [*_distinct_tensors(node), *results]
+    return Work(0, sum(map(bytes_of, moved)), results[0].dtype if results else torch.float32)
+
+
+def _distinct_tensors(node: Node) -> list[torch.Tensor]:
+    return [tensor for argument in node.all_input_nodes for tensor in tensors_in(argument.meta.get("val"))]
+
+
+def _outputs(graph: GraphModule) -> Sequence[Node]:
+    return graph.graph.output_node().args[0]  # type: ignore[return-value]
+
+
+def _name(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _total(calls: Iterator[Call], profile: DeviceProfile, peak_bytes: int) -> Count:
+    by_kind: Counter[ops.Kind] = Counter()
+    small_ops = nodes = flops = bytes_moved = 0
+    for call in calls:
+        launches = call.launches * call.repeats
+        by_kind[call.kind] += launches
+        nodes += call.nodes
+        flops += call.work.flops * call.repeats
+        bytes_moved += call.work.bytes * call.repeats
+        if launches and profile.is_small(call.work.flops, call.work.bytes, call.work.dtype):
+            small_ops += launches
+    return Count(
+        launches=by_kind.total(),
+        by_kind={kind: by_kind[kind] for kind in ops.REPORTED_KINDS if by_kind[kind]},
+        small_ops=small_ops,
+        nodes=nodes,
+        flops=flops,
+        bytes=bytes_moved,
+        peak_bytes=peak_bytes,
+    )

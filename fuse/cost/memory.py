@@ -1,0 +1,178 @@
+"""The most memory live at once, by liveness of storages.
+
+    a = relu(x)      x  a           inputs and parameters live throughout; everything else from the operator that
+    b = a[:, :4]     x  a           makes it to the last that reads it or a view of it; a view adds nothing
+    c = tanh(b)      x  a  c   <-   the peak
+    d = c + 1        x     c  d
+
+What an operator allocates inside itself (workspaces of products and convolutions) is not known and not counted; neither
+is what the allocator rounds up.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.cost.work import tensors_in
+from fuse.graph.signature import Dispatch
+
+Place = tuple[Node, int]
+"""A storage in a graph: the node that makes it, and which of its results it is."""
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes from the first to the last element of a tensor's layout.
+
+    >>> storage_bytes(torch.ones(4, 8).t()), storage_bytes(torch.ones(8).expand(4, 8))
+    (128, 32)
+    """
+    if tensor.numel() == 0:
+        return 0
+    span = sum((int(size) - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (1 + span) * tensor.element_size()
+
+
+def peak_of_dispatches(dispatches: Sequence[Dispatch]) -> int:
+    """Peak live bytes of an eager record.
+
+    Tensors that no operator made are inputs, and live throughout. An operator's first result that nothing reads is
+    taken for an output of the model and lives to the end; further ones (indices, saved statistics) are freed at once,
+    as eager frees them.
+
+    >>> x = torch.ones(256)
+    >>> y = x.relu()
+    >>> peak_of_dispatches([Dispatch(torch.ops.aten.relu.default, (x,), {}, y, "")])
+    2048
+    """
+    sizes: dict[int, int] = {}
+    born: dict[int, int] = {}
+    last_read: dict[int, int] = {}
+    end = len(dispatches)
+    for step, dispatch in enumerate(dispatches):
+        for tensor in tensors_in((dispatch.args, dispatch.kwargs)):
+            storage = _storage(tensor)
+            if storage not in born:
+                born[storage] = -1
+                sizes[storage] = _allocated(tensor)
+            last_read[storage] = step
+        for position, tensor in enumerate(tensors_in(dispatch.result)):
+            storage = _storage(tensor)
+            if storage not in born:
+                born[storage] = step
+                sizes[storage] = _allocated(tensor)
+                if position > 0:
+                    last_read[storage] = step
+    lives = [
+        (sizes[storage], start, end if start < 0 else last_read.get(storage, end)) for storage, start in born.items()
+    ]
+    return _peak(lives, end)
+
+
+def peak_of_graph(graph: GraphModule) -> int:
+    """Peak live bytes of a captured graph; what a nested loop holds inside itself is added where it runs.
+
+    Placeholders live throughout, outputs to the end. A region's inner values stay on chip and take no memory. The
+    pieces of an ``assemble`` lie in the assembled buffer, which lives from its first piece on.
+
+    >>> from fuse.graph.capture import capture
+    >>> peak_of_graph(capture(torch.nn.Tanh(), (torch.ones(256),)))
+    2048
+    """
+    nodes = list(graph.graph.nodes)
+    places = _places(nodes)
+    sizes: dict[Place, int] = {}
+    born: dict[Place, int] = {}
+    last_read: dict[Place, int] = {}
+    extra: dict[int, int] = {}
+    end = len(nodes)
+    for step, node in enumerate(nodes):
+        for argument in node.all_input_nodes:
+            for place in places[argument]:
+                last_read[place] = end if node.op == "output" else step
+        if node.op == "output":
+            continue
+        if node.op == "call_module":
+            extra[step] = _held_inside(node, graph.get_submodule(str(node.target)))
+        for place in places[node]:
+            born.setdefault(place, -1 if node.op in ("placeholder", "get_attr") else step)
+            last_read.setdefault(place, step)
+        sizes.update(((node, i), storage_bytes(tensor)) for i, tensor in enumerate(tensors_in(node.meta.get("val"))))
+    lives = [(sizes.get(place, 0), start, end if start < 0 else last_read[place]) for place, start in born.items()]
+    lives += [(size, step, step) for step, size in extra.items()]
+    return _peak(lives, end)
+
+
+def _storage(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def _allocated(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage().nbytes())
+
+
+def _places(nodes: Sequence[Node]) -> dict[Node, list[Place]]:
+    """The storages each node's value lies in: its own, or its base's if it is a view or a part of another's results."""
+    places: dict[Node, list[Place]] = {}
+    for node in nodes:
+        inputs = node.all_input_nodes
+        if node.target is operator.getitem and inputs:
+            of_producer, part = places[inputs[0]], node.args[1]
+            is_own = isinstance(part, int) and 0 <= part < len(of_producer)
+            places[node] = [of_producer[part]] if is_own else of_producer[:1]  # type: ignore[index]
+        elif _is_view(node) and inputs:
+            places[node] = places[inputs[0]][:1]
+        else:
+            results = max(1, sum(1 for _ in tensors_in(node.meta.get("val"))))
+            places[node] = [(node, i) for i in range(results)]
+    inside = _buffers_of_pieces(nodes, places)
+    return {node: [inside.get(place, place) for place in lies_in] for node, lies_in in places.items()}
+
+
+def _is_view(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, OpOverload) and ops.is_view(target) and target is not torch.ops.fuse.assemble.default
+
+
+def _buffers_of_pieces(nodes: Sequence[Node], places: Mapping[Node, Sequence[Place]]) -> dict[Place, Place]:
+    """For each piece of an ``assemble``, the buffer it is written into: the outermost, where buffers are pieces too."""
+    inside: dict[Place, Place] = {}
+    for node in reversed(nodes):
+        if node.target is torch.ops.fuse.assemble.default:
+            for piece in node.all_input_nodes:
+                inside.update(dict.fromkeys(places[piece], inside.get((node, 0), (node, 0))))
+    return inside
+
+
+def _held_inside(node: Node, module: torch.nn.Module) -> int:
+    """What one step of a loop holds besides the arguments of the loop."""
+    body = getattr(module, "body", None)
+    if not isinstance(body, GraphModule):
+        return 0
+    arguments = sum(
+        storage_bytes(tensor)
+        for placeholder in body.graph.nodes
+        if placeholder.op == "placeholder"
+        for tensor in tensors_in(placeholder.meta.get("val"))
+    )
+    return max(0, peak_of_graph(body) - arguments)
+
+
+def _peak(lives: Sequence[tuple[int, int, int]], end: int) -> int:
+    """The highest sum of sizes over all steps, from (size, first step, last step), both steps included."""
+    change = [0] * (end + 3)
+    for size, first, last in lives:
+        change[first + 1] += size
+        change[last + 2] -= size
+    peak = live = 0
+    for difference in change:
+        live += difference
+        peak = max(peak, live)
+    return peak
