@@ -84,6 +84,8 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden_size {hidden_size} is no multiple of num_heads {num_heads}")
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
         self.value = nn.Linear(hidden_size, hidden_size)

@@ -123,10 +123,10 @@ def _example(request: InputRequest, replaced: object) -> torch.Tensor:
     device = replaced.device if isinstance(replaced, torch.Tensor) else None
     if request.dtype.is_floating_point:
         return torch.randn(request.shape, dtype=request.dtype, device=device)
-    lowest, highest = _integer_range(replaced)
-    if request.dtype is not torch.bool:
-        limits = torch.iinfo(request.dtype)
-        lowest, highest = (min(max(bound, limits.min), limits.max - 1) for bound in (lowest, highest))
+    if request.dtype is torch.bool:
+        return torch.randint(0, 2, request.shape, dtype=request.dtype, device=device)
+    limits = torch.iinfo(request.dtype)
+    lowest, highest = (min(max(bound, limits.min), limits.max - 1) for bound in _integer_range(replaced))
     return torch.randint(lowest, highest + 1, request.shape, dtype=request.dtype, device=device)
 
 

@@ -198,17 +198,19 @@ def _model(file: ModelFile, name: str, namespace: Mapping[str, Any]) -> nn.Modul
     if isinstance(chosen, nn.Module):
         return chosen
     if not callable(chosen):
-        raise FuseError(f"{file.shown}: {name} is a {type(chosen).__name__}; it must be an nn.Module or return one")
+        raise FuseError(
+            f"{file.shown}: {name} is of type {type(chosen).__name__}; it must be an nn.Module or return one"
+        )
     arguments: Sequence[Any] = ()
     if isinstance(chosen, type) and "get_init_inputs" in namespace:
         arguments = _called(file, "get_init_inputs", namespace)
         if not isinstance(arguments, (list, tuple)):
             kind = type(arguments).__name__
-            raise FuseError(f"{file.shown}: get_init_inputs() returns a {kind}; return the list of {name}'s arguments")
+            raise FuseError(f"{file.shown}: get_init_inputs() is of type {kind}; return the list of {name}'s arguments")
     with blame(file, f"building {name}", _definition(chosen, file)):
         model = chosen(*arguments)
     if not isinstance(model, nn.Module):
-        raise FuseError(f"{file.shown}: {name}() makes a {type(model).__name__}; it must make an nn.Module")
+        raise FuseError(f"{file.shown}: {name}() is of type {type(model).__name__}; it must be an nn.Module")
     return model
 
 
@@ -236,7 +238,9 @@ def _example_inputs(file: ModelFile, namespace: Mapping[str, Any], optional: boo
     if isinstance(given, (list, tuple)):
         return tuple(given), {}
     kind = type(given).__name__
-    raise FuseError(f"{file.shown}: {name} is a {kind}; it must be a tuple or list of forward's arguments, or a dict")
+    raise FuseError(
+        f"{file.shown}: {name} is of type {kind}; it must be a tuple or list of forward's arguments, or a dict"
+    )
 
 
 def _called(file: ModelFile, name: str, namespace: Mapping[str, Any]) -> Any:

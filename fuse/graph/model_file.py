@@ -10,6 +10,7 @@ import ast
 import difflib
 import os
 import sys
+import sysconfig
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from types import CodeType, ModuleType
 
 from fuse.errors import FuseError
 from fuse.graph.settings import Setting, apply_settings
+
+_LIBRARIES = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 
 @dataclass(frozen=True)
@@ -174,9 +177,12 @@ def user_line(error: BaseException, file: ModelFile) -> str | None:
 
 
 def is_user_code(filename: str, file: ModelFile) -> bool:
-    """Whether a source file is the model file or lies beside or below it, installed packages apart."""
+    """Whether a source file is the model file or lies beside or below it, libraries that happen to be there apart."""
     path = Path(filename)
-    return path == file.path or (path.is_relative_to(file.path.parent) and "site-packages" not in path.parts)
+    if path == file.path:
+        return True
+    is_library = "site-packages" in path.parts or any(path.is_relative_to(library) for library in _LIBRARIES)
+    return path.is_relative_to(file.path.parent) and not is_library
 
 
 def _shown(filename: str, file: ModelFile) -> str:
