@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+import fuse
 from fuse.errors import FuseError
 from fuse.graph.load import load
+from fuse.graph.model_file import ModelFile, is_user_code
 
 FIRST_CONVENTION = """
 import torch
@@ -342,6 +344,15 @@ def test_a_fault_in_a_module_beside_the_file_names_that_module(write: Write) -> 
     write("x = 1\nx y", "helper_of_model.py")
     assert refusal(write("import helper_of_model")) == "helper_of_model.py:2: SyntaxError: invalid syntax"
     assert "helper_of_model" not in sys.modules
+
+
+def test_libraries_below_the_folder_of_the_file_are_never_blamed() -> None:
+    root = Path(fuse.__file__).parents[1]
+    file = ModelFile(root / "model.py", "model.py", None, compile("", "model.py", "exec"))
+    assert is_user_code(str(root / "model.py"), file)
+    assert is_user_code(str(root / "parts" / "layers.py"), file)
+    assert not is_user_code(fuse.__file__, file)
+    assert not is_user_code(str(root / "venv" / "site-packages" / "torch" / "nn.py"), file)
 
 
 def test_a_file_named_like_a_library_does_not_take_its_place(write: Write) -> None:
