@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -30,6 +31,8 @@ LIBRARY_NAME = "kernels.so"
 
 _DEFAULT_TIME_LIMIT = 120.0
 _LONGEST_MESSAGE = 300
+# The compiler's, assembler's and linker's; "collect2: error" only says that the linker had one.
+_ERROR_LINE = re.compile(r"(?<!collect2: )\berror:|\bld: (?!warning)", re.IGNORECASE)
 
 _rejected: dict[Toolchain, frozenset[str]] = {}
 
@@ -50,8 +53,13 @@ class Toolchain:
     version: str
 
     @property
-    def is_clang(self) -> bool:
-        return "clang" in self.version.lower()
+    def is_gcc(self) -> bool:
+        """Whether this is GCC, by whatever name it was called (``g++`` is Clang on macOS).
+
+        >>> Toolchain(("/usr/bin/c++",), "c++ (Debian 12.2.0) 12.2.0\\n(C) 2022 Free Software Foundation, Inc.").is_gcc
+        True
+        """
+        return "Free Software Foundation" in self.version
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,9 @@ class Outcome:
         'ended by signal 9'
         """
         lines = [" ".join(line.split()) for line in self.output.splitlines() if line.strip()]
-        silent = f"ended by signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
-        return next((line for line in lines if "error" in line.lower()), lines[0] if lines else silent)[
-            :_LONGEST_MESSAGE
-        ]
+        ending = f"ended by signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
+        errors = filter(_ERROR_LINE.search, lines)
+        return next(errors, lines[0] if lines else ending)[:_LONGEST_MESSAGE]
 
 
 def find() -> Toolchain:
@@ -102,8 +109,8 @@ def find() -> Toolchain:
 def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     """The options that only make libraries faster, less those the compiler is known to reject.
 
-    Clang gets no OpenMP: it would load its own runtime beside the one torch has loaded, with a second set of threads that
-    ``torch.set_num_threads`` does not govern.
+    Only GCC gets OpenMP: torch has GCC's runtime loaded. Clang would load its own beside it, with a second set of threads
+    that ``torch.set_num_threads`` does not govern.
 
     >>> "-fopenmp" in tuning_options(Toolchain(("/usr/bin/clang++",), "clang version 18.1.3"))
     False
@@ -111,7 +118,7 @@ def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     options = ["-fno-math-errno", "-fno-trapping-math"]
     # Arm's compilers take the processor, architecture and tuning in one, with -mcpu.
     options += ["-march=native", "-mprefer-vector-width=512"] if cpu.is_x86() else ["-mcpu=native"]
-    options += [] if toolchain.is_clang else ["-fopenmp"]
+    options += ["-fopenmp"] if toolchain.is_gcc else []
     rejected = _rejected.get(toolchain, frozenset())
     return tuple(option for option in options if option not in rejected)
 

@@ -73,6 +73,7 @@ def test_rejected_source_is_named_by_its_first_error_and_kept():
     ("body", "said"),
     [
         ("echo 'note: hm' >&2; echo 'fatal error: no licence' >&2; exit 1", "fatal error: no licence"),
+        ("echo '/usr/bin/ld: cannot find -lm'; echo 'collect2: error: ld returned 1'; exit 1", "ld: cannot find -lm"),
         ("echo 'out of sorts'; exit 3", "out of sorts"),
         ("exit 3", "exit status 3"),
         ("kill -SEGV $$", f"ended by signal {signal.SIGSEGV.value}"),
