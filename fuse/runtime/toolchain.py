@@ -109,8 +109,8 @@ def find() -> Toolchain:
 def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     """The options that only make libraries faster, less those the compiler is known to reject.
 
-    Only GCC gets OpenMP: torch has GCC's runtime loaded. Clang would load its own beside it, with a second set of threads
-    that ``torch.set_num_threads`` does not govern.
+    Only GCC gets OpenMP: torch has GCC's runtime loaded. Clang would load its own beside it, with a second set of
+    threads that ``torch.set_num_threads`` does not govern.
 
     >>> "-fopenmp" in tuning_options(Toolchain(("/usr/bin/clang++",), "clang version 18.1.3"))
     False
