@@ -11,21 +11,24 @@ template <typename T> struct fuse_exp_constants;
 
 template <> struct fuse_exp_constants<float> {
     static constexpr float lowest = -105.0f;  // exp is 0 from here on
-    static constexpr float highest = 90.0f;   // and infinite from here on
+    static constexpr float highest = 89.0f;   // and infinite from here on; also log(2^128.5), so that n stays at most 128
     static constexpr float log2_e = 0x1.715476p+0f;
-    static constexpr float ln2_high = 0x1.62e43p-1f, ln2_low = -0x1.05c61p-29f;
-    static constexpr float tanh_is_one = 10.0f;
+    static constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+    static constexpr float tanh_is_one = 10.0f, sigmoid_is_zero = 104.0f;
+    static constexpr uint32_t sigmoid_scale_exponent = 24;
 };
 
 template <> struct fuse_exp_constants<double> {
     static constexpr double lowest = -746.0;
     static constexpr double highest = 710.0;
     static constexpr double log2_e = 0x1.71547652b82fep+0;
-    static constexpr double ln2_high = 0x1.62e42fefa39efp-1, ln2_low = 0x1.abc9e3b39803fp-56;
-    static constexpr double tanh_is_one = 22.0;
+    static constexpr double ln2_high = 0x1.62e42fefa38p-1, ln2_low = 0x1.ef35793c7673p-45;
+    static constexpr double tanh_is_one = 22.0, sigmoid_is_zero = 745.5;
+    static constexpr uint64_t sigmoid_scale_exponent = 53;
 };
 
-// e^x = 2^n (1 + fraction), with fraction in [-0.293, 0.415] known to its own last place.
+// e^x = 2^n (1 + fraction), with fraction in [-0.293, 0.415] known to its own last place. ln2_high ends in as many zero
+// bits as n has digits, so that n ln2_high is exact and the argument is rounded only once.
 template <typename T> struct fuse_exp_parts {
     T fraction;
     typename fuse_real<T>::bits n;  // two's complement
@@ -84,21 +87,38 @@ template <typename T> FUSE_INLINE T fuse_expm1(T x) {
     return fuse_copysign(half_result + half_result, x);
 }
 
-// tanh |x| = (e^2|x| - 1) / (e^2|x| + 1), numerator as in expm1: no cancellation near zero, exactly 1 where large.
-template <typename T> FUSE_INLINE T fuse_tanh(T x) {
-    T magnitude = fuse_abs(x);
-    magnitude = magnitude > fuse_exp_constants<T>::tanh_is_one ? fuse_exp_constants<T>::tanh_is_one : magnitude;
-    auto parts = fuse_exp_split(magnitude + magnitude);
-    T power = fuse_power_of_two<T>(parts.n);
-    T numerator = fuse_fma(power, parts.fraction, power - 1);
-    T denominator = fuse_fma(power, parts.fraction, power + 1);
-    return fuse_copysign(numerator / denominator, x);
+// (tanh(x) / x - 1) / x^2 in x^2 on |x| <= 0.5625; error relative to tanh(x) / x^3: 2^-29.5 and 2^-59.9.
+FUSE_INLINE float fuse_tanh_tail(float square) {
+    return fuse_polynomial(square, -0x1.555548p-2f, 0x1.110c72p-3f, -0x1.b90946p-5f, 0x1.582fbp-6f, -0x1.95001cp-8f);
+}
+FUSE_INLINE double fuse_tanh_tail(double square) {
+    return fuse_polynomial(square, -0x1.555555555554bp-2, 0x1.11111111102b6p-3, -0x1.ba1ba1b935e4ap-5,
+                           0x1.664f4849568d3p-6, -0x1.226e2d02634c6p-7, 0x1.d6d2479423799p-9, -0x1.7d8b95de95f71p-10,
+                           0x1.3460ac6d90e48p-11, -0x1.e80a92ac2250dp-13, 0x1.5972622e1c2dfp-14, -0x1.3d27eb770c822p-16);
 }
 
-// 1 / (1 + e^-x), with e^-|x| on both sides so that neither overflows and small results keep their digits.
+// An odd polynomial near zero, 1 - 2 / (e^2|x| + 1) beyond: one quotient for both would cost a third unit of error.
+template <typename T> FUSE_INLINE T fuse_tanh(T x) {
+    T magnitude = fuse_abs(x);
+    T square = x * x;
+    T near = fuse_fma(magnitude * square, fuse_tanh_tail(square), magnitude);
+    T bounded = magnitude > fuse_exp_constants<T>::tanh_is_one ? fuse_exp_constants<T>::tanh_is_one : magnitude;
+    auto parts = fuse_exp_split(bounded + bounded);
+    T power = fuse_power_of_two<T>(parts.n);
+    T far = 1 - 2 / fuse_fma(power, parts.fraction, power + 1);
+    return fuse_copysign(magnitude < (T)0.5625 ? near : far, x);
+}
+
+// 1 / (1 + e^-x), numerator and denominator scaled down by the same power of two: e^-x may then pass the largest number,
+// and the division itself rounds into the subnormal results.
 template <typename T> FUSE_INLINE T fuse_sigmoid(T x) {
-    T decay = fuse_exp(-fuse_abs(x));
-    return (x < 0 ? decay : (T)1) / ((T)1 + decay);
+    using constants = fuse_exp_constants<T>;
+    const T scale = fuse_power_of_two<T>(-constants::sigmoid_scale_exponent);
+    T bounded = -x < -60 ? (T)-60 : -x;  // e^-60 is lost beside 1
+    bounded = bounded > constants::sigmoid_is_zero ? constants::sigmoid_is_zero : bounded;
+    auto parts = fuse_exp_split(bounded);
+    T power = fuse_power_of_two<T>(parts.n - constants::sigmoid_scale_exponent);
+    return scale / (fuse_fma(power, parts.fraction, scale) + power);
 }
 
 // ---- Logarithms ---------------------------------------------------------------------------------------------------
