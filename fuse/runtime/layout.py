@@ -1,0 +1,46 @@
+"""Arithmetic on the layouts of (fake) tensors: extents, offsets, equality."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def part(whole: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
+    """The tensor of that layout, ``offset`` elements behind the first element of ``whole``."""
+    return whole.as_strided(size, stride, whole.storage_offset() + offset)
+
+
+def extent(value: Tensor) -> int:
+    """Bytes from the first to the last element of a tensor, both included.
+
+    >>> extent(torch.empty(2, 3)), extent(torch.empty(2, 6)[:, ::2]), extent(torch.empty(0, 3))
+    (24, 44, 0)
+    """
+    if value.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return int(last + 1) * value.itemsize
+
+
+def origin_bytes(value: Tensor) -> int:
+    return int(value.storage_offset()) * value.itemsize
+
+
+def same_layout(a: Tensor, b: Tensor) -> bool:
+    """Same elements in the same places; strides of dimensions of one element do not matter."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)) or a.numel() == 0
+
+
+def restrided(value: Tensor, stride: Sequence[int]) -> Tensor:
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
+
+
+def dense(value: Tensor) -> Tensor:
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty(value.shape, dtype=value.dtype, device=value.device)

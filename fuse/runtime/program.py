@@ -1,0 +1,476 @@
+"""A graph as a program that runs with one call into native code (more only where an ATen operator has to be called from Python).
+
+    schedule  ->  one translation unit with all kernels  ->  tables of 64-bit integers  ->  fuse_run(tables, bases)
+
+What Python does in a call: allocate what the caller receives, take a workspace from a pool, read the data pointers. Nothing is
+shared between calls that run at the same time, and no value that the caller receives lies in memory that is used again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fuse.graph.signature import Signature
+from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.prelude import prelude
+from fuse.runtime.compiler import build
+from fuse.runtime.layout import part, same_layout
+from fuse.runtime.libraries import Product, gemm_address, gemm_batch_address
+from fuse.runtime.plan import Arena, Lifetime, arrange
+from fuse.runtime.schedule import schedule
+from fuse.runtime.steps import CallStep, CopyStep, Fallback, KernelStep, Place, ProductStep, Ref, Schedule, Step
+
+_KERNEL, _COPY, _PRODUCT, _BATCH = 0, 1, {torch.float32: 2, torch.float64: 3}, {torch.float32: 4, torch.float64: 5}
+_STEP_FIELDS, _POINTER = 5, 8
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launches observed in one call: counted where each is made, never read from the plan."""
+
+    kernels: int = 0
+    libraries: int = 0
+    aten: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.kernels + self.libraries + self.aten
+
+
+@dataclass(frozen=True)
+class _Native:
+    """Steps ``first`` to ``last`` (excluded) of the native tables."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A Python call between native stretches; tensors are numbered by slot."""
+
+    step: CallStep
+    results: tuple[
+        tuple[int | None, int, tuple[int, ...], int], ...
+    ]  # position, slot, stride, base (-1: no pointer needed)
+    dead: tuple[int, ...]  # slots not needed any more
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """Memory for intermediate values of one running call, and tensors over it for Python calls."""
+
+    memory: Tensor
+    address: int
+    tensors: tuple[tuple[int, Tensor], ...]
+
+
+class Program:
+    """A built graph. ``run`` may be called from several threads at once.
+
+    Attributes:
+        regions: number of regions that run as one kernel each.
+        fallbacks: regions that run op by op, and why.
+        kernels: the distinct generated kernels, in order of first use.
+        workspace_bytes: memory for intermediate values.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        plan = schedule(graph, lower)
+        self.regions = plan.regions
+        self.fallbacks: tuple[Fallback, ...] = plan.fallbacks
+        self.kernels: dict[str, Kernel] = {s.kernel.name: s.kernel for s in plan.steps if isinstance(s, KernelStep)}
+        fresh = {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
+        self._fresh = tuple((tuple(v.shape), v.stride(), v.dtype) for v in fresh.values())
+        self._results = tuple(fresh)
+        self._result_parts = _reshaped_results(plan, fresh)
+        self._returned = tuple(r.buffer if r else None for r in plan.results)
+        self._slots = len(plan.buffers) + len(plan.views)
+        scratch = _scratch(plan.steps)
+        homes, arena = _arrange(plan, set(self._results), scratch)
+        self.workspace_bytes = arena.size
+        self._held = tuple(
+            (b, arena.offsets[homes[b]], plan.buffers[b].value) for b in _called_upon(plan) if b in homes
+        )
+        inputs = sum(b.origin == "input" for b in plan.buffers)
+        bases = {b: b for b in range(inputs)}
+        bases.update({b: inputs + i for i, b in enumerate(self._results)})
+        self._workspace_base = inputs + len(self._results)
+        called = [b for b, buffer in enumerate(plan.buffers) if buffer.origin == "called"]
+        bases.update({b: self._workspace_base + 1 + i for i, b in enumerate(called)})
+        self._called_bases = [0] * len(called)
+
+        tables = _Tables(self._workspace_base, _build(self.kernels.values()))
+        for step in plan.steps:
+            if not isinstance(step, CallStep):
+                tables.add(step, lambda place: _address(place, bases, homes, arena, self._workspace_base))
+        self._tables = tables.freeze()
+        self._stretches = _stretches(plan, bases)
+        native = all(isinstance(stretch, _Native) for stretch in self._stretches)
+        self._whole = len(tables.steps) // _STEP_FIELDS if native else None
+        self._pool: list[_Workspace] = []
+        self._run = _runner()
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches | int]:
+        """Run on the placeholders' tensors, which must have the layouts that the graph was captured with.
+
+        Returns the value of every position of the graph's output tuple (None where the caller receives none), and what was
+        launched: :class:`Launches`, packed as ``kernels + (libraries << 32)`` when no ATen call was made.
+        """
+        made = [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in self._fresh]
+        try:
+            workspace = self._pool.pop()
+        except IndexError:
+            workspace = self._new_workspace()
+        bases = array("q", map(Tensor.data_ptr, tensors))
+        bases.extend(map(Tensor.data_ptr, made))
+        bases.append(workspace.address)
+        try:
+            if self._whole is not None:
+                launches = self._run(self._tables.address, 0, self._whole, bases.buffer_info()[0])
+                results = dict(zip(self._results, made, strict=True))
+                return [None if b is None else results[b] for b in self._returned], launches
+            return self._run_parts(tensors, made, workspace, bases)
+        finally:
+            self._pool.append(workspace)
+
+    def _run_parts(
+        self, tensors: Sequence[Tensor], made: Sequence[Tensor], workspace: _Workspace, bases: array[int]
+    ) -> tuple[list[Tensor | None], Launches]:
+        bases.extend(self._called_bases)
+        slots: list[Tensor | None] = [None] * self._slots
+        slots[: len(tensors)] = tensors
+        for slot, tensor in workspace.tensors:
+            slots[slot] = tensor
+        for slot, tensor in zip(self._results, made, strict=True):
+            slots[slot] = tensor
+        for slot, layout in self._result_parts:
+            slots[slot] = part(slots[slot], *layout)
+        native = aten = 0
+        for stretch in self._stretches:
+            if isinstance(stretch, _Native):
+                native += self._run(self._tables.address, stretch.first, stretch.last, bases.buffer_info()[0])
+                continue
+            step = stretch.step
+            result = step.function(*_resolve(step.args, slots), **_resolve(step.kwargs, slots))
+            aten += step.launches
+            for position, slot, stride, base in stretch.results:
+                tensor = result if position is None else result[position]
+                if base >= 0:
+                    tensor = _laid_out(tensor, stride)
+                    bases[base] = tensor.data_ptr()
+                slots[slot] = tensor
+            for slot in stretch.dead:
+                slots[slot] = None
+        received = {**dict(zip(self._results, made, strict=True)), None: None}
+        values = [received[b] if b in received else slots[b] for b in self._returned]
+        return values, Launches(native & 0xFFFFFFFF, native >> 32, aten)
+
+    def _new_workspace(self) -> _Workspace:
+        memory = torch.empty(self.workspace_bytes, dtype=torch.uint8)
+        tensors = []
+        for buffer, offset, value in self._held:
+            whole = memory[offset:].view(torch.uint8)
+            typed = torch.empty(0, dtype=value.dtype).set_(
+                whole.untyped_storage(), offset // value.itemsize, value.shape, value.stride()
+            )
+            tensors.append((buffer, typed))
+        return _Workspace(memory, memory.data_ptr(), tuple(tensors))
+
+
+class Reference:
+    """The same graph run op by op by torch: what is left where there is no C++ compiler, or off the CPU."""
+
+    def __init__(self, graph: GraphModule, fallback: Fallback) -> None:
+        from fuse.runtime.schedule import launches_of
+
+        self.graph = graph
+        self.signature: Signature = graph.meta["signature"]
+        self.regions = 0
+        self.fallbacks = (fallback,)
+        nested = {n.target for n in graph.graph.nodes if n.op == "call_module"}
+        self.launches = launches_of(graph) + sum(launches_of(graph.get_submodule(str(t))) for t in nested)
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches]:
+        """As :meth:`Program.run`."""
+        values = list(self.graph(*tensors))
+        named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
+        inputs = {t.untyped_storage()._cdata for t in tensors}
+        results: list[Tensor | None] = [None] * len(values)
+        for index in sorted(named):
+            value = values[index]
+            shared = value.untyped_storage()._cdata in inputs
+            results[index] = value.clone() if shared else value
+            inputs.add(value.untyped_storage()._cdata)
+        for mutation in self.signature.mutations:
+            values[mutation.value_index] = values[mutation.value_index].clone()
+        for mutation in self.signature.mutations:
+            tensors[mutation.input_index].copy_(values[mutation.value_index])
+        return results, Launches(aten=self.launches + len(self.signature.mutations))
+
+
+class _Tables:
+    """Steps, arguments and details as the runner reads them (see ``runner.cpp`` for the fields)."""
+
+    def __init__(self, workspace: int, functions: dict[str, int]) -> None:
+        self.workspace = workspace
+        self.functions = functions
+        self.steps, self.arguments, self.details = array("q"), array("q"), array("q")
+        self.address = 0
+
+    def add(self, step: Step, address: Any) -> None:
+        places: tuple[Place, ...]
+        detail = len(self.details)
+        if isinstance(step, KernelStep):
+            kind, function = _KERNEL, self.functions[step.kernel.name]
+            places = (*step.reads, *step.writes)
+        elif isinstance(step, CopyStep):
+            kind, function = _COPY, 0
+            places = (*step.writes, *step.reads)
+            self.details.extend(copy_detail(step.item, step.size, step.target_stride, step.source_stride))
+        elif isinstance(step, ProductStep):
+            kind, function = _product_function(step.product)
+            places = (*step.writes, *step.reads)
+            self.details.extend(_product_detail(step.product))
+        first = len(self.arguments) // 2
+        for place in places:
+            self.arguments.extend(address(place))
+        self.steps.extend((kind, function, first, len(places), detail))
+
+    def freeze(self) -> _Tables:
+        """Lay out the header; the arrays must not grow any more."""
+        parts = (self.steps, self.arguments, self.details)
+        self.header = array("q", [*(part.buffer_info()[0] for part in parts), self.workspace])
+        self.address = self.header.buffer_info()[0]
+        return self
+
+
+def copy_detail(item: int, size: Sequence[int], to: Sequence[int], source: Sequence[int]) -> list[int]:
+    """Rank, element size, then (size, stride to, stride from) in bytes, dimensions merged where both sides are contiguous.
+
+    >>> copy_detail(4, (2, 3, 5), (15, 5, 1), (15, 5, 1))
+    [1, 4, 30, 4, 4]
+    >>> copy_detail(4, (3, 5), (5, 1), (0, 1))
+    [2, 4, 3, 20, 0, 5, 4, 4]
+    """
+    dimensions = sorted((s for s in zip(size, to, source, strict=True) if s[0] != 1), key=lambda d: -d[1])
+    merged: list[tuple[int, int, int]] = []
+    for length, a, b in dimensions:
+        if merged and merged[-1][1:] == (a * length, b * length):
+            merged[-1] = merged[-1][0] * length, a, b
+        else:
+            merged.append((length, a, b))
+    return [len(merged), item, *(n for length, a, b in merged for n in (length, a * item, b * item))]
+
+
+def _product_function(product: Product) -> tuple[int, int]:
+    single, grouped = gemm_address(product.dtype), gemm_batch_address(product.dtype)
+    if product.batch > 1 and grouped:
+        return _BATCH[product.dtype], grouped
+    assert single is not None, "the scheduler makes products only where there is a BLAS"
+    return _PRODUCT[product.dtype], single
+
+
+def _product_detail(product: Product) -> list[int]:
+    item = product.dtype.itemsize
+    (transpose_a, lda), (transpose_b, ldb) = product.left_form, product.right_form
+    scales = struct.unpack("2q", struct.pack("2d", product.alpha, product.beta))
+    strides = (stride * item for stride in product.batch_strides)
+    fields = [product.m, product.n, product.k, transpose_a, transpose_b, lda, ldb, product.result_leading, *scales]
+    fields += [product.batch, *strides]
+    if product.bias_layout is None:
+        return [*fields, 0]
+    size, stride = product.bias_layout
+    *outer, rows, columns = (1, 1, *size)[-3:]
+    result = (product.batch_strides[2], product.result_leading, 1)
+    spread = (0, 0, *stride)[-3:]
+    copy = copy_detail(item, (*outer, rows, columns), result, spread)
+    return [*fields, len(fields) + 1, *copy]
+
+
+def _build(kernels: Any) -> dict[str, int]:
+    """Addresses of all kernels, built as one translation unit."""
+    kernels = list(kernels)
+    if not kernels:
+        return {}
+    library = build("\n".join([prelude(), *(k.source for k in kernels)]))
+    return {k.name: _function_address(library, k.name) for k in kernels}
+
+
+def _function_address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+@cache
+def _runner() -> Any:
+    """``fuse_run`` of ``runner.cpp``, compiled once for all programs."""
+    source = resources.files("fuse.runtime").joinpath("runner.cpp").read_text()
+    run = build(source).fuse_run
+    run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+    run.restype = ctypes.c_int64
+    return run
+
+
+def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor]) -> list[tuple[int, tuple[Any, ...]]]:
+    """Buffers whose tensor the caller receives in another layout than Python calls need, with the latter."""
+    needed = set(_called_upon(plan))
+    found = []
+    for buffer, value in fresh.items():
+        own = plan.buffers[buffer].value
+        if buffer in needed and not same_layout(own, value):
+            found.append((buffer, (tuple(own.shape), own.stride(), 0)))
+    return found
+
+
+def _touched(step: Step, plan: Schedule) -> set[int]:
+    """The buffers that a step reads or writes."""
+    if not isinstance(step, CallStep):
+        return {place.buffer for place in (*step.reads, *step.writes)}
+    refs = [*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results)]
+    return {plan.views[ref.index] if ref.view else ref.index for ref in refs}
+
+
+def _refs(argument: Any) -> list[Ref]:
+    if isinstance(argument, Ref):
+        return [argument]
+    if isinstance(argument, dict):
+        argument = list(argument.values())
+    if isinstance(argument, tuple | list):
+        return [ref for item in argument for ref in _refs(item)]
+    return []
+
+
+def _called_upon(plan: Schedule) -> list[int]:
+    """The buffers that a Python call needs as tensors."""
+    found: dict[int, None] = {}
+    for step in plan.steps:
+        if isinstance(step, CallStep):
+            for ref in (*_refs(step.args), *_refs(step.kwargs)):
+                if not ref.view:
+                    found.setdefault(ref.index)
+    return list(found)
+
+
+def _arrange(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int, int], Arena]:
+    """Place in the workspace every made buffer that the caller does not receive: its number among them, and the layout."""
+    homes: dict[int, int] = {}
+    spans: list[tuple[int, int, list[int]]] = []
+    for number, step in enumerate(plan.steps):
+        for buffer in sorted(_touched(step, plan)):
+            if plan.buffers[buffer].origin != "made" or buffer in returned:
+                continue
+            if buffer not in homes:
+                homes[buffer] = len(spans)
+                spans.append((number, number, []))
+            first, _, heirs = spans[homes[buffer]]
+            spans[homes[buffer]] = first, number, heirs
+        if isinstance(step, KernelStep):
+            reads = [place.buffer for place in step.reads]
+            for i, o in step.shareable:
+                source, target = step.reads[i], step.writes[o]
+                whole = source.offset == target.offset == 0 and reads.count(source.buffer) == 1
+                if whole and source.buffer in homes and target.buffer in homes:
+                    spans[homes[target.buffer]][2].append(homes[source.buffer])
+    sizes = {home: plan.buffers[buffer].size for buffer, home in homes.items()}
+    lifetimes = [Lifetime(sizes[i], first, last, tuple(heirs)) for i, (first, last, heirs) in enumerate(spans)]
+    return homes, arrange(lifetimes, scratch)
+
+
+def _scratch(steps: Sequence[Step]) -> int:
+    """Bytes for the pointers of the step that has most of them."""
+    needed = 0
+    for step in steps:
+        if isinstance(step, CallStep):
+            continue
+        needed = max(needed, len(step.reads) + len(step.writes))
+        if isinstance(step, ProductStep):
+            needed = max(needed, len(step.reads) + len(step.writes) + 3 * step.product.batch)
+    return needed * _POINTER
+
+
+def _address(
+    place: Place, bases: dict[int, int], homes: dict[int, int], arena: Arena, workspace: int
+) -> tuple[int, int]:
+    """A place as the runner resolves it: number of a base, bytes from there."""
+    if place.buffer in bases:
+        return bases[place.buffer], place.offset
+    return workspace, arena.offsets[homes[place.buffer]] + place.offset
+
+
+def _stretches(plan: Schedule, bases: dict[int, int]) -> tuple[_Native | _Call, ...]:
+    """The steps as native stretches and Python calls in turn."""
+    last_use = {}
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, CallStep):
+            for ref in (*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results)):
+                last_use[_slot(ref, plan)] = number
+        for buffer in _touched(step, plan):
+            last_use[buffer] = number
+    kept = {result.buffer for result in plan.results if result}
+    parts: list[_Native | _Call] = []
+    native = 0
+    for number, step in enumerate(plan.steps):
+        if not isinstance(step, CallStep):
+            if parts and isinstance(before := parts[-1], _Native):
+                parts[-1] = _Native(before.first, native + 1)
+            else:
+                parts.append(_Native(native, native + 1))
+            native += 1
+            continue
+        results = []
+        for position, ref in step.results:
+            stride = () if ref.view else plan.buffers[ref.index].value.stride()
+            base = -1 if ref.view else bases[ref.index]
+            results.append((position, _slot(ref, plan), stride, base))
+        used = {_slot(r, plan) for r in (*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results))}
+        dead = tuple(s for s in used if last_use[s] == number and s not in kept)
+        step = CallStep(
+            step.function, _numbered(step.args, plan), _numbered(step.kwargs, plan), step.results, step.launches
+        )
+        parts.append(_Call(step, tuple(results), dead))
+    return tuple(parts)
+
+
+def _slot(ref: Ref, plan: Schedule) -> int:
+    return len(plan.buffers) + ref.index if ref.view else ref.index
+
+
+def _numbered(argument: Any, plan: Schedule) -> Any:
+    """The same arguments with every reference a slot number."""
+    if isinstance(argument, Ref):
+        return Ref(_slot(argument, plan))
+    if isinstance(argument, dict):
+        return {name: _numbered(item, plan) for name, item in argument.items()}
+    if isinstance(argument, tuple | list):
+        return tuple(_numbered(item, plan) for item in argument)
+    return argument
+
+
+def _resolve(argument: Any, slots: Sequence[Tensor | None]) -> Any:
+    if type(argument) is Ref:
+        return slots[argument.index]
+    if type(argument) is tuple:
+        return [_resolve(item, slots) for item in argument]
+    if type(argument) is dict:
+        return {name: _resolve(item, slots) for name, item in argument.items()}
+    return argument
+
+
+def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """The tensor with the strides that were predicted for it (an operator may choose others at run time)."""
+    if tensor.stride() == stride:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)

@@ -1,0 +1,159 @@
+// Walks the steps of one captured graph: the native half of a fused program.
+//
+// The program is data. Python lays out three tables of 64-bit integers once (steps, arguments, details) and passes, at each call, the
+// first byte of every buffer ("bases"). A step names what to call and where its arguments lie; nothing here knows a model.
+//
+// Launches are counted here, where the calls are made, and returned: generated kernels and copies in the low half, library
+// products in the high half.
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+struct Argument {
+    int64_t base;    // index into the bases of this call
+    int64_t offset;  // bytes from there
+};
+
+struct Step {
+    int64_t kind;       // a StepKind
+    int64_t function;   // address: a kernel, ?gemm_ or ?gemm_batch_
+    int64_t arguments;  // index of the first of its arguments
+    int64_t count;      // number of arguments
+    int64_t detail;     // index of the first of its details
+};
+
+enum StepKind : int64_t { KERNEL = 0, COPY = 1, PRODUCT_F32 = 2, PRODUCT_F64 = 3, BATCH_F32 = 4, BATCH_F64 = 5 };
+
+// Details of a copy, arguments (to, from): rank and element size, then for every dimension its size and two strides in bytes.
+struct CopyDimension {
+    int64_t size, to, from;
+};
+
+struct CopyDetail {
+    int64_t rank, item;
+    CopyDimension dimensions[1];
+};
+
+// Details of a product C = alpha A B + beta C of row-major matrices, which column-major BLAS sees transposed: its first operand
+// is our B. Arguments (C, A, B), and the bias, copied into C beforehand, when `bias` is the distance of the copy's details.
+struct ProductDetail {
+    int64_t m, n, k, transpose_a, transpose_b, lda, ldb, ldc;
+    double alpha, beta;
+    int64_t batch, a_stride, b_stride, c_stride;  // strides between matrices of a batch, in bytes
+    int64_t bias;                                 // 0: none
+};
+
+struct Program {
+    const Step *steps;
+    const Argument *arguments;
+    const int64_t *details;
+    int64_t workspace;  // the base whose first bytes are scratch for resolved pointers
+};
+
+template <typename Item>
+void copy_row(char *to, const char *from, const CopyDimension &row) {
+    for (int64_t i = 0; i < row.size; ++i) {
+        Item item;
+        memcpy(&item, from + i * row.from, sizeof(Item));
+        memcpy(to + i * row.to, &item, sizeof(Item));
+    }
+}
+
+void copy(char *to, const char *from, const CopyDimension *dimensions, int64_t rank, int64_t item) {
+    if (rank == 0) {
+        memcpy(to, from, item);
+        return;
+    }
+    const CopyDimension &outer = dimensions[0];
+    if (rank > 1) {
+        for (int64_t i = 0; i < outer.size; ++i) {
+            copy(to + i * outer.to, from + i * outer.from, dimensions + 1, rank - 1, item);
+        }
+    } else if (outer.to == item && outer.from == item) {
+        memcpy(to, from, outer.size * item);
+    } else if (item == 4) {
+        copy_row<uint32_t>(to, from, outer);
+    } else if (item == 8) {
+        copy_row<uint64_t>(to, from, outer);
+    } else if (item == 2) {
+        copy_row<uint16_t>(to, from, outer);
+    } else if (item == 1) {
+        copy_row<uint8_t>(to, from, outer);
+    } else {
+        for (int64_t i = 0; i < outer.size; ++i) memcpy(to + i * outer.to, from + i * outer.from, item);
+    }
+}
+
+void copy(char *to, const char *from, const int64_t *detail) {
+    const CopyDetail *how = reinterpret_cast<const CopyDetail *>(detail);
+    copy(to, from, how->dimensions, how->rank, how->item);
+}
+
+template <typename Real>
+using Gemm = void (*)(const char *, const char *, const int *, const int *, const int *, const Real *, const char *, const int *,
+                      const char *, const int *, const Real *, char *, const int *);
+
+template <typename Real>
+using GemmBatch = void (*)(const char *, const char *, const int *, const int *, const int *, const Real *, char **, const int *,
+                           char **, const int *, const Real *, char **, const int *, const int *, const int *);
+
+template <typename Real>
+void product(const Step &step, const int64_t *detail, char **pointers, bool grouped) {
+    const ProductDetail &of = *reinterpret_cast<const ProductDetail *>(detail);
+    const int m = of.m, n = of.n, k = of.k, lda = of.lda, ldb = of.ldb, ldc = of.ldc, batch = of.batch, one = 1;
+    const char a_form = of.transpose_a ? 'T' : 'N', b_form = of.transpose_b ? 'T' : 'N';
+    const Real alpha = of.alpha, beta = of.beta;
+    char *c = pointers[0], *a = pointers[1], *b = pointers[2];
+    if (of.bias) copy(c, pointers[3], detail + of.bias);
+    if (grouped) {
+        char **every_a = pointers + step.count, **every_b = every_a + batch, **every_c = every_b + batch;
+        for (int64_t i = 0; i < batch; ++i) {
+            every_a[i] = a + i * of.a_stride;
+            every_b[i] = b + i * of.b_stride;
+            every_c[i] = c + i * of.c_stride;
+        }
+        reinterpret_cast<GemmBatch<Real>>(step.function)(&b_form, &a_form, &n, &m, &k, &alpha, every_b, &ldb, every_a, &lda, &beta,
+                                                         every_c, &ldc, &one, &batch);
+        return;
+    }
+    for (int64_t i = 0; i < batch; ++i) {
+        reinterpret_cast<Gemm<Real>>(step.function)(&b_form, &a_form, &n, &m, &k, &alpha, b + i * of.b_stride, &ldb,
+                                                    a + i * of.a_stride, &lda, &beta, c + i * of.c_stride, &ldc);
+    }
+}
+
+}  // namespace
+
+// Runs steps [first, last) over the buffers at `bases`; returns the launches it made, kernels + (libraries << 32).
+extern "C" int64_t fuse_run(const Program *program, int64_t first, int64_t last, char *const *bases) {
+    int64_t kernels = 0, libraries = 0;
+    char **pointers = reinterpret_cast<char **>(bases[program->workspace]);
+    for (const Step *step = program->steps + first; step < program->steps + last; ++step) {
+        const Argument *argument = program->arguments + step->arguments;
+        const int64_t *detail = program->details + step->detail;
+        for (int64_t i = 0; i < step->count; ++i) pointers[i] = bases[argument[i].base] + argument[i].offset;
+        switch (step->kind) {
+            case KERNEL:
+                reinterpret_cast<void (*)(char *const *)>(step->function)(pointers);
+                ++kernels;
+                break;
+            case COPY:
+                copy(pointers[0], pointers[1], detail);
+                ++kernels;
+                break;
+            case PRODUCT_F32:
+            case BATCH_F32:
+                product<float>(*step, detail, pointers, step->kind == BATCH_F32);
+                ++libraries;
+                break;
+            case PRODUCT_F64:
+            case BATCH_F64:
+                product<double>(*step, detail, pointers, step->kind == BATCH_F64);
+                ++libraries;
+                break;
+        }
+    }
+    return kernels | (libraries << 32);
+}

@@ -1,0 +1,415 @@
+"""From a graph with regions to steps: what runs each node, and where its values lie.
+
+    %r = call_module[region](%x, %w)          kernel   reads x, w   writes buffer 2
+    %h = getitem(%r, 0)                       -        another name for buffer 2
+    %s = aten.slice(%h, 1, 0, 4)              -        a place in buffer 2
+    %y = aten.mm(%s, %w)                ->    product  reads buffer 2, w   writes buffer 3
+    %z = aten.sort(%y)                        call     torch.ops.aten.sort(...)
+
+Views and ``getitem`` are layout arithmetic. Matrix products go to BLAS, lone operators that can be lowered become kernels of one
+operator, and what is left is called from Python. Values that the caller receives get memory of their own, and writes to
+inputs come last, so that every step reads what the inputs held when the call began.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node, map_arg
+
+from fuse import ops
+from fuse.graph.signature import Signature
+from fuse.kernel.lower import Declined, Kernel
+from fuse.runtime.layout import dense, extent, origin_bytes, part, restrided, same_layout
+from fuse.runtime.libraries import product
+from fuse.runtime.steps import (
+    Buffer,
+    CallStep,
+    CopyStep,
+    Fallback,
+    KernelStep,
+    Place,
+    ProductStep,
+    Ref,
+    Result,
+    Schedule,
+    Step,
+)
+
+Lower = Callable[[GraphModule], Kernel | Declined]
+_ASSEMBLE = torch.ops.fuse.assemble.default
+
+
+def schedule(graph: GraphModule, lower: Lower) -> Schedule:
+    """The steps of a captured (and rewritten) graph on the CPU.
+
+    ``lower`` turns a region into a kernel, or says why it cannot; it is asked once for equal regions of one operator.
+    """
+    return _Scheduler(graph, lower).run()
+
+
+def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
+    """A lone operator as a region of one, and the nodes that are its inputs in placeholder order."""
+    body = Graph()
+    inputs: dict[Node, Node] = {}
+    for argument in node.all_input_nodes:
+        inputs[argument] = body.placeholder(argument.name)
+        inputs[argument].meta = {"val": argument.meta["val"], "source": ""}
+    inner = body.node_copy(node, lambda n: inputs[n])
+    output = body.output((inner,))
+    output.meta = {"val": (node.meta["val"],), "source": ""}
+    region = GraphModule(torch.nn.Module(), body)
+    region.meta["kind"] = "region"
+    return region, list(inputs)
+
+
+class _Scheduler:
+    """State while the nodes are walked once, in order."""
+
+    def __init__(self, graph: GraphModule, lower: Lower) -> None:
+        self.graph = graph
+        self.lower = lower
+        self.signature: Signature = graph.meta["signature"]
+        self.buffers: list[Buffer] = []
+        self.views: list[int] = []
+        self.steps: list[Step] = []
+        self.fallbacks: list[Fallback] = []
+        self.regions = 0
+        # node -> (buffer, bytes to add to the storage offset of the node's val); for nodes with several results, one for each
+        self.anchors: dict[Node, tuple[int, int]] = {}
+        self.parts: dict[Node, list[tuple[int, int] | None]] = {}
+        self.refs: dict[Node, Ref] = {}  # nodes that exist as Python tensors
+        self.lone: dict[object, Kernel | Declined] = {}
+        self.assembled: dict[Node, int] = {}
+        self.waiting = _pieces(graph)  # piece -> (assemble node, offset in elements)
+
+    def run(self) -> Schedule:
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                self.anchors[node] = self._buffer("input", node.meta["val"])
+            elif node.op == "call_module":
+                self._module(node)
+            elif node.op == "call_function":
+                self._function(node)
+            elif node.op == "output":
+                results = self._results(node)
+                self._mutations(node)
+        return Schedule(
+            tuple(self.buffers),
+            tuple(self.views),
+            tuple(self.steps),
+            results,
+            tuple(self.fallbacks),
+            self.regions,
+        )
+
+    # ---- places --------------------------------------------------------------------------------------------------------------
+
+    def _buffer(self, origin: Any, value: Tensor) -> tuple[int, int]:
+        """A new buffer as large as ``value``, and the anchor of a node that is the whole of it."""
+        self.buffers.append(Buffer(origin, value, extent(value)))
+        return len(self.buffers) - 1, -origin_bytes(value)
+
+    def _place(self, node: Node) -> Place:
+        buffer, shift = self.anchors[node]
+        return Place(buffer, shift + origin_bytes(node.meta["val"]))
+
+    def _claim(self, node: Node) -> tuple[int, int]:
+        """Memory for what a kernel computes: the place in the assembled tensor it is a piece of, or a buffer of its own."""
+        if node not in self.waiting:
+            return self._buffer("made", node.meta["val"])
+        whole, offset = self.waiting[node]
+        if whole not in self.assembled:
+            self.assembled[whole], _ = self._buffer("made", whole.meta["val"])
+        return self.assembled[whole], offset * node.meta["val"].itemsize - origin_bytes(node.meta["val"])
+
+    # ---- nodes ---------------------------------------------------------------------------------------------------------------
+
+    def _module(self, node: Node) -> None:
+        region = self.graph.get_submodule(str(node.target))
+        inputs = [argument for argument in node.args if isinstance(argument, Node)]
+        getters: dict[int, Node] = {}
+        for user in node.users:
+            getters.setdefault(user.args[1], user)  # type: ignore[arg-type]
+        placed = [getters[i] for i in getters if getters[i] in self.waiting]
+        made = self._fitted(region, node, inputs, getters)
+        if isinstance(made, Declined):
+            for piece in placed:
+                del self.waiting[piece]
+            self.fallbacks.append(Fallback(str(node.target), _source(node, region), made.reason))
+            self._call(node, region, launches_of(region))
+            return
+        values = node.meta["val"]
+        anchors = [
+            self._claim(getters[i]) if i in getters else self._buffer("made", values[i]) for i in range(len(values))
+        ]
+        self.parts[node] = list(anchors)
+        self.regions += 1
+        self._kernel(made, inputs, anchors, list(values))
+
+    def _fitted(
+        self, region: torch.nn.Module, node: Node, inputs: Sequence[Node], getters: dict[int, Node]
+    ) -> Kernel | Declined:
+        """The region's kernel, compiled for the layouts that its inputs have and its results get."""
+        if not isinstance(region, GraphModule) or region.meta.get("kind") != "region":
+            return Declined("there is no kernel for this kind of module yet")
+        body_inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
+        for outer, inner in zip(inputs, body_inputs, strict=True):
+            if not same_layout(outer.meta["val"], inner.meta["val"]):
+                return Declined(f"input {outer.name} does not have the layout that the region was made for")
+        results = list(region.graph.output_node().args[0])  # type: ignore[arg-type]
+        values = list(node.meta["val"])
+        for i, getter in getters.items():
+            if getter in self.waiting:
+                whole, _ = self.waiting[getter]
+                fitted = restrided(getter.meta["val"], whole.meta["val"].stride())
+                getter.meta["val"] = values[i] = results[i].meta["val"] = fitted
+        node.meta["val"] = tuple(values)
+        return self.lower(region)
+
+    def _function(self, node: Node) -> None:
+        if node.target is operator.getitem:
+            parent, index = node.args
+            if parent in self.parts:
+                anchor = self.parts[parent][index]  # type: ignore[index]
+                if anchor is not None:
+                    self.anchors[node] = anchor
+        elif node.target is _ASSEMBLE:
+            self._assemble(node)
+        elif ops.is_view(node.target):  # type: ignore[arg-type]
+            self._view(node)
+        elif (found := product(node)) is not None:
+            operands = (found.left, found.right, *([found.bias] if found.bias else []))
+            self.anchors[node] = self._buffer("made", node.meta["val"])
+            self.steps.append(ProductStep(found, tuple(map(self._place, operands)), (self._place(node),)))
+        elif isinstance(node.meta["val"], Tensor) and isinstance(kernel := self._lone_kernel(node), Kernel):
+            self.anchors[node] = self._claim(node)
+            self._kernel(kernel, node.all_input_nodes, [self.anchors[node]], [node.meta["val"]])
+        else:
+            facts = ops.info(node.target)  # type: ignore[arg-type]
+            self._call(node, node.target, facts.launches if facts else 1)  # type: ignore[arg-type]
+
+    def _view(self, node: Node) -> None:
+        base = node.all_input_nodes[0]
+        if not _shares(node.meta["val"], base.meta["val"]):
+            # A pass changed the base and left the view's metadata: find its place again.
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+        buffer, shift = self.anchors[base]
+        if isinstance(node.meta["val"], Tensor):
+            self.anchors[node] = buffer, shift
+        else:
+            self.parts[node] = [(buffer, shift)] * len(node.meta["val"])
+
+    def _assemble(self, node: Node) -> None:
+        """Pieces that a kernel could not write in place are copied there."""
+        value: Tensor = node.meta["val"]
+        if node not in self.assembled:
+            self.assembled[node], _ = self._buffer("made", value)
+        self.anchors[node] = self.assembled[node], -origin_bytes(value)
+        for piece, offset in _offsets(node):
+            if self.waiting.get(piece) != (node, offset):
+                self._copy(piece, Place(self.assembled[node], offset * value.itemsize), value.stride())
+
+    def _lone_kernel(self, node: Node) -> Kernel | Declined:
+        key = _key(node)
+        if key not in self.lone:
+            self.lone[key] = self.lower(region_of(node)[0])
+        return self.lone[key]
+
+    # ---- steps ---------------------------------------------------------------------------------------------------------------
+
+    def _kernel(
+        self, kernel: Kernel, inputs: Sequence[Node], anchors: Sequence[tuple[int, int]], values: Sequence[Tensor]
+    ) -> None:
+        shareable = tuple((i, o) for i, o in sorted(kernel.in_place) if same_layout(inputs[i].meta["val"], values[o]))
+        writes = tuple(Place(b, shift + origin_bytes(v)) for (b, shift), v in zip(anchors, values, strict=True))
+        self.steps.append(KernelStep(kernel, tuple(map(self._place, inputs)), writes, shareable))
+
+    def _copy(self, source: Node, target: Place, stride: Sequence[int]) -> None:
+        value: Tensor = source.meta["val"]
+        self.steps.append(
+            CopyStep(
+                (self._place(source),), (target,), value.itemsize, tuple(value.shape), value.stride(), tuple(stride)
+            )
+        )
+
+    def _call(self, node: Node, function: Callable[..., Any], launches: int) -> None:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self._ref)
+        value = node.meta["val"]
+        if isinstance(value, Tensor):
+            self.anchors[node] = self._buffer("called", value)
+            results: tuple[tuple[int | None, Ref], ...] = ((None, Ref(self.anchors[node][0])),)
+        else:
+            made = [self._buffer("called", v) if isinstance(v, Tensor) else None for v in value]
+            self.parts[node] = list(made)
+            results = tuple((i, Ref(anchor[0])) for i, anchor in enumerate(made) if anchor is not None)
+        self.steps.append(CallStep(function, args, kwargs, results, launches))
+
+    def _ref(self, node: Node) -> Ref:
+        """The node as a tensor for a Python call; views are taken when the first call needs them."""
+        if node in self.refs:
+            return self.refs[node]
+        place, value = self._place(node), node.meta["val"]
+        buffer = self.buffers[place.buffer]
+        if place.offset == 0 and same_layout(value, buffer.value):
+            self.refs[node] = Ref(place.buffer)
+            return self.refs[node]
+        if node.op == "call_function" and node.target is not operator.getitem and node.target is not _ASSEMBLE:
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), self._ref)
+            function: Callable[..., Any] = node.target  # type: ignore[assignment]
+        elif node.target is operator.getitem and _is_view(node.args[0]):
+            parent: Node = node.args[0]  # type: ignore[assignment]
+            args, kwargs = map_arg((parent.args, dict(parent.kwargs)), self._ref)
+            function = _Nth(parent.target, node.args[1])  # type: ignore[arg-type]
+        else:
+            function = part
+            args = (Ref(place.buffer), tuple(value.shape), value.stride(), place.offset // value.itemsize)
+            kwargs = {}
+        self.views.append(place.buffer)
+        self.refs[node] = Ref(len(self.views) - 1, view=True)
+        self.steps.append(CallStep(function, args, kwargs, ((None, self.refs[node]),), 0))
+        return self.refs[node]
+
+    # ---- what the caller sees ------------------------------------------------------------------------------------------------
+
+    def _results(self, output: Node) -> tuple[Result | None, ...]:
+        """Memory of its own for every value that the caller receives: eager's results share memory only where the signature
+        says so."""
+        values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
+        named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
+        taken: set[int] = set()
+        results: list[Result | None] = []
+        for index, node in enumerate(values):
+            if index not in named:
+                results.append(None)
+                continue
+            number, value = self._place(node).buffer, node.meta["val"]
+            if number in taken or not self._is_whole(node):
+                number, _ = self._buffer("made", value)
+                self._copy(node, Place(number, 0), value.stride())
+            taken.add(number)
+            results.append(Result(number, value))
+        return tuple(results)
+
+    def _is_whole(self, node: Node) -> bool:
+        """Whether the node's value fills a buffer that the caller can be given."""
+        place, value = self._place(node), node.meta["val"]
+        buffer = self.buffers[place.buffer]
+        if place.offset != 0 or buffer.origin == "input":
+            return False
+        return same_layout(value, buffer.value) or (buffer.origin == "made" and extent(value) == buffer.size)
+
+    def _mutations(self, output: Node) -> None:
+        """Write values back into inputs. One that is itself (a view of) a written input is set aside first."""
+        values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
+        written = {m.input_index for m in self.signature.mutations}
+        pending: list[tuple[Place, Place, Tensor, tuple[int, ...]]] = []
+        for mutation in self.signature.mutations:
+            node, target = values[mutation.value_index], self.buffers[mutation.input_index].value
+            source, value = self._place(node), node.meta["val"]
+            if source == Place(mutation.input_index, 0) and same_layout(value, target):
+                continue
+            stride = value.stride()
+            if source.buffer in written:
+                aside, _ = self._buffer("made", dense(value))
+                stride = self.buffers[aside].value.stride()
+                self._copy(node, Place(aside, 0), stride)
+                source = Place(aside, 0)
+            pending.append((source, Place(mutation.input_index, 0), target, stride))
+        for source, place, target, stride in pending:
+            self.steps.append(
+                CopyStep((source,), (place,), target.itemsize, tuple(target.shape), stride, target.stride())
+            )
+
+
+class _Nth:
+    """One tensor of a view operator that returns several (``split``, ``unbind``)."""
+
+    def __init__(self, function: Callable[..., Any], index: int) -> None:
+        self.function, self.index = function, index
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = self.function(*args, **kwargs)[self.index]
+        return result
+
+
+def launches_of(module: torch.nn.Module) -> int:
+    """Launches of a nested graph run op by op."""
+    if not isinstance(module, GraphModule):
+        return sum(launches_of(child) for child in module.children())
+    facts = [ops.info(n.target) for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    return sum(f.launches if f else 1 for f in facts)
+
+
+def _pieces(graph: GraphModule) -> dict[Node, tuple[Node, int]]:
+    """Region results that can be written straight into the assembled tensor they are a piece of."""
+    found = {}
+    for node in graph.graph.nodes:
+        if node.target is _ASSEMBLE:
+            for piece, offset in _offsets(node):
+                if _is_lone_result(piece) and piece.meta["val"].dtype == node.meta["val"].dtype:
+                    found[piece] = node, offset
+    return found
+
+
+def _is_lone_result(piece: Node) -> bool:
+    if piece.target is not operator.getitem or len(piece.users) > 1:
+        return False
+    region, index = piece.args
+    if not isinstance(region, Node) or region.op != "call_module":
+        return False
+    module = region.graph.owning_module.get_submodule(str(region.target))  # type: ignore[union-attr]
+    if not isinstance(module, GraphModule) or module.meta.get("kind") != "region":
+        return False
+    results: Any = module.graph.output_node().args[0]
+    return sum(user.args[1] == index for user in region.users) == 1 and list(results).count(results[index]) == 1
+
+
+def _offsets(assemble: Node) -> list[tuple[Node, int]]:
+    """Every piece and where it begins in the assembled tensor, in elements."""
+    pieces, dim = assemble.args[:2]
+    stride = assemble.meta["val"].stride()[dim]  # type: ignore[index]
+    offsets, position = [], 0
+    for piece in pieces:  # type: ignore[union-attr]
+        offsets.append((piece, position * stride))
+        position += piece.meta["val"].shape[dim]  # type: ignore[union-attr,index]
+    return offsets  # type: ignore[return-value]
+
+
+def _source(node: Node, region: torch.nn.Module) -> str:
+    if node.meta.get("source") or not isinstance(region, GraphModule):
+        return str(node.meta.get("source", ""))
+    return next((n.meta["source"] for n in region.graph.nodes if n.meta.get("source")), "")
+
+
+def _key(node: Node) -> object:
+    """Equal for lone operators that the same kernel runs."""
+    numbers: dict[Node, int] = {}
+
+    def described(argument: Node) -> object:
+        value = argument.meta["val"]
+        return (
+            "input",
+            numbers.setdefault(argument, len(numbers)),
+            tuple(value.shape),
+            value.stride(),
+            value.dtype,
+        )
+
+    args = map_arg((node.args, dict(node.kwargs)), described)
+    value = node.meta["val"]
+    return node.target, repr(args), tuple(value.shape), value.stride(), value.dtype
+
+
+def _is_view(node: Any) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and ops.is_view(node.target)
+
+
+def _shares(value: Any, base: Tensor) -> bool:
+    first = value if isinstance(value, Tensor) else value[0] if value else base
+    return bool(first.untyped_storage()._cdata == base.untyped_storage()._cdata)

@@ -1,0 +1,130 @@
+"""The steps of a program, and the memory they work on.
+
+    graph  --schedule-->  buffers + steps  --plan-->  addresses  --program-->  tables for the native runner
+
+A step is one launch (or a Python call that launches what it launches); a place is a byte of a buffer. Views take no step: they
+are other places and strides in the buffer of their base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fuse.kernel.lower import Kernel
+from fuse.runtime.libraries import Product
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """The memory behind one value that is not a view.
+
+    ``origin``: ``input`` (the caller's tensor), ``made`` (the planner finds room: in the workspace, or in a fresh tensor when the
+    caller receives it), ``called`` (the tensor an ATen call returned). ``value`` is the fake tensor that lies there; its size in
+    bytes, gaps between strides included, is ``size``.
+    """
+
+    origin: Literal["input", "made", "called"]
+    value: Tensor
+    size: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """``offset`` bytes behind the first element of buffer number ``buffer``."""
+
+    buffer: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor that a Python call takes or gives: the whole of buffer ``index``, or, if ``view``, view number ``index``."""
+
+    index: int
+    view: bool = False
+
+
+@dataclass(frozen=True)
+class KernelStep:
+    """One generated kernel. ``shareable`` are its (input, output) positions that may be one place in memory."""
+
+    kernel: Kernel
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+    shareable: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class ProductStep:
+    """One library product; ``reads`` are left, right and, if any, bias."""
+
+    product: Product
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class CopyStep:
+    """Elements of ``item`` bytes copied from one layout (strides in elements) to another."""
+
+    reads: tuple[Place]
+    writes: tuple[Place]
+    item: int
+    size: tuple[int, ...]
+    source_stride: tuple[int, ...]
+    target_stride: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CallStep:
+    """A Python call: an ATen operator, a region run op by op, or (``launches`` 0) a view that such a call needs as a tensor.
+
+    ``results`` pairs a position in the returned tuple (None: the returned tensor itself) with where to keep it. The layouts
+    predicted for results are those of their buffers.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[tuple[int | None, Ref], ...]
+    launches: int
+
+
+Step = KernelStep | ProductStep | CopyStep | CallStep
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """What ran as eager would instead of fused: the operator or region, the user's line, and why."""
+
+    op: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the caller receives for one graph output: the whole of a buffer, in the layout of ``value``."""
+
+    buffer: int
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A graph as steps in order.
+
+    The first buffers are the graph's placeholders. ``views[i]`` is the buffer that view ``i`` looks at. ``results`` follows the
+    graph's output tuple; None where no output of the model names the value.
+    """
+
+    buffers: tuple[Buffer, ...]
+    views: tuple[int, ...]
+    steps: tuple[Step, ...]
+    results: tuple[Result | None, ...]
+    fallbacks: tuple[Fallback, ...]
+    regions: int
