@@ -106,6 +106,7 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         sub tanh_backward threshold trunc where
     """),
     (_COSTLY, """
+        _fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_tensor_affine
         _fake_quantize_per_tensor_affine_cachemask_tensor_qparams binary_cross_entropy_backward dequantize
         fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask log_sigmoid_backward
         log_sigmoid_forward mish_backward polar quantize_per_channel quantize_per_tensor silu_backward
@@ -120,14 +121,15 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
     (_REDUCTION, """
         _adaptive_avg_pool2d _adaptive_avg_pool3d _aminmax _cdist_backward _cdist_forward _cummax_helper _cummin_helper
         _embedding_bag _embedding_bag_dense_backward _embedding_bag_forward_only
-        _embedding_bag_per_sample_weights_backward _euclidean_dist _is_all_true _is_any_true _nested_sum_backward
-        _pdist_backward _pdist_forward _segment_reduce_backward _sparse_sum adaptive_avg_pool3d_backward
-        adaptive_max_pool2d adaptive_max_pool3d all allclose amax amin aminmax any argmax argmin avg_pool1d avg_pool2d
-        avg_pool3d bincount count_nonzero cummax cummin cumprod cumsum dist equal fractional_max_pool2d
-        fractional_max_pool3d histc histogram huber_loss isin linalg__powsum linalg_vector_norm max max_pool2d_backward
-        max_pool2d_with_indices max_pool3d_with_indices mean min mkldnn_max_pool2d mkldnn_max_pool3d mse_loss
-        multi_margin_loss multilabel_margin_loss_backward multilabel_margin_loss_forward nansum native_norm
-        nll_loss2d_forward nll_loss_forward norm prod segment_reduce smooth_l1_loss std std_mean sum trace var var_mean
+        _embedding_bag_per_sample_weights_backward _euclidean_dist _histogramdd_bin_edges _histogramdd_from_bin_cts
+        _histogramdd_from_bin_tensors _is_all_true _is_any_true _nested_sum_backward _pdist_backward _pdist_forward
+        _segment_reduce_backward _sparse_sum adaptive_avg_pool3d_backward adaptive_max_pool2d adaptive_max_pool3d all
+        allclose amax amin aminmax any argmax argmin avg_pool1d avg_pool2d avg_pool3d bincount count_nonzero cummax
+        cummin cumprod cumsum dist equal fractional_max_pool2d fractional_max_pool3d hash_tensor histc histogram
+        huber_loss isin linalg__powsum linalg_vector_norm max max_pool2d_backward max_pool2d_with_indices
+        max_pool3d_with_indices mean min mkldnn_max_pool2d mkldnn_max_pool3d mse_loss multi_margin_loss
+        multilabel_margin_loss_backward multilabel_margin_loss_forward nansum native_norm nll_loss2d_forward
+        nll_loss_forward norm prod segment_reduce smooth_l1_loss std std_mean sum trace var var_mean
     """),
     (_COSTLY_REDUCTION, """
         _batch_norm_no_update _batch_norm_with_update _ctc_loss _fused_rms_norm _log_softmax _log_softmax_backward_data
@@ -143,18 +145,18 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         _jagged_to_padded_dense_forward _local_scalar_dense _nested_from_padded _nested_tensor_from_mask
         _new_zeros_with_same_feature_meta _pack_padded_sequence _padded_dense_to_jagged_forward _pin_memory
         _resize_output _stack _to_copy _to_dense _to_sparse _upsample_bicubic2d_aa _upsample_bilinear2d_aa
-        _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator arange
-        as_strided_scatter bartlett_window blackman_window block_diag cat channel_shuffle clone col2im constant_pad_nd
-        copy diag_embed diagonal_backward diagonal_scatter eye fft_fftfreq fft_rfftfreq fill flip full full_like
-        grid_sampler_2d_backward grid_sampler_3d_backward hamming_window hann_window im2col index_copy index_fill
-        kaiser_window lift linspace logspace lu_unpack masked_scatter max_unpool2d max_unpool3d new_full new_ones
-        new_zeros nonzero nonzero_static ones ones_like pixel_shuffle pixel_unshuffle put range reflection_pad1d
-        reflection_pad2d reflection_pad3d repeat repeat_interleave replication_pad1d replication_pad2d
-        replication_pad3d roll rot90 scalar_tensor scatter select_backward select_scatter slice_backward slice_scatter
-        stack to_mkldnn to_padded_tensor tril tril_indices triu triu_indices upsample_bicubic2d upsample_bilinear2d
-        upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d zero zeros
-        zeros_like mkldnn::_reorder_convolution_weight mkldnn::_reorder_linear_weight
-        mkldnn::_reorder_mkldnn_rnn_layer_weight
+        _upsample_lanczos2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+        affine_grid_generator arange as_strided_scatter bartlett_window blackman_window block_diag cat channel_shuffle
+        clone col2im constant_pad_nd copy diag_embed diagonal_backward diagonal_scatter eye fft_fftfreq fft_rfftfreq
+        fill flip full full_like grid_sampler_2d_backward grid_sampler_3d_backward hamming_window hann_window im2col
+        index_copy index_fill kaiser_window lift linspace logspace lu_unpack masked_scatter max_unpool2d max_unpool3d
+        native_channel_shuffle new_full new_ones new_zeros nonzero nonzero_static ones ones_like pixel_shuffle
+        pixel_unshuffle put range reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave
+        replication_pad1d replication_pad2d replication_pad3d roll rot90 scalar_tensor scatter select_backward
+        select_scatter slice_backward slice_scatter stack to_mkldnn to_padded_tensor tril tril_indices triu
+        triu_indices upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
+        upsample_nearest3d upsample_trilinear3d zero zeros zeros_like mkldnn::_reorder_convolution_weight
+        mkldnn::_reorder_linear_weight mkldnn::_reorder_mkldnn_rnn_layer_weight
     """),
     (_GATHER, """
         _unsafe_index _unsafe_masked_index embedding gather grid_sampler_2d grid_sampler_3d index index_select

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,8 +47,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if isinstance(func, OpOverload):
             if ops.is_composite(func):
-                with self:
-                    return func.decompose(*args, **kwargs)
+                with self:  # by the kernel that autograd would call; `func.decompose` may prefer a Python twin
+                    return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
             self._count(func)
         return func(*args, **kwargs)
 

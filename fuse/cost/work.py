@@ -109,7 +109,7 @@ def _flops(
     if facts.flops == "input":
         return facts.weight * max((tensor.numel() for tensor in arguments), default=0)
     if facts.flops == "recurrence":
-        return _recurrence_flops(op, arguments)
+        return _recurrence_flops(op, args)
     if facts.flops == "contraction":
         formula = flop_registry.get(op.overloadpacket)
         if formula is not None:
@@ -135,8 +135,12 @@ def _contraction_flops(
     return 2 * math.isqrt(left.numel() * right.numel() * results[0].numel())
 
 
-def _recurrence_flops(op: OpOverload, arguments: Sequence[Tensor]) -> int:
-    """Each weight matrix multiplies each row of the input once, and twice more on the way back."""
-    rows = arguments[0].numel() // max(1, arguments[0].shape[-1])
-    weights = sum(tensor.numel() for tensor in arguments[1:] if tensor.dim() == 2)
-    return 2 * rows * weights * (2 if "backward" in op._schema.name else 1)
+def _recurrence_flops(op: OpOverload, args: Sequence[Any]) -> int:
+    """Each weight matrix multiplies each row of the input once, and twice on the way back (biases are vectors)."""
+    rows = args[0].numel() // max(1, args[0].shape[-1])
+    given = zip(op._schema.arguments, args, strict=False)
+    weights = [
+        tensor for argument, value in given if argument.name.startswith("weight") for tensor in tensors_in(value)
+    ]
+    multiply_adds: int = rows * sum(tensor.numel() for tensor in weights if tensor.dim() == 2)
+    return 2 * multiply_adds * (2 if "backward" in op._schema.name else 1)
