@@ -110,7 +110,8 @@ class Report:
     def draw(self, path: str | Path) -> tuple[Path, ...]:
         """Draw the graphs before and after side by side into ``path`` (.dot, .svg or .html).
 
-        Returns the files that were written. Raises ``FuseError`` for another suffix and for a file that cannot be written.
+        Returns the files that were written. Raises ``FuseError`` for another suffix and for a file that cannot be
+        written.
         """
         from fuse.report.draw import draw
 

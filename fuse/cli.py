@@ -1,0 +1,251 @@
+"""The command ``fuse``. Thin: it calls what Python users call, prints data on stdout and the rest on stderr.
+
+Exit status: 0 good; 1 a check failed or a budget was exceeded; 2 usage, loading, capture or internal error.
+Everything that needs torch is imported inside the verbs, so that ``fuse --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import fuse
+from fuse import config
+from fuse.errors import FuseError
+from fuse.flags import Output, Request, names, output_verb, path_option, target_verb, tolerance_options
+
+GOOD, FAILED, ERROR, INTERRUPTED = 0, 1, 2, 130
+
+TRUST = "The file of TARGET is ordinary Python and runs with your rights: open only files that you trust."
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=TRUST)
+@click.version_option(fuse.__version__, prog_name="fuse")
+@click.pass_context
+def commands(context: click.Context) -> None:
+    """See, fuse and count the small kernels of a PyTorch model.
+
+    TARGET is path/to/model.py or path/to/model.py:Name. [tool.fuse] in the nearest pyproject.toml may set defaults for
+    the flags.
+    """
+    settings = config.defaults(Path.cwd())
+    context.default_map = dict.fromkeys(commands.commands, settings)
+
+
+@commands.command(epilog=TRUST)
+@target_verb(
+    path_option("--graph", metavar="OUT", help="Draw the graphs before and after into this .svg, .dot or .html file."),
+    click.option("--kernels", is_flag=True, help="Print the source of the generated kernels instead of the report."),
+)
+def show(request: Request, to: Output, graph: Path | None, kernels: bool) -> int:
+    """Count kernel launches before and after the passes.
+
+    Predicted: the model is not run, and its weights are not allocated.
+    """
+    if kernels and to.as_json:
+        raise FuseError("--kernels prints source, not JSON; leave one of the two flags out")
+    from fuse.report.show import show as make_report
+    from fuse.report.table import report_table
+
+    loaded, passes = request.load(to, real=False), request.passes()
+    with to.stage("capturing and running the passes"):
+        report = make_report(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            passes=passes,
+            device=request.device,
+            train=request.train,
+            fuel=request.fuel,
+            target=request.target,
+        )
+    if graph is not None:
+        from fuse.report.draw import draw
+
+        with to.stage("drawing"):
+            drawing = draw(report, graph)
+        to.say(f"wrote {', '.join(str(path) for path in drawing.written)}")
+        if drawing.hint is not None:
+            to.say(drawing.hint)
+    if kernels:
+        from fuse.kernel.listing import listing
+
+        to.write(listing(report.graph))
+    else:
+        to.emit(report.to_dict(), lambda: report_table(report))
+    return GOOD if request.within_budget(report.after.launches) else FAILED
+
+
+@commands.command(epilog=TRUST)
+@target_verb(*tolerance_options)
+def check(request: Request, to: Output, atol: float | None, rtol: float | None) -> int:
+    """Run eager and fused and compare them.
+
+    Values are compared with a float64 reference; dtypes, shapes, strides, mutations, aliases and launches with eager's.
+    """
+    _require_this_machine(request)
+    from rich.text import Text
+
+    from fuse.check.oracle import check as compare
+
+    loaded, passes = request.load(to, real=True), request.passes()
+    with to.stage("running eager, fused and the float64 reference"):
+        report = compare(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            train=request.train,
+            seed=request.seed,
+            atol=atol,
+            rtol=rtol,
+            passes=passes,
+            fuel=request.fuel,
+        )
+    values = {**report.to_dict(), "target": request.target}
+    to.emit(values, lambda: Text(str(report), no_wrap=True, overflow="ignore"))
+    within = request.within_budget(values["observed"]["after"])
+    return GOOD if report.passed and within else FAILED
+
+
+@commands.command(epilog=TRUST)
+@target_verb(
+    *tolerance_options,
+    click.option(
+        "--against", default="eager", show_default=True, callback=names, metavar="PEERS", help="Any of compile, eager."
+    ),
+    click.option(
+        "--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="Time to spend on each peer."
+    ),
+)
+def bench(
+    request: Request, to: Output, atol: float | None, rtol: float | None, against: tuple[str, ...], seconds: float
+) -> int:
+    """Time eager, fused and other peers, interleaved in one process."""
+    _require_this_machine(request)
+    from fuse.report.bench import bench as measure
+    from fuse.report.bench import bench_table
+
+    loaded, passes = request.load(to, real=True), request.passes()
+    with to.stage(f"timing fused and {', '.join(against)}"):
+        report = measure(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            against=against,
+            passes=passes,
+            train=request.train,
+            seconds=seconds,
+            atol=atol,
+            rtol=rtol,
+            target=request.target,
+        )
+    to.emit(report.to_dict(), lambda: bench_table(report))
+    for reason in report.disagreements:
+        click.echo(f"fuse: failed: {reason}", err=True)
+    within = request.within_budget(report.observed_after)
+    return GOOD if within and not report.disagreements else FAILED
+
+
+@commands.command()
+@output_verb(
+    click.argument("before", type=click.Path(path_type=Path)), click.argument("after", type=click.Path(path_type=Path))
+)
+def diff(to: Output, before: Path, after: Path) -> int:
+    """Compare two reports that `fuse show --json -o FILE` saved."""
+    from fuse.report.diff import compare, diff_table, read
+
+    changes = compare(read(before), read(after))
+    to.emit(changes, lambda: diff_table(changes, str(before), str(after)))
+    return GOOD
+
+
+@commands.command()
+@output_verb()
+def passes(to: Output) -> int:
+    """List the installed passes, in the order in which they run."""
+    from fuse.report.table import columns
+    from fuse.rewrite.registry import broken_plugins, registered
+
+    installed: list[dict[str, Any]] = [
+        {"name": info.name, "origin": info.origin, "enabled": info.enabled, "summary": info.summary}
+        for info in registered()
+    ]
+    broken = [{"name": plugin.name, "origin": plugin.origin, "error": plugin.error} for plugin in broken_plugins()]
+    for plugin in broken:
+        to.say(f"warning: plugin {plugin['name']} of {plugin['origin']} does not load: {plugin['error']}")
+    rows = [
+        [one["name"], one["origin"], one["summary"] if one["enabled"] else f"{one['summary']} (only when selected)"]
+        for one in installed
+    ]
+    to.emit({"passes": installed, "broken": broken}, lambda: columns(["pass", "from", "does"], rows, numbers_from=3))
+    return GOOD
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point of the command ``fuse``; never returns."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and give its exit status; an error becomes one line on stderr.
+
+    >>> run(["--version"])
+    fuse, version 0.1.0
+    0
+    """
+    state = {"verbose": False}
+    with warnings.catch_warnings():
+        warnings.showwarning = functools.partial(_show_warning, state)
+        try:
+            status = commands.main(list(arguments), prog_name="fuse", standalone_mode=False, obj=state)
+            sys.stdout.flush()
+            return int(status or GOOD)
+        except BrokenPipeError:
+            # The reader (`| head`) has what it wanted; without this, Python complains when it closes stdout.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return GOOD
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("fuse: interrupted", err=True)
+            return INTERRUPTED
+        except click.ClickException as error:
+            message = error.format_message()
+        except FuseError as error:
+            message = str(error)
+            _show_traceback(state)
+        except Exception as error:
+            hint = "" if state["verbose"] else "; -v shows where"
+            message = f"internal error, {type(error).__name__}: {_one_line(str(error))}{hint}"
+            _show_traceback(state)
+    click.echo(f"fuse: error: {_one_line(message)}", err=True)
+    return ERROR
+
+
+def _require_this_machine(request: Request) -> None:
+    if request.device != "cpu":
+        raise FuseError(f"--device {request.device} only predicts, and this verb runs the model here; use fuse show")
+
+
+def _show_traceback(state: dict[str, bool]) -> None:
+    if state["verbose"]:
+        traceback.print_exc()
+
+
+def _show_warning(
+    state: dict[str, bool], message: Warning | str, category: type[Warning], filename: str, *_place: object
+) -> None:
+    """A warning as one line; what torch says about itself is for ``--verbose`` only."""
+    about_torch = f"{os.sep}torch{os.sep}" in filename or issubclass(category, (DeprecationWarning, FutureWarning))
+    if state["verbose"] or not about_torch:
+        click.echo(f"fuse: warning: {_one_line(str(message))}", err=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

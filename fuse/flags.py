@@ -1,0 +1,205 @@
+"""The flags that verbs share, and what they mean once read: where output goes, what is loaded, which budget holds.
+
+Nothing here imports torch before a method needs it, so that ``fuse --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from fuse.graph.load import LoadedModel
+
+Verb = Callable[..., int]
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where results go: data to stdout or a file, everything else to stderr."""
+
+    as_json: bool
+    output: Path | None
+    quiet: bool
+    color: str
+
+    def emit(self, values: dict[str, Any], table: Callable[[], RenderableType]) -> None:
+        """The result as JSON or as a table; the table is made only when it is shown."""
+        from fuse.report.table import as_text
+
+        self.write(json.dumps(values, indent=2) if self.as_json else as_text(table(), self._in_color()))
+
+    def write(self, text: str) -> None:
+        """Text to stdout, or to the file of ``--output``, which then appears whole or not at all."""
+        from fuse.report.files import write
+
+        if self.output is None:
+            click.echo(text, color=True)  # whether there are colours in the text is decided already
+        else:
+            write(self.output, text + "\n")
+
+    def say(self, note: str) -> None:
+        """One line on stderr, unless ``--quiet``."""
+        if not self.quiet:
+            click.echo(f"fuse: {note}", err=True)
+
+    def stage(self, doing: str) -> AbstractContextManager[None]:
+        """Say on stderr what is being done if it takes over a second, unless ``--quiet``."""
+        from fuse.report.progress import stage
+
+        return stage(doing, self.quiet)
+
+    def _in_color(self) -> bool:
+        if self.color != "auto":
+            return self.color == "always"
+        return self.output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every verb with a TARGET is asked for."""
+
+    target: str
+    inputs: tuple[str, ...]
+    settings: tuple[str, ...]
+    select: tuple[str, ...] | None
+    ignore: tuple[str, ...] | None
+    extend_select: tuple[str, ...] | None
+    device: str
+    train: bool
+    seed: int
+    fuel: int | None
+    max_launches: int | None
+    fail_on_increase: Path | None
+
+    def load(self, to: Output, real: bool) -> LoadedModel:
+        """The model and its inputs, on real or fake tensors; notes on how it was loaded go to stderr."""
+        from fuse.graph.load import load
+
+        with to.stage(f"loading {self.target}"):
+            loaded = load(self.target, self.inputs, self.settings, real=real, train=self.train, seed=self.seed)
+        for note in loaded.notes:
+            to.say(note)
+        return loaded
+
+    def passes(self) -> list[str]:
+        """Names of the passes that the flags leave; ``FuseError`` with a suggestion for an unknown one."""
+        from fuse.rewrite.registry import select
+
+        return [info.name for info in select(self.select, self.ignore or (), self.extend_select or ())]
+
+    def within_budget(self, launches: int) -> bool:
+        """Whether ``launches`` after the passes stay within the budget; what does not is said on stderr."""
+        from fuse.report.diff import launches_after, read
+
+        excess = []
+        if self.max_launches is not None and launches > self.max_launches:
+            excess.append(f"more than --max-launches {self.max_launches:,}")
+        if self.fail_on_increase is not None and launches > (base := launches_after(read(self.fail_on_increase))):
+            excess.append(f"more than the {base:,} of {self.fail_on_increase}")
+        for reason in excess:
+            click.echo(f"fuse: failed: {launches:,} launches after the passes, {reason}", err=True)
+        return not excess
+
+
+def names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """``a,b`` as a tuple of names; None where the flag is not given."""
+    return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def path_option(*spellings: str, **keywords: Any) -> Decorator:
+    """An option that takes the path of a file to write or read."""
+    return click.option(*spellings, type=click.Path(dir_okay=False, path_type=Path), **keywords)
+
+
+def _note_verbose(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    # Kept where errors are reported, and read eagerly, so that it holds for an error in a later flag as well.
+    context.obj["verbose"] = context.obj["verbose"] or value
+
+
+_OUTPUT_OPTIONS = (
+    click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table."),
+    path_option("-o", "--output", help="Write the result to this file, whole or not at all."),
+    click.option("-q", "--quiet", is_flag=True, help="No progress and no notes on stderr."),
+    click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_note_verbose,
+        help="Show tracebacks of errors, and warnings of torch.",
+    ),
+    click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="Bold headings; auto: on a terminal, unless NO_COLOR is set.",
+    ),
+)
+
+_TARGET_OPTIONS = (
+    click.argument("target"),
+    click.option("--input", "inputs", multiple=True, metavar="NAME=f32[64,16]", help="Replace an input of the model."),
+    click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a constant of the file first."),
+    click.option("--select", callback=names, metavar="PASSES", help="Run only these passes (commas between them)."),
+    click.option("--ignore", callback=names, metavar="PASSES", help="Leave these passes out."),
+    click.option("--extend-select", callback=names, metavar="PASSES", help="Run these passes as well."),
+    click.option("--device", default="cpu", show_default=True, metavar="PROFILE", help="Device to predict for."),
+    click.option("--train", is_flag=True, help="Training mode instead of eval()."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs."),
+    click.option("--fuel", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites."),
+    click.option("--max-launches", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more are left."),
+    path_option("--fail-on-increase", metavar="BASE.json", help="Exit with 1 if more are left than in this report."),
+)
+
+tolerance_options = (
+    click.option("--atol", type=float, help="Absolute tolerance; by default the dtype's."),
+    click.option("--rtol", type=float, help="Relative tolerance; by default the dtype's."),
+)
+
+
+def output_verb(*own: Decorator) -> Callable[[Verb], Verb]:
+    """Give a verb its ``own`` options and those of ``Output``, which it receives as one argument ``to``."""
+
+    def decorate(function: Verb) -> Verb:
+        @functools.wraps(function)
+        def verb(**flags: Any) -> int:
+            to = Output(**{name: flags.pop(name) for name in Output.__dataclass_fields__})
+            return function(to=to, **flags)
+
+        return _with_options(verb, (*own, *_OUTPUT_OPTIONS))
+
+    return decorate
+
+
+def target_verb(*own: Decorator) -> Callable[[Verb], Verb]:
+    """Give a verb with a TARGET its options; it receives a ``request`` and an ``Output`` besides its ``own``."""
+
+    def decorate(function: Verb) -> Verb:
+        @functools.wraps(function)
+        def verb(**flags: Any) -> int:
+            request = Request(**{name: flags.pop(name) for name in Request.__dataclass_fields__})
+            return function(request=request, **flags)
+
+        return output_verb(*_TARGET_OPTIONS, *own)(verb)
+
+    return decorate
+
+
+def _with_options(function: Callable[..., Any], options: tuple[Decorator, ...]) -> Callable[..., Any]:
+    """All ``options`` applied, so that ``--help`` lists them in this order."""
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
