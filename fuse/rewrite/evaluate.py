@@ -1,0 +1,129 @@
+"""Values of nodes that depend on no input, computed now and exactly enough.
+
+Each operator runs in float64 on its rounded operands, and its result is rounded to its own dtype; integers stay as they
+are. A tensor of equal elements is held as one element expanded (all strides 0), so that ``zeros(100_000, 100_000) + 1``
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+
+from fuse import ops
+from fuse.rewrite import effects
+
+aten = torch.ops.aten
+
+FILLS = frozenset([aten.full.default, aten.zeros.default, aten.ones.default])
+"""Operators that make equal elements; the size is the first argument."""
+
+BIT_PATTERNS = frozenset([aten.view.dtype, aten.nextafter.default, aten.frexp.Tensor])
+"""Operators of which the float64 result, rounded, is not the result in the narrower dtype."""
+
+EVALUABLE_KINDS = frozenset(["pointwise", "movement", "reduction", "view"])
+
+
+def can_evaluate(node: Node) -> bool:
+    """Whether float64 and rounding give the result of ``node``, for operands that are known."""
+    return (
+        isinstance(node.target, OpOverload)
+        and ops.kind(node.target) in EVALUABLE_KINDS
+        and node.target not in BIT_PATTERNS
+        and effects.is_pure(node)
+        and isinstance(node.meta["val"], Tensor)
+        and node.meta["val"].layout == torch.strided
+    )
+
+
+def evaluate(node: Node, values: dict[Node, Tensor | None], largest: int) -> Tensor | None:
+    """The value of ``node`` on the CPU, or None when it, or something it is made of, takes more than ``largest`` bytes.
+
+    ``values`` holds what is given, and receives every value found on the way. All that ``node`` needs must be given or
+    evaluable.
+    """
+    worklist = [node]
+    while worklist:
+        current = worklist[-1]
+        unknown = [operand for operand in current.all_input_nodes if operand not in values]
+        if unknown:
+            worklist.extend(unknown)
+            continue
+        values.setdefault(current, _value(current, values, largest))
+        worklist.pop()
+    return values[node]
+
+
+def is_uniform(value: Tensor) -> bool:
+    """Whether ``value`` is held as one element for all places."""
+    return value.numel() > 0 and not any(value.stride())
+
+
+def _value(node: Node, values: dict[Node, Tensor | None], largest: int) -> Tensor | None:
+    operands = {operand: value for operand in node.all_input_nodes if (value := values[operand]) is not None}
+    val = node.meta["val"]
+    if len(operands) < len(node.all_input_nodes):
+        return None
+    if val.numel() and (node.target in FILLS or (operands and all(map(is_uniform, operands.values())))):
+        element = _element(node, operands)
+        if element is not None:
+            return element.expand(val.size())
+    if max(tensor.numel() * tensor.element_size() for tensor in (val, *operands.values())) > largest:
+        return None
+    value = _run(node, operands.__getitem__)
+    if value.stride() != val.stride():
+        value = torch.empty_strided(val.size(), val.stride(), dtype=val.dtype).copy_(value)
+    return _compressed(value)
+
+
+def _element(node: Node, operands: dict[Node, Tensor]) -> Tensor | None:
+    """The one element of a result that is uniform because the operands are; None when that does not follow."""
+    assert isinstance(node.target, OpOverload)
+    if node.target in FILLS:
+        return _run(node, operands.__getitem__, size=[])
+    if effects.is_view(node):
+        return _first(operands[node.all_input_nodes[0]])
+    if ops.is_pointwise(node.target) or node.target in (aten.clone.default, aten._to_copy.default):
+        return _run(node, lambda operand: _first(operands[operand]))
+    return None
+
+
+def _run(node: Node, value_of: Callable[[Node], Tensor], size: list[int] | None = None) -> Tensor:
+    """Run ``node`` on the CPU in float64 and round; ``size`` replaces the first argument."""
+
+    def translated(argument: Any) -> Any:
+        if isinstance(argument, Node):
+            value = value_of(argument)
+            return value.double() if value.is_floating_point() else value
+        if isinstance(argument, torch.dtype) and argument.is_floating_point:
+            return torch.float64
+        return torch.device("cpu") if isinstance(argument, torch.device) else argument
+
+    assert isinstance(node.target, OpOverload)
+    kwargs = {name: value for name, value in node.kwargs.items() if name != "memory_format"}
+    args = node.args if size is None else (size, *node.args[1:])
+    with unset_fake_temporarily(), torch.no_grad():
+        result: Tensor = node.target(*map_aggregate(args, translated), **map_aggregate(kwargs, translated))
+        return result.to(node.meta["val"].dtype)
+
+
+def _first(value: Tensor) -> Tensor:
+    return value.as_strided((), (), value.storage_offset())
+
+
+def _compressed(value: Tensor) -> Tensor:
+    """``value`` held as one element when all are equal, bit by bit."""
+    if value.numel() == 0 or value.is_complex():
+        return value
+    first = _first(value)
+    same = (value == first) | ((value != value) & (first != first))
+    if value.is_floating_point():
+        same &= value.signbit() == first.signbit()
+    return first.clone().expand(value.size()) if bool(same.all()) else value

@@ -1,0 +1,38 @@
+"""Which layout a view would have, asked of stand-ins without data: cheap, and no harm in asking for the impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+
+def stand_in(val: Tensor, stride: Sequence[int] | None = None) -> Tensor:
+    """A tensor without data, of the sizes, dtype and strides (or the given ones) of ``val``, starting at offset 0.
+
+    >>> stand_in(torch.zeros(4, 6)[:, 2:]).stride()
+    (6, 1)
+    """
+    with unset_fake_temporarily():
+        return torch.empty_strided(
+            val.size(), val.stride() if stride is None else stride, dtype=val.dtype, device="meta"
+        )
+
+
+def view(
+    target: OpOverload, val: Tensor, arguments: Sequence[Any] = (), options: Mapping[str, Any] | None = None
+) -> Any:
+    """``target(val, *arguments)`` for a view operator and a stand-in, or None where there is no such view.
+
+    >>> view(torch.ops.aten.view.default, stand_in(torch.zeros(4, 6).t()), ([24],)) is None
+    True
+    """
+    try:
+        with unset_fake_temporarily(), torch.no_grad():
+            return target(val, *arguments, **(options or {}))
+    except (RuntimeError, IndexError, ValueError):
+        return None

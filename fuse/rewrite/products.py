@@ -1,0 +1,121 @@
+"""Matrix products as the merging passes see them: operands, independence, and who would notice a result's layout."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse.cost import profiles
+from fuse.rewrite import effects, layouts, surgery
+
+aten = torch.ops.aten
+
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+
+
+@dataclass(frozen=True)
+class Product:
+    """``left @ right``, plus ``bias`` for ``addmm``, whose factors ``alpha`` and ``beta`` are in ``factors``.
+
+    ``depth`` is the largest number of products on a path to this one, itself included: products of equal depth are
+    independent.
+    """
+
+    node: Node
+    left: Node
+    right: Node
+    bias: Node | None
+    factors: tuple[tuple[str, float], ...]
+    depth: int
+
+    @property
+    def columns(self) -> int:
+        """The size of the result's last dimension."""
+        return int(self.node.meta["val"].size(-1))
+
+    @property
+    def bias_is_row(self) -> bool:
+        """Whether there is no bias, or one number for each column."""
+        return self.bias is None or tuple(self.bias.meta["val"].size()) == (self.columns,)
+
+
+def products(graph: GraphModule) -> list[Product]:
+    """All matrix products of ``graph`` in program order."""
+    depth: dict[Node, int] = {}
+    found = []
+    for node in graph.graph.nodes:
+        depth[node] = max((depth[operand] for operand in node.all_input_nodes), default=0)
+        if node.target in PRODUCTS:
+            depth[node] += 1
+            *bias, left, right = node.args
+            factors = tuple((name, value) for name, value in sorted(node.kwargs.items()) if value != 1)
+            found.append(Product(node, left, right, bias[0] if bias else None, factors, depth[node]))
+    return found
+
+
+def grouped(items: Iterable[Product], key: Callable[[Product], Hashable]) -> list[list[Product]]:
+    """The groups of two and more with equal keys, each in program order."""
+    groups: dict[Hashable, list[Product]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def immovable(group: Sequence[Product], operands: Iterable[Node]) -> Node | None:
+    """The first node that would have to move in front of the first product of ``group`` and may not, or None."""
+    moved = surgery.ancestors_after(operands, group[0].node)
+    return next((node for node in moved if not effects.is_pure(node)), None)
+
+
+def needs_copy(product: Product, stride: Sequence[int], escaping: set[Node]) -> bool:
+    """Whether someone would notice that the product's result is a part, with these strides, of a larger one.
+
+    The caller of the model would, and so would a view that is impossible with these strides.
+    """
+    if product.node in escaping:
+        return True
+    return not _views_work(product.node, layouts.stand_in(product.node.meta["val"], stride))
+
+
+def _views_work(node: Node, val: Any) -> bool:
+    """Whether all views of ``node`` can be taken when its value has the layout of ``val``."""
+    for user in node.users:
+        if effects.view_base(user) is node:
+            target: Any = user.target
+            view = None if target is aten.as_strided.default else layouts.view(target, val, user.args[1:], user.kwargs)
+            if view is None or not _views_work(user, view):
+                return False
+    return True
+
+
+def bytes_worth(launches: int) -> int:
+    """The bytes of memory traffic that take as long as ``launches`` launches."""
+    profile = profiles.get("cpu")
+    return int(launches * profile.launch_seconds * profile.bytes_per_second)
+
+
+def size_in_bytes(nodes: Iterable[Node]) -> int:
+    """The bytes of all values of ``nodes`` together."""
+    return sum(node.meta["val"].numel() * node.meta["val"].element_size() for node in nodes)
+
+
+def insert_product(before: Node, like: Product, left: Node, right: Node, bias: Node | None) -> Node:
+    """Insert a product of the same kind and factors as ``like``."""
+    target = like.node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    operands = (left, right) if bias is None else (bias, left, right)
+    return surgery.insert(before, target, *operands, like=like.node, **dict(like.factors))
+
+
+def replace_product(product: Product, part: Node, copy: bool) -> None:
+    """Let ``part`` of a larger product stand for ``product``, copied where someone would notice."""
+    if copy:
+        part = surgery.insert(
+            product.node, aten.clone.default, part, like=product.node, memory_format=torch.contiguous_format
+        )
+    surgery.replace(product.node, part)

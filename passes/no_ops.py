@@ -1,0 +1,139 @@
+"""Leave out operators that change nothing.
+
+    y = x * 1          z = exp(x)
+    z = exp(y)   ->
+
+What looks like nothing may be something: x + 0.0 turns -0.0 into 0.0 (x - 0.0 and x + -0.0 do not), an integer tensor
+times 1.0 becomes a float tensor, a cast down and up again rounds, and a clone that the caller gets must not be the
+tensor it was cloned from. Declined where dtype or strides change, and where the result must be a tensor of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+
+@register_pass(after="view_chains")
+def no_ops(graph: GraphModule) -> Iterator[Verdict]:
+    """Leave out operators that change nothing."""
+    escaping = effects.escaping(graph)
+    for node in list(graph.graph.nodes):
+        if (source := unchanged_operand(node)) is None:
+            continue
+        if reason := obstacle(node, source, escaping):
+            yield declined(node, reason)
+        else:
+            yield rewrite(node, leave_out, node, source, escaping)
+
+
+def unchanged_operand(node: Node) -> Node | None:
+    """The operand whose values ``node`` repeats, or None when ``node`` computes something."""
+    rule = RULES.get(node.target) if isinstance(node.target, OpOverload) else None
+    source = rule(*node.args, **node.kwargs) if rule and not node.meta["val"].is_complex() else None
+    return source if isinstance(source, Node) else None
+
+
+def obstacle(node: Node, source: Node, escaping: set[Node]) -> str | None:
+    """Why ``source`` cannot stand for ``node``, or None."""
+    old, new = source.meta["val"], node.meta["val"]
+    if old.dtype != new.dtype or old.device != new.device:
+        return "it changes the dtype or the device"
+    if old.size() != new.size() or old.stride() != new.stride():
+        return "it changes the layout"
+    if node in escaping and effects.root(source).op == "placeholder":
+        return "the result must not share memory with an input"
+    if node in escaping and (source in escaping or effects.is_view(source)):
+        return "the result must not share memory with another tensor"
+    if old.storage_offset() != new.storage_offset() and any(u.target is aten.as_strided.default for u in node.users):
+        return "a view reads its memory by absolute position"
+    return None
+
+
+def leave_out(node: Node, source: Node, escaping: set[Node]) -> None:
+    """Let ``source`` stand for ``node``, as a result of the model too."""
+    if node in escaping:
+        escaping.add(source)
+    surgery.replace(node, source)
+
+
+def is_number(value: object, *accepted: float) -> bool:
+    """Whether ``value`` is one of the ``accepted`` Python numbers, the sign of zero included."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return any(value == number and math.copysign(1, value) == math.copysign(1, number) for number in accepted)
+
+
+def adds_nothing(x: Node, other: object, alpha: object = 1) -> Node | None:
+    """x + -0.0, and x + 0 for integers: +0.0 would turn a negative zero into a positive one."""
+    zero = -0.0 if x.meta["val"].is_floating_point() else 0
+    return x if is_number(other, zero) and is_number(alpha, 1) else None
+
+
+def subtracts_nothing(x: Node, other: object, alpha: object = 1) -> Node | None:
+    """x - 0, for floats and integers."""
+    return x if is_number(other, 0) and is_number(alpha, 1) else None
+
+
+def scales_by_one(x: Node, other: object) -> Node | None:
+    """x * 1, x / 1, x ** 1 (the result of integers divided is of another dtype, which is checked for all)."""
+    return x if is_number(other, 1) else None
+
+
+def copies(x: Node, dtype: torch.dtype | None = None, **_layout: object) -> Node | None:
+    """A copy that is not there to convert; whether the layout stays is checked for all."""
+    return x if dtype in (None, x.meta["val"].dtype) else None
+
+
+def joins_one(tensors: list[Node], dim: int = 0) -> Node | None:
+    """cat of one tensor."""
+    return tensors[0] if len(tensors) == 1 else None
+
+
+def repeats_once(x: Node, repeats: list[int]) -> Node | None:
+    """repeat with all ones."""
+    return x if all(count == 1 for count in repeats) else None
+
+
+def flips_nothing(x: Node, dims: list[int]) -> Node | None:
+    """flip of no dimension, or of dimensions of one element."""
+    return x if all(x.meta["val"].size(dim) == 1 for dim in dims) else None
+
+
+def pads_nothing(x: Node, pad: list[int], value: object = 0) -> Node | None:
+    """A padding of zero everywhere."""
+    return x if not any(pad) else None
+
+
+def overwrites_all(x: Node, source: Node, *_bounds: Any, **_options: Any) -> Node | None:
+    """A write of the whole of ``x``, which leaves nothing of it."""
+    return source if isinstance(source.meta["val"], Tensor) else None
+
+
+RULES: dict[OpOverload, Callable[..., Node | None]] = {
+    aten.add.Tensor: adds_nothing,
+    aten.sub.Tensor: subtracts_nothing,
+    aten.mul.Tensor: scales_by_one,
+    aten.div.Tensor: scales_by_one,
+    aten.pow.Tensor_Scalar: scales_by_one,
+    aten.clone.default: copies,
+    aten._to_copy.default: copies,
+    aten.cat.default: joins_one,
+    aten.repeat.default: repeats_once,
+    aten.flip.default: flips_nothing,
+    aten.constant_pad_nd.default: pads_nothing,
+    aten.slice_scatter.default: overwrites_all,
+    aten.copy.default: overwrites_all,
+}

@@ -1,0 +1,127 @@
+"""Say a chain of views in one view, or in none.
+
+    v = slice(x, 0, 2, 8)                               t = transpose(x, 0, 1)
+    w = slice(v, 0, 1, 3)    ->  w = slice(x, 0, 3, 5)  y = exp(transpose(t, 0, 1))   ->   y = exp(x)
+
+A view launches nothing, but the passes after this one see through one view more easily than through three, and a copy
+that only undid a transposition becomes visible. A view is its layout (sizes, strides, offset): two views of the same
+memory with equal layouts are the same view, whatever operators led there, so a shorter form is proposed and accepted
+when its layout is equal. Declined where no single operator gives the layout, and where the view itself is a result:
+eager's is a tensor object of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite import effects, layouts, surgery
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+Call = tuple[OpOverload, tuple[Any, ...]]
+"""A view operator and its arguments after the tensor."""
+
+
+@register_pass(after="common_subexpressions")
+def view_chains(graph: GraphModule) -> Iterator[Verdict]:
+    """Say a chain of views in one view, or in none."""
+    results = set(effects.results(graph))
+    for node in list(graph.graph.nodes):
+        if node._erased or not isinstance(node.target, OpOverload) or (base := viewed_tensor(node)) is None:
+            continue
+        origin = viewed_tensor(base)
+        if same := next((other for other in (base, origin) if other and layout(other) == layout(node)), None):
+            if node in results:
+                yield declined(node, "the view is itself a result")
+            else:
+                yield rewrite((same, node), surgery.replace, node, same)
+        elif origin is not None:
+            if call := single_view(origin, node):
+                yield rewrite((base, node), shorten, node, origin, call)
+            else:
+                yield declined((base, node), "no single view gives the same layout")
+
+
+def viewed_tensor(node: Node) -> Node | None:
+    """The tensor that ``node`` is a view of, looking through the operators that give several views at once."""
+    if not isinstance(node.meta.get("val"), Tensor):
+        return None
+    base = effects.view_base(node)
+    while base is not None and not isinstance(base.meta["val"], Tensor):
+        base = effects.view_base(base)
+    return base
+
+
+def layout(node: Node) -> tuple[object, ...]:
+    """All that distinguishes two views of the same memory."""
+    val = node.meta["val"]
+    return (val.dtype, val.size(), val.stride(), val.storage_offset(), val.is_conj(), val.is_neg())
+
+
+def shorten(node: Node, origin: Node, call: Call) -> None:
+    """Let ``node`` be the view ``call`` of ``origin``."""
+    target, arguments = call
+    surgery.replace(node, surgery.insert(node, target, origin, *arguments, like=node))
+
+
+def single_view(origin: Node, node: Node) -> Call | None:
+    """One view operator that leads from ``origin`` to the layout of ``node``, or None."""
+    old, new = origin.meta["val"], node.meta["val"]
+    moved = new.storage_offset() - old.storage_offset()
+    if (old.dtype, old.is_conj(), old.is_neg()) != (new.dtype, new.is_conj(), new.is_neg()):
+        return None
+    stand_in = layouts.stand_in(old)
+    for target, arguments in proposals(old, new, moved):
+        view = layouts.view(target, stand_in, arguments)
+        if view is not None and (view.size(), view.stride(), view.storage_offset()) == (
+            new.size(),
+            new.stride(),
+            moved,
+        ):
+            return target, arguments
+    return None
+
+
+def proposals(old: Tensor, new: Tensor, moved: int) -> Iterator[Call]:
+    """View operators that might lead from ``old`` to ``new``, ``moved`` elements further on; the caller tries them."""
+    if old.numel() == new.numel() and not moved:
+        yield aten.view.default, (list(new.size()),)
+    if old.dim() == new.dim() and sorted(old.size()) == sorted(new.size()) and not moved:
+        yield aten.permute.default, (matching_dims(old, new),)
+    if old.dim() <= new.dim() and not moved:
+        yield aten.expand.default, (list(new.size()),)
+    if old.dim() == new.dim():
+        yield from ((aten.slice.Tensor, bounds) for bounds in slices(old, new, moved))
+    if old.dim() == new.dim() + 1:
+        for dim, stride in enumerate(old.stride()):
+            if stride and not moved % stride and 0 <= moved // stride < old.size(dim):
+                yield aten.select.int, (dim, moved // stride)
+
+
+def matching_dims(old: Tensor, new: Tensor) -> list[int]:
+    """For each dimension of ``new`` one of ``old`` with equal size and stride, if there is one left."""
+    left = list(range(old.dim()))
+    dims = []
+    for size, stride in zip(new.size(), new.stride(), strict=True):
+        found = next((dim for dim in left if (old.size(dim), old.stride(dim)) == (size, stride)), left[0])
+        left.remove(found)
+        dims.append(found)
+    return dims
+
+
+def slices(old: Tensor, new: Tensor, moved: int) -> Iterator[tuple[int, int, int, int]]:
+    """Bounds (dim, start, end, step) that would turn ``old`` into ``new``, if only one dimension was cut."""
+    cut = [dim for dim in range(old.dim()) if (old.size(dim), old.stride(dim)) != (new.size(dim), new.stride(dim))]
+    if len(cut) != 1 or not old.stride(cut[0]) or new.size(cut[0]) == 0:
+        return
+    dim, stride = cut[0], old.stride(cut[0])
+    step = max(1, new.stride(dim) // stride)
+    start = moved // stride
+    yield dim, start, start + (new.size(dim) - 1) * step + 1, step
