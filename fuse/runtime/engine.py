@@ -1,0 +1,294 @@
+"""One model's compiled variants: find the one that serves a call, or make it, or run the call as eager would.
+
+    call -> state guard -> call guard -> program -> playback
+               |  no match
+               v
+            capture -> passes -> program        what cannot be captured or built runs eager, with one warning
+
+Calls may come from several threads. Making a variant and running eager exclude each other, because capture puts fake tensors in the
+place of the model's for a moment; compiled calls need no lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fuse.errors import CaptureError, FuseError
+from fuse.graph.capture import capture
+from fuse.graph.signature import InputSpec, Signature
+from fuse.rewrite.pipeline import run_passes
+from fuse.runtime.compiler import CompileFailed, CompilerMissing
+from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps
+from fuse.runtime.playback import Playback, playback
+from fuse.runtime.program import Launches, Program, Reference
+from fuse.runtime.steps import Fallback
+
+LARGEST_STATES = 8
+LARGEST_VARIANTS = 64
+_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """What the last call really launched, counted where each launch was made.
+
+    ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from Python); ``regions``
+    the fused groups that ran as one kernel each. A call that ran eager has its reason in ``fallbacks``, and launches of 0: what eager
+    launches is not observed here.
+    """
+
+    launches: int = 0
+    kernels: int = 0
+    libraries: int = 0
+    aten: int = 0
+    regions: int = 0
+    fallbacks: tuple[Fallback, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One graph, built: for the calls that ``guard`` accepts. ``program`` is None where these calls run eager, for ``reason``."""
+
+    guard: CallGuard
+    program: Program | Reference | None
+    graph: GraphModule | None = None
+    rebuild: Playback | None = None
+    written: frozenset[int] = frozenset()
+    reason: Fallback | None = None
+
+
+@dataclass
+class _State:
+    """The variants made while the model was in one state; replaced, never changed in place."""
+
+    guard: StateGuard
+    variants: tuple[Compiled, ...] = ()
+
+
+class Engine:
+    """The variants of one model, and what the last call did."""
+
+    def __init__(self, model: nn.Module, freeze: bool, passes: Sequence[str] | None, fuel: int | None = None) -> None:
+        self.model = model
+        self.freeze = freeze
+        self.passes = passes
+        self.fuel = fuel
+        self._states: tuple[_State, ...] = ()
+        self._lock = threading.RLock()
+        self._warned: set[str] = set()
+        self._observed: tuple[Launches | int, Compiled] | LastRun | None = None
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of ``model(*args, **kwargs)``."""
+        leaves, spec = flatten(args, kwargs)
+        found = self._find(leaves, spec, modes())
+        if found is None:
+            if reason := _unsupported(leaves):
+                return self._eager(args, kwargs, reason)
+            found = self._make(args, kwargs, leaves, spec)
+        compiled, tensors = found
+        if compiled.program is None or compiled.rebuild is None:
+            return self._eager(args, kwargs, compiled.reason)
+        if compiled.written and overlaps(tensors, compiled.written):
+            reason = Fallback("", "", "an input that is written shares memory with another input")
+            return self._eager(args, kwargs, reason)
+        values, launches = compiled.program.run(tensors)
+        self._observed = (launches, compiled)
+        return compiled.rebuild(values, tensors)
+
+    def last_run(self) -> LastRun | None:
+        """What the last call to finish did, or None before the first."""
+        observed = self._observed
+        if observed is None or isinstance(observed, LastRun):
+            return observed
+        launches, compiled = observed
+        if isinstance(launches, int):
+            launches = Launches(launches & 0xFFFFFFFF, launches >> 32)
+        assert compiled.program is not None
+        return LastRun(
+            launches.total,
+            launches.kernels,
+            launches.libraries,
+            launches.aten,
+            compiled.program.regions,
+            compiled.program.fallbacks,
+        )
+
+    def latest(self) -> Compiled | None:
+        """The variant that served the last call."""
+        observed = self._observed
+        return observed[1] if isinstance(observed, tuple) else None
+
+    def forget(self) -> None:
+        """Make every variant anew when it is next needed."""
+        self._states = ()
+
+    # ---- finding -------------------------------------------------------------------------------------------------------------
+
+    def _find(
+        self, leaves: Sequence[Any], spec: Any, current_modes: tuple[Any, ...]
+    ) -> tuple[Compiled, tuple[Any, ...]] | None:
+        for state in self._states:
+            if state.guard.holds():
+                for compiled in state.variants:
+                    tensors = compiled.guard.match(leaves, spec, current_modes)
+                    if tensors is not None:
+                        return compiled, tensors
+        return None
+
+    def _make(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
+    ) -> tuple[Compiled, tuple[Any, ...]]:
+        with self._lock:
+            found = self._find(leaves, spec, modes())  # another thread may have made it
+            if found is None:
+                self._remember(self._compile(args, kwargs, leaves, spec))
+                compiled = self._states[0].variants[0]
+                tensors = compiled.guard.pick((*leaves, *compiled.guard.state))
+                found = compiled, tensors
+            return found
+
+    def _remember(self, compiled: Compiled) -> None:
+        current = next((s for s in self._states if s.guard.holds()), None)
+        if current is None:
+            current = _State(StateGuard(self.model, watch_tensors=not self.freeze))
+        variants = (compiled, *current.variants)
+        if len(variants) > LARGEST_VARIANTS:
+            self._warn(
+                f"{self._name()} was called with more than {LARGEST_VARIANTS} different input signatures; "
+                "the oldest are forgotten and compiled again when they return: pad or bucket the inputs"
+            )
+        others = tuple(s for s in self._states if s is not current)
+        self._states = (_State(current.guard, variants[:LARGEST_VARIANTS]), *others)[:LARGEST_STATES]
+
+    # ---- making --------------------------------------------------------------------------------------------------------------
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any) -> Compiled:
+        if self._needs_gradients(leaves):
+            reason = "the call needs gradients; use torch.no_grad() or torch.inference_mode() to run it fused"
+            return self._declined(leaves, spec, Fallback(self._name(), "", reason))
+        try:
+            graph = capture(self.model, args, kwargs)
+            if self.freeze:
+                _freeze(graph, self.model)
+            run_passes(graph, self.passes, self.fuel)
+            program = self._build(graph)
+        except CaptureError as error:
+            return self._declined(leaves, spec, Fallback(self._name(), "", str(error)))
+        except FuseError:
+            raise
+        except Exception as error:
+            text = (str(error).splitlines() or [""])[0]
+            reason = f"internal error, please report it: {type(error).__name__}: {text}"
+            return self._declined(leaves, spec, Fallback(self._name(), "", reason))
+        for fallback in program.fallbacks:
+            self._warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
+        signature: Signature = graph.meta["signature"]
+        sources = [_source(spec, self.model) for spec in signature.inputs]
+        guard = call_guard(leaves, spec, sources, self._tensors())
+        written = frozenset(mutation.input_index for mutation in signature.mutations)
+        return Compiled(guard, program, graph, playback(signature), written)
+
+    def _build(self, graph: GraphModule) -> Program | Reference:
+        devices = {v.device.type for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), Tensor)}
+        if devices - {"cpu"}:
+            where = ", ".join(sorted(devices - {"cpu"}))
+            return Reference(graph, Fallback(self._name(), "", f"there are no kernels for {where} yet"))
+        try:
+            return Program(graph)
+        except (CompilerMissing, CompileFailed) as error:
+            return Reference(graph, Fallback(self._name(), "", str(error)))
+
+    def _declined(self, leaves: Sequence[Any], spec: Any, reason: Fallback) -> Compiled:
+        first = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if isinstance(leaf, Tensor)}
+        state = [tensor for tensor in self._tensors() if id(tensor) not in first]
+        guard = call_guard(leaves, spec, [*sorted(first.values()), *state], self._tensors())
+        return Compiled(guard, None, reason=reason)
+
+    def _needs_gradients(self, leaves: Sequence[Any]) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        held: Sequence[Any] = () if self.freeze else self._tensors()
+        return any(isinstance(t, Tensor) and t.requires_grad for t in (*leaves, *held))
+
+    def _tensors(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
+
+    # ---- eager ---------------------------------------------------------------------------------------------------------------
+
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None) -> Any:
+        with self._lock:
+            result = self.model(*args, **kwargs)
+        if reason is not None:
+            self._warn(f"{self._name()} runs eager: {reason.reason}")
+            self._observed = LastRun(fallbacks=(reason,))
+        return result
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=_outside())
+
+    def _name(self) -> str:
+        return type(self.model).__name__
+
+
+def _outside() -> int:
+    """The stack level of the first caller that is neither here nor in ``nn.Module``."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fuse.runtime", "torch.nn")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
+    """Why a call with these leaves, here and now, is not for compiled code at all."""
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if type(leaf) not in _PLAIN_TENSORS:
+                return Fallback("", "", f"an input is a {type(leaf).__name__}, a tensor subclass")
+            if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+                return Fallback("", "", "an input is being transformed by torch.func")
+    if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+        return Fallback("", "", "the call is made under fake tensors")
+    return None
+
+
+def _source(spec: InputSpec, model: nn.Module) -> int | Tensor:
+    """Where a placeholder's tensor comes from: a position among the call's leaves, or a tensor that stays."""
+    if spec.kind == "argument":
+        return spec.index
+    if spec.kind == "constant":
+        assert spec.value is not None
+        return spec.value
+    owner, _, name = spec.name.rpartition(".")
+    found: Tensor = getattr(model.get_submodule(owner), name)
+    return found
+
+
+def _freeze(graph: GraphModule, model: nn.Module) -> None:
+    """Turn parameters and buffers that the call does not write into constants of this moment."""
+    signature: Signature = graph.meta["signature"]
+    written = {mutation.input_index for mutation in signature.mutations}
+    returned = {output.index for output in signature.outputs if output.kind == "input"}
+    inputs = list(signature.inputs)
+    for index, spec in enumerate(inputs):
+        if spec.kind in ("parameter", "buffer") and index not in written | returned:
+            value = _source(spec, model)
+            assert isinstance(value, Tensor)
+            kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            inputs[index] = InputSpec("constant", spec.name, value=kept.copy_(value.detach()))
+    graph.meta["signature"] = replace(signature, inputs=tuple(inputs))
+
+

@@ -1,0 +1,308 @@
+"""What makes a compiled graph stale, checked at every call.
+
+Two guards. :class:`StateGuard` watches the model: which tensors are its parameters and buffers, the module tree, ``training``, hooks and
+plain attributes. :class:`CallGuard` watches one call: layouts of tensors, values of other arguments, the modes torch is in. Both are
+made of a few comparisons that run in C: dictionaries compare their values by identity first, and torch's own ``TensorGuards`` checks
+type, dtype, device, layout, ``requires_grad``, dispatch keys (autocast and inference mode among them), and that no tensor occurs twice.
+
+Not watched: globals and closures that ``forward`` reads, files, the inside of objects with ``__slots__``.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+from torch.utils import _pytree as pytree
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    _module._global_forward_hooks,
+    _module._global_forward_pre_hooks,
+    _module._global_backward_hooks,
+    _module._global_backward_pre_hooks,
+)
+_TENSOR_DICTS = ("_parameters", "_buffers")
+_PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.NoneType, torch.dtype, torch.device))
+
+
+class StateGuard:
+    """A snapshot of everything in a model that ``forward`` may depend on, other than the tensors' contents.
+
+    >>> model = nn.Linear(2, 2)
+    >>> guard = StateGuard(model)
+    >>> model.weight.data.zero_(); guard.holds()
+    tensor([[0., 0.],
+            [0., 0.]])
+    True
+    >>> _ = model.eval(); guard.holds()
+    False
+    """
+
+    def __init__(self, model: nn.Module, watch_tensors: bool = True) -> None:
+        self._pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # (expected, live)
+        self._empty: list[Any] = list(_GLOBAL_HOOKS)
+        self._numbers: list[tuple[dict[str, Any], str, int | float]] = []
+        self._seen: set[int] = set()
+        self._watch_tensors = watch_tensors
+        for module in model.modules():
+            self._watch_module(module)
+
+    def holds(self) -> bool:
+        """Whether nothing has changed since the snapshot."""
+        if any(self._empty):
+            return False
+        try:
+            for expected, live in self._pairs:
+                if expected != live:
+                    return False
+            for owner, name, value in self._numbers:
+                if owner[name] is not value and not same_value(owner[name], value):
+                    return False
+        except Exception:  # two values that cannot be compared (tensors, arrays) are not the same object
+            return False
+        return True
+
+    def _watch_module(self, module: nn.Module) -> None:
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        expected = {}
+        own = not type(module).__module__.startswith("torch.nn.")
+        for name, value in module.__dict__.items():
+            if name in _HOOKS and not value:
+                self._empty.append(value)
+                expected[name] = value
+            elif name in _TENSOR_DICTS and not self._watch_tensors:
+                expected[name] = value
+            elif name == "_modules":
+                expected[name] = dict(value)
+            else:
+                expected[name] = self._snapshot(value)
+                if own and type(value) in (int, float):
+                    # 2 == 2.0 == True, but they promote differently
+                    self._numbers.append((module.__dict__, name, value))
+        self._pairs.append((expected, module.__dict__))
+
+    def _snapshot(self, value: Any) -> Any:
+        """A value that compares equal to ``value`` as long as that has not changed."""
+        if isinstance(value, Tensor):
+            return _Same(value) if value.numel() == 1 else value
+        if type(value) is list:
+            return [self._snapshot(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self._snapshot(item) for key, item in value.items()}
+        if type(value) is set:
+            return set(value)
+        if type(value) is tuple:
+            return tuple(self._snapshot(item) for item in value)
+        if isinstance(value, nn.Module):
+            for module in value.modules():
+                self._watch_module(module)
+        elif _is_plain_object(value) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._pairs.append(({key: self._snapshot(item) for key, item in vars(value).items()}, vars(value)))
+        return value
+
+
+class _Same:
+    """Equal to one object only: a tensor of one element would otherwise equal another that holds the same number."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return other is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _is_plain_object(value: Any) -> bool:
+    """An instance of a Python class that holds settings, such as a configuration."""
+    kinds = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, kinds) and not callable(value)
+
+
+def same_value(a: object, b: object) -> bool:
+    """Equal and of one type; zeros by sign, NaN equal to NaN.
+
+    >>> same_value(1, 1), same_value(1, True), same_value(0.0, -0.0), same_value(math.nan, float("nan"))
+    (True, False, False, True)
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float) and isinstance(b, float):
+        return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
+    try:
+        return bool(a == b)
+    except Exception:  # arrays and the like: only the same object is the same
+        return False
+
+
+def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], pytree.TreeSpec | None]:
+    """The leaves of a call's arguments in capture's order; the structure is None for plain positional leaves.
+
+    >>> flatten((torch.ones(1), 2), {})
+    ((tensor([1.]), 2), None)
+    """
+    if not kwargs and _PLAIN_LEAVES.issuperset(map(type, args)):
+        return args, None
+    return pytree.tree_flatten((args, kwargs))
+
+
+def modes() -> tuple[Any, ...]:
+    """The modes of torch that decide what a call computes and returns."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+@dataclass(frozen=True)
+class CallGuard:
+    """Which calls one compiled variant serves.
+
+    ``pick`` selects the tensors of the placeholders from ``(*leaves, *state)``; ``state`` are the tensors that do not come with the
+    call. ``repeated`` are pairs of leaves that are one tensor, ``pinned`` leaves that are a tensor of the model.
+    """
+
+    count: int
+    spec: pytree.TreeSpec | None
+    modes: tuple[Any, ...]
+    values: tuple[tuple[int, Any], ...]
+    state: tuple[Tensor, ...]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    check: Callable[..., bool]
+    repeated: tuple[tuple[int, int], ...]
+    pinned: tuple[tuple[int, Tensor], ...]
+
+    def match(
+        self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """The tensors of the placeholders if the call is one of these, else None."""
+        if len(leaves) != self.count or current_modes != self.modes or spec != self.spec:
+            return None
+        for index, value in self.values:
+            if leaves[index] is not value and not same_value(leaves[index], value):
+                return None
+        for first, second in self.repeated:
+            if leaves[first] is not leaves[second]:
+                return None
+        for index, tensor in self.pinned:
+            if leaves[index] is not tensor:
+                return None
+        tensors = self.pick((*leaves, *self.state))
+        return tensors if self.check(*tensors) else None
+
+
+def call_guard(
+    leaves: Sequence[Any],
+    spec: pytree.TreeSpec | None,
+    sources: Sequence[int | Tensor],
+    model_tensors: Sequence[Tensor],
+) -> CallGuard:
+    """A guard for calls like this one.
+
+    ``sources`` says for every placeholder where its tensor comes from: the position of a leaf, or a tensor that stays.
+    """
+    state = tuple(source for source in sources if isinstance(source, Tensor))
+    positions, next_state = [], len(leaves)
+    for source in sources:
+        if isinstance(source, Tensor):
+            positions.append(next_state)
+            next_state += 1
+        else:
+            positions.append(source)
+    first: dict[int, int] = {}
+    repeated = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and first.setdefault(id(leaf), index) != index:
+            repeated.append((first[id(leaf)], index))
+    known = {id(tensor): tensor for tensor in model_tensors}
+    pick = _picker(positions)
+    return CallGuard(
+        count=len(leaves),
+        spec=spec,
+        modes=modes(),
+        values=tuple((i, leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)),
+        state=state,
+        pick=pick,
+        check=_tensor_check(pick((*leaves, *state))),
+        repeated=tuple(repeated),
+        pinned=tuple((i, known[id(leaf)]) for i, leaf in enumerate(leaves) if id(leaf) in known),
+    )
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda pool: tuple(pool[i] for i in positions)
+
+
+def _tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """``TensorGuards.check`` for these tensors, or the same in Python where torch has no such class."""
+    try:
+        guards = torch._C._dynamo.guards.TensorGuards(  # type: ignore[attr-defined]
+            *tensors,
+            dynamic_dims_sizes=[list(t.shape) for t in tensors],
+            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+        )
+        check: Callable[..., bool] = guards.check
+    except (AttributeError, TypeError, RuntimeError):
+        return _python_check(tensors)
+    # The guard holds no tensor, and an empty one answers False.
+    return check if tensors else lambda: True
+
+
+def _python_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    def facts(tensor: Any) -> tuple[Any, ...]:
+        if not isinstance(tensor, Tensor):
+            return (type(tensor),)
+        keys = torch._C._dispatch_keys(tensor)
+        return type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, tensor.shape, tensor.stride(), keys
+
+    expected = [facts(tensor) for tensor in tensors]
+
+    def check(*candidates: Any) -> bool:
+        return len(set(map(id, candidates))) == len(candidates) and expected == [facts(t) for t in candidates]
+
+    return check
+
+
+def overlaps(tensors: Sequence[Tensor], written: frozenset[int]) -> bool:
+    """Whether a tensor that is written shares memory with another one.
+
+    >>> x = torch.zeros(8)
+    >>> overlaps([x[:4], x[4:]], frozenset({0})), overlaps([x[:5], x[4:]], frozenset({0}))
+    (False, True)
+    """
+    spans = []
+    for index, tensor in enumerate(tensors):
+        if tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            spans.append((start, start + (last + 1) * tensor.itemsize, index in written))
+    spans.sort()
+    furthest = furthest_written = 0
+    for start, stop, is_written in spans:
+        if start < furthest_written or (is_written and start < furthest):
+            return True
+        furthest = max(furthest, stop)
+        if is_written:
+            furthest_written = max(furthest_written, stop)
+    return False

@@ -1,0 +1,119 @@
+"""``fuse.compile``: a module that runs another one fused.
+
+It is the model in everything but how it runs: the same parameters and buffers under the same names, the same children, ``training``, attributes
+and methods, all of which it looks up in the model itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuse.errors import FuseError
+from fuse.runtime.engine import Compiled, Engine, LastRun
+
+_SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+
+
+def compile(model: nn.Module, freeze: bool = False, passes: Sequence[str] | None = None) -> Fused:
+    """Run ``model`` fused.
+
+    The first call of each input signature (structure, shapes, strides, dtypes and plain values of the arguments) captures and
+    compiles; later ones run native code. A change of the model (weights by any means, attributes, hooks, ``train()``) takes effect at
+    the next call. What cannot be fused runs as eager would, with one warning; calls that need gradients do so too.
+
+    Args:
+        model: the module; it stays usable, and shares everything with the result.
+        freeze: for inference: fold and pack the weights as they are at the first call. Announce later changes by ``refresh()``.
+        passes: names of the passes to run; None for all that are enabled.
+
+    Raises:
+        FuseError: ``model`` is not a module, or a pass does not exist.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    >>> fused = compile(model)
+    >>> with torch.no_grad():
+    ...     torch.allclose(fused(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    True
+    >>> fused.last_run.launches, fused.last_run.fallbacks
+    (2, ())
+    """
+    if isinstance(model, Fused):
+        return model
+    if not isinstance(model, nn.Module):
+        raise FuseError(f"fuse.compile takes an nn.Module, not a {type(model).__name__}; wrap a function in a module")
+    return Fused(Engine(model, freeze, passes))
+
+
+class Fused(nn.Module):
+    """A model that runs fused; made by :func:`compile`."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.__dict__["_engine"] = engine
+        self.__dict__.pop("training", None)  # the model's own is found by __getattr__
+        for name in _SHARED:
+            self.__dict__[name] = getattr(engine.model, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        engine: Engine = self.__dict__["_engine"]
+        if torch.compiler.is_compiling():
+            return engine.model(*args, **kwargs)
+        return engine.call(args, kwargs)
+
+    @property
+    def last_run(self) -> LastRun | None:
+        """What the last call launched, and what ran as eager instead and why; None before the first call."""
+        return self._own().last_run()
+
+    @property
+    def compiled(self) -> Compiled | None:
+        """The graph and program that served the last call; None where it ran eager."""
+        return self._own().latest()
+
+    def refresh(self) -> None:
+        """Take over weights that were changed since they were frozen; everything is compiled again when next called."""
+        self._own().forget()
+
+    def _own(self) -> Engine:
+        engine: Engine = self.__dict__["_engine"]
+        return engine
+
+    # ---- everything else is the model's --------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_engine"].model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._own().model, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._own().model, name)
+
+    def train(self, mode: bool = True) -> Fused:
+        self._own().model.train(mode)
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Fused:
+        self._own().model._apply(fn, recurse)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._own().model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        return self._own().model.load_state_dict(state_dict, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return self._own().model.extra_repr()
+
+    def _get_name(self) -> str:
+        return f"Fused[{self._own().model._get_name()}]"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
+        engine = self._own()
+        return Fused(Engine(copy.deepcopy(engine.model, memo), engine.freeze, engine.passes, engine.fuel))
