@@ -67,6 +67,7 @@ _REDUCTION = OpInfo("reduction", flops="input")
 _COSTLY_REDUCTION = OpInfo("reduction", flops="input", weight=TRANSCENDENTAL_WEIGHT)
 _MOVEMENT = OpInfo("movement")
 _GATHER = OpInfo("movement", gathers=True)
+_MADE_IN_PLACE = OpInfo("movement", launches=0)  # its pieces are written into it by what makes them
 _ACCUMULATING_MOVEMENT = OpInfo("movement", flops="input")
 _RANDOM = OpInfo("random", flops="output", weight=TRANSCENDENTAL_WEIGHT, random=True)
 _OTHER = OpInfo("other", flops="input", weight=TRANSCENDENTAL_WEIGHT)
@@ -92,9 +93,7 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         slow_conv_transpose2d slow_conv_transpose3d mkldnn::_convolution_pointwise
         mkldnn::_convolution_transpose_pointwise
     """),
-    (_RECURRENT_LAYER, """
-        _cudnn_rnn miopen_rnn mkldnn_rnn_layer
-    """),
+    (_RECURRENT_LAYER, "_cudnn_rnn miopen_rnn mkldnn_rnn_layer"),
     (_CHEAP, """
         __and__ __lshift__ __or__ __rshift__ __xor__ _add_relu _conj_physical _masked_scale _prelu_kernel abs add
         addcdiv addcmul bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil
@@ -106,17 +105,17 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         sub tanh_backward threshold trunc where
     """),
     (_COSTLY, """
-        _fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_tensor_affine
-        _fake_quantize_per_tensor_affine_cachemask_tensor_qparams binary_cross_entropy_backward dequantize
-        fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask log_sigmoid_backward
-        log_sigmoid_forward mish_backward polar quantize_per_channel quantize_per_tensor silu_backward
+        binary_cross_entropy_backward log_sigmoid_backward log_sigmoid_forward mish_backward polar silu_backward
         soft_margin_loss_backward softplus_backward
     """),
     (_REINDEXING, """
-        _amp_foreach_non_finite_check_and_unscale _amp_update_scale _fused_adagrad _fused_adam _fused_adamw _fused_sgd
-        _thnn_fused_gru_cell _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _transform_bias_rescale_qkv
-        batch_norm_backward_elemt batch_norm_elemt glu glu_backward_jvp glu_jvp linalg_cross nll_loss2d_backward
-        nll_loss_backward unfold_backward
+        _amp_foreach_non_finite_check_and_unscale _amp_update_scale _fake_quantize_learnable_per_channel_affine
+        _fake_quantize_learnable_per_tensor_affine _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+        _fused_adagrad _fused_adam _fused_adamw _fused_sgd _thnn_fused_gru_cell _thnn_fused_lstm_cell
+        _thnn_fused_lstm_cell_backward_impl _transform_bias_rescale_qkv batch_norm_backward_elemt batch_norm_elemt
+        dequantize fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask glu
+        glu_backward_jvp glu_jvp linalg_cross nll_loss2d_backward nll_loss_backward quantize_per_channel
+        quantize_per_tensor
     """),
     (_REDUCTION, """
         _adaptive_avg_pool2d _adaptive_avg_pool3d _aminmax _cdist_backward _cdist_forward _cummax_helper _cummin_helper
@@ -147,9 +146,9 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         _resize_output _stack _to_copy _to_dense _to_sparse _upsample_bicubic2d_aa _upsample_bilinear2d_aa
         _upsample_lanczos2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
         affine_grid_generator arange as_strided_scatter bartlett_window blackman_window block_diag cat channel_shuffle
-        clone col2im constant_pad_nd copy diag_embed diagonal_backward diagonal_scatter eye fft_fftfreq fft_rfftfreq
-        fill flip full full_like grid_sampler_2d_backward grid_sampler_3d_backward hamming_window hann_window im2col
-        index_copy index_fill kaiser_window lift linspace logspace lu_unpack masked_scatter max_unpool2d max_unpool3d
+        clone constant_pad_nd copy diag_embed diagonal_backward diagonal_scatter eye fft_fftfreq fft_rfftfreq fill flip
+        full full_like grid_sampler_2d_backward grid_sampler_3d_backward hamming_window hann_window im2col index_copy
+        index_fill kaiser_window lift linspace logspace lu_unpack masked_scatter max_unpool2d max_unpool3d
         native_channel_shuffle new_full new_ones new_zeros nonzero nonzero_static ones ones_like pixel_shuffle
         pixel_unshuffle put range reflection_pad1d reflection_pad2d reflection_pad3d repeat repeat_interleave
         replication_pad1d replication_pad2d replication_pad3d roll rot90 scalar_tensor scatter select_backward
@@ -163,9 +162,10 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         masked_select take
     """),
     (_ACCUMULATING_MOVEMENT, """
-        _index_put_impl _unsafe_index_put _unsafe_masked_index_put_accumulate embedding_dense_backward index_add
+        _index_put_impl _unsafe_index_put _unsafe_masked_index_put_accumulate col2im embedding_dense_backward index_add
         index_put index_reduce reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
         replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward scatter_add scatter_reduce
+        unfold_backward
     """),
     (_RANDOM, """
         _dirichlet_grad _fused_dropout _sample_dirichlet _standard_gamma bernoulli binomial cauchy exponential
@@ -188,7 +188,8 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         sym_constrain_range sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size sym_storage_offset
         sym_stride
     """),
-    (_VIEW, "_unsafe_view  unsafe_split unsafe_split_with_sizes fuse::assemble"),
+    (_VIEW, "_unsafe_view unsafe_split unsafe_split_with_sizes"),
+    (_MADE_IN_PLACE, "fuse::assemble"),
 )  # fmt: skip
 
 _TABLE: dict[str, OpInfo] = {name: facts for facts, names in _GROUPS for name in names.split()}
@@ -213,7 +214,7 @@ def info(op: OpOverload) -> OpInfo | None:
 
     >>> info(torch.ops.aten.mm.default).kind
     'gemm'
-    >>> info(torch.ops.aten.add_.Tensor) == info(torch.ops.aten.add.Tensor)
+    >>> info(torch.ops.aten.tanh_.default) == info(torch.ops.aten.tanh.default)
     True
     >>> info(torch.ops.aten.select.int).launches
     0
@@ -225,7 +226,7 @@ def info(op: OpOverload) -> OpInfo | None:
         return None
     return replace(
         facts,
-        commutative=_takes_two_tensors(op) and _base_name(op) in _COMMUTATIVE,
+        commutative=_base_name(op) in _COMMUTATIVE and _takes_two_tensors(op) and not mutates(op),
         random=facts.random or _is_seeded(op),
         batch_rule=batch_rule(op),
     )

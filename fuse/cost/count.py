@@ -33,7 +33,12 @@ from fuse.graph.signature import Dispatch, Signature
 
 @dataclass(frozen=True)
 class Count:
-    """What one run costs, predicted. ``peak_bytes`` is the most memory live at once, inputs and parameters included."""
+    """What one run costs, predicted.
+
+    ``small_ops`` are launches predicted to run for less time than they take to launch; ``nodes`` are operators, views
+    and those inside regions included, loop bodies once; ``bytes`` is traffic to and from memory; ``peak_bytes`` is the
+    most memory live at once, inputs and parameters included.
+    """
 
     launches: int = 0
     by_kind: Mapping[ops.Kind, int] = field(default_factory=dict)
@@ -202,8 +207,7 @@ def _read_by(region: GraphModule) -> int:
 
 
 def _is_look(node: Node) -> bool:
-    is_view = isinstance(node.target, OpOverload) and ops.is_view(node.target)
-    return node.target is operator.getitem or (is_view and node.target is not torch.ops.fuse.assemble.default)
+    return node.target is operator.getitem or (isinstance(node.target, OpOverload) and ops.is_view(node.target))
 
 
 def _call_of_node(node: Node) -> Call:

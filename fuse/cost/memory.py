@@ -137,8 +137,7 @@ def _places(nodes: Sequence[Node]) -> dict[Node, list[Place]]:
 
 
 def _is_view(node: Node) -> bool:
-    target = node.target
-    return isinstance(target, OpOverload) and ops.is_view(target) and target is not torch.ops.fuse.assemble.default
+    return isinstance(node.target, OpOverload) and ops.is_view(node.target)
 
 
 def _buffers_of_pieces(nodes: Sequence[Node], places: Mapping[Node, Sequence[Place]]) -> dict[Place, Place]:
