@@ -7,7 +7,7 @@ shown is one file without dependencies.
 from functools import cache
 from importlib.resources import files
 
-HEADERS = ("arithmetic.h", "halves.h", "vecmath.h", "trigonometry.h", "activations.h")
+HEADERS = ("arithmetic.h", "halves.h", "vecmath.h", "trigonometry.h", "activations.h", "reductions.h")
 """In the order in which they build on each other."""
 
 

@@ -1,0 +1,103 @@
+"""How torch dtypes appear in C++: what memory holds, what a kernel computes in, and how numbers are written."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import torch
+
+_STORAGE = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.bfloat16: "fuse_bf16",
+    torch.float16: "fuse_f16",
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.int16: "int16_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "bool",
+}
+HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def supported(dtype: torch.dtype) -> bool:
+    """Whether kernels handle this dtype (complex, quantised and 8-bit floats they do not)."""
+    return dtype in _STORAGE
+
+
+def storage(dtype: torch.dtype) -> str:
+    """The C++ type of an element in memory.
+
+    >>> storage(torch.bfloat16), storage(torch.float32)
+    ('fuse_bf16', 'float')
+    """
+    return _STORAGE[dtype]
+
+
+def register(dtype: torch.dtype) -> str:
+    """The C++ type that a kernel computes in: float for the halves, the element's own type otherwise.
+
+    >>> register(torch.bfloat16), register(torch.bool)
+    ('float', 'bool')
+    """
+    return "float" if dtype in HALVES else _STORAGE[dtype]
+
+
+def conversion(source: torch.dtype, target: torch.dtype) -> str:
+    """The template that turns a register of ``source`` into one of ``target``; ``{0}`` where nothing happens.
+
+    >>> conversion(torch.float32, torch.bfloat16), conversion(torch.int64, torch.float64)
+    ('fuse_round_bf16({0})', 'fuse_cast<double>({0})')
+    """
+    if source == target:
+        return "{0}"
+    value = "{0}" if register(source) == register(target) else f"fuse_cast<{register(target)}>({{0}})"
+    if source is torch.float64 and target in HALVES:
+        return f"fuse_round_{HALVES[target]}({value})"
+    if target in HALVES:
+        return f"fuse_round_{HALVES[target]}({value})"
+    return value
+
+
+def loaded(dtype: torch.dtype, text: str) -> str:
+    return f"fuse_to_float({text})" if dtype in HALVES else text
+
+
+def stored(dtype: torch.dtype, text: str) -> str:
+    return f"fuse_to_{HALVES[dtype]}({text})" if dtype in HALVES else text
+
+
+def literal(number: bool | int | float, dtype: torch.dtype) -> str:
+    """``number`` as a C++ literal of the register type of ``dtype``, exactly.
+
+    >>> literal(0.1, torch.float32), literal(3, torch.int64), literal(float("-inf"), torch.float64), literal(True, torch.bool)
+    ('0.10000000149011612f', 'int64_t(3)', '-__builtin_inf()', 'true')
+    """
+    ctype = register(dtype)
+    if ctype == "bool":
+        return "true" if number else "false"
+    if ctype in ("float", "double"):
+        value = float(number)
+        suffix = "f" if ctype == "float" else ""
+        if math.isnan(value):
+            return f'__builtin_nan{suffix}("")'
+        if math.isinf(value):
+            return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
+        if suffix:
+            value = _as_float32(value)
+            if math.isinf(value):
+                return f"{'-' if value < 0 else ''}__builtin_inff()"
+        return f"{value!r}{suffix}" if value >= 0 and math.copysign(1, value) > 0 else f"({value!r}{suffix})"
+    whole = int(number)
+    if whole == -(2**63):
+        return "INT64_MIN"
+    return f"{ctype}({whole})"
+
+
+def _as_float32(value: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)

@@ -1,0 +1,206 @@
+"""Write down the statements that compute one element of a value: the step from values to loops.
+
+``Builder`` keeps the stack of open loops. Asked for an element at an index, it appends loads and arithmetic to the outermost loop in
+which all that they depend on is known (so what does not change in a loop is computed outside of it), and answers with the C++ name that
+holds the element. An element that was asked for before is not computed again while its loop is open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fuse.kernel import ctypes
+from fuse.kernel.index import Affine, Index, NotAffine, offset
+from fuse.kernel.ir import Accumulator, Buffer, Let, Load, Loop, LoopKind, Statement
+from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Reduce, Reindex, Value
+
+MAX_PIECES_IN_EXPRESSION = 8
+
+
+@dataclass
+class Block:
+    """One open loop (or the top of the kernel): its statements so far and the elements that are known inside it."""
+
+    atom: str
+    extent: int
+    kind: LoopKind
+    statements: list[Statement] = field(default_factory=list)
+    known: dict[tuple[int, Index, str], str] = field(default_factory=dict)
+
+
+@dataclass
+class Builder:
+    """Statements under construction; ``extents`` gives the trip count of every loop variable."""
+
+    inputs: list[Buffer]
+    extents: dict[str, int]
+    names: dict[int, str] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=lambda: [Block("", 1, "serial")])
+    depths: dict[str, int] = field(default_factory=dict)
+    used_names: dict[str, int] = field(default_factory=dict)
+    results: dict[int, tuple[str, Index]] = field(default_factory=dict)
+    stored: dict[int, tuple[Buffer, Affine, Index]] = field(default_factory=dict)
+    kept_alive: list[Value] = field(default_factory=list)
+
+    # ---- loops ---------------------------------------------------------------------------------------------------------------
+
+    def open(self, atom: str, kind: LoopKind) -> None:
+        self.blocks.append(Block(atom, self.extents[atom], kind))
+
+    def close(self, reduces: tuple[Accumulator, ...] = ()) -> None:
+        block = self.blocks.pop()
+        loop = Loop(block.atom, block.extent, tuple(block.statements), block.kind, reduces)
+        self.blocks[-1].statements.append(loop)
+
+    def add(self, statement: Statement) -> None:
+        """Append to the innermost open loop."""
+        self.blocks[-1].statements.append(statement)
+
+    def fresh(self, hint: str) -> str:
+        """A C++ name: the hint, with a number when it is taken."""
+        count = self.used_names.get(hint, 0)
+        self.used_names[hint] = count + 1
+        return hint if count == 0 else f"{hint}_{count + 1}"
+
+    def depth_of(self, index: Affine) -> int:
+        atoms = index.atoms()
+        return max((d for d, block in enumerate(self.blocks) if block.atom in atoms), default=0)
+
+    # ---- elements ------------------------------------------------------------------------------------------------------------
+
+    def element(self, value: Value, index: Index, guard: str = "") -> str:
+        """The name (or literal) of ``value[index]``; where ``guard`` is false, memory is not read and the result is arbitrary.
+
+        Raises:
+            SplitNeeded, NotAffine: see :mod:`fuse.kernel.index`.
+        """
+        key = (id(value), index, guard)
+        for block in self.blocks:
+            if name := block.known.get(key):
+                return name
+        name, depth = self._compute(value, index, guard)
+        self.blocks[depth].known[key] = name
+        self.kept_alive.append(value)
+        return name
+
+    def _compute(self, value: Value, index: Index, guard: str) -> tuple[str, int]:
+        if id(value) in self.stored:
+            buffer, where, at = self.stored[id(value)]
+            if index == at:
+                return self._load(buffer, value.dtype, where, (), guard, buffer.name)
+        match value:
+            case Input():
+                where = offset(index, value.strides)
+                buffer = self.inputs[value.position]
+                return self._load(buffer, value.dtype, where, (), guard, buffer.name)
+            case Constant():
+                return ctypes.literal(value.number, value.dtype), 0
+            case Iota():
+                position = index[value.dim] * int(value.step) + int(value.start)
+                text = f"{ctypes.register(value.dtype)}({position})"
+                return self._let("position", value.dtype, text, self.depth_of(position), position.atoms())
+            case Map():
+                args = [self.element(a, index, guard) for a in value.args]
+                if value.template == "{0}":
+                    return args[0], self.depth(args[0])
+                text = value.template.format(*args)
+                hint = self.names.get(id(value), "value")
+                return self._let(hint, value.dtype, text, max((self.depth(a) for a in args), default=0))
+            case Reindex():
+                name = self.element(value.source, value.where(index, self.extents), guard)
+                return name, self.depth(name)
+            case Reduce():
+                return self._result(value, index)
+            case Concat():
+                return self._piece(value, index, guard)
+            case Pad():
+                return self._padded(value, index, guard)
+            case Gather():
+                return self._gathered(value, index, guard)
+        raise NotAffine(f"{type(value).__name__} has no element")
+
+    def depth(self, name: str) -> int:
+        return self.depths.get(name, 0)
+
+    def _let(
+        self, hint: str, dtype: torch.dtype, text: str, depth: int, atoms: tuple[str, ...] = ()
+    ) -> tuple[str, int]:
+        name = self.fresh(hint)
+        self.blocks[depth].statements.append(Let(name, ctypes.register(dtype), text, atoms))
+        self.depths[name] = depth
+        return name, depth
+
+    def _load(
+        self,
+        buffer: Buffer,
+        dtype: torch.dtype,
+        where: Affine,
+        indirect: tuple[tuple[str, int], ...],
+        guard: str,
+        hint: str,
+    ) -> tuple[str, int]:
+        depth = max([self.depth_of(where), self.depth(guard), *(self.depth(n) for n, _ in indirect)])
+        name = self.fresh(f"{hint}_element" if buffer.role == "scratch" else f"{hint}_at")
+        self.blocks[depth].statements.append(Load(name, ctypes.register(dtype), buffer, where, indirect, guard))
+        self.depths[name] = depth
+        return name, depth
+
+    def _result(self, value: Reduce, index: Index) -> tuple[str, int]:
+        if id(value) not in self.results:
+            raise NotAffine("a reduction feeds another over different dimensions")
+        name, at = self.results[id(value)]
+        if at != index:
+            raise NotAffine("the result of a reduction is read in another order than it is computed")
+        return name, self.depth(name)
+
+    def _piece(self, value: Concat, index: Index, guard: str) -> tuple[str, int]:
+        """The piece that holds the index: a chain of conditions, each piece read only where it holds."""
+        if len(value.pieces) > MAX_PIECES_IN_EXPRESSION:
+            raise NotAffine("many pieces are read in the middle of a kernel")
+        start, text, names = 0, "", []
+        along = index[value.dim]
+        for piece in value.pieces:
+            end = start + piece.shape[value.dim]
+            inside, _ = self._test(f"({along}) >= {start} && ({along}) < {end}", along, guard)
+            shifted = (*index[: value.dim], along + -start, *index[value.dim + 1 :])
+            name = self.element(piece, shifted, inside)
+            names += [inside, name]
+            text += f"{inside} ? {name} : "
+            start = end
+        depth = max(self.depth(n) for n in names)
+        return self._let("piece", value.dtype, f"({text}{names[-1]})", depth)
+
+    def _padded(self, value: Pad, index: Index, guard: str) -> tuple[str, int]:
+        conditions, shifted, atoms = [], [], []
+        for position, before, own, padded in zip(index, value.before, value.source.shape, value.shape, strict=True):
+            inner = position + -before
+            if own != padded:
+                conditions.append(f"({inner}) >= 0 && ({inner}) < {own}")
+                atoms.append(inner)
+            shifted.append(inner)
+        fill = ctypes.literal(value.fill, value.dtype)
+        if not conditions:
+            name = self.element(value.source, tuple(shifted), guard)
+            return name, self.depth(name)
+        joined = atoms[0]
+        for more in atoms[1:]:
+            joined = Affine(tuple(sorted({*joined.terms, *more.terms})), 0)
+        inside, _ = self._test(" && ".join(conditions), joined, guard)
+        name = self.element(value.source, tuple(shifted), inside)
+        return self._let("padded", value.dtype, f"({inside} ? {name} : {fill})", max(self.depth(inside), self.depth(name)))
+
+    def _test(self, text: str, over: Affine, guard: str) -> tuple[str, int]:
+        depth = max(self.depth_of(over), self.depth(guard))
+        return self._let("inside", torch.bool, f"{guard} && {text}" if guard else text, depth, over.atoms())
+
+    def _gathered(self, value: Gather, index: Index, guard: str) -> tuple[str, int]:
+        table = value.table
+        row = self.element(value.positions, value.position_index(index), guard)
+        rest = value.rest(index)
+        strides = table.strides[: value.dim] + table.strides[value.dim + 1 :]
+        wrapped, _ = self._let("row", torch.int64, f"fuse_row({row}, {table.shape[value.dim]})", self.depth(row))
+        buffer = self.inputs[table.position]
+        stride = table.strides[value.dim]
+        return self._load(buffer, table.dtype, offset(rest, strides), ((wrapped, stride),), guard, buffer.name)

@@ -1,0 +1,213 @@
+"""Print a kernel body as C++ that a person can read.
+
+One ``extern "C"`` function a kernel, scalar code in plain loops: the compiler vectorises it (``#pragma omp simd``), and OpenMP splits the
+outer loops over threads where there is enough work. The user's lines stand above it as a comment.
+"""
+
+from __future__ import annotations
+
+from fuse.kernel.ir import (
+    Accumulate,
+    Accumulator,
+    Barrier,
+    Comment,
+    Contract,
+    Declare,
+    KernelBody,
+    Let,
+    Load,
+    Loop,
+    Statement,
+    Store,
+)
+
+PARALLEL_WORK = 65_536
+"""Statements executed from which a loop is split over threads; below, waking them costs more (ATen's grain is half of it)."""
+
+_INDENT = "    "
+_IDENTITY = {"sum": "0", "prod": "1", "any": "false", "all": "true"}
+_LIMITS = {
+    "float": ("-__builtin_inff()", "__builtin_inff()"),
+    "double": ("-__builtin_inf()", "__builtin_inf()"),
+    "int64_t": ("INT64_MIN", "INT64_MAX"),
+    "int32_t": ("INT32_MIN", "INT32_MAX"),
+    "int16_t": ("INT16_MIN", "INT16_MAX"),
+    "int8_t": ("INT8_MIN", "INT8_MAX"),
+    "uint8_t": ("0", "UINT8_MAX"),
+    "bool": ("false", "true"),
+}
+_COMBINE = {
+    "sum": "{0} += {1};",
+    "prod": "{0} *= {1};",
+    "max": "{0} = fuse_maximum({0}, {1});",
+    "min": "{0} = fuse_minimum({0}, {1});",
+    "any": "{0} = {0} || {1};",
+    "all": "{0} = {0} && {1};",
+}
+_CLAUSE = {"sum": "+", "prod": "*", "max": "fuse_max", "min": "fuse_min", "any": "||", "all": "&&"}
+_INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
+
+
+def emit(body: KernelBody, name: str) -> str:
+    """The C++ text of one kernel: ``extern "C" void name(char *const *args)``, arguments in order, inputs then outputs."""
+    lines = [f"// {line}" for line in body.lines]
+    lines.append(f'extern "C" void {name}(char *const *args) {{')
+    for position, buffer in enumerate((*body.inputs, *body.outputs)):
+        qualifier = "const " if buffer.role == "input" else ""
+        lines.append(f"{_INDENT}{qualifier}{buffer.ctype} *{buffer.name} = ({qualifier}{buffer.ctype} *)args[{position}];")
+    for statement in body.statements:
+        lines += _statement(statement, 1, top=True)
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def is_parallel(body: KernelBody) -> bool:
+    """Whether the kernel asks for threads."""
+    return any(isinstance(s, Loop) and work(s) >= PARALLEL_WORK for s in body.statements)
+
+
+def work(statement: Statement) -> int:
+    """Statements executed, arithmetic counted by the length of its text: a rough measure of time."""
+    match statement:
+        case Loop():
+            return statement.extent * sum(work(s) for s in statement.body)
+        case Let():
+            return 8 if "fuse_" in statement.text else 1
+        case Contract():
+            return statement.rows * statement.columns * statement.depth
+        case _:
+            return 1
+
+
+def _statement(statement: Statement, depth: int, top: bool = False) -> list[str]:
+    pad = _INDENT * depth
+    match statement:
+        case Load():
+            return [f"{pad}const {statement.ctype} {statement.name} = {_load(statement)};"]
+        case Let():
+            return [f"{pad}const {statement.ctype} {statement.name} = {_unwrapped(statement.text)};"]
+        case Store():
+            value = _to_storage(statement.buffer.ctype, statement.text)
+            return [f"{pad}{statement.buffer.name}[{statement.offset}] = {value};"]
+        case Accumulator():
+            return [pad + line for line in _accumulator(statement)]
+        case Accumulate():
+            return [pad + _accumulate(statement)]
+        case Declare():
+            return [f"{pad}alignas(64) {statement.buffer.ctype} {statement.buffer.name}[{statement.buffer.extent}];"]
+        case Comment():
+            return [f"{pad}// {statement.text}"]
+        case Barrier():
+            return [f"{pad}_Pragma(\"omp barrier\")"]
+        case Contract():
+            return [pad + line for line in _contract(statement)]
+        case Loop():
+            return _loop(statement, depth, top)
+
+
+def _loop(loop: Loop, depth: int, top: bool) -> list[str]:
+    pad = _INDENT * depth
+    lines = []
+    if pragma := _pragma(loop, top):
+        lines.append(f"{pad}#pragma omp {pragma}")
+    lines.append(f"{pad}for (int64_t {loop.atom} = 0; {loop.atom} < {loop.extent}; ++{loop.atom}) {{")
+    for statement in loop.body:
+        lines += _statement(statement, depth + 1)
+    lines.append(f"{pad}}}")
+    return lines
+
+
+def _pragma(loop: Loop, top: bool) -> str:
+    threads = top and work(loop) >= PARALLEL_WORK and loop.kind in ("parallel", "vector") and loop.extent > 1
+    sequential = any(a.op in ("argmax", "argmin") for a in loop.reduces)
+    simd = loop.kind == "vector" and not sequential
+    if sequential:
+        return ""
+    clauses = "".join(f" reduction({_clause(a)} : {a.name})" for a in loop.reduces)
+    if threads and loop.kind == "parallel":
+        levels = _perfectly_nested(loop)
+        return "parallel for" + (f" collapse({levels})" if levels > 1 else "") + clauses
+    if threads and simd:
+        return "parallel for simd" + clauses
+    return "simd" + clauses if simd else ""
+
+
+def _perfectly_nested(loop: Loop) -> int:
+    """How many parallel loops stand directly inside one another, from ``loop`` on."""
+    levels = 1
+    while len(loop.body) == 1 and isinstance(loop.body[0], Loop) and loop.body[0].kind == "parallel":
+        loop = loop.body[0]
+        levels += 1
+    return levels
+
+
+def _clause(accumulator: Accumulator) -> str:
+    table = _CLAUSE if accumulator.ctype in ("float", "double") else _INTEGER_CLAUSE
+    return table[accumulator.op]
+
+
+def _accumulator(accumulator: Accumulator) -> list[str]:
+    lowest, highest = _LIMITS[accumulator.ctype]
+    if accumulator.op in ("argmax", "argmin"):
+        return [f"{accumulator.ctype} {accumulator.name} = 0;", f"int64_t {accumulator.name}_at = -1;"]
+    start = {"max": lowest, "min": highest}.get(accumulator.op) or _IDENTITY[accumulator.op]
+    return [f"{accumulator.ctype} {accumulator.name} = {start};"]
+
+
+def _accumulate(statement: Accumulate) -> str:
+    name, text = statement.accumulator.name, statement.text
+    op = statement.accumulator.op
+    if op in ("argmax", "argmin"):
+        symbol = ">" if op == "argmax" else "<"
+        better = f"{name}_at < 0 || {text} {symbol} {name} || ({text} != {text} && {name} == {name})"
+        return f"if ({better}) {{ {name} = {text}; {name}_at = {statement.position}; }}"
+    return _COMBINE[op].format(name, text)
+
+
+def _load(load: Load) -> str:
+    where = str(load.offset)
+    for variable, stride in load.indirect:
+        where += f" + {variable} * {stride}" if stride != 1 else f" + {variable}"
+    text = f"{load.buffer.name}[{where}]"
+    if load.buffer.ctype in ("fuse_bf16", "fuse_f16"):
+        text = f"fuse_to_float({text})"
+    return f"{load.guard} ? {text} : {load.ctype}(0)" if load.guard else text
+
+
+def _to_storage(ctype: str, text: str) -> str:
+    return {"fuse_bf16": f"fuse_to_bf16({text})", "fuse_f16": f"fuse_to_f16({text})"}.get(ctype, text)
+
+
+def _unwrapped(text: str) -> str:
+    """``(a + b)`` without its outer pair of parentheses."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0 and position < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def _contract(statement: Contract) -> list[str]:
+    """A product with packed right operand: ``panel`` columns of one row at a time stay in registers over the whole depth."""
+    out, left, right = statement.out.name, statement.left.name, statement.right.name
+    panels = -(-statement.columns // statement.panel)
+    first = f"{out}[{statement.out_offset} + m * {statement.out_stride} + p * {statement.panel} + lane]"
+    start = first if statement.accumulate else "0"
+    return [
+        f"for (int64_t p = 0; p < {panels}; ++p) {{",
+        f"    for (int64_t m = 0; m < {statement.rows}; ++m) {{",
+        f"        {statement.out.ctype} sums[{statement.panel}];",
+        f"        for (int64_t lane = 0; lane < {statement.panel}; ++lane) sums[lane] = {start};",
+        f"        for (int64_t k = 0; k < {statement.depth}; ++k) {{",
+        f"            const {statement.left.ctype} a = {left}[{statement.left_offset} + m * {statement.left_stride} + k];",
+        f"            const {statement.right.ctype} *b = {right} + (p * {statement.depth} + k) * {statement.panel};",
+        f"            for (int64_t lane = 0; lane < {statement.panel}; ++lane) sums[lane] = fuse_fma(a, b[lane], sums[lane]);",
+        "        }",
+        f"        for (int64_t lane = 0; lane < {statement.panel}; ++lane) {first} = sums[lane];",
+        "    }",
+        "}",
+    ]
+

@@ -1,0 +1,141 @@
+"""The kernel IR: loops over buffers, small enough to print.
+
+A kernel is a list of statements. Memory is touched only by ``Load`` and ``Store`` (and ``Contract``), whose offsets are affine in the loop
+variables plus optional indirect terms, so that a transformation can reason about them; arithmetic in between is C++ text over names that
+are defined once.
+
+    for i in 64 (parallel):
+        best = -inf
+        for j in 768 (vector, reduces best):       x = load a[768*i + j];  best = max(best, x)
+        for j in 768 (vector):                     store b[768*i + j] = x - best
+
+Loops over time are ``sequential``: their body runs once a step, in order, over ``Buffer``s with role ``carried``; a ``partition`` loop
+gives each thread one share, and a ``Barrier`` inside it waits for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fuse.kernel.index import ZERO, Affine
+from fuse.kernel.values import ReduceOp
+
+BufferRole = Literal["input", "output", "scratch", "carried", "packed"]
+LoopKind = Literal["serial", "vector", "parallel", "sequential", "partition"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of ``extent`` elements of C type ``ctype``; inputs and outputs are arguments, the rest lives in the kernel."""
+
+    name: str
+    ctype: str
+    role: BufferRole
+    extent: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """``name = buffer[offset + sum(stride * variable)]``, or zero where ``guard`` is false."""
+
+    name: str
+    ctype: str
+    buffer: Buffer
+    offset: Affine
+    indirect: tuple[tuple[str, int], ...] = ()
+    guard: str = ""
+
+
+@dataclass(frozen=True)
+class Let:
+    """``name = text``: arithmetic on names defined before. ``atoms`` are the loop variables that ``text`` names."""
+
+    name: str
+    ctype: str
+    text: str
+    atoms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Store:
+    buffer: Buffer
+    offset: Affine
+    text: str
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Declares ``name`` with the identity of ``op``; arg-reductions keep ``name`` and ``name_at``."""
+
+    name: str
+    ctype: str
+    op: ReduceOp
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """``accumulator = op(accumulator, text)``; arg-reductions remember ``position``."""
+
+    accumulator: Accumulator
+    text: str
+    position: Affine = ZERO
+
+
+@dataclass(frozen=True)
+class Contract:
+    """``out[m, n] (+)= sum_k left[m, k] * right[k, n]`` with ``right`` packed in panels of ``panel`` columns: [n/panel][k][panel]."""
+
+    out: Buffer
+    left: Buffer
+    right: Buffer
+    rows: int
+    columns: int
+    depth: int
+    out_offset: Affine = ZERO
+    left_offset: Affine = ZERO
+    left_stride: int = 0
+    out_stride: int = 0
+    panel: int = 16
+    accumulate: bool = False
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """All threads of the enclosing ``partition`` loop wait for one another."""
+
+
+@dataclass(frozen=True)
+class Declare:
+    """A buffer that lives until the end of the enclosing block."""
+
+    buffer: Buffer
+
+
+@dataclass(frozen=True)
+class Comment:
+    text: str
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``for atom in range(extent)``; ``reduces`` names the accumulators that a vector loop combines lane by lane."""
+
+    atom: str
+    extent: int
+    body: tuple[Statement, ...]
+    kind: LoopKind = "serial"
+    reduces: tuple[Accumulator, ...] = ()
+
+
+Statement = Load | Let | Store | Accumulator | Accumulate | Contract | Barrier | Declare | Comment | Loop
+
+
+@dataclass(frozen=True)
+class KernelBody:
+    """What the emitter prints: arguments in order, then statements."""
+
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    statements: tuple[Statement, ...]
+    lines: tuple[str, ...] = field(default=())

@@ -1,0 +1,272 @@
+"""Lower a region to a kernel: the one place that knows what can be generated.
+
+    region (ATen operators)  ->  values  ->  loops  ->  C++
+
+``lower`` answers with a :class:`Kernel`, or with the reason why not. Regions that are the same but for the names of their nodes share
+one kernel, so that the 64 steps of an unrolled loop are lowered and compiled once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.kernel import ctypes, elementwise, movement, reductions  # noqa: F401  (importing registers the recipes)
+from fuse.kernel.emit import emit, is_parallel
+from fuse.kernel.index import NotAffine, SplitNeeded
+from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
+from fuse.kernel.schedule import children, schedule
+from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
+
+MAX_RANK = 16
+MAX_NAME_PARTS = 4
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One generated kernel.
+
+    ``source`` defines ``extern "C" void name(char *const *args)``: pointers to the inputs in placeholder order, then to the outputs.
+    ``in_place`` lists (input, output) positions that may be the same memory, because the kernel reads the input only where it is just
+    about to write. ``parallel`` says that it asks for threads.
+    """
+
+    name: str
+    source: str
+    in_place: frozenset[tuple[int, int]]
+    parallel: bool
+
+
+@dataclass(frozen=True)
+class Declined:
+    """Why a region cannot be lowered."""
+
+    reason: str
+
+
+def can_lower(node: Node) -> bool:
+    """Whether the operator of ``node`` has a recipe at all; ``lower`` gives the last word on a region."""
+    return node.op == "call_function" and (node.target is operator.getitem or find_recipe(node.target) is not None)
+
+
+_KERNELS: dict[str, Kernel | Declined] = {}
+
+
+def lower(region: GraphModule) -> Kernel | Declined:
+    """The kernel of ``region``, or the reason why there is none.
+
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> graph = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(torch.randn(4, 8))
+    >>> kernel = lower(graph)
+    >>> kernel.name.rsplit("_", 1)[0], kernel.in_place
+    ('tanh_add', frozenset({(0, 0)}))
+    """
+    key = _structure(region)
+    known = _KERNELS.get(key)
+    if known is None:
+        known = _KERNELS[key] = _lower(region, key)
+    return known
+
+
+def _lower(region: GraphModule, key: str) -> Kernel | Declined:
+    try:
+        program = _program(region)
+        body = schedule(program)
+    except (Unsupported, NotAffine) as why:
+        return Declined(str(why))
+    except SplitNeeded as need:
+        return Declined(f"the loop over {need.atom} would have to be split")
+    name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    return Kernel(name, emit(body, name), _in_place_pairs(program), is_parallel(body))
+
+
+def _program(region: GraphModule) -> Program:
+    values: dict[Node, Result] = {}
+    inputs: list[Input] = []
+    names: dict[int, str] = {}
+    value_names: dict[int, str] = {}
+    lines: dict[str, None] = {}
+    taken: dict[str, int] = {}
+    keep: list[Value] = []
+    for node in region.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            _check(value)
+            values[node] = Input(tuple(value.shape), value.dtype, len(inputs), tuple(value.stride()))
+            names[len(inputs)] = _unique(_plain_name(node.name), taken)
+            inputs.append(values[node])  # type: ignore[arg-type]
+        elif node.op == "output":
+            results = [values[n] for n in node.args[0]]
+            outputs = tuple(_output(n, v) for n, v in zip(node.args[0], results, strict=True))
+        elif node.target is operator.getitem:
+            part = values[node.args[0]][node.args[1]]  # type: ignore[index]
+            if part is None:
+                raise Unsupported(f"result {node.args[1]} of {node.args[0].target} has no kernel")
+            values[node] = part
+        else:
+            for part in _parts(node.meta["val"]):
+                _check(part)
+            values[node] = translate(node, values)
+            if source := node.meta.get("source"):
+                lines[f"{source}  {_plain_name(node.name)}"] = None
+            for value in _parts(values[node]):
+                if isinstance(value, Map):
+                    value_names.setdefault(id(value), _plain_name(node.name))
+                    keep.append(value)
+    return Program(tuple(inputs), outputs, names, value_names, _comment(list(lines)))
+
+
+def _check(value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        return
+    if not ctypes.supported(value.dtype):
+        raise Unsupported(f"dtype {value.dtype} is not supported in kernels")
+    if value.numel() == 0:
+        raise Unsupported("a tensor has no elements")
+    if value.dim() > MAX_RANK:
+        raise Unsupported(f"a tensor has more than {MAX_RANK} dimensions")
+    if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        raise Unsupported("a tensor is sparse or lazily conjugated or negated")
+    if value.device.type != "cpu":
+        raise Unsupported(f"device {value.device.type} has no emitter yet")
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _output(node: Node, value: Result) -> Output:
+    held = node.meta["val"]
+    if not isinstance(value, Value):
+        raise Unsupported("an output is a tuple")
+    if value.dtype != held.dtype or value.shape != tuple(held.shape):
+        raise Unsupported(f"{node.target} promises {held.dtype}{list(held.shape)} and its recipe gives another result")
+    strides = tuple(held.stride())
+    if any(s == 0 and e > 1 for s, e in zip(strides, held.shape, strict=True)):
+        raise Unsupported("an output is a broadcast view")
+    return Output(value, strides)
+
+
+def _in_place_pairs(program: Program) -> frozenset[tuple[int, int]]:
+    """Pairs for which every read of the input is at the very element that the output stores, in one pointwise nest."""
+    if any(not _pointwise(o.value) for o in program.outputs):
+        return frozenset()
+    shapes = {o.value.shape for o in program.outputs}
+    if len(shapes) != 1 or len({o.strides for o in program.outputs}) != 1:
+        return frozenset()
+    pairs = set()
+    for value in program.inputs:
+        if any(not _read_directly(o.value, value) for o in program.outputs):
+            continue
+        for position, output in enumerate(program.outputs):
+            same = value.shape == output.value.shape and value.strides == output.strides
+            if same and value.dtype.itemsize == output.value.dtype.itemsize:
+                pairs.add((value.position, position))
+    return frozenset(pairs)
+
+
+def _pointwise(value: Value) -> bool:
+    """Whether only maps, views and inputs stand below (no reductions, no pieces)."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if isinstance(current, Concat) or type(current).__name__ in ("Reduce", "Gather", "Pad"):
+            return False
+        stack.extend(children(current))
+    return True
+
+
+def _read_directly(value: Value, wanted: Input) -> bool:
+    """Whether every path from ``value`` to ``wanted`` goes through maps only."""
+    seen: set[tuple[int, bool]] = set()
+    stack = [(value, True)]
+    while stack:
+        current, direct = stack.pop()
+        if (id(current), direct) in seen:
+            continue
+        seen.add((id(current), direct))
+        if current is wanted and not direct:
+            return False
+        stack.extend((child, direct and isinstance(current, Map)) for child in children(current))
+    return True
+
+
+def _structure(region: GraphModule) -> str:
+    """A text that is equal for regions that need the same kernel."""
+    numbers: dict[Node, int] = {}
+    lines = []
+    for node in region.graph.nodes:
+        numbers[node] = len(numbers)
+        if node.op == "placeholder":
+            lines.append(f"{_plain_name(node.name)} {_layout(node.meta['val'])}")
+        else:
+            args = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))
+            layouts = ",".join(_layout(v) for v in _parts(node.meta.get("val")))
+            lines.append(f"{node.target} {args!r} {layouts} {node.meta.get('source', '')}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    number: int
+
+    def __repr__(self) -> str:
+        return f"%{self.number}"
+
+
+def _layout(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{value.dtype}{tuple(value.shape)}{tuple(value.stride())}{value.device}"
+
+
+def _plain_name(name: str) -> str:
+    """A node's name without the number that makes it unique, fit for C++."""
+    stem = re.sub(r"(_\d+)+$", "", name)
+    stem = re.sub(r"\W", "_", stem).strip("_") or "value"
+    return f"{stem}_" if stem in _KEYWORDS else stem
+
+
+def _unique(name: str, taken: dict[str, int]) -> str:
+    taken[name] = taken.get(name, 0) + 1
+    return name if taken[name] == 1 else f"{name}_{taken[name]}"
+
+
+def _readable_name(region: GraphModule) -> str:
+    """The first few operators that compute something: ``sigmoid_mul_tanh``."""
+    parts: dict[str, None] = {}
+    for node in region.graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem and not _is_view(node):
+            parts[_plain_name(str(node.target).split(".")[-2]).strip("_")] = None
+    return "_".join(list(parts)[:MAX_NAME_PARTS]) or "copy"
+
+
+def _is_view(node: Node) -> bool:
+    return ops.is_view(node.target)  # type: ignore[arg-type]
+
+
+def _comment(lines: list[str]) -> tuple[str, ...]:
+    """One comment line for each line of the user's: ``model.py:41  sigmoid, mul``."""
+    grouped: dict[str, list[str]] = {}
+    for line in lines:
+        source, name = line.split("  ", 1)
+        grouped.setdefault(source, []).append(name)
+    return tuple(f"{source}  {', '.join(dict.fromkeys(names))}".replace("\\", "/") for source, names in grouped.items())
+
+
+_KEYWORDS = frozenset(
+    "alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit export extern false "
+    "float for friend goto if inline int long mutable namespace new not operator or private protected public register return short signed "
+    "sizeof static struct switch template this throw true try typedef union unsigned using virtual void volatile while xor args".split()
+)

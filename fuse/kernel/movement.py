@@ -1,0 +1,229 @@
+"""Recipes of views, copies and constructors: they change where an element is read, not what it is.
+
+Views become index arithmetic and cost nothing inside a kernel; ``cat`` and its kin become pieces, each written by a loop of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fuse.kernel.elementwise import apply_test
+from fuse.kernel.recipes import Call, Unsupported, convert, recipe
+from fuse.kernel.values import (
+    Concat,
+    Constant,
+    Iota,
+    Map,
+    Pad,
+    Value,
+    affine,
+    expand,
+    permute,
+    view,
+)
+
+
+@recipe("view.default", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze", "reshape", "_reshape_copy")
+def reshape(call: Call) -> Value:
+    return view(call.tensor("self"), call.shape)
+
+
+@recipe("alias", "detach", "contiguous")
+def same(call: Call) -> Value:
+    return call.tensor("self")
+
+
+@recipe("expand")
+def expanded(call: Call) -> Value:
+    return expand(call.tensor("self"), call.shape)
+
+
+@recipe("permute")
+def permuted(call: Call) -> Value:
+    return permute(call.tensor("self"), call["dims"])
+
+
+@recipe("t")
+def transposed_matrix(call: Call) -> Value:
+    value = call.tensor("self")
+    return value if len(value.shape) < 2 else permute(value, (1, 0))
+
+
+@recipe("transpose.int")
+def transposed(call: Call) -> Value:
+    rank = len(call.shape)
+    if rank == 0:
+        return call.tensor("self")
+    order = list(range(rank))
+    first, second = call["dim0"] % rank, call["dim1"] % rank
+    order[first], order[second] = order[second], order[first]
+    return permute(call.tensor("self"), order)
+
+
+@recipe("select.int")
+def select(call: Call) -> Value:
+    value = call.tensor("self")
+    dim = call["dim"] % len(value.shape)
+    return affine(value, call.shape, _selecting(value.shape, dim, call["index"]))
+
+
+def _selecting(shape: Sequence[int], dim: int, index: int) -> list[tuple[int | None, int, int]]:
+    terms: list[tuple[int | None, int, int]] = []
+    for d in range(len(shape)):
+        terms.append((None, 0, index % shape[d]) if d == dim else (d - (d > dim), 1, 0))
+    return terms
+
+
+@recipe("slice.Tensor")
+def sliced(call: Call) -> Value:
+    value = call.tensor("self")
+    dim = call["dim"] % len(value.shape)
+    start, _, step = slice(call["start"], call["end"], call["step"]).indices(value.shape[dim])
+    return affine(value, call.shape, [(d, step, start) if d == dim else (d, 1, 0) for d in range(len(value.shape))])
+
+
+@recipe("flip")
+def flipped(call: Call) -> Value:
+    value = call.tensor("self")
+    dims = {d % len(value.shape) for d in call["dims"]}
+    extents = value.shape
+    return affine(value, call.shape, [(d, -1, extents[d] - 1) if d in dims else (d, 1, 0) for d in range(len(extents))])
+
+
+@recipe("diagonal")
+def diagonal(call: Call) -> Value:
+    value = call.tensor("self")
+    rank = len(value.shape)
+    first, second, shift = call["dim1"] % rank, call["dim2"] % rank, call["offset"]
+    kept = iter(range(rank - 2))
+    terms: list[tuple[int | None, int, int]] = []
+    for d in range(rank):
+        if d == first:
+            terms.append((rank - 2, 1, max(-shift, 0)))
+        elif d == second:
+            terms.append((rank - 2, 1, max(shift, 0)))
+        else:
+            terms.append((next(kept), 1, 0))
+    return affine(value, call.shape, terms)
+
+
+@recipe("repeat")
+def repeated(call: Call) -> Value:
+    """``repeat`` is a broadcast over new dimensions, then a reshape."""
+    value, repeats = call.tensor("self"), call["repeats"]
+    own = (1,) * (len(repeats) - len(value.shape)) + value.shape
+    spread = tuple(extent for pair in zip(repeats, own, strict=True) for extent in pair)
+    split = tuple(extent for size in own for extent in (1, size))
+    return view(expand(view(value, split), spread), call.shape)
+
+
+@recipe("cat", "assemble")
+def cat(call: Call) -> Value:
+    tensors = call["tensors"] if "tensors" in call.arguments else call["pieces"]
+    pieces = [convert(t, call.dtype) for t in tensors if t.shape != (0,)]
+    return concat(pieces, call["dim"] % len(call.shape), call.shape, call.dtype)
+
+
+@recipe("stack")
+def stack(call: Call) -> Value:
+    dim = call["dim"] % len(call.shape)
+    pieces = [_with_dimension(convert(t, call.dtype), dim) for t in call["tensors"]]
+    return concat(pieces, dim, call.shape, call.dtype)
+
+
+@recipe("select_scatter")
+def select_scatter(call: Call) -> Value:
+    value = call.tensor("self")
+    dim = call["dim"] % len(call.shape)
+    index = call["index"] % call.shape[dim]
+    piece = _with_dimension(convert(call.tensor("src"), call.dtype), dim)
+    return _overlay(value, piece, dim, index, index + 1)
+
+
+@recipe("slice_scatter")
+def slice_scatter(call: Call) -> Value:
+    value = call.tensor("self")
+    dim = call["dim"] % len(call.shape)
+    start, end, step = slice(call["start"], call["end"], call["step"]).indices(call.shape[dim])
+    if step != 1:
+        raise Unsupported("slice_scatter with a step")
+    return _overlay(value, convert(call.tensor("src"), call.dtype), dim, start, max(end, start))
+
+
+def _with_dimension(value: Value, dim: int) -> Value:
+    return view(value, (*value.shape[:dim], 1, *value.shape[dim:]))
+
+
+def _overlay(value: Value, piece: Value, dim: int, start: int, end: int) -> Value:
+    """``value`` with ``[start:end]`` of ``dim`` replaced by ``piece``."""
+    pieces = [_part(value, dim, 0, start), piece, _part(value, dim, end, value.shape[dim])]
+    return concat([p for p in pieces if p.shape[dim]], dim, value.shape, value.dtype)
+
+
+def _part(value: Value, dim: int, start: int, end: int) -> Value:
+    shape = (*value.shape[:dim], end - start, *value.shape[dim + 1 :])
+    return affine(value, shape, [(d, 1, start if d == dim else 0) for d in range(len(shape))])
+
+
+def concat(pieces: Sequence[Value], dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+    filled = tuple(p for p in pieces if p.shape[dim])
+    if len(filled) == 1:
+        return Map(shape, dtype, "{0}", filled, 0)
+    return Concat(shape, dtype, filled, dim)
+
+
+@recipe("constant_pad_nd")
+def pad(call: Call) -> Value:
+    value, widths = call.tensor("self"), call["pad"]
+    rank = len(value.shape)
+    before = [0] * rank
+    for position in range(len(widths) // 2):
+        before[rank - 1 - position] = widths[2 * position]
+    if min(widths, default=0) < 0:
+        raise Unsupported("a negative padding")
+    return Pad(call.shape, call.dtype, value, tuple(before), call["value"])
+
+
+@recipe("full", "full_like", "new_full", "fill.Scalar")
+def full(call: Call) -> Value:
+    number = call.arguments.get("fill_value", call.arguments.get("value"))
+    return Constant(call.shape, call.dtype, number)  # type: ignore[arg-type]
+
+
+@recipe("zeros", "zeros_like", "new_zeros", "zero")
+def zeros(call: Call) -> Value:
+    return Constant(call.shape, call.dtype, 0)
+
+
+@recipe("ones", "ones_like", "new_ones")
+def ones(call: Call) -> Value:
+    return Constant(call.shape, call.dtype, 1)
+
+
+@recipe("scalar_tensor")
+def scalar_tensor(call: Call) -> Value:
+    return Constant(call.shape, call.dtype, call["s"])
+
+
+@recipe("arange.default", "arange.start", "arange.start_step")
+def arange(call: Call) -> Value:
+    start, step = call.arguments.get("start", 0), call.arguments.get("step", 1)
+    if call.dtype.is_floating_point and not (float(start).is_integer() and float(step).is_integer()):
+        raise Unsupported("arange with a fractional step rounds as eager's vector code does")
+    return Iota(call.shape, call.dtype, 0, start, step)
+
+
+@recipe("tril", "triu")
+def triangle(call: Call) -> Value:
+    """``where(column - row <= diagonal, self, 0)`` and its mirror image."""
+    value, rank = call.tensor("self"), len(call.shape)
+    row = Iota(call.shape, torch.int64, rank - 2, 0, 1)
+    column = Iota(call.shape, torch.int64, rank - 1, 0, 1)
+    symbol = "<=" if "tril" in call.op._schema.name else ">="
+    template = f"({{0}} - {{1}} {symbol} {{2}})"
+    inside = apply_test(template, [column, row, call["diagonal"]], torch.int64, call.shape)
+    zero = Constant(call.shape, call.dtype, 0)
+    return Map(call.shape, call.dtype, "({0} ? {1} : {2})", (inside, value, convert(zero, call.dtype)))
+

@@ -1,0 +1,145 @@
+"""From ATen operators to values: the registry of recipes, and what a recipe is given.
+
+A recipe reads like the operator's formula::
+
+    @recipe("silu")
+    def silu(call: Call) -> Value:
+        return call.map("fuse_silu({0})", "self")
+
+``Call`` binds the operator's arguments to its schema, so that a recipe asks for them by name, and knows the result's dtype and shape.
+Recipes for whole groups of operators stand in :mod:`fuse.kernel.elementwise`, :mod:`fuse.kernel.movement` and
+:mod:`fuse.kernel.reductions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fuse.kernel import ctypes
+from fuse.kernel.values import Constant, Map, Value, expand
+
+Result = Value | tuple[Value | None, ...]
+Number = bool | int | float
+
+
+class Unsupported(Exception):
+    """This call of the operator cannot be lowered; the message is the reason that the user reads."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call: its arguments by name (``Value`` for tensors, Python objects otherwise) and its result's metadata."""
+
+    op: OpOverload
+    arguments: Mapping[str, Any]
+    result: Any
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._first.dtype  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._first.shape)
+
+    @property
+    def _first(self) -> Any:
+        return self.result[0] if isinstance(self.result, (tuple, list)) else self.result
+
+    def tensor(self, name: str) -> Value:
+        value = self.arguments[name]
+        if not isinstance(value, Value):
+            raise Unsupported(f"argument {name} is not a tensor")
+        return value
+
+    def map(self, template: str, *names: str | Value | Number, compute: torch.dtype | None = None, cost: int = 1) -> Value:
+        """``template`` over the named arguments, each broadcast to the result's shape and converted to ``compute``
+        (default: the result's dtype); the outcome is converted to the result's dtype."""
+        compute = compute or self.dtype
+        args = []
+        for name in names:
+            value = self.arguments[name] if isinstance(name, str) else name
+            args.append(value)
+        return convert(apply(template, args, compute, self.shape, cost), self.dtype)
+
+
+def apply(
+    template: str, args: Sequence[Value | Number], compute: torch.dtype, shape: tuple[int, ...], cost: int = 1
+) -> Value:
+    """A ``Map`` over tensors and numbers alike, computed in ``compute``.
+
+    The halves are computed in float and rounded once, after the operation; numbers are not rounded to a half first (eager keeps them in
+    the wider type too).
+    """
+    wide = torch.float32 if compute in ctypes.HALVES else compute
+    operands = tuple(
+        expand(convert(a, wide), shape) if isinstance(a, Value) else Constant(shape, wide, a) for a in args
+    )
+    value = Map(shape, wide, template, operands, cost)
+    return convert(value, compute)
+
+
+def convert(value: Value, dtype: torch.dtype) -> Value:
+    """``value.to(dtype)``."""
+    if value.dtype == dtype:
+        return value
+    if not ctypes.supported(dtype):
+        raise Unsupported(f"dtype {dtype} is not supported in kernels")
+    return Map(value.shape, dtype, ctypes.conversion(value.dtype, dtype), (value,))
+
+
+Recipe = Callable[[Call], Result]
+_RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(*names: str) -> Callable[[Recipe], Recipe]:
+    """Register the recipe of the ATen operators ``names`` (``"add"`` for all overloads, ``"sum.dim_IntList"`` for one)."""
+
+    def register(function: Recipe) -> Recipe:
+        for name in names:
+            _RECIPES[name] = function
+        return function
+
+    return register
+
+
+def find_recipe(op: Any) -> Recipe | None:
+    """The recipe of an operator, or None when it has none."""
+    if not isinstance(op, OpOverload) or op.namespace not in ("aten", "fuse"):
+        return None
+    packet = op._schema.name.split("::")[1]
+    return _RECIPES.get(f"{packet}.{op._overloadname}") or _RECIPES.get(packet)
+
+
+def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by schema name, defaults filled in."""
+    bound = {a.name: a.default_value for a in op._schema.arguments}
+    bound.update(zip((a.name for a in op._schema.arguments), args, strict=False))
+    bound.update(kwargs)
+    return bound
+
+
+def translate(node: Node, values: Mapping[Node, Result]) -> Result:
+    """The value (or values) of one node of a region, its arguments' values given.
+
+    Raises:
+        Unsupported: no recipe, a dtype or an argument that kernels do not handle.
+    """
+    found = find_recipe(node.target)
+    if found is None:
+        raise Unsupported(f"{node.target} has no kernel")
+    result = node.meta["val"]
+    for part in result if isinstance(result, (tuple, list)) else (result,):
+        if isinstance(part, torch.Tensor) and not ctypes.supported(part.dtype):
+            raise Unsupported(f"dtype {part.dtype} is not supported in kernels")
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+    return found(Call(node.target, bind(node.target, args, kwargs), result))  # type: ignore[arg-type]

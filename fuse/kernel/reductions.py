@@ -1,0 +1,284 @@
+"""Recipes of reductions, and of the operators made of them (softmax, norms).
+
+Sums of floats are taken in double, whatever the element type, and variances in two passes, so that fused sums are at least as accurate as
+eager's cascaded ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from fuse.kernel import ctypes
+from fuse.kernel.elementwise import TRANSCENDENTAL
+from fuse.kernel.recipes import Call, Unsupported, apply, convert, recipe
+from fuse.kernel.values import Reduce, ReduceOp, Value, expand, view
+
+SUM_DTYPE = torch.float64
+
+
+def _dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
+    rank = len(value.shape)
+    if dims is None or dims == []:
+        return tuple(range(rank))
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return tuple(sorted(d % rank for d in listed)) if rank else ()
+
+
+def reduce(value: Value, dims: Sequence[int], op: ReduceOp, dtype: torch.dtype | None = None) -> Value:
+    """``op`` over ``dims``, which stay with extent 1. Sums of floats are kept in double."""
+    dtype = dtype or value.dtype
+    if math.prod(value.shape) == 0:
+        raise Unsupported("a reduction over no elements")
+    shape = tuple(1 if d in dims else extent for d, extent in enumerate(value.shape))
+    return Reduce(shape, dtype, value, tuple(dims), op)
+
+
+def total(value: Value, dims: Sequence[int]) -> Value:
+    """The sum in double (floats) or int64 (integers and bool)."""
+    wide = SUM_DTYPE if value.dtype.is_floating_point else torch.int64
+    return reduce(convert(value, wide), dims, "sum", wide)
+
+
+def mean_of(value: Value, dims: Sequence[int]) -> Value:
+    count = math.prod(value.shape[d] for d in dims)
+    summed = total(value, dims)
+    return apply("({0} / {1})", [summed, float(count)], SUM_DTYPE, summed.shape)
+
+
+def variance_of(value: Value, dims: Sequence[int], mean: Value, correction: float) -> Value:
+    """The second pass: the sum of squared distances from the mean, over ``n - correction``."""
+    count = math.prod(value.shape[d] for d in dims)
+    apart = apply("({0} - {1})", [convert(value, SUM_DTYPE), mean], SUM_DTYPE, value.shape)
+    squares = reduce(apply("({0} * {0})", [apart], SUM_DTYPE, value.shape), dims, "sum", SUM_DTYPE)
+    return apply("({0} / {1})", [squares, max(count - correction, 0.0)], SUM_DTYPE, squares.shape)
+
+
+def _finished(call: Call, value: Value, part: int = 0) -> Value:
+    """``value`` in the dtype and shape of the call's result (reduced dimensions dropped when it drops them)."""
+    result = call.result[part] if isinstance(call.result, (tuple, list)) else call.result
+    return view(convert(value, result.dtype), tuple(result.shape))
+
+
+@recipe("sum")
+def sum_(call: Call) -> Value:
+    value = call.tensor("self")
+    if call.dtype.is_floating_point and not value.dtype.is_floating_point:
+        value = convert(value, call.dtype)
+    return _finished(call, total(value, _dims(value, call.arguments.get("dim"))))
+
+
+@recipe("mean")
+def mean(call: Call) -> Value:
+    value = call.tensor("self")
+    if not value.dtype.is_floating_point:
+        value = convert(value, call.dtype)
+    return _finished(call, mean_of(value, _dims(value, call.arguments.get("dim"))))
+
+
+@recipe("prod")
+def prod(call: Call) -> Value:
+    value = convert(call.tensor("self"), call.dtype)
+    wide = torch.float32 if value.dtype in ctypes.HALVES else value.dtype
+    return _finished(call, reduce(convert(value, wide), _dims(value, call.arguments.get("dim")), "prod", wide))
+
+
+@recipe("amax", "amin", "max.default", "min.default", "max", "min")
+def extreme(call: Call) -> Value:
+    if call.op._overloadname not in ("default", ""):
+        raise Unsupported(f"{call.op} has no kernel")
+    value = call.tensor("self")
+    op: ReduceOp = "max" if "max" in call.op._schema.name else "min"
+    return _finished(call, reduce(value, _dims(value, call.arguments.get("dim")), op))
+
+
+@recipe("max.dim", "min.dim")
+def extreme_and_position(call: Call) -> tuple[Value, Value]:
+    value = call.tensor("self")
+    dims = _dims(value, call["dim"])
+    name = "max" if "max" in call.op._schema.name else "min"
+    best = reduce(value, dims, "max" if name == "max" else "min")
+    position = reduce(value, dims, "argmax" if name == "max" else "argmin", torch.int64)
+    return _finished(call, best), _finished(call, position, 1)
+
+
+@recipe("argmax", "argmin")
+def position_of_extreme(call: Call) -> Value:
+    value = call.tensor("self")
+    op: ReduceOp = "argmax" if "argmax" in call.op._schema.name else "argmin"
+    if call["dim"] is None:
+        value = view(value, (math.prod(value.shape),))
+        return _finished(call, reduce(value, (0,), op, torch.int64))
+    if not value.shape:
+        raise Unsupported("an arg-reduction of a scalar")
+    return _finished(call, reduce(value, _dims(value, call["dim"]), op, torch.int64))
+
+
+@recipe("any", "all")
+def truth(call: Call) -> Value:
+    value = convert(call.tensor("self"), torch.bool)
+    op: ReduceOp = "any" if "any" in call.op._schema.name else "all"
+    return _finished(call, reduce(value, _dims(value, call.arguments.get("dim")), op))
+
+
+@recipe("var.correction", "var_mean.correction", "std.correction", "std_mean.correction")
+def variance(call: Call) -> Value | tuple[Value, Value]:
+    value = call.tensor("self")
+    dims = _dims(value, call["dim"])
+    correction = 1.0 if call["correction"] is None else float(call["correction"])
+    mean = mean_of(value, dims)
+    spread = variance_of(value, dims, mean, correction)
+    name = call.op._schema.name
+    if "std" in name:
+        spread = apply("fuse_sqrt({0})", [spread], SUM_DTYPE, spread.shape)
+    if "_mean" in name:
+        return _finished(call, spread), _finished(call, mean, 1)
+    return _finished(call, spread)
+
+
+@recipe("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar")
+def vector_norm(call: Call) -> Value:
+    value = call.tensor("self")
+    order = call.arguments.get("ord", call.arguments.get("p"))
+    order = 2.0 if order is None else float(order)
+    dims = _dims(value, call.arguments.get("dim"))
+    magnitude = apply("fuse_abs({0})", [value], value.dtype, value.shape)
+    if order == math.inf:
+        return _finished(call, reduce(magnitude, dims, "max"))
+    if order == 1.0:
+        return _finished(call, total(magnitude, dims))
+    if order != 2.0:
+        raise Unsupported(f"a norm of order {order:g}")
+    squares = apply("({0} * {0})", [convert(value, SUM_DTYPE)], SUM_DTYPE, value.shape)
+    norm = total(squares, dims)
+    return _finished(call, apply("fuse_sqrt({0})", [norm], SUM_DTYPE, norm.shape))
+
+
+def _wide_float(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in ctypes.HALVES else dtype
+
+
+@recipe("_softmax", "_safe_softmax")
+def softmax(call: Call) -> Value:
+    value = call.tensor("self")
+    _, exponentials, summed = _exponentials(value, call["dim"])
+    wide = exponentials.dtype
+    result = apply("({0} / {1})", [exponentials, convert(summed, wide)], wide, value.shape)
+    if "_safe" in call.op._schema.name:
+        raise Unsupported("a softmax that treats empty rows apart")
+    return convert(result, call.dtype)
+
+
+def _exponentials(value: Value, dim: int) -> tuple[Value, Value, Value]:
+    """The maximum over ``dim``, ``exp(x - max)`` and its sum."""
+    wide = _wide_float(value.dtype)
+    value = convert(value, wide)
+    dims = _dims(value, dim)
+    best = reduce(value, dims, "max")
+    exponentials = apply("fuse_exp({0} - {1})", [value, best], wide, value.shape, TRANSCENDENTAL)
+    return best, exponentials, total(exponentials, dims)
+
+
+@recipe("_log_softmax")
+def log_softmax(call: Call) -> Value:
+    value = convert(call.tensor("self"), _wide_float(call.tensor("self").dtype))
+    best, _, summed = _exponentials(value, call["dim"])
+    logarithm = apply("fuse_log({0})", [convert(summed, value.dtype)], value.dtype, summed.shape, TRANSCENDENTAL)
+    return convert(apply("({0} - {1} - {2})", [value, best, logarithm], value.dtype, value.shape), call.dtype)
+
+
+@recipe("logsumexp")
+def logsumexp(call: Call) -> Value:
+    wide = _wide_float(call.dtype)
+    value = convert(call.tensor("self"), wide)
+    dims = _dims(value, call["dim"])
+    best = reduce(value, dims, "max")
+    shift = apply("(fuse_isinf({0}) ? 0 : {0})", [best], wide, best.shape)
+    terms = apply("fuse_exp({0} - {1})", [value, shift], wide, value.shape, TRANSCENDENTAL)
+    summed = convert(total(terms, dims), wide)
+    return _finished(call, apply("(fuse_log({0}) + {1})", [summed, shift], wide, summed.shape, TRANSCENDENTAL))
+
+
+def _normalised(value: Value, mean: Value, reciprocal: Value, weight: Value | None, bias: Value | None) -> Value:
+    """``(x - mean) * rstd * weight + bias`` in the wide float type; statistics are rounded to it first."""
+    wide = _wide_float(value.dtype)
+    result = apply(
+        "(({0} - {1}) * {2})",
+        [convert(value, wide), convert(mean, wide), convert(reciprocal, wide)],
+        wide,
+        value.shape,
+    )
+    if weight is not None:
+        result = apply("({0} * {1})", [result, convert(weight, wide)], wide, value.shape)
+    if bias is not None:
+        result = apply("({0} + {1})", [result, convert(bias, wide)], wide, value.shape)
+    return result
+
+
+def _statistics(value: Value, dims: Sequence[int], epsilon: float) -> tuple[Value, Value]:
+    """Mean and ``1 / sqrt(var + epsilon)``, in double."""
+    mean = mean_of(value, dims)
+    spread = variance_of(value, dims, mean, 0.0)
+    reciprocal = apply("(1 / fuse_sqrt({0} + {1}))", [spread, epsilon], SUM_DTYPE, spread.shape)
+    return mean, reciprocal
+
+
+@recipe("native_layer_norm")
+def layer_norm(call: Call) -> tuple[Value, Value, Value]:
+    value = call.tensor("input")
+    dims = range(len(value.shape) - len(call["normalized_shape"]), len(value.shape))
+    mean, reciprocal = _statistics(value, tuple(dims), call["eps"])
+    result = _normalised(value, mean, reciprocal, call["weight"], call["bias"])
+    return convert(result, call.dtype), _finished(call, mean, 1), _finished(call, reciprocal, 2)
+
+
+@recipe("_fused_rms_norm")
+def rms_norm(call: Call) -> tuple[Value, Value]:
+    value = call.tensor("input")
+    dims = tuple(range(len(value.shape) - len(call["normalized_shape"]), len(value.shape)))
+    epsilon = call["eps"] if call["eps"] is not None else torch.finfo(value.dtype).eps
+    squares = apply("({0} * {0})", [convert(value, SUM_DTYPE)], SUM_DTYPE, value.shape)
+    mean = mean_of(squares, dims)
+    reciprocal = apply("(1 / fuse_sqrt({0} + {1}))", [mean, epsilon], SUM_DTYPE, mean.shape)
+    wide = _wide_float(value.dtype)
+    result = apply("({0} * {1})", [convert(value, wide), convert(reciprocal, wide)], wide, value.shape)
+    if call["weight"] is not None:
+        result = apply("({0} * {1})", [result, convert(call["weight"], wide)], wide, value.shape)
+    return convert(result, call.dtype), _finished(call, reciprocal, 1)
+
+
+@recipe("native_group_norm")
+def group_norm(call: Call) -> tuple[Value, Value, Value]:
+    value, groups = call.tensor("input"), call["group"]
+    batch, channels, *space = value.shape
+    grouped = view(value, (batch, groups, math.prod((channels // groups, *space))))
+    mean, reciprocal = _statistics(grouped, (2,), call["eps"])
+    normalised = view(_normalised(grouped, mean, reciprocal, None, None), value.shape)
+    for name, template in (("weight", "({0} * {1})"), ("bias", "({0} + {1})")):
+        if call[name] is not None:
+            per_channel = expand(view(call[name], (channels, *(1 for _ in space))), value.shape)
+            normalised = apply(template, [normalised, convert(per_channel, normalised.dtype)], normalised.dtype, value.shape)
+    return convert(normalised, call.dtype), _finished(call, mean, 1), _finished(call, reciprocal, 2)
+
+
+@recipe("_native_batch_norm_legit_no_training", "native_batch_norm", "_native_batch_norm_legit")
+def batch_norm_in_eval(call: Call) -> tuple[Value | None, ...]:
+    """``x * alpha + beta`` with ``alpha = weight / sqrt(var + eps)`` a channel, as eager computes it."""
+    if call.arguments.get("training") or call["running_mean"] is None:
+        raise Unsupported("batch norm in training")
+    value = call.tensor("input")
+    wide = _wide_float(value.dtype)
+    channels = (value.shape[1],)
+    alpha = apply("(1 / fuse_sqrt({0} + {1}))", [convert(call["running_var"], wide), call["eps"]], wide, channels)
+    if call["weight"] is not None:
+        alpha = apply("({0} * {1})", [alpha, convert(call["weight"], wide)], wide, channels)
+    beta = apply("(-{0} * {1})", [convert(call["running_mean"], wide), alpha], wide, channels)
+    if call["bias"] is not None:
+        beta = apply("({0} + {1})", [convert(call["bias"], wide), beta], wide, channels)
+    spread = (channels[0], *(1 for _ in value.shape[2:]))
+    args = [convert(value, wide), view(alpha, spread), view(beta, spread)]
+    result = convert(apply("({0} * {1} + {2})", args, wide, value.shape), call.dtype)
+    return result, *(None for _ in call.result[1:])
+

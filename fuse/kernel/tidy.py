@@ -1,0 +1,62 @@
+"""Make a loop nest lean: merge loops that walk memory as one, and drop what nobody reads.
+
+    for i in 4:                            for i in 32:
+        for j in 8:                 ->         out[i] = x[i]
+            out[8*i + j] = x[8*i + j]
+
+Two nested loops become one where every offset inside is the same function of ``inner_extent * outer + inner``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fuse.kernel.index import Affine
+from fuse.kernel.ir import Accumulate, Let, Load, Loop, Statement, Store
+
+
+def tidy(statements: Sequence[Statement]) -> list[Statement]:
+    """``statements`` with mergeable loops merged, innermost first."""
+    result: list[Statement] = []
+    for statement in statements:
+        if isinstance(statement, Loop):
+            statement = merged(replace(statement, body=tuple(tidy(statement.body))))
+        result.append(statement)
+    return result
+
+
+def merged(loop: Loop) -> Loop:
+    """The loop and its only statement, a loop too, as one loop, where no offset tells them apart."""
+    if len(loop.body) != 1 or not isinstance(loop.body[0], Loop):
+        return loop
+    inner = loop.body[0]
+    if inner.reduces or loop.reduces or not all(_mergeable(s, loop.atom, inner) for s in inner.body):
+        return loop
+    body = tuple(_without(s, loop.atom) for s in inner.body)
+    return Loop(inner.atom, loop.extent * inner.extent, body, inner.kind)
+
+
+def _offsets(statement: Statement) -> list[Affine]:
+    match statement:
+        case Load() | Store():
+            return [statement.offset]
+        case Accumulate():
+            return [statement.position]
+        case _:
+            return []
+
+
+def _mergeable(statement: Statement, outer: str, inner: Loop) -> bool:
+    if isinstance(statement, Let):
+        return not {outer, inner.atom} & set(statement.atoms)
+    if not isinstance(statement, (Load, Store)):
+        return False
+    return all(o.coefficient(outer) == o.coefficient(inner.atom) * inner.extent for o in _offsets(statement))
+
+
+def _without(statement: Statement, atom: str) -> Statement:
+    if isinstance(statement, (Load, Store)):
+        terms = tuple(t for t in statement.offset.terms if t[0] != atom)
+        return replace(statement, offset=Affine(terms, statement.offset.constant))
+    return statement

@@ -1,0 +1,177 @@
+"""What an element of a tensor is, given its index: the form between ATen operators and loops.
+
+    softmax(x, -1)   ->   m = Reduce(max, x);  e = Map(exp, x - m);  s = Reduce(sum, e);  Map(div, e, s)
+    x.transpose(0, 1) ->  Reindex(x, swap the two indices)
+    cat([a, b], 1)   ->   Concat((a, b), 1)
+
+Values are immutable and shared: a value used twice is one object. All arguments of a ``Map`` have its shape (broadcasts are explicit
+``Reindex``), a ``Reduce`` keeps reduced dimensions with extent 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from fuse.kernel.index import ZERO, Affine, Index, reshape
+
+Shape = tuple[int, ...]
+ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """An element type and a shape; subclasses say what the elements are."""
+
+    shape: Shape
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Value):
+    """Argument ``position`` of the kernel, read with these strides (elements)."""
+
+    position: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Value):
+    """The same number everywhere."""
+
+    number: bool | int | float
+
+
+@dataclass(frozen=True, eq=False)
+class Iota(Value):
+    """``start + step * index[dim]``."""
+
+    dim: int
+    start: bool | int | float
+    step: bool | int | float
+
+
+@dataclass(frozen=True, eq=False)
+class Map(Value):
+    """``template`` (C++, ``{0}``, ``{1}`` ... for the arguments) of the arguments at the same index."""
+
+    template: str
+    args: tuple[Value, ...]
+    cost: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Reindex(Value):
+    """The element of ``source`` at ``where(index, extents of the loop variables)``."""
+
+    source: Value
+    where: Callable[[Index, Mapping[str, int]], Index]
+
+
+@dataclass(frozen=True, eq=False)
+class Concat(Value):
+    """``pieces`` one after another along ``dim``."""
+
+    pieces: tuple[Value, ...]
+    dim: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pad(Value):
+    """``source`` moved by ``before`` (one number a dimension), ``fill`` outside of it."""
+
+    source: Value
+    before: tuple[int, ...]
+    fill: bool | int | float
+
+
+@dataclass(frozen=True, eq=False)
+class Gather(Value):
+    """``table`` with the index of ``dim`` looked up in ``positions``: an indirect load.
+
+    The other dimensions of the table are indexed by ``rest`` of this value's index (embedding, index_select, gather).
+    """
+
+    table: Input
+    positions: Value
+    dim: int
+    rest: Callable[[Index], Index]
+    position_index: Callable[[Index], Index]
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce(Value):
+    """``op`` over ``dims`` of ``source``, which stay with extent 1."""
+
+    source: Value
+    dims: tuple[int, ...]
+    op: ReduceOp
+
+
+@dataclass(frozen=True)
+class Output:
+    """Store ``value`` with these strides (elements)."""
+
+    value: Value
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A region as values: what to read and what to store, names for the C++ text, and the user's lines for its comments.
+
+    ``names`` are those of the inputs by position, ``value_names`` those of values by ``id``.
+    """
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    names: Mapping[int, str] = field(default_factory=dict)
+    value_names: Mapping[int, str] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+
+
+def expand(value: Value, shape: Sequence[int]) -> Value:
+    """Broadcast to ``shape`` by NumPy's rule."""
+    shape = tuple(shape)
+    if value.shape == shape:
+        return value
+    if isinstance(value, Constant):
+        return Constant(shape, value.dtype, value.number)
+    own = value.shape
+    missing = len(shape) - len(own)
+
+    def where(index: Index, extents: Mapping[str, int]) -> Index:
+        return tuple(ZERO if own[d] == 1 else index[missing + d] for d in range(len(own)))
+
+    return Reindex(shape, value.dtype, value, where)
+
+
+def view(value: Value, shape: Sequence[int]) -> Value:
+    """The same elements in row-major order under another shape."""
+    shape = tuple(shape)
+    if value.shape == shape:
+        return value
+    own = value.shape
+    return Reindex(shape, value.dtype, value, lambda index, extents: reshape(index, shape, own, extents))
+
+
+def permute(value: Value, order: Sequence[int]) -> Value:
+    """Dimension ``d`` of the result is dimension ``order[d]`` of ``value``."""
+    order = [d % len(value.shape) for d in order]
+    inverse = [order.index(d) for d in range(len(order))]
+    shape = tuple(value.shape[d] for d in order)
+    return Reindex(shape, value.dtype, value, lambda index, extents: tuple(index[d] for d in inverse))
+
+
+def affine(value: Value, shape: Sequence[int], terms: Sequence[tuple[int | None, int, int]]) -> Value:
+    """Dimension ``d`` of ``value`` is read at ``index[source] * step + start`` with ``terms[d] = (source, step, start)``."""
+
+    def where(index: Index, extents: Mapping[str, int]) -> Index:
+        return tuple(
+            Affine((), start) if source is None else index[source] * step + start for source, step, start in terms
+        )
+
+    return Reindex(tuple(shape), value.dtype, value, where)
