@@ -24,11 +24,8 @@ def read(path: Path) -> dict[str, Any]:
         raise FuseError(f"cannot read {path}: {error.strerror}; save one with fuse show --json -o {path}") from error
     except ValueError as error:
         raise FuseError(f"{path} is not JSON ({error}); save a report with fuse show --json -o FILE") from error
-    version = report.get("schema_version") if isinstance(report, dict) else None
-    if version != SCHEMA_VERSION:
-        raise FuseError(
-            f"{path} has schema_version {version}, not {SCHEMA_VERSION}; save it again with fuse show --json"
-        )
+    if not isinstance(report, dict) or report.get("schema_version") != SCHEMA_VERSION:
+        raise FuseError(f"{path} is no report of schema_version {SCHEMA_VERSION}; save one with fuse show --json")
     return report
 
 

@@ -1,0 +1,258 @@
+"""Time a model eager, fused and under ``torch.compile``, and count what was launched.
+
+Every contender gets its own copy of the model and its inputs. First calls are measured apart, with caches cold on both
+sides: an empty folder for fuse, and for ``torch.compile`` an empty folder with its other caches switched off; modules
+are imported before. Then the calls are interleaved (``timing.py``). Ratios are peer over fused: above 1, fused is faster.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from rich.console import Group, RenderableType
+from rich.text import Text
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import fuse
+from fuse.cost.observe import CountingMode
+from fuse.errors import FuseError
+from fuse.report.table import columns
+from fuse.report.timing import Quartiles, interleaved, quartiles
+
+PEERS = ("eager", "compile")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One contender: one call in milliseconds, and the seconds its first call took."""
+
+    milliseconds: Quartiles
+    first_call_seconds: float
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What ``bench`` measured.
+
+    ``ratios`` has for each peer the ratio of the medians, peer over fused, between the quartiles of the ratios of
+    single rounds. ``disagreements`` says in which results fused differs from eager by more than the tolerance.
+    """
+
+    target: str
+    train: bool
+    threads: int
+    rounds: int
+    timings: Mapping[str, Timing]
+    ratios: Mapping[str, Quartiles]
+    observed_before: int
+    observed_after: int
+    fallbacks: tuple[Mapping[str, str], ...]
+    disagreements: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, with the machine and the versions that it holds for."""
+        return {
+            "schema_version": 1,
+            "target": self.target,
+            "train": self.train,
+            "threads": self.threads,
+            "rounds": self.rounds,
+            "milliseconds": {name: timing.milliseconds.to_dict() for name, timing in self.timings.items()},
+            "ratios": {name: ratio.to_dict() for name, ratio in self.ratios.items()},
+            "first_call_seconds": {name: timing.first_call_seconds for name, timing in self.timings.items()},
+            "observed": {"before": self.observed_before, "after": self.observed_after},
+            "fallbacks": [dict(fallback) for fallback in self.fallbacks],
+            "disagreements": list(self.disagreements),
+            "machine": _machine(),
+            "versions": {"fuse": fuse.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        }
+
+    def __str__(self) -> str:
+        from fuse.report.table import as_text
+
+        return as_text(bench_table(self))
+
+
+def bench(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    against: Sequence[str] = ("eager",),
+    passes: Sequence[str] | None = None,
+    train: bool = False,
+    seconds: float = 3.0,
+    seed: int = 0,
+    atol: float | None = None,
+    rtol: float | None = None,
+    target: str | None = None,
+) -> BenchReport:
+    """Time ``model(*args, **kwargs)`` fused and as the peers in ``against`` (``eager``, ``compile``) run it.
+
+    Args:
+        train: time the forward and the backward pass of the sum of all results; otherwise nothing records gradients.
+        seconds: about how long to measure each contender.
+        seed: the random state each first call starts from; these results are compared.
+        atol, rtol: how far fused may be from eager; both or none, by default what the dtype allows.
+
+    Raises:
+        FuseError: a peer is unknown, or only one of the tolerances is given.
+    """
+    unknown = [peer for peer in against if peer not in PEERS]
+    if unknown:
+        raise FuseError(f"no peer {unknown[0]!r} to bench against; there are {', '.join(PEERS)}")
+    if (atol is None) != (rtol is None):
+        raise FuseError("--atol and --rtol go together; give both or none")
+    call = _with_gradients if train else _without_gradients
+    with ExitStack() as caches:
+        steps: dict[str, Callable[[], Any]] = {}
+        results: dict[str, Any] = {}
+        first_calls: dict[str, float] = {}
+        # Eager is always run once: it is the reference of the results and of the launches.
+        for name in dict.fromkeys(["eager", "fused", *against]):
+            own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs or {})))
+            made = _contender(name, own, passes, caches)
+            steps[name] = lambda made=made, inputs=own_args, named=own_kwargs: call(made, inputs, named)  # type: ignore[misc]
+            torch.manual_seed(seed)
+            started = time.perf_counter()
+            results[name] = steps[name]()
+            first_calls[name] = time.perf_counter() - started
+            if name == "fused":
+                last_run = made.last_run
+        timed = {name: steps[name] for name in dict.fromkeys(["fused", *against])}
+        samples = interleaved(timed, seconds)
+    own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs or {})))
+    with CountingMode() as counting:
+        call(own, own_args, own_kwargs)
+    return BenchReport(
+        target=target or type(model).__name__,
+        train=train,
+        threads=torch.get_num_threads(),
+        rounds=len(samples["fused"]),
+        timings={
+            name: Timing(quartiles([1000 * sample for sample in taken]), first_calls[name])
+            for name, taken in samples.items()
+        },
+        ratios={name: _ratio(samples[name], samples["fused"]) for name in against},
+        observed_before=counting.launches,
+        # A call that ran eager as a whole launched what eager launches; fuse observes only what it runs itself.
+        observed_after=last_run.launches or counting.launches,
+        fallbacks=tuple(
+            {"op": fallback.op, "source": fallback.source, "reason": fallback.reason} for fallback in last_run.fallbacks
+        ),
+        disagreements=tuple(_disagreements(results["fused"], results["eager"], atol, rtol)),
+    )
+
+
+def bench_table(report: BenchReport) -> RenderableType:
+    """Times, ratios and first calls in columns; launches are those observed."""
+    rows = []
+    for name, timing in report.timings.items():
+        ratio = report.ratios.get(name)
+        times = timing.milliseconds
+        rows.append(
+            [
+                name,
+                f"{times.median:.3f}",
+                f"{times.lower:.3f} - {times.upper:.3f}",
+                f"{ratio.median:.2f}" if ratio else "",
+                f"{ratio.lower:.2f} - {ratio.upper:.2f}" if ratio else "",
+                f"{timing.first_call_seconds:.2f}",
+            ]
+        )
+    what = "forward and backward" if report.train else "forward"
+    machine = _machine()
+    lines = [
+        f"{report.rounds} rounds, {report.threads} threads of {machine['cores']} cores, {machine['processor']}",
+        f"launches observed: {report.observed_before:,} eager, {report.observed_after:,} fused",
+        *(f"ran as eager: {one['op']} at {one['source']}: {one['reason']}" for one in report.fallbacks),
+        "speed-up is the peer's median over fused's, with the quartiles of single rounds; above 1, fused is faster",
+    ]
+    titles = ["", "ms (median)", "quartiles", "speed-up", "quartiles", "first call (s)"]
+    return Group(
+        Text(f"{report.target}, {what}, measured", style="bold"),
+        Text(),
+        columns(titles, rows),
+        Text(),
+        *(Text(line) for line in lines),
+    )
+
+
+def _contender(name: str, model: nn.Module, passes: Sequence[str] | None, caches: ExitStack) -> Any:
+    """The model as the contender runs it, with its caches empty until ``caches`` closes."""
+    if name == "eager":
+        return model
+    if name == "fused":
+        caches.enter_context(_empty_fuse_cache())
+        return fuse.compile(model, passes=passes)
+    import torch._inductor.compile_fx  # imported now: the first call measures compiling, not importing
+    from torch._inductor.utils import fresh_cache
+
+    torch._dynamo.reset()
+    caches.enter_context(fresh_cache())
+    caches.enter_context(torch._inductor.config.patch(force_disable_caches=True))
+    return torch.compile(model)
+
+
+@contextmanager
+def _empty_fuse_cache() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="fuse-bench-") as folder:
+        os.chmod(folder, 0o700)
+        with mock.patch.dict(os.environ, {"FUSE_CACHE_DIR": folder}):
+            yield
+
+
+def _without_gradients(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    with torch.no_grad():
+        return model(*args, **kwargs)
+
+
+def _with_gradients(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    result = model(*args, **kwargs)
+    for parameter in model.parameters():
+        parameter.grad = None
+    torch.autograd.backward([tensor.sum() for tensor in _tensors(result) if tensor.requires_grad])
+    return result
+
+
+def _ratio(peer: Sequence[float], fused: Sequence[float]) -> Quartiles:
+    rounds = quartiles([one / other for one, other in zip(peer, fused, strict=True)])
+    medians = quartiles(list(peer)).median / quartiles(list(fused)).median
+    return Quartiles(min(rounds.lower, medians), medians, max(rounds.upper, medians))
+
+
+def _disagreements(actual: Any, expected: Any, atol: float | None, rtol: float | None) -> Iterator[str]:
+    """Which of the results of two calls differ, and by how much."""
+    for position, (one, other) in enumerate(zip(_tensors(actual), _tensors(expected), strict=True)):
+        try:
+            torch.testing.assert_close(one, other, atol=atol, rtol=rtol, equal_nan=True)
+        except AssertionError as difference:
+            yield f"result {position} of fused differs from eager: {' '.join(str(difference).split())}"
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _machine() -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"processor": _processor(), "cores": cores, "system": platform.platform()}
+
+
+def _processor() -> str:
+    """The processor's name, which Linux keeps in a file of its own."""
+    path = Path("/proc/cpuinfo")
+    names = [line for line in path.read_text().splitlines() if line.startswith("model name")] if path.exists() else []
+    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
