@@ -80,10 +80,10 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         _flash_attention_forward _grouped_mm _int_mm _native_multi_head_attention _scaled_dot_product_cudnn_attention
         _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
         _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable _scaled_grouped_mm
-        _scaled_grouped_mm_v2 _scaled_mm _scaled_mm_v2 _sparse_addmm _transformer_encoder_layer_fwd _trilinear
-        _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int8pack_mm addbmm addmm addmv addr baddbmm bmm dot
-        linear matmul mkldnn_linear mkldnn_linear_backward_input mkldnn_linear_backward_weights mm mv vdot
-        mkl::_mkl_linear mkldnn::_linear_pointwise
+        _scaled_grouped_mm_v2 _scaled_mm _scaled_mm_v2 _transformer_encoder_layer_fwd _trilinear _weight_int4pack_mm
+        _weight_int4pack_mm_for_cpu _weight_int8pack_mm addbmm addmm addmv addr baddbmm bmm dot linear matmul
+        mkldnn_linear mkldnn_linear_backward_input mkldnn_linear_backward_weights mm mv vdot mkl::_mkl_linear
+        mkldnn::_linear_pointwise
     """),
     (_CONVOLUTION, """
         _conv_depthwise2d _convolution _slow_conv2d_backward _slow_conv2d_forward conv_depthwise3d conv_tbc convolution

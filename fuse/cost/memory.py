@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.cost.work import tensors_in
+from fuse.cost.work import bytes_of, tensors_in
 from fuse.graph.signature import Dispatch
 
 Place = tuple[Node, int]
@@ -110,12 +110,14 @@ def peak_of_graph(graph: GraphModule) -> int:
 
 
 def _storage(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return id(tensor)
     address: int = tensor.untyped_storage()._cdata
     return address
 
 
 def _allocated(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage().nbytes())
+    return int(tensor.untyped_storage().nbytes()) if tensor.layout is torch.strided else bytes_of(tensor)
 
 
 def _places(nodes: Sequence[Node]) -> dict[Node, list[Place]]:

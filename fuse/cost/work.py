@@ -70,9 +70,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def bytes_of(tensor: Tensor) -> int:
     """Bytes of the distinct elements of a tensor: a dimension expanded from one element counts once.
 
+    A tensor without strides (sparse, oneDNN's own format) counts as if it were dense.
+
     >>> bytes_of(torch.ones(8).expand(100, 8))
     32
     """
+    if tensor.layout is not torch.strided:
+        return tensor.numel() * tensor.element_size()
     count: int = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride != 0 or size == 0:

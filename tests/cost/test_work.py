@@ -92,6 +92,11 @@ def test_what_is_overwritten_is_not_read() -> None:
     assert work(aten.add_.Tensor, target, source).bytes == 4 * (100 + 100 + 100)
 
 
+def test_tensors_without_strides_count_as_dense() -> None:
+    sparse, dense = torch.eye(4).to_sparse(), torch.ones(4, 4)
+    assert work(aten.mm.default, sparse, dense) == work(aten.mm.default, dense, dense)
+
+
 def test_the_same_work_on_meta_tensors() -> None:
     real = work(aten._softmax.default, torch.randn(4, 8), -1, False)
     assert work(aten._softmax.default, torch.randn(4, 8, device="meta"), -1, False) == real
