@@ -17,7 +17,7 @@ template <typename T> FUSE_INLINE T fuse_gelu_tanh(T x) {
 template <typename T> FUSE_INLINE T fuse_silu(T x) { return x / ((T)1 + fuse_exp(-x)); }
 
 // log(1 + e^(beta x)) / beta, the identity where beta x is above the threshold.
-template <typename T> FUSE_INLINE T fuse_softplus(T x, T beta, T threshold) {
+template <typename T> FUSE_INLINE T fuse_softplus(T x, fuse_as<T> beta, fuse_as<T> threshold) {
     T scaled = x * beta;
     return scaled > threshold ? x : fuse_log1p(fuse_exp(scaled)) / beta;
 }
@@ -29,11 +29,11 @@ template <typename T> FUSE_INLINE T fuse_logsigmoid(T x) {
     return fuse_minimum(x, (T)0) - fuse_log1p(fuse_exp(-fuse_abs(x)));
 }
 
-template <typename T> FUSE_INLINE T fuse_hardsigmoid(T x) { return fuse_clamp(x + 3, (T)0, (T)6) / 6; }
-template <typename T> FUSE_INLINE T fuse_hardswish(T x) { return x * fuse_clamp(x + 3, (T)0, (T)6) / 6; }
+template <typename T> FUSE_INLINE T fuse_hardsigmoid(T x) { return fuse_clamp(x + 3, 0, 6) / 6; }
+template <typename T> FUSE_INLINE T fuse_hardswish(T x) { return x * fuse_clamp(x + 3, 0, 6) / 6; }
 
-template <typename T> FUSE_INLINE T fuse_elu(T x, T alpha, T scale, T input_scale) {
+template <typename T> FUSE_INLINE T fuse_elu(T x, fuse_as<T> alpha, fuse_as<T> scale, fuse_as<T> input_scale) {
     return x < 0 ? fuse_expm1(x * input_scale) * (alpha * scale) : x * scale;
 }
 
-template <typename T> FUSE_INLINE T fuse_leaky_relu(T x, T slope) { return x > 0 ? x : x * slope; }
+template <typename T> FUSE_INLINE T fuse_leaky_relu(T x, fuse_as<T> slope) { return x > 0 ? x : x * slope; }

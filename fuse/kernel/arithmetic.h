@@ -40,6 +40,12 @@ FUSE_INLINE double fuse_from_bits(uint64_t x) { return __builtin_bit_cast(double
 FUSE_INLINE float fuse_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FUSE_INLINE double fuse_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
+// T itself, for a parameter that is converted to the type of the first: fuse_clamp(x, 0, 6).
+template <typename T> struct fuse_identity {
+    using type = T;
+};
+template <typename T> using fuse_as = typename fuse_identity<T>::type;
+
 // c0 + x * (c1 + x * (c2 + ...)), lowest power first.
 template <typename T> FUSE_INLINE T fuse_polynomial(T, T c0) { return c0; }
 template <typename T, typename... Rest> FUSE_INLINE T fuse_polynomial(T x, T c0, Rest... rest) {
@@ -68,6 +74,10 @@ FUSE_INLINE float fuse_ceil(float x) { return __builtin_ceilf(x); }
 FUSE_INLINE double fuse_ceil(double x) { return __builtin_ceil(x); }
 FUSE_INLINE float fuse_trunc(float x) { return __builtin_truncf(x); }
 FUSE_INLINE double fuse_trunc(double x) { return __builtin_trunc(x); }
+template <typename T> FUSE_INLINE T fuse_floor(T x) { return x; }  // integers, here and below
+template <typename T> FUSE_INLINE T fuse_ceil(T x) { return x; }
+template <typename T> FUSE_INLINE T fuse_trunc(T x) { return x; }
+template <typename T> FUSE_INLINE T fuse_round(T x) { return x; }
 // To the nearest integer, ties to even.
 FUSE_INLINE float fuse_round(float x) { return __builtin_rintf(x); }
 FUSE_INLINE double fuse_round(double x) { return __builtin_rint(x); }
@@ -79,8 +89,9 @@ template <typename T> FUSE_INLINE T fuse_rsqrt(T x) { return (T)1 / fuse_sqrt(x)
 template <typename T> FUSE_INLINE T fuse_reciprocal(T x) { return (T)1 / x; }
 
 template <typename T> FUSE_INLINE bool fuse_isnan(T x) { return x != x; }
-template <typename T> FUSE_INLINE bool fuse_isinf(T x) { return fuse_abs(x) == fuse_real<T>::infinity; }
-template <typename T> FUSE_INLINE bool fuse_isfinite(T x) { return fuse_abs(x) < fuse_real<T>::infinity; }
+// Infinity minus itself is NaN; written so that integers have an answer too.
+template <typename T> FUSE_INLINE bool fuse_isinf(T x) { return (x - x != 0) & (x == x); }
+template <typename T> FUSE_INLINE bool fuse_isfinite(T x) { return x - x == 0; }
 
 // ---- Choices between two numbers ----------------------------------------------------------------------------------
 
@@ -91,7 +102,9 @@ template <typename T> FUSE_INLINE T fuse_minimum(T a, T b) { return (a < b) | (a
 template <typename T> FUSE_INLINE T fuse_fmax(T a, T b) { return (a > b) | (b != b) ? a : b; }
 template <typename T> FUSE_INLINE T fuse_fmin(T a, T b) { return (a < b) | (b != b) ? a : b; }
 // min(max(x, low), high): the upper bound wins where the bounds cross; a NaN anywhere is the result.
-template <typename T> FUSE_INLINE T fuse_clamp(T x, T low, T high) { return fuse_minimum(fuse_maximum(x, low), high); }
+template <typename T> FUSE_INLINE T fuse_clamp(T x, fuse_as<T> low, fuse_as<T> high) {
+    return fuse_minimum<T>(fuse_maximum<T>(x, low), high);
+}
 // Keeps NaN and -0.0.
 template <typename T> FUSE_INLINE T fuse_relu(T x) { return x < 0 ? (T)0 : x; }
 

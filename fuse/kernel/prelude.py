@@ -1,7 +1,7 @@
 """The C++ text that every generated source begins with: the kernels' mathematics.
 
-The headers are read, not included by path, so that a kernel's source is complete in itself: what is cached, compiled and
-shown is one file without dependencies.
+The headers are read, not included by path, so that a kernel's source is complete in itself: what is cached, compiled
+and shown is one file without dependencies.
 """
 
 from functools import cache
