@@ -35,6 +35,7 @@ def assert_fuses(
     Raises:
         AssertionError: with the report, so that a failing test shows what fired and what was rejected.
 
+    >>> import torch
     >>> report = assert_fuses(nn.Linear(8, 4), torch.ones(2, 8), launches=1, fired={})
     """
     report = show(model, args, kwargs)

@@ -2,7 +2,8 @@
 
 Every contender gets its own copy of the model and its inputs. First calls are measured apart, with caches cold on both
 sides: an empty folder for fuse, and for ``torch.compile`` an empty folder with its other caches switched off; modules
-are imported before. Then the calls are interleaved (``timing.py``). Ratios are peer over fused: above 1, fused is faster.
+are imported before. Then the calls are interleaved (``timing.py``). Ratios are peer over fused: above 1, fused is
+faster.
 """
 
 from __future__ import annotations

@@ -1,0 +1,125 @@
+"""The report of ``show``: its figures, its JSON and its table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.errors import FuseError
+from fuse.report.table import as_text, columns, scaled
+
+COUNT_KEYS = ["launches", "by_kind", "small_ops", "nodes", "flops", "bytes", "peak_bytes"]
+
+
+class Duplicates(nn.Module):
+    """Computes tanh twice, so that one pass fires once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) + torch.tanh(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(2, 4)
+        for t in range(8):
+            h = torch.tanh(self.project(h) + x[:, t])
+        return self.drop(h)
+
+
+def test_json_has_exactly_the_documented_keys() -> None:
+    values = fuse.show(Recurrent().eval(), (torch.ones(2, 8, 4),), target="m.py").to_dict()
+    assert list(values) == [
+        "schema_version",
+        "target",
+        "device",
+        "torch",
+        "passes",
+        "before",
+        "after",
+        "loops",
+        "fired",
+        "rejected",
+        "unknown_ops",
+        "seconds",
+    ]
+    assert list(values["before"]) == list(values["after"]) == COUNT_KEYS
+    assert [list(loop) for loop in values["loops"]] == [
+        ["trip_count", "launches_per_step_before", "launches_per_step_after", "source"]
+    ]
+    assert list(values["seconds"]) == ["capture", "passes"]
+    assert json.loads(json.dumps(values)) == values
+
+
+def test_launches_before_are_eagers_and_a_pass_that_fires_saves_what_it_says() -> None:
+    report = fuse.show(Duplicates(), (torch.ones(4),), passes=["common_subexpressions"])
+    assert (report.before.launches, report.after.launches) == (3, 2)
+    assert [(one.pass_name, one.count, one.launches_saved) for one in report.fired] == [("common_subexpressions", 1, 1)]
+    assert report.to_dict()["passes"] == ["common_subexpressions"]
+
+
+def test_without_fuel_nothing_fires() -> None:
+    report = fuse.show(Duplicates(), (torch.ones(4),), fuel=0)
+    assert report.fired == ()
+    assert report.after.launches == 3
+    assert "fired: nothing" in str(report)
+
+
+def test_lines_are_the_users_with_the_most_expensive_first() -> None:
+    report = fuse.show(Recurrent().eval(), (torch.ones(2, 8, 4),), passes=[])
+    assert [line.before for line in report.lines] == [24, 1]
+    assert all(line.source.startswith("test_show.py:") for line in report.lines)
+
+
+def test_training_mode_holds_for_the_capture_only() -> None:
+    model = Recurrent().eval()
+    model.project.train()
+    plain = fuse.show(model, (torch.ones(2, 8, 4),), passes=[])
+    trained = fuse.show(model, (torch.ones(2, 8, 4),), passes=[], train=True)
+    assert trained.before.by_kind.get("random", 0) > plain.before.by_kind.get("random", 0) == 0
+    assert (model.training, model.drop.training, model.project.training) == (False, False, True)
+
+
+def test_an_unknown_device_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(FuseError, match="did you mean 'h200'"):
+        fuse.show(nn.Tanh(), (torch.ones(1),), device="h20")
+
+
+def test_the_table_says_predicted_and_ends_with_the_next_command() -> None:
+    text = str(fuse.show(Recurrent().eval(), (torch.ones(2, 8, 4),), target="models/cell.py"))
+    assert "predicted" in text.splitlines()[0]
+    assert "next: fuse check models/cell.py" in text.splitlines()[-1]
+    assert "!" not in text
+
+
+def test_columns_of_figures_are_aligned_at_the_right() -> None:
+    lines = str(fuse.show(Duplicates(), (torch.ones(4),), passes=[])).splitlines()
+    heading = next(line for line in lines if line.startswith("predicted"))
+    launches = next(line for line in lines if line.startswith("launches"))
+    assert launches.index("3") == heading.index("before") + len("before") - 1
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_text_from_a_model_is_never_read_as_markup() -> None:
+    assert "[red]x[/red]" in as_text(columns(["reason"], [["[red]x[/red]"]], numbers_from=1))
+
+
+def test_colour_codes_appear_only_on_request() -> None:
+    table = columns(["reason"], [["x"]])
+    assert "\x1b[1m" in as_text(table, color=True)
+    assert "\x1b" not in as_text(table)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (999_999, "1.00 MB"), (12_345, "12.3 kB")]
+)
+def test_large_figures_have_three_digits(value: int, text: str) -> None:
+    assert scaled(value, "B") == text

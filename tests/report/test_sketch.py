@@ -1,0 +1,189 @@
+"""What is drawn of a graph."""
+
+from __future__ import annotations
+
+import operator
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+from fuse.graph.capture import capture
+from fuse.report.loops import loops
+from fuse.report.sketch import Box, Sketch, describe, sketch
+
+
+class Cell(nn.Module):
+    """A plain recurrent cell in a Python loop."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.recurrent = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape[0], x.shape[2])
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.recurrent(h) + x[:, t])
+        return h
+
+
+def squared(x: Tensor) -> Tensor:
+    return torch.mm(x, x)
+
+
+class TwoLines(nn.Module):
+    """Two different operators in turn, on two lines and in an order that never repeats."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = random.Random(0)
+        for _ in range(600):
+            x = torch.tanh(x) if order.random() < 0.5 else squared(x)
+        return x
+
+
+def fuse_by_hand(graph: GraphModule, names: list[str], number: int = 0) -> None:
+    """Move the nodes of these names, the last of which is the only result, into a region."""
+    nodes = [node for node in graph.graph.nodes if node.name in names]
+    inside = Graph()
+    copies: dict[Node, Node] = {}
+    outside = [value for node in nodes for value in node.all_input_nodes if value not in nodes]
+    for value in dict.fromkeys(outside):
+        copies[value] = inside.placeholder(value.name)
+        copies[value].meta = dict(value.meta)
+    for node in nodes:
+        copies[node] = inside.node_copy(node, copies.__getitem__)
+    result = nodes[-1]
+    inside.output((copies[result],))
+    region = GraphModule(nn.Module(), inside)
+    region.meta["kind"] = "region"
+    graph.add_submodule(f"region_{number}", region)
+    with graph.graph.inserting_after(result):
+        call = graph.graph.call_module(f"region_{number}", tuple(dict.fromkeys(outside)))
+    call.meta = {"val": (result.meta["val"],), "source": result.meta["source"]}
+    with graph.graph.inserting_after(call):
+        read = graph.graph.call_function(operator.getitem, (call, 0))
+    read.meta = dict(result.meta)
+    result.replace_all_uses_with(read)
+    for node in reversed(nodes):
+        graph.graph.erase_node(node)
+    graph.graph.lint()
+
+
+def fused_cell(steps: int) -> GraphModule:
+    """The graph of ``Cell`` with the addition and the tanh of each step in one region."""
+    graph = capture(Cell(), (torch.ones(2, steps, 4),))
+    sums = [node.name for node in graph.graph.nodes if node.target is torch.ops.aten.add.Tensor]
+    for number, name in enumerate(sums):
+        tanh = next(iter(next(node for node in graph.graph.nodes if node.name == name).users))
+        fuse_by_hand(graph, [name, tanh.name], number)
+    return graph
+
+
+def boxes(parts: tuple[int | Box, ...]) -> Iterator[Box]:
+    for part in parts:
+        if isinstance(part, Box):
+            yield part
+            yield from boxes(part.parts)
+
+
+def labels(drawing: Sketch) -> list[str]:
+    return [mark.label for mark in drawing.marks.values()]
+
+
+def test_the_steps_of_a_loop_are_drawn_once() -> None:
+    drawing = sketch(capture(Cell(), (torch.ones(2, 64, 4),)))
+    (repeat,) = boxes(drawing.parts)
+    assert (repeat.kind, repeat.label) == ("repeat", "x 64")
+    assert labels(drawing).count("addmm") == labels(drawing).count("tanh") == 1
+
+
+def test_the_state_of_a_loop_is_an_arrow_back() -> None:
+    drawing = sketch(capture(Cell(), (torch.ones(2, 64, 4),)))
+    (carried,) = (arrow for arrow in drawing.arrows if arrow.carried)
+    assert drawing.marks[carried.start].label == "tanh"
+    assert drawing.marks[carried.stop].label == "addmm"
+
+
+def test_a_fused_group_is_a_box_that_says_how_many_became_one() -> None:
+    drawing = sketch(fused_cell(2))
+    regions = [box for box in boxes(drawing.parts) if box.kind == "region"]
+    assert [box.label for box in regions] == ["2 -> 1", "2 -> 1"]
+    assert [[drawing.marks[part].label for part in box.parts if isinstance(part, int)] for box in regions] == [
+        ["add", "tanh"],
+        ["add", "tanh"],
+    ]
+
+
+def test_equal_fused_groups_repeat_like_operators() -> None:
+    drawing = sketch(fused_cell(64))
+    repeat, region = boxes(drawing.parts)
+    assert (repeat.label, region.label) == ("x 64", "2 -> 1")
+    assert len(drawing.marks) < 12
+
+
+def test_arrows_enter_and_leave_a_fused_group_at_its_operators() -> None:
+    drawing = sketch(fused_cell(1))
+    ends = {(drawing.marks[arrow.start].label, drawing.marks[arrow.stop].label) for arrow in drawing.arrows}
+    assert {("addmm", "add"), ("add", "tanh"), ("tanh", "output")} <= ends
+
+
+def test_weights_and_their_views_are_left_out_but_inputs_stay() -> None:
+    drawing = sketch(capture(nn.Linear(4, 4), (torch.ones(2, 4),)))
+    assert labels(drawing) == ["input", "addmm", "output"]
+
+
+def test_an_input_is_labelled_with_its_shape() -> None:
+    drawing = sketch(capture(nn.Tanh(), (torch.ones(2, 3, dtype=torch.float64),)))
+    assert next(iter(drawing.marks.values())).detail == "f64[2, 3]"
+
+
+def test_too_many_operators_are_merged_by_user_line() -> None:
+    drawing = sketch(capture(TwoLines(), (torch.ones(4, 4),)), limit=50)
+    merged = {mark.label: mark.count for mark in drawing.marks.values()}
+    assert merged.keys() == {"x", "tanh", "mm", "output"}
+    assert merged["tanh"] + merged["mm"] == 600
+
+
+def test_twenty_thousand_operators_become_a_readable_picture_quickly() -> None:
+    graph = capture(Cell(), (torch.ones(2, 10, 4),))
+    step = [node for node in graph.graph.nodes if node.op == "call_function"][-4:]
+    last = step[-1]
+    for _ in range(5000):
+        for node in step:
+            with graph.graph.inserting_before(graph.graph.output_node()):
+                last = graph.graph.node_copy(node)
+    graph.graph.output_node().replace_input_with(step[-1], last)
+    started = time.perf_counter()
+    drawing = sketch(graph)
+    assert time.perf_counter() - started < 3.0
+    assert len(drawing.marks) <= 40
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.ones(2, dtype=torch.bool), "bool[2]"),
+        (torch.ones((), dtype=torch.complex64), "complex64[]"),
+        ((torch.ones(1), torch.ones(2)), "f32[1], f32[2]"),
+        (None, ""),
+    ],
+)
+def test_values_are_described_by_dtype_and_shape(value: object, text: str) -> None:
+    assert describe(value) == text
+
+
+def test_a_loop_is_reported_with_launches_of_a_step_before_and_after() -> None:
+    graph = fused_cell(16)
+    dispatches = graph.meta["signature"].dispatches
+    (loop,) = loops(dispatches, graph)
+    assert (loop.trip_count, loop.launches_per_step_before, loop.launches_per_step_after) == (16, 3, 2)
+    assert loop.source.startswith("test_sketch.py:")
+
+
+def test_straight_code_has_no_loops() -> None:
+    graph = capture(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.ones(2, 4),))
+    assert loops(graph.meta["signature"].dispatches, graph) == ()
