@@ -249,3 +249,7 @@ def _show_warning(
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    main()

@@ -44,9 +44,12 @@ def defaults(folder: Path) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("fuse", {})
+        tools = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise FuseError(f"cannot read {path}: {error}") from error
+    table = tools.get("fuse", {}) if isinstance(tools, dict) else None
+    if not isinstance(table, dict):
+        raise FuseError(f"{path} has no table [tool.fuse]; write settings as key = value below that heading")
     return {key.replace("-", "_"): _checked(path, key, value) for key, value in table.items()}
 
 
@@ -65,4 +68,8 @@ def _checked(path: Path, key: str, value: object) -> object:
     if not isinstance(value, _TYPES[key]) or isinstance(value, bool):
         expected = " or ".join(kind.__name__ for kind in _TYPES[key])
         raise FuseError(f"{path}: [tool.fuse] {key} must be of type {expected}, not {value!r}")
-    return ",".join(str(item) for item in value) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(name, str) for name in value):
+        raise FuseError(f"{path}: [tool.fuse] {key} must be a list of names, not {value!r}")
+    return ",".join(value)

@@ -26,7 +26,7 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(4, 4)
-        self.drop = nn.Dropout(0.5)
+        self.drop = nn.Dropout(0.25)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.zeros(2, 4)
