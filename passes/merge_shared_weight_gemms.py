@@ -38,7 +38,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Rows:
-    """Left operands as rows of one matrix: ``base`` with rows of ``pitch`` elements, from row ``start`` and ``column`` on.
+    """Left operands as rows of one matrix: ``base`` in rows of ``pitch`` elements, from ``start`` and ``column`` on.
 
     ``index[i]`` is the place of product i among them. ``interleaved``: row r of operand i is row ``r * count + i`` (the
     operands are parts along an inner dimension, ``x[:, i]``), otherwise row ``i * rows + r`` (``x[i]``).

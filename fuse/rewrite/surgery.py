@@ -8,12 +8,11 @@ proportion to the nodes it touches, never to the graph.
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace as dataclass_replace
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
@@ -32,7 +31,7 @@ def fake_mode(graph: Graph) -> FakeTensorMode:
     return FakeTensorMode()
 
 
-def insert(before: Node, target: OpOverload, /, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
+def insert(before: Node, target: Callable[..., Any], /, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
     """Insert a call of ``target`` in front of ``before``; its value's metadata is found by running it on fake values.
 
     The source line is that of ``like`` (default ``before``). Raises what ``target`` raises for operands that do not
@@ -60,9 +59,10 @@ def replace(node: Node, new: Node) -> None:
     """
     if not new.meta.get("source"):
         new.meta["source"] = node.meta.get("source", "")
+    views = views_of(node)  # asked of ``node``: ``new`` may have thousands of users
     node.replace_all_uses_with(new)
     erase(node)
-    refresh_views(new)
+    refresh_views(views)
 
 
 def erase(*nodes: Node) -> None:
@@ -79,13 +79,18 @@ def erase(*nodes: Node) -> None:
         node.graph.erase_node(node)
 
 
-def refresh_views(node: Node) -> None:
-    """Compute the metadata of all views of ``node`` again, after its memory or layout changed."""
-    worklist = [user for user in node.users if effects.view_base(user) is node]
+def views_of(node: Node) -> list[Node]:
+    """The users of ``node`` that are views of its memory."""
+    return [user for user in node.users if effects.view_base(user) is node]
+
+
+def refresh_views(views: Iterable[Node]) -> None:
+    """Compute the metadata of ``views`` and of the views of them again, after the memory or layout below changed."""
+    worklist = list(views)
     while worklist:
         view = worklist.pop()
         view.meta["val"] = fake_value(view.graph, view.target, view.args, view.kwargs)
-        worklist.extend(user for user in view.users if effects.view_base(user) is view)
+        worklist.extend(views_of(view))
 
 
 def ancestors_after(nodes: Iterable[Node], before: Node) -> list[Node]:

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+PASSES = ["no_ops"]
+EDGES = torch.tensor([[0.0, -0.0, 1.5], [float("nan"), float("inf"), -2.0]])
+
+
+class Inside(nn.Module):
+    """An operator between two that compute something, so that nobody sees its result."""
+
+    def __init__(self, operator: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.neg(self.operator(torch.neg(x)))
+
+
+class AtTheEnd(nn.Module):
+    """An operator whose result the caller gets."""
+
+    def __init__(self, operator: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.operator = operator
+
+    def forward(self, x: Tensor) -> Any:
+        return self.operator(x)
+
+
+NOTHING = {
+    "times one": lambda x: x * 1,
+    "times one point zero": lambda x: x * 1.0,
+    "divided by one": lambda x: x / 1,
+    "to the power of one": lambda x: x**1,
+    "plus negative zero": lambda x: x + -0.0,
+    "minus zero": lambda x: x - 0.0,
+    "minus integer zero": lambda x: x - 0,
+    "cloned": lambda x: x.clone(),
+    "concatenated alone": lambda x: torch.cat([x], 1),
+    "padded by nothing": lambda x: nn.functional.pad(x, (0, 0)),
+    "repeated once": lambda x: x.repeat(1, 1),
+    "flipped nowhere": lambda x: x.flip([]),
+    "overwritten whole": lambda x: torch.slice_scatter(torch.sin(x), x, 0, 0, 2),
+}
+SOMETHING = {
+    "plus zero clears the sign of zero": lambda x: x + 0.0,
+    "plus integer zero clears it too": lambda x: x + 0,
+    "minus negative zero clears it too": lambda x: x - -0.0,
+    "times minus one": lambda x: x * -1,
+    "repeated into a new dimension": lambda x: x.repeat(1, 1, 1),
+    "cast down and up again": lambda x: x.to(torch.float16).to(torch.float32),
+    "cast to double": lambda x: x.to(torch.float64),
+    "a copy that transposes": lambda x: x.t().clone(memory_format=torch.contiguous_format),
+    "flipped": lambda x: x.flip([1]),
+    "zero minus": lambda x: 0 - x,
+}
+
+
+@pytest.mark.parametrize("operator", NOTHING.values(), ids=NOTHING)
+def test_what_changes_nothing_is_left_out(rewritten, operator):
+    result = rewritten(Inside(operator), EDGES, passes=["dead_code", *PASSES])
+    assert result.fired["no_ops"] == 1
+    assert result.launches == 2
+
+
+@pytest.mark.parametrize("operator", SOMETHING.values(), ids=SOMETHING)
+def test_what_changes_something_stays(rewritten, operator):
+    assert rewritten(Inside(operator), EDGES, passes=PASSES).fired == {}
+
+
+@pytest.mark.parametrize("operator", [lambda x: x * 1.0, lambda x: x / 1], ids=["times 1.0", "over 1"])
+def test_arithmetic_that_promotes_integers_stays(rewritten, operator):
+    result = rewritten(Inside(operator), torch.arange(4), passes=PASSES)
+    assert result.fired == {}
+    assert result.reasons == {"it changes the dtype or the device": 1}
+
+
+def test_integers_have_one_zero(rewritten):
+    assert rewritten(Inside(lambda x: x + 0), torch.arange(4), passes=PASSES).fired == {"no_ops": 1}
+
+
+def test_complex_numbers_times_one_may_become_nan_and_stay(rewritten):
+    model = Inside(lambda x: torch.view_as_real(torch.view_as_complex(x) * 1))
+    assert rewritten(model, torch.randn(3, 2), passes=PASSES).fired == {}
+
+
+KEPT_APART = {
+    "a clone of the input": lambda x: x.clone(),
+    "a clone of a view of the input": lambda x: x[0].clone(),
+    "a clone of another result": lambda x: (y := torch.exp(x), y.clone()),
+    "two clones of one value": lambda x: (lambda y: (y.clone(), y.clone()))(torch.exp(x)),
+    "a clone of a view": lambda x: torch.exp(x)[0].clone(),
+    "views of a clone of the input": lambda x: x.clone()[0],
+}
+
+
+@pytest.mark.parametrize("operator", KEPT_APART.values(), ids=KEPT_APART)
+def test_results_share_no_memory_that_eager_keeps_apart(rewritten, operator):
+    result = rewritten(AtTheEnd(operator), EDGES, passes=PASSES)
+    inputs_kept = all(node.op != "placeholder" for node in result.graph.graph.output_node().all_input_nodes)
+    assert inputs_kept
+    assert any(reason.startswith("the result must not share memory") for reason in result.reasons)
+
+
+def test_a_clone_of_an_inner_value_that_is_returned_is_left_out(rewritten):
+    assert rewritten(AtTheEnd(lambda x: torch.exp(x).clone()), EDGES, passes=PASSES).launches == 1
+
+
+def test_views_of_a_copy_become_views_of_the_original_at_its_offset(rewritten):
+    result = rewritten(Inside(lambda x: x[1].clone()[1:]), EDGES, passes=PASSES)
+    assert result.fired == {"no_ops": 1}
+
+
+def test_absolute_views_keep_their_copy(rewritten):
+    model = Inside(lambda x: x[1].clone().as_strided((2,), (1,), 0))
+    assert rewritten(model, EDGES, passes=PASSES).reasons == {"a view reads its memory by absolute position": 1}
