@@ -2,8 +2,8 @@
 
     Dynamo graph -> AOTAutograd -> functional ATen graph -> capture, passes, program
 
-Dynamo guards the model and its arguments; shapes that it leaves symbolic are specialised here, one variant for each. Graphs of a training
-step run as AOTAutograd made them, with one warning.
+Dynamo guards the model and its arguments; shapes that it leaves symbolic are specialised here, one variant for each.
+Graphs of a training step run as AOTAutograd made them, with one warning.
 """
 
 from __future__ import annotations

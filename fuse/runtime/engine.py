@@ -5,8 +5,8 @@
                v
             capture -> passes -> program        what cannot be captured or built runs eager, with one warning
 
-Calls may come from several threads. Making a variant and running eager exclude each other, because capture puts fake tensors in the
-place of the model's for a moment; compiled calls need no lock.
+Calls may come from several threads. Making a variant and running eager exclude each other, because capture puts fake
+tensors in the place of the model's for a moment; compiled calls need no lock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +31,9 @@ from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps
 from fuse.runtime.playback import Playback, playback
-from fuse.runtime.program import Launches, Program, Reference
-from fuse.runtime.steps import Fallback
+from fuse.runtime.program import Program
+from fuse.runtime.reference import Reference
+from fuse.runtime.steps import Fallback, Launches
 
 LARGEST_STATES = 8
 LARGEST_VARIANTS = 64
@@ -43,9 +44,9 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 class LastRun:
     """What the last call really launched, counted where each launch was made.
 
-    ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from Python); ``regions``
-    the fused groups that ran as one kernel each. A call that ran eager has its reason in ``fallbacks``, and launches of 0: what eager
-    launches is not observed here.
+    ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from
+    Python); ``regions`` the fused groups that ran as one kernel each. A call that ran eager has its reason in
+    ``fallbacks``, and launches of 0: what eager launches is not observed here.
     """
 
     launches: int = 0
@@ -58,7 +59,8 @@ class LastRun:
 
 @dataclass(frozen=True)
 class Compiled:
-    """One graph, built: for the calls that ``guard`` accepts. ``program`` is None where these calls run eager, for ``reason``."""
+    """One graph, built: for the calls that ``guard`` accepts. ``program`` is None where these calls run eager, for
+    ``reason``."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -112,9 +114,7 @@ class Engine:
         observed = self._observed
         if observed is None or isinstance(observed, LastRun):
             return observed
-        launches, compiled = observed
-        if isinstance(launches, int):
-            launches = Launches(launches & 0xFFFFFFFF, launches >> 32)
+        launches, compiled = Launches.unpack(observed[0]), observed[1]
         assert compiled.program is not None
         return LastRun(
             launches.total,
@@ -134,7 +134,7 @@ class Engine:
         """Make every variant anew when it is next needed."""
         self._states = ()
 
-    # ---- finding -------------------------------------------------------------------------------------------------------------
+    # ---- finding ---------------------------------------------------------------------------------------------------
 
     def _find(
         self, leaves: Sequence[Any], spec: Any, current_modes: tuple[Any, ...]
@@ -172,7 +172,7 @@ class Engine:
         others = tuple(s for s in self._states if s is not current)
         self._states = (_State(current.guard, variants[:LARGEST_VARIANTS]), *others)[:LARGEST_STATES]
 
-    # ---- making --------------------------------------------------------------------------------------------------------------
+    # ---- making ----------------------------------------------------------------------------------------------------
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any) -> Compiled:
         if self._needs_gradients(leaves):
@@ -225,7 +225,7 @@ class Engine:
     def _tensors(self) -> list[Tensor]:
         return [*self.model.parameters(), *self.model.buffers()]
 
-    # ---- eager ---------------------------------------------------------------------------------------------------------------
+    # ---- eager -----------------------------------------------------------------------------------------------------
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None) -> Any:
         with self._lock:
@@ -290,5 +290,3 @@ def _freeze(graph: GraphModule, model: nn.Module) -> None:
             kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             inputs[index] = InputSpec("constant", spec.name, value=kept.copy_(value.detach()))
     graph.meta["signature"] = replace(signature, inputs=tuple(inputs))
-
-

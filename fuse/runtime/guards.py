@@ -1,9 +1,10 @@
 """What makes a compiled graph stale, checked at every call.
 
-Two guards. :class:`StateGuard` watches the model: which tensors are its parameters and buffers, the module tree, ``training``, hooks and
-plain attributes. :class:`CallGuard` watches one call: layouts of tensors, values of other arguments, the modes torch is in. Both are
-made of a few comparisons that run in C: dictionaries compare their values by identity first, and torch's own ``TensorGuards`` checks
-type, dtype, device, layout, ``requires_grad``, dispatch keys (autocast and inference mode among them), and that no tensor occurs twice.
+Two guards. :class:`StateGuard` watches the model: which tensors are its parameters and buffers, the module tree,
+``training``, hooks and plain attributes. :class:`CallGuard` watches one call: layouts of tensors, values of other
+arguments, the modes torch is in. Both are made of a few comparisons that run in C: dictionaries compare their values
+by identity first, and torch's own ``TensorGuards`` checks type, dtype, device, layout, ``requires_grad``, dispatch
+keys (autocast and inference mode among them), and that no tensor occurs twice.
 
 Not watched: globals and closures that ``forward`` reads, files, the inside of objects with ``__slots__``.
 """
@@ -177,8 +178,9 @@ def modes() -> tuple[Any, ...]:
 class CallGuard:
     """Which calls one compiled variant serves.
 
-    ``pick`` selects the tensors of the placeholders from ``(*leaves, *state)``; ``state`` are the tensors that do not come with the
-    call. ``repeated`` are pairs of leaves that are one tensor, ``pinned`` leaves that are a tensor of the model.
+    ``pick`` selects the tensors of the placeholders from ``(*leaves, *state)``; ``state`` are the tensors that do not
+    come with the call. ``repeated`` are pairs of leaves that are one tensor, ``pinned`` leaves that are a tensor of
+    the model.
     """
 
     count: int
@@ -218,7 +220,8 @@ def call_guard(
 ) -> CallGuard:
     """A guard for calls like this one.
 
-    ``sources`` says for every placeholder where its tensor comes from: the position of a leaf, or a tensor that stays.
+    ``sources`` says for every placeholder where its tensor comes from: the position of a leaf, or a tensor that
+    stays.
     """
     state = tuple(source for source in sources if isinstance(source, Tensor))
     positions, next_state = [], len(leaves)
@@ -257,11 +260,9 @@ def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ..
 def _tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """``TensorGuards.check`` for these tensors, or the same in Python where torch has no such class."""
     try:
-        guards = torch._C._dynamo.guards.TensorGuards(  # type: ignore[attr-defined]
-            *tensors,
-            dynamic_dims_sizes=[list(t.shape) for t in tensors],
-            dynamic_dims_strides=[list(t.stride()) for t in tensors],
-        )
+        sizes: Any = [list(t.shape) for t in tensors]
+        strides: Any = [list(t.stride()) for t in tensors]
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         check: Callable[..., bool] = guards.check
     except (AttributeError, TypeError, RuntimeError):
         return _python_check(tensors)

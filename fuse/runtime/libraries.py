@@ -2,10 +2,10 @@
 
     node mm/addmm/bmm/baddbmm/mv  ->  Product: what to hand to ?gemm_ or ?gemm_batch_
 
-The symbols are taken from torch's own shared library, so that a fused product is the same code, with the same threads, as
-eager's. BLAS is column-major and our matrices are row-major: C = A B is computed as C^T = B^T A^T, which needs no copy. Every
-operand with one unit stride is a plain or a transposed matrix to BLAS. What does not fit (other dtypes, no unit stride, an
-empty matrix, a BLAS that is not there) is ``None`` here and stays an ATen call.
+The symbols are taken from torch's own shared library, so that a fused product is the same code, with the same
+threads, as eager's. BLAS is column-major and our matrices are row-major: C = A B is computed as C^T = B^T A^T, which
+needs no copy. Every operand with one unit stride is a plain or a transposed matrix to BLAS. What does not fit (other
+dtypes, no unit stride, an empty matrix, a BLAS that is not there) is ``None`` here and stays an ATen call.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LARGEST = 2**31 - 1  # BLAS takes 32-bit integers
 class Product:
     """One library launch: ``C = alpha A B + beta bias``, for every matrix of a batch.
 
-    ``m, n, k``, leading dimensions and batch strides are in elements, as the row-major product sees them. ``bias_layout`` is
-    size and stride of the bias broadcast over C.
+    ``m, n, k``, leading dimensions and batch strides are in elements, as the row-major product sees them.
+    ``bias_layout`` is size and stride of the bias broadcast over C.
     """
 
     left: Node
@@ -159,7 +159,8 @@ def _with_bias(found: Product, bias: Node, node: Node) -> Product | None:
 
 
 def _as_batch(tensor: Tensor, column: bool) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Size and stride of a vector or matrix seen as a batch of one matrix (a vector is one column when ``column``)."""
+    """Size and stride of a vector or matrix seen as a batch of one matrix (a vector is one column when
+    ``column``)."""
     size, stride = tuple(tensor.shape), tensor.stride()
     if len(size) == 1:
         size, stride = ((*size, 1), (*stride, 1)) if column else ((1, *size), (1, *stride))

@@ -1,7 +1,7 @@
 """``fuse.compile``: a module that runs another one fused.
 
-It is the model in everything but how it runs: the same parameters and buffers under the same names, the same children, ``training``, attributes
-and methods, all of which it looks up in the model itself.
+It is the model in everything but how it runs: the same parameters and buffers under the same names, the same
+children, ``training``, attributes and methods, all of which it looks up in the model itself.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 def compile(model: nn.Module, freeze: bool = False, passes: Sequence[str] | None = None) -> Fused:
     """Run ``model`` fused.
 
-    The first call of each input signature (structure, shapes, strides, dtypes and plain values of the arguments) captures and
-    compiles; later ones run native code. A change of the model (weights by any means, attributes, hooks, ``train()``) takes effect at
-    the next call. What cannot be fused runs as eager would, with one warning; calls that need gradients do so too.
+    The first call of each input signature (structure, shapes, strides, dtypes and plain values of the arguments)
+    captures and compiles; later ones run native code. A change of the model (weights by any means, attributes, hooks,
+    ``train()``) takes effect at the next call. What cannot be fused runs as eager would, with one warning; calls that
+    need gradients do so too.
 
     Args:
         model: the module; it stays usable, and shares everything with the result.
-        freeze: for inference: fold and pack the weights as they are at the first call. Announce later changes by ``refresh()``.
+        freeze: for inference: fold and pack the weights as they are at the first call. Announce later
+            changes by ``refresh()``.
         passes: names of the passes to run; None for all that are enabled.
 
     Raises:
@@ -76,14 +78,15 @@ class Fused(nn.Module):
         return self._own().latest()
 
     def refresh(self) -> None:
-        """Take over weights that were changed since they were frozen; everything is compiled again when next called."""
+        """Take over weights that were changed since they were frozen; everything is compiled again when next
+        called."""
         self._own().forget()
 
     def _own(self) -> Engine:
         engine: Engine = self.__dict__["_engine"]
         return engine
 
-    # ---- everything else is the model's --------------------------------------------------------------------------------------
+    # ---- everything else is the model's ----------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_engine"].model, name)
@@ -99,7 +102,7 @@ class Fused(nn.Module):
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Fused:
-        self._own().model._apply(fn, recurse)
+        self._own().model._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +115,7 @@ class Fused(nn.Module):
         return self._own().model.extra_repr()
 
     def _get_name(self) -> str:
-        return f"Fused[{self._own().model._get_name()}]"
+        return f"Fused[{self._own().model._get_name()}]"  # type: ignore[no-untyped-call]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
         engine = self._own()

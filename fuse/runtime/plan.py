@@ -6,9 +6,9 @@
       c         2 3
       d           3 4             [ d     ]           d takes a's place
 
-Values are placed in the order in which they come to life, each in the smallest gap that holds it, so the time is that of sorting. A
-value may also take over the place of one that dies in the very step that computes it, where the kernel reads each element before
-it writes it.
+Values are placed in the order in which they come to life, each in the smallest gap that holds it, so the time is that
+of sorting. A value may also take over the place of one that dies in the very step that computes it, where the kernel
+reads each element before it writes it.
 """
 
 from __future__ import annotations

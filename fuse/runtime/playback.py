@@ -1,6 +1,6 @@
 """From the values of a graph to what the model returned: the same objects, views and structure as eager's.
 
-    values (w, y)   outputs (graph 0, graph 1 as (2, 32), input 0, python "ok")   ->   (w, y.as_strided(...), x, "ok")
+values (w, y)   outputs (graph 0, graph 1 as (2, 32), input 0, python "ok")   ->   (w, y.as_strided(...), x, "ok")
 """
 
 from __future__ import annotations

@@ -1,51 +1,33 @@
-"""A graph as a program that runs with one call into native code (more only where an ATen operator has to be called from Python).
+"""A graph as a program that runs with one call into native code (more only where an ATen operator has to be called
+from Python).
 
     schedule  ->  one translation unit with all kernels  ->  tables of 64-bit integers  ->  fuse_run(tables, bases)
 
-What Python does in a call: allocate what the caller receives, take a workspace from a pool, read the data pointers. Nothing is
-shared between calls that run at the same time, and no value that the caller receives lies in memory that is used again.
+What Python does in a call: allocate what the caller receives, take a workspace from a pool, read the data pointers.
+Nothing is shared between calls that run at the same time, and no value that the caller receives lies in memory that
+is used again.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fuse.graph.signature import Signature
-from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.lower import Kernel, lower
 from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build
 from fuse.runtime.layout import part, same_layout
-from fuse.runtime.libraries import Product, gemm_address, gemm_batch_address
 from fuse.runtime.plan import Arena, Lifetime, arrange
 from fuse.runtime.schedule import schedule
-from fuse.runtime.steps import CallStep, CopyStep, Fallback, KernelStep, Place, ProductStep, Ref, Schedule, Step
-
-_KERNEL, _COPY, _PRODUCT, _BATCH = 0, 1, {torch.float32: 2, torch.float64: 3}, {torch.float32: 4, torch.float64: 5}
-_STEP_FIELDS, _POINTER = 5, 8
-
-
-@dataclass(frozen=True)
-class Launches:
-    """Launches observed in one call: counted where each is made, never read from the plan."""
-
-    kernels: int = 0
-    libraries: int = 0
-    aten: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.kernels + self.libraries + self.aten
+from fuse.runtime.steps import CallStep, Fallback, KernelStep, Launches, Place, Ref, Schedule, Step
+from fuse.runtime.tables import Tables, runner, scratch_bytes
 
 
 @dataclass(frozen=True)
@@ -58,13 +40,15 @@ class _Native:
 
 @dataclass(frozen=True)
 class _Call:
-    """A Python call between native stretches; tensors are numbered by slot."""
+    """A Python call between native stretches; tensors are numbered by slot.
+
+    ``results`` are (position in the returned tuple or None, slot, predicted stride, base); the base is -1 for a view,
+    whose pointer no native step needs. ``dead`` are the slots that nothing needs afterwards.
+    """
 
     step: CallStep
-    results: tuple[
-        tuple[int | None, int, tuple[int, ...], int], ...
-    ]  # position, slot, stride, base (-1: no pointer needed)
-    dead: tuple[int, ...]  # slots not needed any more
+    results: tuple[tuple[int | None, int, tuple[int, ...], int], ...]
+    dead: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -97,7 +81,7 @@ class Program:
         self._result_parts = _reshaped_results(plan, fresh)
         self._returned = tuple(r.buffer if r else None for r in plan.results)
         self._slots = len(plan.buffers) + len(plan.views)
-        scratch = _scratch(plan.steps)
+        scratch = scratch_bytes(plan.steps)
         homes, arena = _arrange(plan, set(self._results), scratch)
         self.workspace_bytes = arena.size
         self._held = tuple(
@@ -111,22 +95,22 @@ class Program:
         bases.update({b: self._workspace_base + 1 + i for i, b in enumerate(called)})
         self._called_bases = [0] * len(called)
 
-        tables = _Tables(self._workspace_base, _build(self.kernels.values()))
+        tables = Tables(self._workspace_base, _build(self.kernels.values()))
         for step in plan.steps:
             if not isinstance(step, CallStep):
                 tables.add(step, lambda place: _address(place, bases, homes, arena, self._workspace_base))
         self._tables = tables.freeze()
         self._stretches = _stretches(plan, bases)
         native = all(isinstance(stretch, _Native) for stretch in self._stretches)
-        self._whole = len(tables.steps) // _STEP_FIELDS if native else None
+        self._whole = len(tables) if native else None
         self._pool: list[_Workspace] = []
-        self._run = _runner()
+        self._run = runner()
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches | int]:
         """Run on the placeholders' tensors, which must have the layouts that the graph was captured with.
 
-        Returns the value of every position of the graph's output tuple (None where the caller receives none), and what was
-        launched: :class:`Launches`, packed as ``kernels + (libraries << 32)`` when no ATen call was made.
+        Returns the value of every position of the graph's output tuple (None where the caller receives none), and
+        what was launched: :class:`Launches`, packed as ``kernels + (libraries << 32)`` when no ATen call was made.
         """
         made = [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in self._fresh]
         try:
@@ -149,7 +133,7 @@ class Program:
         self, tensors: Sequence[Tensor], made: Sequence[Tensor], workspace: _Workspace, bases: array[int]
     ) -> tuple[list[Tensor | None], Launches]:
         bases.extend(self._called_bases)
-        slots: list[Tensor | None] = [None] * self._slots
+        slots: list[Any] = [None] * self._slots
         slots[: len(tensors)] = tensors
         for slot, tensor in workspace.tensors:
             slots[slot] = tensor
@@ -173,130 +157,18 @@ class Program:
                 slots[slot] = tensor
             for slot in stretch.dead:
                 slots[slot] = None
-        received = {**dict(zip(self._results, made, strict=True)), None: None}
-        values = [received[b] if b in received else slots[b] for b in self._returned]
+        received = dict(zip(self._results, made, strict=True))
+        values = [None if b is None else received.get(b, slots[b]) for b in self._returned]
         return values, Launches(native & 0xFFFFFFFF, native >> 32, aten)
 
     def _new_workspace(self) -> _Workspace:
         memory = torch.empty(self.workspace_bytes, dtype=torch.uint8)
         tensors = []
         for buffer, offset, value in self._held:
-            whole = memory[offset:].view(torch.uint8)
-            typed = torch.empty(0, dtype=value.dtype).set_(
-                whole.untyped_storage(), offset // value.itemsize, value.shape, value.stride()
-            )
-            tensors.append((buffer, typed))
+            typed = torch.empty(0, dtype=value.dtype)
+            start = offset // value.itemsize
+            tensors.append((buffer, typed.set_(memory.untyped_storage(), start, value.shape, value.stride())))
         return _Workspace(memory, memory.data_ptr(), tuple(tensors))
-
-
-class Reference:
-    """The same graph run op by op by torch: what is left where there is no C++ compiler, or off the CPU."""
-
-    def __init__(self, graph: GraphModule, fallback: Fallback) -> None:
-        from fuse.runtime.schedule import launches_of
-
-        self.graph = graph
-        self.signature: Signature = graph.meta["signature"]
-        self.regions = 0
-        self.fallbacks = (fallback,)
-        nested = {n.target for n in graph.graph.nodes if n.op == "call_module"}
-        self.launches = launches_of(graph) + sum(launches_of(graph.get_submodule(str(t))) for t in nested)
-
-    def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches]:
-        """As :meth:`Program.run`."""
-        values = list(self.graph(*tensors))
-        named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
-        inputs = {t.untyped_storage()._cdata for t in tensors}
-        results: list[Tensor | None] = [None] * len(values)
-        for index in sorted(named):
-            value = values[index]
-            shared = value.untyped_storage()._cdata in inputs
-            results[index] = value.clone() if shared else value
-            inputs.add(value.untyped_storage()._cdata)
-        for mutation in self.signature.mutations:
-            values[mutation.value_index] = values[mutation.value_index].clone()
-        for mutation in self.signature.mutations:
-            tensors[mutation.input_index].copy_(values[mutation.value_index])
-        return results, Launches(aten=self.launches + len(self.signature.mutations))
-
-
-class _Tables:
-    """Steps, arguments and details as the runner reads them (see ``runner.cpp`` for the fields)."""
-
-    def __init__(self, workspace: int, functions: dict[str, int]) -> None:
-        self.workspace = workspace
-        self.functions = functions
-        self.steps, self.arguments, self.details = array("q"), array("q"), array("q")
-        self.address = 0
-
-    def add(self, step: Step, address: Any) -> None:
-        places: tuple[Place, ...]
-        detail = len(self.details)
-        if isinstance(step, KernelStep):
-            kind, function = _KERNEL, self.functions[step.kernel.name]
-            places = (*step.reads, *step.writes)
-        elif isinstance(step, CopyStep):
-            kind, function = _COPY, 0
-            places = (*step.writes, *step.reads)
-            self.details.extend(copy_detail(step.item, step.size, step.target_stride, step.source_stride))
-        elif isinstance(step, ProductStep):
-            kind, function = _product_function(step.product)
-            places = (*step.writes, *step.reads)
-            self.details.extend(_product_detail(step.product))
-        first = len(self.arguments) // 2
-        for place in places:
-            self.arguments.extend(address(place))
-        self.steps.extend((kind, function, first, len(places), detail))
-
-    def freeze(self) -> _Tables:
-        """Lay out the header; the arrays must not grow any more."""
-        parts = (self.steps, self.arguments, self.details)
-        self.header = array("q", [*(part.buffer_info()[0] for part in parts), self.workspace])
-        self.address = self.header.buffer_info()[0]
-        return self
-
-
-def copy_detail(item: int, size: Sequence[int], to: Sequence[int], source: Sequence[int]) -> list[int]:
-    """Rank, element size, then (size, stride to, stride from) in bytes, dimensions merged where both sides are contiguous.
-
-    >>> copy_detail(4, (2, 3, 5), (15, 5, 1), (15, 5, 1))
-    [1, 4, 30, 4, 4]
-    >>> copy_detail(4, (3, 5), (5, 1), (0, 1))
-    [2, 4, 3, 20, 0, 5, 4, 4]
-    """
-    dimensions = sorted((s for s in zip(size, to, source, strict=True) if s[0] != 1), key=lambda d: -d[1])
-    merged: list[tuple[int, int, int]] = []
-    for length, a, b in dimensions:
-        if merged and merged[-1][1:] == (a * length, b * length):
-            merged[-1] = merged[-1][0] * length, a, b
-        else:
-            merged.append((length, a, b))
-    return [len(merged), item, *(n for length, a, b in merged for n in (length, a * item, b * item))]
-
-
-def _product_function(product: Product) -> tuple[int, int]:
-    single, grouped = gemm_address(product.dtype), gemm_batch_address(product.dtype)
-    if product.batch > 1 and grouped:
-        return _BATCH[product.dtype], grouped
-    assert single is not None, "the scheduler makes products only where there is a BLAS"
-    return _PRODUCT[product.dtype], single
-
-
-def _product_detail(product: Product) -> list[int]:
-    item = product.dtype.itemsize
-    (transpose_a, lda), (transpose_b, ldb) = product.left_form, product.right_form
-    scales = struct.unpack("2q", struct.pack("2d", product.alpha, product.beta))
-    strides = (stride * item for stride in product.batch_strides)
-    fields = [product.m, product.n, product.k, transpose_a, transpose_b, lda, ldb, product.result_leading, *scales]
-    fields += [product.batch, *strides]
-    if product.bias_layout is None:
-        return [*fields, 0]
-    size, stride = product.bias_layout
-    *outer, rows, columns = (1, 1, *size)[-3:]
-    result = (product.batch_strides[2], product.result_leading, 1)
-    spread = (0, 0, *stride)[-3:]
-    copy = copy_detail(item, (*outer, rows, columns), result, spread)
-    return [*fields, len(fields) + 1, *copy]
 
 
 def _build(kernels: Any) -> dict[str, int]:
@@ -312,16 +184,6 @@ def _function_address(library: ctypes.CDLL, name: str) -> int:
     address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert address is not None
     return address
-
-
-@cache
-def _runner() -> Any:
-    """``fuse_run`` of ``runner.cpp``, compiled once for all programs."""
-    source = resources.files("fuse.runtime").joinpath("runner.cpp").read_text()
-    run = build(source).fuse_run
-    run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
-    run.restype = ctypes.c_int64
-    return run
 
 
 def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor]) -> list[tuple[int, tuple[Any, ...]]]:
@@ -365,7 +227,8 @@ def _called_upon(plan: Schedule) -> list[int]:
 
 
 def _arrange(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int, int], Arena]:
-    """Place in the workspace every made buffer that the caller does not receive: its number among them, and the layout."""
+    """Place in the workspace every made buffer that the caller does not receive: its number among them, and the
+    layout."""
     homes: dict[int, int] = {}
     spans: list[tuple[int, int, list[int]]] = []
     for number, step in enumerate(plan.steps):
@@ -387,18 +250,6 @@ def _arrange(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int
     sizes = {home: plan.buffers[buffer].size for buffer, home in homes.items()}
     lifetimes = [Lifetime(sizes[i], first, last, tuple(heirs)) for i, (first, last, heirs) in enumerate(spans)]
     return homes, arrange(lifetimes, scratch)
-
-
-def _scratch(steps: Sequence[Step]) -> int:
-    """Bytes for the pointers of the step that has most of them."""
-    needed = 0
-    for step in steps:
-        if isinstance(step, CallStep):
-            continue
-        needed = max(needed, len(step.reads) + len(step.writes))
-        if isinstance(step, ProductStep):
-            needed = max(needed, len(step.reads) + len(step.writes) + 3 * step.product.batch)
-    return needed * _POINTER
 
 
 def _address(

@@ -6,9 +6,9 @@
     %y = aten.mm(%s, %w)                ->    product  reads buffer 2, w   writes buffer 3
     %z = aten.sort(%y)                        call     torch.ops.aten.sort(...)
 
-Views and ``getitem`` are layout arithmetic. Matrix products go to BLAS, lone operators that can be lowered become kernels of one
-operator, and what is left is called from Python. Values that the caller receives get memory of their own, and writes to
-inputs come last, so that every step reads what the inputs held when the call began.
+Views and ``getitem`` are layout arithmetic. Matrix products go to BLAS, lone operators that can be lowered become
+kernels of one operator, and what is left is called from Python. Values that the caller receives get memory of their
+own, and writes to inputs come last, so that every step reads what the inputs held when the call began.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.graph.signature import Signature
 from fuse.kernel.lower import Declined, Kernel
+from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.layout import dense, extent, origin_bytes, part, restrided, same_layout
 from fuse.runtime.libraries import product
+from fuse.runtime.lone import kernel_key, region_of
+from fuse.runtime.reference import launches_of
 from fuse.runtime.steps import (
     Buffer,
     CallStep,
@@ -41,7 +44,6 @@ from fuse.runtime.steps import (
 )
 
 Lower = Callable[[GraphModule], Kernel | Declined]
-_ASSEMBLE = torch.ops.fuse.assemble.default
 
 
 def schedule(graph: GraphModule, lower: Lower) -> Schedule:
@@ -50,21 +52,6 @@ def schedule(graph: GraphModule, lower: Lower) -> Schedule:
     ``lower`` turns a region into a kernel, or says why it cannot; it is asked once for equal regions of one operator.
     """
     return _Scheduler(graph, lower).run()
-
-
-def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
-    """A lone operator as a region of one, and the nodes that are its inputs in placeholder order."""
-    body = Graph()
-    inputs: dict[Node, Node] = {}
-    for argument in node.all_input_nodes:
-        inputs[argument] = body.placeholder(argument.name)
-        inputs[argument].meta = {"val": argument.meta["val"], "source": ""}
-    inner = body.node_copy(node, lambda n: inputs[n])
-    output = body.output((inner,))
-    output.meta = {"val": (node.meta["val"],), "source": ""}
-    region = GraphModule(torch.nn.Module(), body)
-    region.meta["kind"] = "region"
-    return region, list(inputs)
 
 
 class _Scheduler:
@@ -79,13 +66,13 @@ class _Scheduler:
         self.steps: list[Step] = []
         self.fallbacks: list[Fallback] = []
         self.regions = 0
-        # node -> (buffer, bytes to add to the storage offset of the node's val); for nodes with several results, one for each
+        # node -> (buffer, bytes to add to the storage offset of the node's val); one for each of several results
         self.anchors: dict[Node, tuple[int, int]] = {}
         self.parts: dict[Node, list[tuple[int, int] | None]] = {}
         self.refs: dict[Node, Ref] = {}  # nodes that exist as Python tensors
         self.lone: dict[object, Kernel | Declined] = {}
         self.assembled: dict[Node, int] = {}
-        self.waiting = _pieces(graph)  # piece -> (assemble node, offset in elements)
+        self.waiting = placed_pieces(graph)  # piece -> (assemble node, offset in elements)
 
     def run(self) -> Schedule:
         for node in self.graph.graph.nodes:
@@ -107,7 +94,7 @@ class _Scheduler:
             self.regions,
         )
 
-    # ---- places --------------------------------------------------------------------------------------------------------------
+    # ---- places ----------------------------------------------------------------------------------------------------
 
     def _buffer(self, origin: Any, value: Tensor) -> tuple[int, int]:
         """A new buffer as large as ``value``, and the anchor of a node that is the whole of it."""
@@ -119,7 +106,8 @@ class _Scheduler:
         return Place(buffer, shift + origin_bytes(node.meta["val"]))
 
     def _claim(self, node: Node) -> tuple[int, int]:
-        """Memory for what a kernel computes: the place in the assembled tensor it is a piece of, or a buffer of its own."""
+        """Memory for what a kernel computes: the place in the assembled tensor it is a piece of, or a buffer of its
+        own."""
         if node not in self.waiting:
             return self._buffer("made", node.meta["val"])
         whole, offset = self.waiting[node]
@@ -127,7 +115,7 @@ class _Scheduler:
             self.assembled[whole], _ = self._buffer("made", whole.meta["val"])
         return self.assembled[whole], offset * node.meta["val"].itemsize - origin_bytes(node.meta["val"])
 
-    # ---- nodes ---------------------------------------------------------------------------------------------------------------
+    # ---- nodes -----------------------------------------------------------------------------------------------------
 
     def _module(self, node: Node) -> None:
         region = self.graph.get_submodule(str(node.target))
@@ -178,7 +166,7 @@ class _Scheduler:
                 anchor = self.parts[parent][index]  # type: ignore[index]
                 if anchor is not None:
                     self.anchors[node] = anchor
-        elif node.target is _ASSEMBLE:
+        elif node.target is ASSEMBLE:
             self._assemble(node)
         elif ops.is_view(node.target):  # type: ignore[arg-type]
             self._view(node)
@@ -211,17 +199,17 @@ class _Scheduler:
         if node not in self.assembled:
             self.assembled[node], _ = self._buffer("made", value)
         self.anchors[node] = self.assembled[node], -origin_bytes(value)
-        for piece, offset in _offsets(node):
+        for piece, offset in piece_offsets(node):
             if self.waiting.get(piece) != (node, offset):
                 self._copy(piece, Place(self.assembled[node], offset * value.itemsize), value.stride())
 
     def _lone_kernel(self, node: Node) -> Kernel | Declined:
-        key = _key(node)
+        key = kernel_key(node)
         if key not in self.lone:
             self.lone[key] = self.lower(region_of(node)[0])
         return self.lone[key]
 
-    # ---- steps ---------------------------------------------------------------------------------------------------------------
+    # ---- steps -----------------------------------------------------------------------------------------------------
 
     def _kernel(
         self, kernel: Kernel, inputs: Sequence[Node], anchors: Sequence[tuple[int, int]], values: Sequence[Tensor]
@@ -239,7 +227,7 @@ class _Scheduler:
         )
 
     def _call(self, node: Node, function: Callable[..., Any], launches: int) -> None:
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), self._ref)
+        args, kwargs = self._with_refs(node)
         value = node.meta["val"]
         if isinstance(value, Tensor):
             self.anchors[node] = self._buffer("called", value)
@@ -259,12 +247,13 @@ class _Scheduler:
         if place.offset == 0 and same_layout(value, buffer.value):
             self.refs[node] = Ref(place.buffer)
             return self.refs[node]
-        if node.op == "call_function" and node.target is not operator.getitem and node.target is not _ASSEMBLE:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), self._ref)
-            function: Callable[..., Any] = node.target  # type: ignore[assignment]
+        function: Callable[..., Any]
+        if node.op == "call_function" and node.target is not operator.getitem and node.target is not ASSEMBLE:
+            args, kwargs = self._with_refs(node)
+            function = node.target  # type: ignore[assignment]
         elif node.target is operator.getitem and _is_view(node.args[0]):
             parent: Node = node.args[0]  # type: ignore[assignment]
-            args, kwargs = map_arg((parent.args, dict(parent.kwargs)), self._ref)
+            args, kwargs = self._with_refs(parent)
             function = _Nth(parent.target, node.args[1])  # type: ignore[arg-type]
         else:
             function = part
@@ -275,11 +264,15 @@ class _Scheduler:
         self.steps.append(CallStep(function, args, kwargs, ((None, self.refs[node]),), 0))
         return self.refs[node]
 
-    # ---- what the caller sees ------------------------------------------------------------------------------------------------
+    def _with_refs(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a node, nodes replaced by references."""
+        return map_arg((node.args, dict(node.kwargs)), self._ref)  # type: ignore[arg-type,return-value]
+
+    # ---- what the caller sees --------------------------------------------------------------------------------------
 
     def _results(self, output: Node) -> tuple[Result | None, ...]:
-        """Memory of its own for every value that the caller receives: eager's results share memory only where the signature
-        says so."""
+        """Memory of its own for every value that the caller receives: eager's results share memory only where the
+        signature says so."""
         values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
         named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
         taken: set[int] = set()
@@ -338,72 +331,10 @@ class _Nth:
         return result
 
 
-def launches_of(module: torch.nn.Module) -> int:
-    """Launches of a nested graph run op by op."""
-    if not isinstance(module, GraphModule):
-        return sum(launches_of(child) for child in module.children())
-    facts = [ops.info(n.target) for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    return sum(f.launches if f else 1 for f in facts)
-
-
-def _pieces(graph: GraphModule) -> dict[Node, tuple[Node, int]]:
-    """Region results that can be written straight into the assembled tensor they are a piece of."""
-    found = {}
-    for node in graph.graph.nodes:
-        if node.target is _ASSEMBLE:
-            for piece, offset in _offsets(node):
-                if _is_lone_result(piece) and piece.meta["val"].dtype == node.meta["val"].dtype:
-                    found[piece] = node, offset
-    return found
-
-
-def _is_lone_result(piece: Node) -> bool:
-    if piece.target is not operator.getitem or len(piece.users) > 1:
-        return False
-    region, index = piece.args
-    if not isinstance(region, Node) or region.op != "call_module":
-        return False
-    module = region.graph.owning_module.get_submodule(str(region.target))  # type: ignore[union-attr]
-    if not isinstance(module, GraphModule) or module.meta.get("kind") != "region":
-        return False
-    results: Any = module.graph.output_node().args[0]
-    return sum(user.args[1] == index for user in region.users) == 1 and list(results).count(results[index]) == 1
-
-
-def _offsets(assemble: Node) -> list[tuple[Node, int]]:
-    """Every piece and where it begins in the assembled tensor, in elements."""
-    pieces, dim = assemble.args[:2]
-    stride = assemble.meta["val"].stride()[dim]  # type: ignore[index]
-    offsets, position = [], 0
-    for piece in pieces:  # type: ignore[union-attr]
-        offsets.append((piece, position * stride))
-        position += piece.meta["val"].shape[dim]  # type: ignore[union-attr,index]
-    return offsets  # type: ignore[return-value]
-
-
 def _source(node: Node, region: torch.nn.Module) -> str:
     if node.meta.get("source") or not isinstance(region, GraphModule):
         return str(node.meta.get("source", ""))
     return next((n.meta["source"] for n in region.graph.nodes if n.meta.get("source")), "")
-
-
-def _key(node: Node) -> object:
-    """Equal for lone operators that the same kernel runs."""
-    numbers: dict[Node, int] = {}
-
-    def described(argument: Node) -> object:
-        value = argument.meta["val"]
-        return (
-            "input",
-            numbers.setdefault(argument, len(numbers)),
-            tuple(value.shape),
-            value.stride(),
-            value.dtype,
-        )
-
-    args = map_arg((node.args, dict(node.kwargs)), described)
-    value = node.meta["val"]
-    return node.target, repr(args), tuple(value.shape), value.stride(), value.dtype
 
 
 def _is_view(node: Any) -> bool:

@@ -2,8 +2,8 @@
 
     graph  --schedule-->  buffers + steps  --plan-->  addresses  --program-->  tables for the native runner
 
-A step is one launch (or a Python call that launches what it launches); a place is a byte of a buffer. Views take no step: they
-are other places and strides in the buffer of their base.
+A step is one launch (or a Python call that launches what it launches); a place is a byte of a buffer. Views take no
+step: they are other places and strides in the buffer of their base.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fuse.runtime.libraries import Product
 class Buffer:
     """The memory behind one value that is not a view.
 
-    ``origin``: ``input`` (the caller's tensor), ``made`` (the planner finds room: in the workspace, or in a fresh tensor when the
-    caller receives it), ``called`` (the tensor an ATen call returned). ``value`` is the fake tensor that lies there; its size in
-    bytes, gaps between strides included, is ``size``.
+    ``origin``: ``input`` (the caller's tensor), ``made`` (the planner finds room: in the workspace, or in a fresh
+    tensor when the caller receives it), ``called`` (the tensor an ATen call returned). ``value`` is the fake tensor
+    that lies there; its size in bytes, gaps between strides included, is ``size``.
     """
 
     origin: Literal["input", "made", "called"]
@@ -42,7 +42,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor that a Python call takes or gives: the whole of buffer ``index``, or, if ``view``, view number ``index``."""
+    """A tensor that a Python call takes or gives: the whole of buffer ``index``, or, if ``view``, view number
+    ``index``."""
 
     index: int
     view: bool = False
@@ -81,10 +82,11 @@ class CopyStep:
 
 @dataclass(frozen=True)
 class CallStep:
-    """A Python call: an ATen operator, a region run op by op, or (``launches`` 0) a view that such a call needs as a tensor.
+    """A Python call: an ATen operator, a region run op by op, or (``launches`` 0) a view that such a call needs as a
+    tensor.
 
-    ``results`` pairs a position in the returned tuple (None: the returned tensor itself) with where to keep it. The layouts
-    predicted for results are those of their buffers.
+    ``results`` pairs a position in the returned tuple (None: the returned tensor itself) with where to keep it. The
+    layouts predicted for results are those of their buffers.
     """
 
     function: Callable[..., Any]
@@ -118,8 +120,8 @@ class Result:
 class Schedule:
     """A graph as steps in order.
 
-    The first buffers are the graph's placeholders. ``views[i]`` is the buffer that view ``i`` looks at. ``results`` follows the
-    graph's output tuple; None where no output of the model names the value.
+    The first buffers are the graph's placeholders. ``views[i]`` is the buffer that view ``i`` looks at. ``results``
+    follows the graph's output tuple; None where no output of the model names the value.
     """
 
     buffers: tuple[Buffer, ...]
@@ -128,3 +130,28 @@ class Schedule:
     results: tuple[Result | None, ...]
     fallbacks: tuple[Fallback, ...]
     regions: int
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Launches observed in one call: counted where each is made, never read from the plan."""
+
+    kernels: int = 0
+    libraries: int = 0
+    aten: int = 0
+
+    @classmethod
+    def unpack(cls, counted: Launches | int) -> Launches:
+        """From what :meth:`Program.run` returns.
+
+        >>> Launches.unpack(3 + (2 << 32))
+        Launches(kernels=3, libraries=2, aten=0)
+        """
+        if isinstance(counted, Launches):
+            return counted
+        return cls(counted & 0xFFFFFFFF, counted >> 32)
+
+    @property
+    def total(self) -> int:
+        """All launches."""
+        return self.kernels + self.libraries + self.aten

@@ -1,0 +1,116 @@
+"""Compare one tensor of the fused run with eager's, against a float64 reference.
+
+    error of fused  <=  2 x error of eager  +  tolerance
+
+Both errors are the largest distance from the reference; where eager itself is the reference its error is zero and the
+tolerance wider. NaN and infinities have to stand where eager's stand; integers and booleans have to be equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Tolerances in units of the last place of the largest reference value.
+ULPS_FLOAT64_REFERENCE = 16.0
+ULPS_EAGER_REFERENCE = 256.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor compared. ``problem`` is empty when it passed; errors are absolute."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    error: float
+    eager_error: float
+    allowed: float
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(
+    name: str,
+    fused: Tensor,
+    eager: Tensor,
+    reference: Tensor | None = None,
+    *,
+    atol: float | None = None,
+    rtol: float | None = None,
+) -> Comparison:
+    """Compare ``fused`` with ``eager``; ``reference`` is the float64 result, or None where there is none.
+
+    ``atol`` and ``rtol`` (absolute, and relative to each reference value) replace the default tolerance.
+
+    >>> compare("y", torch.tensor([1.0]), torch.tensor([1.0])).problem
+    ''
+    >>> compare("y", torch.tensor([1.5]), torch.tensor([1.0])).problem
+    'error 0.5 at (0,), allowed 3.05e-05'
+    """
+    described = name, str(eager.dtype).removeprefix("torch."), tuple(eager.shape)
+    if problem := _metadata_problem(fused, eager):
+        return Comparison(*described, 0.0, 0.0, 0.0, problem)
+    if eager.numel() == 0:
+        return Comparison(*described, 0.0, 0.0, 0.0)
+    if not (eager.is_floating_point() or eager.is_complex()):
+        wrong = fused != eager
+        problem = f"{int(wrong.sum())} values differ, the first at {_position(wrong)}" if wrong.any() else ""
+        return Comparison(*described, 0.0, 0.0, 0.0, problem)
+    return _floats(described, fused.detach(), eager.detach(), reference, atol, rtol)
+
+
+def _floats(
+    described: tuple[str, str, tuple[int, ...]],
+    fused: Tensor,
+    eager: Tensor,
+    reference: Tensor | None,
+    atol: float | None,
+    rtol: float | None,
+) -> Comparison:
+    odd = ~torch.isfinite(eager)
+    misplaced = odd != ~torch.isfinite(fused)
+    misplaced |= odd & ~((fused == eager) | (fused.isnan() & eager.isnan()))
+    if misplaced.any():
+        at = _position(misplaced)
+        return Comparison(*described, 0.0, 0.0, 0.0, f"{fused[at]} at {at}, where eager has {eager[at]}")
+    wide = torch.complex128 if eager.is_complex() else torch.float64
+    exact = (eager if reference is None else reference.detach()).to(wide)
+    judged = ~odd & torch.isfinite(exact)
+    error = torch.where(judged, (fused.to(wide) - exact).abs(), 0.0)
+    own = torch.where(judged, (eager.to(wide) - exact).abs(), 0.0)
+    size = torch.where(judged, exact.abs(), 0.0)
+    finer = reference is not None and eager.dtype != torch.float64
+    ulps = ULPS_FLOAT64_REFERENCE if finer else ULPS_EAGER_REFERENCE
+    if atol is None and rtol is None:
+        tolerance = ulps * torch.finfo(eager.dtype).eps * size.max()
+    else:
+        tolerance = (atol or 0.0) + (rtol or 0.0) * size
+    allowed = 2 * own.max() + tolerance + torch.finfo(eager.dtype).tiny
+    wrong = error > allowed
+    worst = error.max().item(), own.max().item(), allowed.max().item()
+    if not wrong.any():
+        return Comparison(*described, *worst)
+    at = _position(torch.where(wrong, error, 0.0) == error[wrong].max())
+    return Comparison(*described, *worst, f"error {error[at].item():.3g} at {at}, allowed {worst[2]:.3g}")
+
+
+def _metadata_problem(fused: Tensor, eager: Tensor) -> str:
+    for what in ("dtype", "device", "layout", "requires_grad"):
+        if getattr(fused, what) != getattr(eager, what):
+            return f"{what} {getattr(fused, what)} instead of {getattr(eager, what)}"
+    if fused.shape != eager.shape:
+        return f"shape {tuple(fused.shape)} instead of {tuple(eager.shape)}"
+    if fused.stride() != eager.stride():
+        return f"stride {fused.stride()} instead of {eager.stride()}"
+    return ""
+
+
+def _position(mask: Tensor) -> tuple[int, ...]:
+    """Where the first true value stands."""
+    return tuple(mask.nonzero()[0].tolist())

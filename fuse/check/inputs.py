@@ -1,0 +1,79 @@
+"""Identical copies of a model and its arguments, and their float64 twins.
+
+One call may change its inputs and buffers, so that every run of a comparison gets a copy of its own; tensors that
+share memory share it in the copy too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fuse.errors import FuseError
+
+
+@dataclass(frozen=True)
+class Call:
+    """A model and the arguments of one call of it."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self, function: Callable[..., Any] | None = None) -> Any:
+        """The result of the call, or of ``function`` with the same arguments."""
+        return (function or self.model)(*self.args, **self.kwargs)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that goes in, by a name for reports: arguments, parameters, buffers.
+
+        >>> list(Call(nn.Linear(2, 2), (torch.ones(1, 2),), {}).tensors())
+        ['argument [0]', 'parameter weight', 'parameter bias']
+        """
+        leaves, _ = pytree.tree_flatten_with_path(self.args)
+        named, _ = pytree.tree_flatten_with_path(self.kwargs)
+        found = {
+            f"argument {pytree.keystr(path)}": leaf for path, leaf in (*leaves, *named) if isinstance(leaf, Tensor)
+        }
+        found.update({f"parameter {name}": parameter for name, parameter in self.model.named_parameters()})
+        found.update({f"buffer {name}": buffer for name, buffer in self.model.named_buffers()})
+        return found
+
+
+def copied(call: Call) -> Call:
+    """An independent copy of the whole call.
+
+    Raises:
+        FuseError: something in it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(call)
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0]
+        raise FuseError(f"{type(call.model).__name__} cannot be copied for comparison: {text}") from error
+
+
+def in_float64(call: Call) -> Call:
+    """A copy in which every floating-point tensor is float64.
+
+    >>> call = in_float64(Call(nn.Linear(2, 2), (torch.ones(1, 2), torch.arange(3)), {}))
+    >>> call.model.weight.dtype, [argument.dtype for argument in call.args]
+    (torch.float64, [torch.float64, torch.int64])
+    """
+    twin = copied(call)
+    args, kwargs = pytree.tree_map_only(Tensor, widened, (twin.args, twin.kwargs))
+    return Call(twin.model.double(), args, kwargs)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """``tensor`` in float64, keeping its strides, if it holds real numbers; else itself."""
+    if not tensor.is_floating_point():
+        return tensor
+    wide = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.float64, device=tensor.device)
+    return wide.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)

@@ -1,0 +1,331 @@
+"""The oracle: one call run eager, fused, and in float64, and everything a caller could notice compared.
+
+    copies of the call -> eager   -> results, inputs and buffers afterwards, launches
+                       -> fused   -> the same twice (the call that compiles, and a later one)
+                       -> float64 -> reference values
+
+Compared are values, dtypes, shapes, strides, what was written, which results share memory with what, and launches
+predicted with launches observed. Where the model cannot run in float64 (it fixes a dtype, or draws random numbers),
+eager is the reference and the report says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fuse.check.compare import Comparison, compare
+from fuse.check.inputs import Call, copied, in_float64
+from fuse.check.locate import first_difference
+from fuse.cost.count import count_dispatches, count_graph
+from fuse.cost.observe import CountingMode
+from fuse.cost.profiles import get as device_profile
+from fuse.errors import CaptureError
+from fuse.graph.capture import capture, flatten_result
+from fuse.runtime.engine import Compiled, Engine
+from fuse.runtime.module import Fused
+from fuse.runtime.steps import Fallback, Launches
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What :func:`check` found. ``problems`` is empty when the fused call cannot be told from eager's.
+
+    ``predicted`` and ``observed`` are launches (before, after); predicted is None for a call that cannot be captured.
+    ``first_difference`` names the node at fault when values differ.
+    """
+
+    comparisons: tuple[Comparison, ...]
+    problems: tuple[str, ...]
+    reference: str
+    predicted: tuple[int | None, int | None]
+    observed: tuple[int, int]
+    regions: int
+    fallbacks: tuple[Fallback, ...]
+    first_difference: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "schema_version": 1,
+            "passed": self.passed,
+            "problems": list(self.problems),
+            "first_difference": self.first_difference or None,
+            "reference": self.reference,
+            "predicted": dict(zip(("before", "after"), self.predicted, strict=True)),
+            "observed": dict(zip(("before", "after"), self.observed, strict=True)),
+            "regions": self.regions,
+            "fallbacks": [{"op": f.op, "source": f.source, "reason": f.reason} for f in self.fallbacks],
+            "comparisons": [comparison.to_dict() for comparison in self.comparisons],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"reference: {self.reference}"]
+        shown = [c for c in self.comparisons if c.problem or c.error or c.name.startswith("result")]
+        width = max((len(c.name) for c in shown), default=0)
+        for c in shown:
+            verdict = c.problem or f"error {c.error:.2e}   eager's {c.eager_error:.2e}   allowed {c.allowed:.2e}"
+            lines.append(
+                f"{'differs' if c.problem else 'same':<8} {c.name:<{width}}  {c.dtype} {list(c.shape)}  {verdict}"
+            )
+        if silent := len(self.comparisons) - len(shown):
+            lines.append(f"same     {silent} inputs, parameters and buffers afterwards, bit for bit")
+        lines.append("launches            before    after")
+        for name, pair in (("predicted", self.predicted), ("observed", self.observed)):
+            before, after = ("?" if n is None else str(n) for n in pair)
+            lines.append(f"  {name:<14} {before:>9} {after:>8}")
+        lines += [f"fallback: {f.op} at {f.source or '?'}: {f.reason}" for f in self.fallbacks]
+        lines += [f"problem: {problem}" for problem in self.problems]
+        if self.first_difference:
+            lines.append(f"first difference: {self.first_difference}")
+        lines.append("passed" if self.passed else "failed")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one run left behind: results by name, inputs by name afterwards, gradients, aliases."""
+
+    results: Mapping[str, Any]
+    inputs: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    aliases: Mapping[str, tuple[str, str, int]]
+
+
+def check(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = False,
+    seed: int = 0,
+    atol: float | None = None,
+    rtol: float | None = None,
+    passes: Sequence[str] | None = None,
+    fuel: int | None = None,
+) -> CheckReport:
+    """Run one call eager and fused and compare everything that a caller could notice.
+
+    The model and the arguments are copied, not changed. ``train`` runs with gradients and compares those of every
+    parameter and input; ``atol`` and ``rtol`` replace the default tolerance; ``passes`` and ``fuel`` are those of
+    ``run_passes``.
+
+    Raises:
+        FuseError: the call cannot be copied.
+
+    >>> report = check(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.ones(2, 4),))
+    >>> report.passed, report.observed
+    (True, (2, 2))
+    """
+    call = Call(model, tuple(args), dict(kwargs or {}))
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(train):
+        counting = CountingMode()
+        eager = _outcome(copied(call), None, seed, train, counting)
+        exact, reference = _reference(call, eager, seed, train, bool(counting.by_kind["random"]))
+        fused_call = copied(call)
+        state = {name: t.detach().clone() for name, t in fused_call.tensors().items()}
+        engine = Engine(fused_call.model, False, passes, fuel)
+        fused = Fused(engine)
+        first = _outcome(fused_call, fused, seed, train)
+        run = fused.last_run
+        assert run is not None
+        compiled = fused.compiled
+        comparisons = _compare_all(first, eager, exact, atol, rtol)
+        problems = [f"{c.name}: {c.problem}" for c in comparisons if c.problem]
+        problems += _structure_problems(first, eager)
+        after = run.launches if compiled is not None else counting.launches
+        if compiled is not None:
+            _restore(fused_call.tensors(), state)
+            again, counted = _again(fused_call, compiled, seed)
+            later = _compare_all(again, eager, exact, atol, rtol)
+            problems += [f"{c.name}, second call: {c.problem}" for c in later if c.problem and not problems]
+            if counted != after:
+                problems.append(f"{after} launches counted by the program, {counted} by a dispatch mode")
+        predicted = _predicted(call, compiled)
+        problems += _count_problems(predicted, (counting.launches, after))
+        where = ""
+        if compiled is not None and any(c.problem for c in comparisons):
+            where = _locate(call, compiled)
+    return CheckReport(
+        tuple(comparisons),
+        tuple(problems),
+        reference,
+        predicted,
+        (counting.launches, after),
+        run.regions,
+        run.fallbacks,
+        where,
+    )
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+def _outcome(call: Call, function: Any, seed: int, train: bool, counting: CountingMode | None = None) -> _Outcome:
+    torch.manual_seed(seed)
+    with counting or contextlib.nullcontext():
+        result = call.run(function)
+    gradients = {}
+    if train:
+        _backward(result)
+        gradients = {f"gradient of {n}": t.grad for n, t in call.tensors().items() if t.is_leaf and t.grad is not None}
+    return _described(result, call.tensors(), gradients)
+
+
+def _described(result: Any, inputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> _Outcome:
+    flatten_result(result)  # makes dataclasses known
+    leaves, _ = pytree.tree_flatten_with_path(result)
+    results = {f"result{pytree.keystr(path)}": leaf for path, leaf in leaves}
+    return _Outcome(results, inputs, gradients, _aliases(results, inputs))
+
+
+def _backward(result: Any) -> None:
+    leaves = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+    if leaves:
+        torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
+
+
+def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, tuple[str, str, int]]:
+    """For every resulting tensor: the first name that is the same object, the first that shares its memory, and where
+    there."""
+    objects: dict[int, str] = {}
+    storages: dict[int, str] = {}
+    found = {}
+    for name, tensor in (*inputs.items(), *results.items()):
+        if isinstance(tensor, Tensor):
+            same = objects.setdefault(id(tensor), name)
+            shared = storages.setdefault(tensor.untyped_storage()._cdata, name)
+            if name in results:
+                found[name] = same, shared, int(tensor.storage_offset())
+    return found
+
+
+def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
+    """A later call of the compiled program, under a mode that counts what is sent to ATen."""
+    torch.manual_seed(seed)
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    tensors = compiled.guard.pick((*leaves, *compiled.guard.state))
+    assert compiled.program is not None
+    assert compiled.rebuild is not None
+    with CountingMode() as counting:
+        values, launches = compiled.program.run(tensors)
+    native = Launches.unpack(launches)
+    counted = native.kernels + native.libraries + counting.launches
+    return _described(compiled.rebuild(values, tensors), call.tensors(), {}), counted
+
+
+def _restore(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.data.copy_(state[name])
+
+
+def _reference(call: Call, eager: _Outcome, seed: int, train: bool, random: bool) -> tuple[_Outcome | None, str]:
+    """The call in float64, or None and why there is none."""
+    if random:
+        return None, "eager (the model draws random numbers, which differ in float64)"
+    try:
+        with _default_dtype(torch.float64):
+            exact = _outcome(in_float64(call), None, seed, train)
+    except Exception as error:
+        text = (str(error).splitlines() or [""])[0]
+        return None, f"eager (in float64 the model fails: {type(error).__name__}: {text})"
+    for name, value in eager.results.items():
+        twin = exact.results.get(name)
+        if isinstance(value, Tensor) and (not isinstance(twin, Tensor) or twin.shape != value.shape):
+            return None, "eager (in float64 the model returns something else)"
+    return exact, "float64"
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# ---- judging -------------------------------------------------------------------------------------------------------
+
+
+def _compare_all(
+    fused: _Outcome, eager: _Outcome, exact: _Outcome | None, atol: float | None, rtol: float | None
+) -> list[Comparison]:
+    found = []
+    for part in ("results", "inputs", "gradients"):
+        mine, theirs = getattr(fused, part), getattr(eager, part)
+        best = getattr(exact, part) if exact else {}
+        for name, value in theirs.items():
+            if isinstance(value, Tensor) and isinstance(mine.get(name), Tensor):
+                found.append(compare(name, mine[name], value, best.get(name), atol=atol, rtol=rtol))
+    return found
+
+
+def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:
+    problems = []
+    for part in ("results", "gradients"):
+        mine, theirs = getattr(fused, part), getattr(eager, part)
+        problems += [f"{name}: missing" for name in theirs.keys() - mine.keys()]
+        problems += [f"{name}: eager has no such thing" for name in mine.keys() - theirs.keys()]
+    for name, value in eager.results.items():
+        mine = fused.results.get(name)
+        if type(mine) is not type(value):
+            problems.append(f"{name}: {type(mine).__name__} instead of {type(value).__name__}")
+        elif not isinstance(value, Tensor) and mine != value:
+            problems.append(f"{name}: {mine!r} instead of {value!r}")
+    for name, expected in eager.aliases.items():
+        if (alias := fused.aliases.get(name)) is not None and alias != expected:
+            problems.append(f"{name}: {_alias_text(name, alias)} instead of {_alias_text(name, expected)}")
+    return problems
+
+
+def _alias_text(name: str, alias: tuple[str, str, int]) -> str:
+    same, shared, offset = alias
+    if same != name:
+        return f"the same tensor as {same}"
+    where = "memory of its own" if shared == name else f"the memory of {shared}"
+    return f"{where} from element {offset}"
+
+
+def _predicted(call: Call, compiled: Compiled | None) -> tuple[int | None, int | None]:
+    profile = device_profile("cpu")
+    try:
+        captured = capture(call.model, call.args, call.kwargs)
+    except CaptureError:
+        return None, None
+    before = count_dispatches(captured.meta["signature"].dispatches, profile).launches
+    if compiled is None or compiled.graph is None:
+        return before, None
+    return before, count_graph(compiled.graph, profile).launches
+
+
+def _count_problems(predicted: tuple[int | None, int | None], observed: tuple[int, int]) -> list[str]:
+    return [
+        f"{guess} launches predicted {when}, {real} observed"
+        for when, guess, real in zip(("before", "after"), predicted, observed, strict=True)
+        if guess is not None and guess != real
+    ]
+
+
+def _locate(call: Call, compiled: Compiled) -> str:
+    captured = capture(call.model, call.args, call.kwargs)
+    fresh = copied(call)
+    leaves = pytree.tree_leaves((fresh.args, fresh.kwargs))
+    named = {**dict(fresh.model.named_parameters()), **dict(fresh.model.named_buffers())}
+    tensors = [
+        leaves[spec.index] if spec.kind == "argument" else spec.value if spec.kind == "constant" else named[spec.name]
+        for spec in captured.meta["signature"].inputs
+    ]
+    return first_difference(compiled, captured, [t.detach() for t in tensors])

@@ -1,0 +1,54 @@
+"""Pieces of an assembled tensor that need not be copied there.
+
+%a = getitem(%region, 0)                              region writes the first rows of c
+%b = getitem(%other, 0)                         ->    other writes the last rows of c
+%c = fuse.assemble([%a, %b], 0)                       nothing left to do
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+
+ASSEMBLE = torch.ops.fuse.assemble.default
+assert ops.info(ASSEMBLE), "importing fuse.ops defines the operator"
+
+
+def placed_pieces(graph: GraphModule) -> dict[Node, tuple[Node, int]]:
+    """Region results that can be written straight into the assembled tensor they are a piece of."""
+    found = {}
+    for node in graph.graph.nodes:
+        if node.target is ASSEMBLE:
+            for piece, offset in piece_offsets(node):
+                if _is_lone_result(piece) and piece.meta["val"].dtype == node.meta["val"].dtype:
+                    found[piece] = node, offset
+    return found
+
+
+def _is_lone_result(piece: Node) -> bool:
+    if piece.target is not operator.getitem or len(piece.users) > 1:
+        return False
+    region, index = piece.args
+    if not isinstance(region, Node) or region.op != "call_module":
+        return False
+    module = region.graph.owning_module.get_submodule(str(region.target))  # type: ignore[union-attr]
+    if not isinstance(module, GraphModule) or module.meta.get("kind") != "region":
+        return False
+    results: Any = module.graph.output_node().args[0]
+    return sum(user.args[1] == index for user in region.users) == 1 and list(results).count(results[index]) == 1
+
+
+def piece_offsets(assemble: Node) -> list[tuple[Node, int]]:
+    """Every piece and where it begins in the assembled tensor, in elements."""
+    pieces, dim = assemble.args[:2]
+    stride = assemble.meta["val"].stride()[dim]  # type: ignore[index]
+    offsets, position = [], 0
+    for piece in pieces:  # type: ignore[union-attr]
+        offsets.append((piece, position * stride))
+        position += piece.meta["val"].shape[dim]  # type: ignore[union-attr,index]
+    return offsets  # type: ignore[return-value]

@@ -1,0 +1,50 @@
+"""A graph run op by op by torch: what is left where there is no C++ compiler, or off the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fuse import ops
+from fuse.graph.signature import Signature
+from fuse.runtime.steps import Fallback, Launches
+
+
+class Reference:
+    """Stands in for :class:`fuse.runtime.program.Program`; ``fallback`` says why."""
+
+    def __init__(self, graph: GraphModule, fallback: Fallback) -> None:
+        self.graph = graph
+        self.signature: Signature = graph.meta["signature"]
+        self.regions = 0
+        self.fallbacks = (fallback,)
+        nested = {n.target for n in graph.graph.nodes if n.op == "call_module"}
+        self.launches = launches_of(graph) + sum(launches_of(graph.get_submodule(str(t))) for t in nested)
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches]:
+        """As ``Program.run``."""
+        values = list(self.graph(*tensors))
+        named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
+        inputs = {t.untyped_storage()._cdata for t in tensors}
+        results: list[Tensor | None] = [None] * len(values)
+        for index in sorted(named):
+            value = values[index]
+            shared = value.untyped_storage()._cdata in inputs
+            results[index] = value.clone() if shared else value
+            inputs.add(value.untyped_storage()._cdata)
+        for mutation in self.signature.mutations:
+            values[mutation.value_index] = values[mutation.value_index].clone()
+        for mutation in self.signature.mutations:
+            tensors[mutation.input_index].copy_(values[mutation.value_index])
+        return results, Launches(aten=self.launches + len(self.signature.mutations))
+
+
+def launches_of(module: torch.nn.Module) -> int:
+    """Launches of a nested graph run op by op."""
+    if not isinstance(module, GraphModule):
+        return sum(launches_of(child) for child in module.children())
+    facts = [ops.info(n.target) for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    return sum(f.launches if f else 1 for f in facts)

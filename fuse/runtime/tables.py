@@ -1,0 +1,135 @@
+"""Steps as tables of 64-bit integers, and the native function that walks them.
+
+    KernelStep(name, reads, writes)   ->   kind, address of the kernel, first argument, arguments, detail
+    Place(buffer, offset)             ->   number of a base, bytes from there
+
+The layout is that of the structs in ``runner.cpp``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+
+from fuse.runtime.compiler import build
+from fuse.runtime.libraries import Product, gemm_address, gemm_batch_address
+from fuse.runtime.steps import CallStep, CopyStep, KernelStep, Place, ProductStep, Step
+
+_KERNEL, _COPY = 0, 1
+_PRODUCT = {torch.float32: 2, torch.float64: 3}
+_BATCH = {torch.float32: 4, torch.float64: 5}
+_STEP_FIELDS = 5
+_POINTER_BYTES = 8
+
+
+class Tables:
+    """Steps, arguments and details as the runner reads them (see ``runner.cpp`` for the fields)."""
+
+    def __init__(self, workspace: int, functions: dict[str, int]) -> None:
+        self.workspace = workspace
+        self.functions = functions
+        self.steps, self.arguments, self.details = array("q"), array("q"), array("q")
+        self.address = 0
+
+    def add(self, step: Step, address: Callable[[Place], tuple[int, int]]) -> None:
+        """Append a native step; ``address`` gives base and offset of a place."""
+        places: tuple[Place, ...]
+        detail = len(self.details)
+        if isinstance(step, KernelStep):
+            kind, function = _KERNEL, self.functions[step.kernel.name]
+            places = (*step.reads, *step.writes)
+        elif isinstance(step, CopyStep):
+            kind, function = _COPY, 0
+            places = (*step.writes, *step.reads)
+            self.details.extend(copy_detail(step.item, step.size, step.target_stride, step.source_stride))
+        elif isinstance(step, ProductStep):
+            kind, function = _product_function(step.product)
+            places = (*step.writes, *step.reads)
+            self.details.extend(_product_detail(step.product))
+        first = len(self.arguments) // 2
+        for place in places:
+            self.arguments.extend(address(place))
+        self.steps.extend((kind, function, first, len(places), detail))
+
+    def __len__(self) -> int:
+        return len(self.steps) // _STEP_FIELDS
+
+    def freeze(self) -> Tables:
+        """Lay out the header; the arrays must not grow any more."""
+        parts = (self.steps, self.arguments, self.details)
+        self.header = array("q", [*(part.buffer_info()[0] for part in parts), self.workspace])
+        self.address = self.header.buffer_info()[0]
+        return self
+
+
+def copy_detail(item: int, size: Sequence[int], to: Sequence[int], source: Sequence[int]) -> list[int]:
+    """Rank, element size, then (size, stride to, stride from) in bytes, dimensions merged where both sides are
+    contiguous.
+
+    >>> copy_detail(4, (2, 3, 5), (15, 5, 1), (15, 5, 1))
+    [1, 4, 30, 4, 4]
+    >>> copy_detail(4, (3, 5), (5, 1), (0, 1))
+    [2, 4, 3, 20, 0, 5, 4, 4]
+    """
+    dimensions = sorted((s for s in zip(size, to, source, strict=True) if s[0] != 1), key=lambda d: -d[1])
+    merged: list[tuple[int, int, int]] = []
+    for length, a, b in dimensions:
+        if merged and merged[-1][1:] == (a * length, b * length):
+            merged[-1] = merged[-1][0] * length, a, b
+        else:
+            merged.append((length, a, b))
+    return [len(merged), item, *(n for length, a, b in merged for n in (length, a * item, b * item))]
+
+
+def _product_function(product: Product) -> tuple[int, int]:
+    single, grouped = gemm_address(product.dtype), gemm_batch_address(product.dtype)
+    if product.batch > 1 and grouped:
+        return _BATCH[product.dtype], grouped
+    assert single is not None, "the scheduler makes products only where there is a BLAS"
+    return _PRODUCT[product.dtype], single
+
+
+def _product_detail(product: Product) -> list[int]:
+    item = product.dtype.itemsize
+    (transpose_a, lda), (transpose_b, ldb) = product.left_form, product.right_form
+    scales = struct.unpack("2q", struct.pack("2d", product.alpha, product.beta))
+    strides = (stride * item for stride in product.batch_strides)
+    fields = [product.m, product.n, product.k, transpose_a, transpose_b, lda, ldb, product.result_leading, *scales]
+    fields += [product.batch, *strides]
+    if product.bias_layout is None:
+        return [*fields, 0]
+    size, stride = product.bias_layout
+    *outer, rows, columns = (1, 1, *size)[-3:]
+    result = (product.batch_strides[2], product.result_leading, 1)
+    spread = (0, 0, *stride)[-3:]
+    copy = copy_detail(item, (*outer, rows, columns), result, spread)
+    return [*fields, len(fields) + 1, *copy]
+
+
+@cache
+def runner() -> Any:
+    """``fuse_run`` of ``runner.cpp``, compiled once for all programs."""
+    source = resources.files("fuse.runtime").joinpath("runner.cpp").read_text()
+    run = build(source).fuse_run
+    run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+    run.restype = ctypes.c_int64
+    return run
+
+
+def scratch_bytes(steps: Sequence[Step]) -> int:
+    """Bytes for the pointers of the step that has most of them."""
+    needed = 0
+    for step in steps:
+        if isinstance(step, CallStep):
+            continue
+        needed = max(needed, len(step.reads) + len(step.writes))
+        if isinstance(step, ProductStep):
+            needed = max(needed, len(step.reads) + len(step.writes) + 3 * step.product.batch)
+    return needed * _POINTER_BYTES
