@@ -3,9 +3,15 @@
 Import it as ``fuse.passes``: from the repository's root ``import passes`` would load a second copy.
 """
 
+from fuse.passes import assemble_in_place as assemble_in_place
+from fuse.passes import collect_writes as collect_writes
 from fuse.passes import common_subexpressions as common_subexpressions
 from fuse.passes import constant_folding as constant_folding
 from fuse.passes import dead_code as dead_code
+from fuse.passes import fuse_horizontal as fuse_horizontal
+from fuse.passes import fuse_movement as fuse_movement
+from fuse.passes import fuse_pointwise as fuse_pointwise
+from fuse.passes import fuse_reductions as fuse_reductions
 from fuse.passes import merge_shared_weight_gemms as merge_shared_weight_gemms
 from fuse.passes import merge_sibling_gemms as merge_sibling_gemms
 from fuse.passes import no_ops as no_ops

@@ -90,6 +90,8 @@ def consecutive_rows(group: Sequence[Product]) -> Rows | None:
     vals = [product.left.meta["val"] for product in group]
     if any(effects.root(product.left) is not base for product in group) or not base.meta["val"].is_contiguous():
         return None
+    if any(val.dtype != base.meta["val"].dtype or val.is_conj() or val.is_neg() for val in vals):
+        return None
     if any((val.size(), val.stride()) != (vals[0].size(), vals[0].stride()) for val in vals) or vals[0].stride(1) != 1:
         return None
     rows, width = vals[0].size()

@@ -115,7 +115,6 @@ def join(group: Sequence[Product]) -> tuple[Node, Node | None]:
 def transposed(right: Node) -> Node | None:
     """The matrix that ``right`` is the transpose of, if it is a view of one."""
     base = effects.view_base(right)
-    val = right.meta["val"]
-    if base is None or val.dim() != 2 or base.meta["val"].size() != val.size()[::-1]:
-        return None
-    return base if base.meta["val"].stride() == val.stride()[::-1] else None
+    is_transpose = base is not None and right.target in (aten.t.default, aten.transpose.int, aten.permute.default)
+    old, new = (base.meta["val"], right.meta["val"]) if base is not None else (None, None)
+    return base if is_transpose and new.dim() == 2 and old.stride() == new.stride()[::-1] else None

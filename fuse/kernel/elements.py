@@ -189,7 +189,9 @@ class Builder:
             joined = Affine(tuple(sorted({*joined.terms, *more.terms})), 0)
         inside, _ = self._test(" && ".join(conditions), joined, guard)
         name = self.element(value.source, tuple(shifted), inside)
-        return self._let("padded", value.dtype, f"({inside} ? {name} : {fill})", max(self.depth(inside), self.depth(name)))
+        return self._let(
+            "padded", value.dtype, f"({inside} ? {name} : {fill})", max(self.depth(inside), self.depth(name))
+        )
 
     def _test(self, text: str, over: Affine, guard: str) -> tuple[str, int]:
         depth = max(self.depth_of(over), self.depth(guard))

@@ -77,7 +77,9 @@ def apply_test(template: str, args: list[Value | Number], compute: torch.dtype, 
 
 def _promoted(*args: Value | Number) -> torch.dtype:
     """torch's promotion of tensors and Python numbers (a 0-dimensional tensor counts less than a larger one)."""
-    stand_ins = [torch.empty((1,) * len(a.shape), dtype=a.dtype, device="meta") if isinstance(a, Value) else a for a in args]
+    stand_ins = [
+        torch.empty((1,) * len(a.shape), dtype=a.dtype, device="meta") if isinstance(a, Value) else a for a in args
+    ]
     dtype = torch.result_type(stand_ins[0], stand_ins[1])
     for extra in stand_ins[2:]:
         dtype = torch.result_type(torch.empty((1,), dtype=dtype, device="meta"), extra)
@@ -325,4 +327,3 @@ def copy(call: Call) -> Value:
 
 def apply_identity(value: Value) -> Value:
     return Map(value.shape, value.dtype, "{0}", (value,), 0)
-

@@ -54,7 +54,9 @@ def emit(body: KernelBody, name: str) -> str:
     lines.append(f'extern "C" void {name}(char *const *args) {{')
     for position, buffer in enumerate((*body.inputs, *body.outputs)):
         qualifier = "const " if buffer.role == "input" else ""
-        lines.append(f"{_INDENT}{qualifier}{buffer.ctype} *{buffer.name} = ({qualifier}{buffer.ctype} *)args[{position}];")
+        lines.append(
+            f"{_INDENT}{qualifier}{buffer.ctype} *{buffer.name} = ({qualifier}{buffer.ctype} *)args[{position}];"
+        )
     for statement in body.statements:
         lines += _statement(statement, 1, top=True)
     lines.append("}")
@@ -98,7 +100,7 @@ def _statement(statement: Statement, depth: int, top: bool = False) -> list[str]
         case Comment():
             return [f"{pad}// {statement.text}"]
         case Barrier():
-            return [f"{pad}_Pragma(\"omp barrier\")"]
+            return [f'{pad}_Pragma("omp barrier")']
         case Contract():
             return [pad + line for line in _contract(statement)]
         case Loop():
@@ -210,4 +212,3 @@ def _contract(statement: Contract) -> list[str]:
         "    }",
         "}",
     ]
-

@@ -8,9 +8,12 @@ one kernel, so that the 64 steps of an unrolled loop are lowered and compiled on
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import operator
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +29,7 @@ from fuse.kernel.schedule import children, schedule
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 
 MAX_RANK = 16
+MAX_RECURSION = 50_000
 MAX_NAME_PARTS = 4
 
 
@@ -71,8 +75,20 @@ def lower(region: GraphModule) -> Kernel | Declined:
     key = _structure(region)
     known = _KERNELS.get(key)
     if known is None:
-        known = _KERNELS[key] = _lower(region, key)
+        with _deep_recursion():
+            known = _KERNELS[key] = _lower(region, key)
     return known
+
+
+@contextlib.contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Elements are written down recursively, a few frames an operator; a chain of thousands of operators is fine."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, MAX_RECURSION))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def _lower(region: GraphModule, key: str) -> Kernel | Declined:
@@ -85,6 +101,19 @@ def _lower(region: GraphModule, key: str) -> Kernel | Declined:
         return Declined(f"the loop over {need.atom} would have to be split")
     name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     return Kernel(name, emit(body, name), _in_place_pairs(program), is_parallel(body))
+
+
+def values_of_call(node: Node) -> list[Value] | Declined:
+    """The values of one operator whose operands are all in memory; for questions about it alone."""
+    values: dict[Node, Result] = {}
+    try:
+        for position, argument in enumerate(node.all_input_nodes):
+            held = argument.meta["val"]
+            _check(held)
+            values[argument] = Input(tuple(held.shape), held.dtype, position, tuple(held.stride()))
+        return [v for v in _parts(translate(node, values)) if v is not None]
+    except (Unsupported, NotAffine) as why:
+        return Declined(str(why))
 
 
 def _program(region: GraphModule) -> Program:

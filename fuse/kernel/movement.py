@@ -226,4 +226,3 @@ def triangle(call: Call) -> Value:
     inside = apply_test(template, [column, row, call["diagonal"]], torch.int64, call.shape)
     zero = Constant(call.shape, call.dtype, 0)
     return Map(call.shape, call.dtype, "({0} ? {1} : {2})", (inside, value, convert(zero, call.dtype)))
-

@@ -61,7 +61,9 @@ class Call:
             raise Unsupported(f"argument {name} is not a tensor")
         return value
 
-    def map(self, template: str, *names: str | Value | Number, compute: torch.dtype | None = None, cost: int = 1) -> Value:
+    def map(
+        self, template: str, *names: str | Value | Number, compute: torch.dtype | None = None, cost: int = 1
+    ) -> Value:
         """``template`` over the named arguments, each broadcast to the result's shape and converted to ``compute``
         (default: the result's dtype); the outcome is converted to the result's dtype."""
         compute = compute or self.dtype

@@ -259,7 +259,9 @@ def group_norm(call: Call) -> tuple[Value, Value, Value]:
     for name, template in (("weight", "({0} * {1})"), ("bias", "({0} + {1})")):
         if call[name] is not None:
             per_channel = expand(view(call[name], (channels, *(1 for _ in space))), value.shape)
-            normalised = apply(template, [normalised, convert(per_channel, normalised.dtype)], normalised.dtype, value.shape)
+            normalised = apply(
+                template, [normalised, convert(per_channel, normalised.dtype)], normalised.dtype, value.shape
+            )
     return convert(normalised, call.dtype), _finished(call, mean, 1), _finished(call, reciprocal, 2)
 
 
@@ -281,4 +283,3 @@ def batch_norm_in_eval(call: Call) -> tuple[Value | None, ...]:
     args = [convert(value, wide), view(alpha, spread), view(beta, spread)]
     result = convert(apply("({0} * {1} + {2})", args, wide, value.shape), call.dtype)
     return result, *(None for _ in call.result[1:])
-

@@ -76,8 +76,8 @@ def _groups(outputs: Sequence[Output]) -> list[list[int]]:
     """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides."""
     with_reductions: list[int] = []
     by_shape: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
-    reducing = [bool(_reductions([o.value])) for o in outputs]
-    full = max((math.prod(r.source.shape) for o in outputs for r in _reductions([o.value])), default=-1)
+    reducing = [bool(reductions_below([o.value])) for o in outputs]
+    full = max((math.prod(r.source.shape) for o in outputs for r in reductions_below([o.value])), default=-1)
     for i, output in enumerate(outputs):
         if reducing[i] or (full == math.prod(output.value.shape) and not isinstance(output.value, Concat)):
             with_reductions.append(i)
@@ -94,7 +94,7 @@ def _order(output: Output) -> tuple[int, ...]:
     return tuple(sorted(range(rank), key=lambda d: (-output.strides[d] if output.value.shape[d] > 1 else -math.inf, d)))
 
 
-def _reductions(values: Iterable[Value]) -> list[Reduce]:
+def reductions_below(values: Iterable[Value]) -> list[Reduce]:
     """Every reduction below ``values``, each after those that it needs."""
     found: list[Reduce] = []
     seen: set[int] = set()
@@ -139,7 +139,7 @@ class _Nest:
         self.outputs = outputs
         self.inputs = inputs
         self.program = program
-        self.reductions = _reductions(o.value for o, _ in outputs)
+        self.reductions = reductions_below(o.value for o, _ in outputs)
         self.anchor = max(self.reductions, key=lambda r: math.prod(r.source.shape), default=None)
 
     def build(self) -> list:  # type: ignore[type-arg]
@@ -248,7 +248,9 @@ class _Nest:
     ) -> None:
         accumulators = []
         for value in stage:
-            accumulator = Accumulator(builder.fresh(f"{value.op}_so_far"), ctypes.register(value.source.dtype), value.op)
+            accumulator = Accumulator(
+                builder.fresh(f"{value.op}_so_far"), ctypes.register(value.source.dtype), value.op
+            )
             builder.add(accumulator)
             accumulators.append(accumulator)
         scratch = [(v, self._declare_scratch(builder, v, inner)) for v in keep]
@@ -277,9 +279,7 @@ class _Nest:
             at = self._source_index(builder, value, index, shape, set(inner))
             builder.results[id(value)] = (name, tuple(ZERO if d in value.dims else i for d, i in enumerate(at)))
 
-    def _source_index(
-        self, builder: Builder, value: Reduce, index: Index, shape: Shape, inner: set[str]
-    ) -> Index:
+    def _source_index(self, builder: Builder, value: Reduce, index: Index, shape: Shape, inner: set[str]) -> Index:
         """The index into a reduction's source inside the row's loops, checked to run over its dimensions exactly once."""
         source = value.source.shape
         if math.prod(source) != math.prod(shape):

@@ -1,0 +1,78 @@
+"""What a node's loops run over: the facts by which fusion passes decide who may share a kernel.
+
+add   [64, 768]           points 49152, rows -
+sum   [64, 768] -> [64]   points 49152, rows 64
+softmax(dim=-1)           points 49152, rows 64
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import Node
+
+from fuse import ops
+from fuse.kernel import ctypes
+from fuse.kernel.lower import Declined, can_lower, values_of_call
+from fuse.kernel.schedule import reductions_below
+
+MAX_INLINED = 6
+"""Cheap operators that may be computed again for every row rather than stored once."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """``points``: elements the widest loop runs over. ``rows``: results a reduction leaves, None without one.
+
+    ``cheap``: all operators cost a few cycles, so that computing them again is no loss. ``size``: operators.
+    """
+
+    points: int
+    rows: int | None
+    cheap: bool
+    size: int
+
+
+def domain_of(node: Node) -> Domain | Declined:
+    """The domain of one operator, or why it has no kernel."""
+    if not can_lower(node):
+        return Declined(f"{node.target} has no kernel")
+    value = node.meta["val"]
+    known = ops.info(node.target)  # type: ignore[arg-type]
+    if known is not None and known.elementwise and isinstance(value, Tensor):
+        if not ctypes.supported(value.dtype):
+            return Declined(f"dtype {value.dtype} is not supported in kernels")
+        return Domain(value.numel(), None, known.cheap, 1)
+    results = values_of_call(node)
+    if isinstance(results, Declined):
+        return results
+    reductions = reductions_below(results)
+    if not reductions:
+        return Domain(max(math.prod(r.shape) for r in results), None, known is not None and known.cheap, 1)
+    widest = max(reductions, key=lambda r: math.prod(r.source.shape))
+    points = math.prod(widest.source.shape)
+    return Domain(points, math.prod(widest.shape), False, 1)
+
+
+def join(earlier: Domain, later: Domain) -> Domain | str:
+    """The domain of both in one kernel, ``later`` reading ``earlier``; or the reason why they stay apart."""
+    cheap, size = earlier.cheap and later.cheap, earlier.size + later.size
+    if earlier.points == later.points:
+        if None not in (earlier.rows, later.rows) and earlier.rows != later.rows:
+            return "their reductions leave different numbers of rows"
+        return Domain(earlier.points, earlier.rows if later.rows is None else later.rows, cheap, size)
+    if earlier.rows is not None and later.rows is None and later.points == earlier.rows:
+        return Domain(earlier.points, earlier.rows, cheap, size)
+    if later.rows is not None and earlier.rows is None and earlier.points == later.rows:
+        return Domain(later.points, later.rows, cheap, size)
+    if earlier.points < later.points and earlier.rows is None:
+        if earlier.cheap and earlier.size <= MAX_INLINED:
+            return Domain(later.points, later.rows, cheap, size)
+        return "a costly value would be computed again for every element it is broadcast to"
+    if earlier.points > later.points and earlier.rows is None and later.rows is None:
+        if earlier.cheap and earlier.size <= MAX_INLINED:  # parts of it are read, through slices
+            return Domain(later.points, None, cheap, size)
+        return "a costly value is read in parts"
+    return "their loops run over different numbers of elements"

@@ -1,0 +1,230 @@
+"""Make a region of a group of nodes, and take regions apart again.
+
+    a = mul(x, 2)                      region(x, y):                     r = region(x, y)
+    b = add(a, y)            ->            a = mul(x, 2)          and    b = r[0]
+    c = mm(b, w)                           return (add(a, y),)           c = mm(b, w)
+
+Views of a group's own values are copied into the region, where they cost nothing; views of other values stay outside, where they cost
+nothing either. Tensors made from nothing (``zeros``, ``arange``) are made again inside each region that reads them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.nn import Module
+
+from fuse import ops
+from fuse.rewrite import effects, nested, surgery
+
+
+def owner(node: Node) -> Node:
+    """The node that computes the memory behind ``node``: itself, or what it is a view or a part of."""
+    while True:
+        if node.target is operator.getitem and node.op == "call_function":
+            node = node.args[0]  # type: ignore[assignment]
+        elif (base := effects.view_base(node)) is not None:
+            node = base
+        else:
+            return node
+
+
+def is_region(node: Node) -> bool:
+    return node.op == "call_module" and nested.kind(node) == "region"
+
+
+def is_constructor(node: Node) -> bool:
+    """Whether ``node`` makes a tensor from numbers alone (``zeros``, ``full``, ``arange``), the same in every call."""
+    return (
+        node.op == "call_function"
+        and not node.all_input_nodes
+        and effects.is_pure(node)
+        and ops.kind(node.target) == "movement"  # type: ignore[arg-type]
+    )
+
+
+def build_body(members: Sequence[Node]) -> tuple[GraphModule, list[Node], list[Node]]:
+    """A region that computes ``members`` (in program order): its module, the nodes it reads, and the nodes that it replaces.
+
+    The replaced nodes are those of the group's values that something outside of it reads.
+    """
+    builder = _BodyBuilder(members)
+    for member in members:
+        builder.copy(member)
+    results = builder.results()
+    output = builder.body.output(tuple(builder.inner[r] for r in results))
+    output.meta["val"] = tuple(r.meta["val"] for r in results)
+    output.meta["source"] = ""
+    module = _LazyGraphModule(Module(), builder.body)
+    module.meta["kind"] = "region"
+    return module, builder.inputs, results
+
+
+class _BodyBuilder:
+    """Copies nodes of the parent graph into the body of a region."""
+
+    def __init__(self, members: Sequence[Node]) -> None:
+        self.members = set(members)
+        self.body = Graph()
+        self.inputs: list[Node] = []
+        self.inner: dict[Node, Node] = {}
+        self.last_placeholder: Node | None = None
+
+    def copy(self, member: Node) -> None:
+        if is_region(member):
+            self._inline(member)
+        else:
+            self._copy_call(member)
+
+    def _copy_call(self, node: Node) -> Node:
+        for argument in node.all_input_nodes:
+            self.resolve(argument)
+        copied = self.body.node_copy(node, lambda n: self.inner[n])
+        self.inner[node] = copied
+        return copied
+
+    def resolve(self, node: Node) -> Node:
+        """The body's node for an argument: a value computed inside, or a placeholder."""
+        if node not in self.inner:
+            if is_constructor(node) or (owner(node) in self.members and node not in self.members):
+                self._copy_call(node)
+            else:
+                self._place(node)
+        return self.inner[node]
+
+    def _place(self, node: Node) -> None:
+        anchor = self.last_placeholder or self.body._root
+        with self.body.inserting_after(anchor):
+            placeholder = self.body.placeholder(node.name)
+        placeholder.meta.update(val=node.meta["val"], source=node.meta.get("source", ""))
+        self.inner[node] = self.last_placeholder = placeholder
+        self.inputs.append(node)
+
+    def _inline(self, call: Node) -> None:
+        """The body of a region that joins: its results stand for the parts that the parent read."""
+        module = nested.called_module(call)
+        assert isinstance(module, GraphModule)
+        within: dict[Node, Node] = {}
+        placeholders = iter(call.args)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                within[node] = self.resolve(next(placeholders))  # type: ignore[arg-type]
+            elif node.op == "output":
+                results = [within[r] for r in node.args[0]]
+            else:
+                within[node] = self.body.node_copy(node, lambda n: within[n])
+        for part in call.users:
+            self.inner[part] = results[part.args[1]]  # type: ignore[index]
+
+    def results(self) -> list[Node]:
+        """Values of the group that are read outside of it, in program order."""
+        found: list[Node] = []
+        for member in sorted(self.members):
+            parts = list(member.users) if _has_parts(member) else [member]
+            found += [p for p in parts if p.target is not operator.getitem or p in self.inner or self._read(p)]
+        wanted = [v for v in found if self._read(v)]
+        for value in wanted:
+            if value not in self.inner:
+                self._copy_call(value)
+        return wanted
+
+    def _read(self, value: Node) -> bool:
+        """Whether anything outside the group reads ``value``, directly or through views."""
+        stack = list(value.users)
+        while stack:
+            user = stack.pop()
+            if user in self.members:
+                continue
+            if effects.view_base(user) is None:
+                return True
+            stack.extend(user.users)
+        return False
+
+
+def _has_parts(node: Node) -> bool:
+    return is_region(node) or isinstance(node.meta.get("val"), (tuple, list))
+
+
+def insert_region(
+    graph: GraphModule, members: Sequence[Node], module: GraphModule, inputs: list[Node], results: list[Node]
+) -> Node:
+    """Put a region (of :func:`build_body`) where the last member stands; the members go, their users read its parts.
+
+    The caller restores the program order with :func:`sort` when members were not neighbours.
+    """
+    name = _free_name(graph)
+    graph.add_submodule(name, module)
+    last = members[-1]
+    with graph.graph.inserting_after(last):
+        call = graph.graph.call_module(name, tuple(inputs))
+    call.meta["val"] = tuple(r.meta["val"] for r in results)
+    call.meta["source"] = last.meta.get("source", "")
+    at = call
+    for position, result in enumerate(results):
+        with graph.graph.inserting_after(at):
+            part = graph.graph.call_function(operator.getitem, (call, position))
+        part.meta.update(val=result.meta["val"], source=result.meta.get("source", ""))
+        result.replace_all_uses_with(part)
+        at = part
+    _erase_group(members)
+    return call
+
+
+def _erase_group(members: Sequence[Node]) -> None:
+    """Erase the members and the views and parts of them that are now unread."""
+    worklist = list(reversed(members))
+    for node in worklist:
+        _erase_with_users(node)
+
+
+def _erase_with_users(node: Node) -> None:
+    for user in list(node.users):
+        if not user._erased:
+            _erase_with_users(user)
+    surgery.erase(node)
+
+
+def _free_name(graph: GraphModule) -> str:
+    number = graph.meta.get("regions_made", 0)
+    graph.meta["regions_made"] = number + 1
+    return f"region_{number}"
+
+
+def sort(graph: Graph) -> None:
+    """Restore program order: every node after what it needs, otherwise as before; effects keep their order. Linear."""
+    done: set[Node] = set()
+    previous_effect: Node | None = None
+    before: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output") and not effects.is_pure(node):
+            if previous_effect is not None:
+                before[node] = previous_effect
+            previous_effect = node
+    order: list[Node] = []
+    for start in graph.nodes:
+        stack = [start]
+        while stack:
+            node = stack[-1]
+            if node in done:
+                stack.pop()
+                continue
+            waiting = [n for n in _needs(node, before) if n not in done]
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                done.add(node)
+                order.append(node)
+                stack.pop()
+    output = order[-1]
+    for node in order:
+        if node.op not in ("placeholder", "output"):
+            output.prepend(node)
+
+
+def _needs(node: Node, before: dict[Node, Node]) -> Iterable[Node]:
+    yield from node.all_input_nodes
+    if node in before:
+        yield before[node]

@@ -1,0 +1,61 @@
+"""Run independent small kernels as one launch.
+
+    q = region_1(a)                 q, k = region(a, b):
+    k = region_2(b)        ->           loop over q's elements
+                                        loop over k's elements
+
+Only kernels that do not wait for one another (equal depth, see :mod:`fuse.rewrite.partition`), and only small ones: beyond a launch's
+worth of work each, nothing is gained. Every loop nest keeps its own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuse.passes.growing import domain_of_region, fuse_members
+from torch.fx import GraphModule, Node
+
+from fuse.cost.work import bytes_of, tensors_in
+from fuse.kernel.domain import Domain, domain_of
+from fuse.kernel.lower import Declined
+from fuse.rewrite import regions
+from fuse.rewrite.partition import Group, partition
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict
+
+MAX_BYTES = 4 * 2**20
+"""Bytes that a small kernel reads and writes at most: beyond, a launch is nothing beside the work, on any device."""
+
+MAX_TOGETHER = 64
+"""Kernels merged into one: a bound on the size of one function."""
+
+
+@register_pass(after="fuse_movement")
+def fuse_horizontal(graph: GraphModule) -> Iterator[Verdict]:
+    """Run independent small kernels as one launch."""
+    levels: dict[int, list[Group[Domain]]] = {}
+    for group in partition(
+        graph.graph, small_kernel, lambda earlier, later: "kernels in a row are not joined here"
+    ).groups:
+        if group.facts is not None:
+            levels.setdefault(group.depth, []).append(group)
+    for level in levels.values():
+        for start in range(0, len(level), MAX_TOGETHER):
+            together = level[start : start + MAX_TOGETHER]
+            members = sorted(m for group in together for m in group.members)
+            yield from fuse_members(graph, members, together[0].facts or Domain(0, None, False, 0))
+    regions.sort(graph.graph)
+
+
+def small_kernel(node: Node) -> Domain | None:
+    """The domain of a kernel that moves at most ``MAX_BYTES``, else None."""
+    if regions.is_region(node):
+        domain = domain_of_region(node)
+    else:
+        found = domain_of(node) if node.op == "call_function" else None
+        domain = None if found is None or isinstance(found, Declined) else found
+    if domain is None:
+        return None
+    values = [*(a.meta["val"] for a in node.all_input_nodes), node.meta["val"]]
+    moved = sum(bytes_of(tensor) for tensor in tensors_in(values))
+    return domain if moved <= MAX_BYTES else None

@@ -1,0 +1,32 @@
+"""Let the kernels around a copy read or write in place, so that the copy is no launch of its own.
+
+    a = x * 2                      r = region(x, y):
+    c = cat([a, y], 1)   ->            out[:, :n] = x * 2        written where the concatenation needs it
+    d = c.transpose(0, 1).clone()      out[:, n:] = y
+
+Concatenation, stacking, padding, copies to another layout, repeats and flips become part of the kernel that computes their operands or
+reads their result. (Slices and transposes are views and never launch.)
+
+Declined where the pieces would have to be read out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuse.passes.growing import fuse_groups
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict
+
+
+@register_pass(after="fuse_reductions")
+def fuse_movement(graph: GraphModule) -> Iterator[Verdict]:
+    """Let the kernels around a copy, concatenation or padding read or write in place."""
+    yield from fuse_groups(graph, is_fusible)
+
+
+def is_fusible(node: Node) -> bool:
+    return ops.kind(node.target) in ("movement", "reduction", "pointwise")  # type: ignore[arg-type]

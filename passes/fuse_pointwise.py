@@ -1,0 +1,32 @@
+"""Run neighbouring elementwise operators as one kernel.
+
+    a = x * 2                      r = region(x, y):
+    b = tanh(a)          ->            a = x * 2
+    c = b + y                          return tanh(a) + y      a and b live in registers
+
+One launch and one trip through memory instead of one for each operator. Slices, transposes and broadcasts between them become index
+arithmetic. A cheap value of lower rank (a scaled mask) is computed again where it is broadcast; a costly one is not.
+
+Declined where the loops differ, or where a reshape follows no loop order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuse.passes.growing import fuse_groups
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict
+
+
+@register_pass(after=("merge_sibling_gemms", "merge_shared_weight_gemms", "constant_folding", "no_ops", "dead_code"))
+def fuse_pointwise(graph: GraphModule) -> Iterator[Verdict]:
+    """Run neighbouring elementwise operators as one kernel."""
+    yield from fuse_groups(graph, is_pointwise)
+
+
+def is_pointwise(node: Node) -> bool:
+    return ops.is_pointwise(node.target)  # type: ignore[arg-type]

@@ -1,0 +1,32 @@
+"""Run a reduction, what feeds it and what its result feeds as one kernel, a row at a time.
+
+    s = x + y                      r = region(x, y):  for each row:
+    m = mean(s, -1)      ->            load x + y, sum           the row stays in cache
+    z = (s - m) * w                    load x + y again, scale, store
+
+Softmax, log-softmax, logsumexp, layer and group norm, mean and variance (two passes, sums in double) and arg-reductions (eager's ties
+and NaN) are taken apart into such rows when they are lowered, so that scaling before and activation after cost no launch.
+
+Declined where two reductions run over different rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuse.passes.growing import fuse_groups
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict
+
+
+@register_pass(after="fuse_pointwise")
+def fuse_reductions(graph: GraphModule) -> Iterator[Verdict]:
+    """Run a reduction, what feeds it and what its result feeds as one kernel."""
+    yield from fuse_groups(graph, is_reduction_or_pointwise)
+
+
+def is_reduction_or_pointwise(node: Node) -> bool:
+    return ops.kind(node.target) in ("reduction", "pointwise")  # type: ignore[arg-type]

@@ -1,0 +1,70 @@
+"""What the fusion passes share: from groups of nodes to regions, each judged by whether it can be lowered.
+
+    groups  ->  region body  ->  kernel?   yes: rewrite      no: try its halves, then decline with the reason
+
+Registers no pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch.fx import GraphModule, Node
+
+from fuse.kernel.domain import Domain, domain_of, join
+from fuse.kernel.lower import Declined, lower
+from fuse.rewrite import nested, regions
+from fuse.rewrite.partition import partition
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+MAX_REGION = 4096
+"""Operators of one region: a bound on what one compiler call has to chew."""
+
+
+def fuse_groups(graph: GraphModule, admits: Callable[[Node], bool]) -> Iterator[Verdict]:
+    """Fuse what ``admits`` lets in, and the regions that are there already, as far as kernels can be generated."""
+
+    def facts_of(node: Node) -> Domain | None:
+        if regions.is_region(node):
+            return domain_of_region(node)
+        if node.op != "call_function" or not admits(node):
+            return None
+        domain = domain_of(node)
+        return None if isinstance(domain, Declined) else domain
+
+    found = partition(graph.graph, facts_of, bounded_join)
+    for group in found.groups:
+        if len(group.members) > 1 and group.facts is not None:
+            yield from fuse_members(graph, group.members, group.facts)
+    for refusal in found.apart:
+        yield declined((refusal.earlier, refusal.later), refusal.reason)
+    regions.sort(graph.graph)
+
+
+def bounded_join(earlier: Domain, later: Domain) -> Domain | str:
+    if earlier.size + later.size > MAX_REGION:
+        return f"a region holds at most {MAX_REGION} operators"
+    return join(earlier, later)
+
+
+def domain_of_region(node: Node) -> Domain | None:
+    """The domain that was noted when the region was made."""
+    module = nested.called_module(node)
+    assert isinstance(module, GraphModule)
+    return module.meta.get("domain")
+
+
+def fuse_members(graph: GraphModule, members: Sequence[Node], domain: Domain) -> Iterator[Verdict]:
+    """One region of ``members`` if it lowers; else of its halves; one member alone stays as it is."""
+    if len(members) < 2:
+        return
+    body, inputs, results = regions.build_body(members)
+    verdict = lower(body)
+    if not isinstance(verdict, Declined):
+        body.meta["domain"] = domain
+        yield rewrite(members, regions.insert_region, graph, members, body, inputs, results)
+        return
+    yield declined(members, verdict.reason)
+    middle = len(members) // 2
+    yield from fuse_members(graph, members[:middle], domain)
+    yield from fuse_members(graph, members[middle:], domain)
