@@ -182,7 +182,11 @@ def passes(to: Output) -> int:
     for plugin in broken:
         to.say(f"warning: plugin {plugin['name']} of {plugin['origin']} does not load: {plugin['error']}")
     rows = [
-        [one["name"], one["origin"], one["summary"] if one["enabled"] else f"{one['summary']} (only when selected)"]
+        [
+            one["name"],
+            "fuse" if one["origin"].startswith("fuse.passes.") else one["origin"],
+            one["summary"] if one["enabled"] else f"{one['summary']} (only when selected)",
+        ]
         for one in installed
     ]
     to.emit({"passes": installed, "broken": broken}, lambda: columns(["pass", "from", "does"], rows, numbers_from=3))

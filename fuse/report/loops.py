@@ -1,10 +1,10 @@
 """Repeated steps: how many launches each takes before and after.
 
     before:  zeros  (addmm sigmoid tanh mul) x 64  stack
-    after:   zeros  (addmm region) x 64  stack        ->   64 steps, 4 launches each before and 2 after
+    after:   addmm  (addmm region) x 64            ->   64 steps, 4 launches each before and 2 after
 
 Eager unrolls a Python loop, and so does capture. What repeats in the record of eager's launches is a loop of the
-user's, known by its lines; its share of the launches afterwards is whatever still repeats on those lines.
+user's, known by its lines; what those lines still launch after the passes is shared out among the steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from fuse import ops
 from fuse.graph.signature import Dispatch
 from fuse.report.repeats import Run, fold, runs
 from fuse.rewrite.launches import node_launches
-from fuse.rewrite.nested import called_module, kind, trip_count
+from fuse.rewrite.nested import called_module, kind
+
+MINIMUM_TRIP_COUNT = 3  # less is a function called twice
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,16 @@ class _Launch:
 def loops(dispatches: Sequence[Dispatch], graph: GraphModule) -> tuple[Loop, ...]:
     """The loops of a model, from eager's record and from its graph after the passes.
 
-    Launches that left the loop (one product for all steps) belong to no step. Where a step differs from the others, the
-    figure after the passes is the average, rounded.
+    The figure after the passes is an average, rounded: a launch that serves all steps at once, or a first step that
+    differs from the others, weighs little in a long loop.
     """
     before = list(_dispatched(dispatches))
     after = list(_launched(graph))
-    found = [(run, _lines(before, run)) for run in runs(fold([launch.token for launch in before]))]
-    left = [(_launches(after, run), _lines(after, run)) for run in runs(fold([launch.token for launch in after]))]
+    repeats = [run for run in runs(fold([launch.token for launch in before])) if run.count >= MINIMUM_TRIP_COUNT]
+    found = [(run, _lines(before, run)) for run in repeats]
     result = []
     for run, lines in found:
-        remaining = sum(launches for launches, others in left if lines & others)
+        remaining = sum(launch.count for launch in after if lines & launch.lines)
         # Two loops on the same lines (a function called twice) share what remains of both.
         trips = sum(other.count for other, others in found if lines & others)
         first = next(iter(before[run.start].lines))
@@ -69,21 +71,8 @@ def _dispatched(dispatches: Sequence[Dispatch]) -> Iterator[_Launch]:
 
 def _launched(graph: GraphModule) -> Iterator[_Launch]:
     for node in graph.graph.nodes:
-        count = node_launches(node)
-        if not count:
-            continue
-        lines = frozenset(_sources(node))
-        if kind(node) == "loop" and (loop := called_module(node)) is not None:
-            # A rolled loop stands for all its steps: as many equal launches as it has steps.
-            steps = trip_count(loop)
-            yield from [_Launch((node.name, lines), lines, count // steps)] * steps
-        elif lines:
-            yield _Launch((_token(node), lines), lines, count)
-
-
-def _token(node: Node) -> Hashable:
-    inside = _inside(node)
-    return node.target if inside is None else tuple(inner.target for inner in _operators(inside))
+        if count := node_launches(node):
+            yield _Launch(node.target, frozenset(_sources(node)), count)
 
 
 def _sources(node: Node) -> Iterator[str]:
@@ -92,8 +81,9 @@ def _sources(node: Node) -> Iterator[str]:
         yield source
     inside = _inside(node)
     if inside is not None:
-        for inner in _operators(inside):
-            yield from _sources(inner)
+        for inner in inside.graph.nodes:
+            if inner.op in ("call_function", "call_module"):
+                yield from _sources(inner)
 
 
 def _inside(node: Node) -> GraphModule | None:
@@ -102,10 +92,6 @@ def _inside(node: Node) -> GraphModule | None:
     if module is not None and kind(node) == "loop":
         module = module.get_submodule("body")
     return module if isinstance(module, GraphModule) else None
-
-
-def _operators(graph: GraphModule) -> Iterator[Node]:
-    return (node for node in graph.graph.nodes if node.op in ("call_function", "call_module"))
 
 
 def _lines(launches: Sequence[_Launch], run: Run) -> frozenset[str]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-MINIMUM_COUNT = 3  # two equal parts side by side are clearer drawn twice
+MINIMUM_COUNT = 3  # two short parts side by side are clearer drawn twice,
+LONG_PERIOD = 8  # but two long ones are not
 MINIMUM_SINGLE_COUNT = 4  # three gates of a cell are three nodes to their reader, not one node "x 3"
 CANDIDATE_PERIODS = 16  # next occurrences of a token that are tried as the start of the second step
 
@@ -104,13 +105,18 @@ def _longest_run(
     for _ in range(CANDIDATE_PERIODS):
         second = following[second - start]
         period = second - position
-        if position + MINIMUM_COUNT * period > stop:
+        if position + 2 * period > stop:
             break
         count = (_periodic_end(tokens, ends, position, period, stop) - position) // period
-        enough = count >= (MINIMUM_SINGLE_COUNT if period == 1 else MINIMUM_COUNT)
-        if enough and (best is None or count * period > best.count * best.period):
+        if count >= _minimum_count(period) and (best is None or count * period > best.count * best.period):
             best = Run(position, period, count, ())
     return best
+
+
+def _minimum_count(period: int) -> int:
+    if period == 1:
+        return MINIMUM_SINGLE_COUNT
+    return 2 if period >= LONG_PERIOD else MINIMUM_COUNT
 
 
 def _periodic_end(tokens: Sequence[int], ends: dict[int, int], position: int, period: int, stop: int) -> int:

@@ -28,9 +28,15 @@ def test_a_loop_inside_a_loop_is_folded_inside_its_step() -> None:
     assert outer.body == (0, Run(1, 3, 5, (1, 2, 3)))
 
 
-def test_two_equal_stretches_and_three_equal_entries_stay() -> None:
+def test_two_short_stretches_and_three_equal_entries_stay() -> None:
     assert fold("abab") == (0, 1, 2, 3)
     assert fold("aaab") == (0, 1, 2, 3)
+
+
+def test_two_long_stretches_are_one_run() -> None:
+    (run,) = fold("abcdefgh" * 2)
+    assert isinstance(run, Run)
+    assert (run.period, run.count) == (8, 2)
 
 
 @given(st.text(alphabet="abc", max_size=60))

@@ -184,6 +184,15 @@ def test_a_loop_is_reported_with_launches_of_a_step_before_and_after() -> None:
     assert loop.source.startswith("test_sketch.py:")
 
 
+def test_steps_that_became_one_launch_count_as_none_each() -> None:
+    graph = capture(Cell(), (torch.ones(2, 16, 4),))
+    dispatches = graph.meta["signature"].dispatches
+    products = [node for node in graph.graph.nodes if node.op == "call_function"]
+    fuse_by_hand(graph, [node.name for node in products])
+    (loop,) = loops(dispatches, graph)
+    assert (loop.launches_per_step_before, loop.launches_per_step_after) == (3, 0)
+
+
 def test_straight_code_has_no_loops() -> None:
     graph = capture(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.ones(2, 4),))
     assert loops(graph.meta["signature"].dispatches, graph) == ()
