@@ -115,6 +115,7 @@ def join(group: Sequence[Product]) -> tuple[Node, Node | None]:
 def transposed(right: Node) -> Node | None:
     """The matrix that ``right`` is the transpose of, if it is a view of one."""
     base = effects.view_base(right)
-    is_transpose = base is not None and right.target in (aten.t.default, aten.transpose.int, aten.permute.default)
-    old, new = (base.meta["val"], right.meta["val"]) if base is not None else (None, None)
-    return base if is_transpose and new.dim() == 2 and old.stride() == new.stride()[::-1] else None
+    if base is None or right.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
+        return None
+    old, new = base.meta["val"], right.meta["val"]
+    return base if new.dim() == 2 and old.stride() == new.stride()[::-1] else None

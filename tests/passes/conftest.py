@@ -62,7 +62,7 @@ class Rewritten:
 
 @pytest.fixture
 def rewritten() -> Callable[..., Rewritten]:
-    """``rewritten(model, *args, passes=[...], fuel=None, exact=True)``: run the passes, check values, metadata and sources.
+    """``rewritten(model, *args, passes=[...], fuel=None, exact=True)``: run passes, check values, metadata and sources.
 
     ``exact`` wants equal bits before and after, which the merging of products cannot promise.
     """
