@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fuse.errors import CaptureError, FuseError
+from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite.pipeline import run_passes
@@ -184,11 +184,9 @@ class Engine:
                 _freeze(graph, self.model)
             run_passes(graph, self.passes, self.fuel)
             program = self._build(graph)
-        except CaptureError as error:
+        except FuseError as error:  # CaptureError among them
             return self._declined(leaves, spec, Fallback(self._name(), "", str(error)))
-        except FuseError:
-            raise
-        except Exception as error:
+        except Exception as error:  # a fault of ours must not become the user's
             text = (str(error).splitlines() or [""])[0]
             reason = f"internal error, please report it: {type(error).__name__}: {text}"
             return self._declined(leaves, spec, Fallback(self._name(), "", reason))

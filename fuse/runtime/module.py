@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.errors import FuseError
+from fuse.rewrite import registry
 from fuse.runtime.engine import Compiled, Engine, LastRun
 
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
@@ -48,6 +49,7 @@ def compile(model: nn.Module, freeze: bool = False, passes: Sequence[str] | None
         return model
     if not isinstance(model, nn.Module):
         raise FuseError(f"fuse.compile takes an nn.Module, not a {type(model).__name__}; wrap a function in a module")
+    registry.select(passes)  # an unknown name is an error now, not at the first call
     return Fused(Engine(model, freeze, passes))
 
 
