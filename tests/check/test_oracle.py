@@ -1,0 +1,178 @@
+"""The oracle passes what is right and catches every kind of wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuse.check import oracle
+from fuse.check.compare import compare
+from fuse.check.oracle import CheckReport, check
+from fuse.kernel.lower import Kernel, lower
+from fuse.runtime import program
+from fuse.runtime.module import Fused
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor, n: int = 2) -> dict[str, Any]:
+        h = torch.tanh(self.inner(x))
+        self.total += h.sum(0)
+        return {"h": h, "view": h[1:], "x": x, "n": n, "which": h.argmax(1)}
+
+
+X = torch.randn(3, 4)
+
+
+def test_a_right_program_passes_with_launches_as_predicted() -> None:
+    report = check(Net(), (X,))
+    assert report.passed, str(report)
+    assert report.reference == "float64"
+    assert report.observed == report.predicted
+    assert report.fallbacks == ()
+    assert report.to_dict()["observed"] == {"before": report.observed[0], "after": report.observed[1]}
+    assert str(report).endswith("passed")
+
+
+def test_the_model_and_its_arguments_are_left_alone() -> None:
+    model, x = Net(), X.clone()
+    check(model, (x,))
+    assert torch.equal(model.total, torch.zeros(4))
+    assert torch.equal(x, X)
+
+
+def test_random_models_are_compared_with_eager() -> None:
+    report = check(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train(), (X,))
+    assert report.passed, str(report)
+    assert "random" in report.reference
+
+
+class FixedDtype(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.eye(4, dtype=torch.float32)
+
+
+def test_a_model_that_fixes_a_dtype_is_compared_with_eager() -> None:
+    report = check(FixedDtype(), (X,))
+    assert report.passed, str(report)
+    assert "in float64 the model fails" in report.reference
+
+
+def test_a_model_that_cannot_be_captured_passes_with_its_fallback() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if x.sum() > 0 else x
+
+    with pytest.warns(UserWarning):
+        report = check(Branches(), (X,))
+    assert report.passed, str(report)
+    assert len(report.fallbacks) == 1
+    assert report.predicted == (None, None)
+
+
+def test_gradients_are_compared_in_training() -> None:
+    with pytest.warns(UserWarning, match="gradients"):
+        report = check(nn.Linear(4, 2), (X,), train=True)
+    assert report.passed, str(report)
+    assert "gradient of parameter weight" in {c.name for c in report.comparisons}
+
+
+def wrong_result(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    original = Fused.forward
+
+    def forward(self: Fused, *args: Any, **kwargs: Any) -> Any:
+        return change(original(self, *args, **kwargs))
+
+    return forward
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a value": (lambda r: {**r, "h": r["h"] + 1e-3}, "error"),
+    "a NaN": (lambda r: {**r, "h": r["h"].where(r["h"] != r["h"][0, 0], torch.nan)}, "where eager has"),
+    "a dtype": (lambda r: {**r, "h": r["h"].double()}, "dtype torch.float64 instead of torch.float32"),
+    "a shape": (lambda r: {**r, "h": r["h"][:1]}, "shape (1, 4) instead of (3, 4)"),
+    "a stride": (lambda r: {**r, "h": r["h"].t().contiguous().t()}, "stride"),
+    "an index": (lambda r: {**r, "which": r["which"] ^ 1}, "values differ"),
+    "a plain value": (lambda r: {**r, "n": 3}, "3 instead of 2"),
+    "a missing result": (lambda r: {k: v for k, v in r.items() if k != "n"}, "missing"),
+    "a copy instead of a view": (lambda r: {**r, "view": r["view"].clone()}, "memory of its own"),
+    "a copy instead of the input": (lambda r: {**r, "x": r["x"].clone()}, "memory of its own"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_caught(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, message = WRONG[what]
+    monkeypatch.setattr(Fused, "forward", wrong_result(change))
+    report = check(Net(), (X,))
+    assert not report.passed
+    assert any(message in problem for problem in report.problems), report.problems
+
+
+def test_a_forgotten_write_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Fused.forward
+
+    def forward(self: Fused, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        self.total.zero_()
+        return result
+
+    monkeypatch.setattr(Fused, "forward", forward)
+    assert any("buffer total" in problem for problem in check(Net(), (X,)).problems)
+
+
+def test_a_wrong_count_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = oracle.count_graph
+    monkeypatch.setattr(oracle, "count_graph", lambda *a: replace(count(*a), launches=99))
+    assert "99 launches predicted after" in check(Net(), (X,)).problems[-1]
+
+
+def broken_lower(operator: str) -> Callable[..., Any]:
+    """A lowering whose kernels for one operator do nothing."""
+
+    def lowered(region: Any) -> Any:
+        kernel = lower(region)
+        if isinstance(kernel, Kernel) and kernel.name.startswith(operator):
+            name = f"broken_{kernel.name}"
+            return replace(kernel, name=name, source=f'extern "C" void {name}(char *const *) {{}}\n')
+        return kernel
+
+    return lowered
+
+
+class Chain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(torch.sin(x + 1) * 2)
+
+
+def test_the_first_wrong_kernel_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "lower", broken_lower("sin"))
+    report: CheckReport = check(Chain(), (X,), passes=())
+    assert not report.passed
+    assert report.first_difference.startswith("sin (aten.sin.default) at ")
+    assert "test_oracle.py" in report.first_difference
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_rounding_errors_pass_and_larger_ones_do_not(dtype: torch.dtype) -> None:
+    exact = torch.linspace(0.5, 2, 50, dtype=torch.float64)
+    eager = exact.to(dtype)
+    eps = torch.finfo(dtype).eps
+    reference = exact if dtype.is_floating_point else None
+    assert not compare("y", eager * (1 + eps), eager, reference).problem
+    assert compare("y", eager * (1 + 600 * eps), eager, reference).problem
+
+
+def test_infinities_have_to_stand_where_eagers_stand() -> None:
+    eager = torch.tensor([torch.inf, 1.0, torch.nan])
+    assert not compare("y", eager.clone(), eager).problem
+    assert "where eager has inf" in compare("y", torch.tensor([-torch.inf, 1.0, torch.nan]), eager).problem

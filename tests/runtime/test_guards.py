@@ -1,0 +1,190 @@
+"""What makes a compiled graph stale is noticed, and what does not is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fuse.runtime import guards
+from fuse.runtime.guards import StateGuard, call_guard, flatten, modes, overlaps
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.layers = 2
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+        self.register_buffer("count", torch.zeros(1))
+        self.scale = 2
+        self.sizes = [1, [2, 3]]
+        self.settings = Settings()
+        self.hidden = [nn.BatchNorm1d(3)]  # a module that nn.Module does not know of
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+CHANGES: dict[str, Callable[[Model], Any]] = {
+    "another attribute": lambda m: setattr(m, "scale", 3),
+    "an equal number of another type": lambda m: setattr(m, "scale", 2.0),
+    "a new attribute": lambda m: setattr(m, "more", 1),
+    "a removed attribute": lambda m: delattr(m, "scale"),
+    "inside a nested list": lambda m: m.sizes[1].append(4),
+    "inside an object of settings": lambda m: setattr(m.settings, "layers", 3),
+    "training": lambda m: m.inner.eval(),
+    "training of a module in a list": lambda m: m.hidden[0].eval(),
+    "a parameter": lambda m: setattr(m.inner[0], "weight", nn.Parameter(torch.zeros(3, 3))),
+    "a buffer with the same single number": lambda m: setattr(m, "count", torch.zeros(1)),
+    "a removed bias": lambda m: setattr(m.inner[0], "bias", None),
+    "a submodule": lambda m: m.inner.append(nn.Tanh()),
+    "a forward hook": lambda m: m.inner[0].register_forward_hook(lambda *_: None),
+    "a forward pre-hook": lambda m: m.register_forward_pre_hook(lambda *_: None),
+    "a dropout rate": lambda m: setattr(m.inner[1], "p", 0.1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_the_model_is_noticed(change: str) -> None:
+    model = Model()
+    guard = StateGuard(model)
+    assert guard.holds()
+    CHANGES[change](model)
+    assert not guard.holds()
+
+
+def test_a_hook_for_all_modules_is_noticed() -> None:
+    guard = StateGuard(Model())
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert not guard.holds()
+    finally:
+        handle.remove()
+    assert guard.holds()
+
+
+def test_values_of_tensors_do_not_make_the_model_another() -> None:
+    model = Model()
+    guard = StateGuard(model)
+    with torch.no_grad():
+        model.inner[0].weight.data.mul_(2)
+        model.count += 1
+    model.scale = int("2")
+    assert guard.holds()
+
+
+def test_tensors_are_not_watched_when_frozen() -> None:
+    model = Model()
+    guard = StateGuard(model, watch_tensors=False)
+    model.count = torch.ones(1)
+    assert guard.holds()
+    model.scale = 3
+    assert not guard.holds()
+
+
+def guard_of(*args: Any, **kwargs: Any) -> guards.CallGuard:
+    leaves, spec = flatten(args, kwargs)
+    return call_guard(leaves, spec, [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)], [])
+
+
+def matches(guard: guards.CallGuard, *args: Any, **kwargs: Any) -> bool:
+    return guard.match(*flatten(args, kwargs), modes()) is not None
+
+
+X = torch.randn(3, 4)
+NEAR_MISSES: dict[str, tuple[Any, ...]] = {
+    "shape": (torch.randn(4, 4), 2),
+    "stride": (torch.randn(4, 3).t(), 2),
+    "dtype": (X.double(), 2),
+    "requires_grad": (X.clone().requires_grad_(), 2),
+    "tensor subclass": (nn.Parameter(X, requires_grad=False), 2),
+    "not a tensor": (3, 2),
+    "another number": (X, 3),
+    "an equal number of another type": (X, 2.0),
+    "a truth value": (X, True),
+    "fewer arguments": (X,),
+    "a nested structure": ((X, 2),),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["in C++", "in Python"])
+@pytest.mark.parametrize("miss", NEAR_MISSES)
+def test_another_call_is_another_variant(miss: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if plain:
+        monkeypatch.setattr(guards, "_tensor_check", guards._python_check)
+    guard = guard_of(X, 2)
+    assert matches(guard, X, 2)
+    assert matches(guard, torch.randn(3, 4), 2)
+    assert not matches(guard, *NEAR_MISSES[miss])
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu"),
+        lambda: torch.autocast("cpu", dtype=torch.float16),
+    ],
+    ids=["no_grad", "inference", "autocast", "autocast to float16"],
+)
+def test_modes_of_torch_are_part_of_the_signature(mode: Callable[[], Any]) -> None:
+    guard = guard_of(X, 2)
+    with mode():
+        assert not matches(guard, X, 2)
+    assert matches(guard, X, 2)
+
+
+def test_the_default_dtype_is_part_of_the_signature() -> None:
+    guard = guard_of(X)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert not matches(guard, X)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_one_tensor_twice_is_another_signature_than_two() -> None:
+    x, y = torch.randn(2), torch.randn(2)
+    leaves, spec = flatten((x, x), {})
+    same = call_guard(leaves, spec, [0], [])
+    assert matches(same, y, y)
+    assert not matches(same, x, y)
+    assert not matches(guard_of(x, y), x, x)
+
+
+def test_a_parameter_as_argument_is_another_signature() -> None:
+    weight, x = torch.randn(2), torch.randn(2)
+    leaves, spec = flatten((weight,), {})
+    guard = call_guard(leaves, spec, [0], [weight])
+    assert matches(guard, weight)
+    assert not matches(guard, x)
+
+
+def test_keyword_arguments_and_nested_ones_are_matched_by_structure() -> None:
+    guard = guard_of((X, {"a": X + 1}), flag=None)
+    assert matches(guard, (X, {"a": X + 1}), flag=None)
+    assert not matches(guard, (X, {"b": X + 1}), flag=None)
+    assert not matches(guard, (X, {"a": X + 1}), flag=False)
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.0, -0.0), (1, True), ("a", b"a"), (SimpleNamespace(), SimpleNamespace(a=1))])
+def test_values_that_may_compute_something_else_are_not_the_same(a: object, b: object) -> None:
+    assert not guards.same_value(a, b)
+
+
+def test_overlap_counts_only_where_something_is_written() -> None:
+    x = torch.zeros(10)
+    parts = [x[:6], x[4:], torch.zeros(3)]
+    assert overlaps(parts, frozenset({0}))
+    assert overlaps(parts, frozenset({1}))
+    assert not overlaps(parts, frozenset({2}))
+    assert not overlaps(parts, frozenset())

@@ -1,0 +1,344 @@
+"""``fuse.compile``: the model in everything but how it runs."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.errors import FuseError
+from fuse.runtime import engine
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.scale = 2.0
+
+    def forward(self, x: Tensor, bonus: float = 0.0) -> Tensor:
+        return torch.tanh(self.inner(x)) * self.scale + bonus
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def assert_fused(fused: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """The same as eager, and really compiled."""
+    torch.testing.assert_close(fused(*args, **kwargs), model(*args, **kwargs))
+    assert fused.last_run.fallbacks == ()
+    assert fused.last_run.launches > 0
+
+
+def test_it_has_the_state_and_the_attributes_of_the_model() -> None:
+    model = Net()
+    fused = fuse.compile(model)
+    assert list(fused.state_dict()) == list(model.state_dict())
+    assert [n for n, _ in fused.named_parameters()] == [n for n, _ in model.named_parameters()]
+    assert fused.inner is model.inner
+    assert fused.scale == 2.0
+    fused.scale = 3.0
+    assert model.scale == 3.0
+    assert fused.eval() is fused
+    assert not model.training
+    assert not model.inner.training
+    fused.load_state_dict({**model.state_dict(), "calls": torch.ones(())})
+    assert model.calls == 1
+    fused.double()
+    assert model.inner.weight.dtype == torch.float64
+    assert "Linear" in repr(fused)
+    assert fuse.compile(fused) is fused
+
+
+def test_weights_changed_in_any_way_take_effect_at_the_next_call() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    assert_fused(fused, model, x)
+    model.inner.weight.data.mul_(2)
+    assert_fused(fused, model, x)
+    model.inner.weight.data = torch.randn(4, 4).t()
+    assert_fused(fused, model, x)
+    model.inner.weight = nn.Parameter(torch.randn(4, 4))
+    assert_fused(fused, model, x)
+    fused.load_state_dict(Net().state_dict())
+    assert_fused(fused, model, x)
+    model.inner.bias = None
+    assert_fused(fused, model, x)
+
+
+def test_attributes_and_hooks_take_effect_at_the_next_call() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    assert_fused(fused, model, x)
+    model.scale = 5.0
+    assert_fused(fused, model, x)
+    handle = model.inner.register_forward_hook(lambda module, args, output: output * 3)
+    assert_fused(fused, model, x)
+    handle.remove()
+    assert_fused(fused, model, x)
+
+
+def test_frozen_weights_stay_until_they_are_refreshed() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model, freeze=True)
+    before = fused(x).clone()
+    model.inner.weight.data.mul_(2)
+    assert torch.equal(fused(x), before)
+    fused.refresh()
+    assert_fused(fused, model, x)
+
+
+def test_every_signature_gets_its_own_variant() -> None:
+    model = Net()
+    fused = fuse.compile(model)
+    for x in (torch.randn(3, 4), torch.randn(5, 4), torch.randn(4, 3).t(), torch.randn(2, 3, 4)):
+        assert_fused(fused, model, x)
+        assert_fused(fused, model, x, 1.5)
+        assert_fused(fused, model, x, bonus=-1)
+
+
+def test_the_number_of_variants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LARGEST_VARIANTS", 3)
+    model = Net()
+    fused = fuse.compile(model, passes=())
+    with pytest.warns(UserWarning, match="more than 3 different input signatures"):
+        for rows in range(1, 6):
+            assert_fused(fused, model, torch.randn(rows, 4))
+
+
+class Tricky(nn.Module):
+    """Views and the very same objects among the results, plain values, a written buffer and a written input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:
+        self.total += x.sum(0)
+        y.mul_(2)
+        z = x + y
+        return {"x": x, "row": y[1], "whole": z, "part": z[1:].t(), "again": z, "n": 3, "buffer": self.total}
+
+
+def test_views_objects_and_writes_are_those_of_eager() -> None:
+    model, twin = Tricky(), Tricky()
+    fused = fuse.compile(model)
+    for _ in range(2):
+        x, y = torch.randn(3, 4), torch.randn(3, 4)
+        expected, result = twin(x, their := y.clone()), fused(x, y)
+        assert torch.equal(y, their)
+        torch.testing.assert_close(result, expected)
+        assert result["x"] is x
+        assert result["buffer"] is model.total
+        assert result["again"] is result["whole"]
+        assert result["row"].data_ptr() == y[1].data_ptr()
+        assert result["part"].data_ptr() == result["whole"][1:].data_ptr()
+        assert result["part"].stride() == expected["part"].stride()
+    torch.testing.assert_close(model.total, twin.total)
+
+
+def test_overlapping_inputs_that_are_written_run_eager() -> None:
+    fused = fuse.compile(Tricky())
+    base = torch.randn(4, 4)
+    fused(torch.randn(3, 4), torch.randn(3, 4))
+    expected = Tricky()((twin := base.clone())[:3], twin[1:])
+    with pytest.warns(UserWarning, match="shares memory"):
+        result = fused(base[:3], base[1:])
+    assert torch.equal(base, twin)
+    torch.testing.assert_close(result["whole"], expected["whole"])
+
+
+def test_batch_norm_in_training_updates_its_statistics() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    twin = copy.deepcopy(model)
+    fused = fuse.compile(model)
+    for _ in range(3):
+        x = torch.randn(8, 4)
+        torch.testing.assert_close(fused(x), twin(x))
+    torch.testing.assert_close(dict(model.named_buffers()), dict(twin.named_buffers()))
+    assert fused.last_run.fallbacks == ()
+    fused.eval()
+    torch.testing.assert_close(fused(x), twin.eval()(x))
+
+
+def test_dropout_draws_the_same_numbers_as_eager() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Dropout(0.3))
+    fused, x = fuse.compile(model), torch.randn(8, 4)
+    for _ in range(2):
+        torch.manual_seed(3)
+        expected, after = model(x), torch.rand(1)
+        torch.manual_seed(3)
+        torch.testing.assert_close(fused(x), expected)
+        assert torch.equal(torch.rand(1), after)
+
+
+def test_a_call_that_needs_gradients_runs_eager_with_one_warning() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fused(x).sum().backward()
+        fused(x).sum().backward()
+    assert len(caught) == 1
+    assert "needs gradients" in str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert model.inner.weight.grad is not None
+    assert "needs gradients" in fused.last_run.fallbacks[0].reason
+    assert_fused(fused, model, x)
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+def test_what_cannot_be_captured_runs_eager_and_names_the_line() -> None:
+    fused = fuse.compile(Branches())
+    with pytest.warns(UserWarning, match=r"test_module\.py:\d+"):
+        assert torch.equal(fused(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(fused(-torch.ones(2)), torch.full((2,), -2.0))
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return x * self.steps
+
+
+def test_attributes_written_in_forward_are_written_as_eager_does() -> None:
+    fused = fuse.compile(model := Counts())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values = [fused(torch.ones(1)).item() for _ in range(12)]
+    assert values == list(range(1, 13))
+    assert model.steps == 12
+
+
+@pytest.mark.parametrize("args", [(torch.randn(3, 5),), (), (torch.randn(3, 4), "text"), (None,)])
+def test_exceptions_are_those_of_eager(args: tuple[Any, ...]) -> None:
+    model = Net()
+    with pytest.raises(Exception) as expected:  # noqa: PT011
+        model(*args)
+    with pytest.raises(expected.type) as raised, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fuse.compile(model)(*args)
+    assert str(raised.value) == str(expected.value)
+
+
+def test_inference_mode_gives_inference_tensors() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    assert_fused(fused, model, x)
+    with torch.inference_mode():
+        assert_fused(fused, model, x)
+        assert fused(x).is_inference()
+        assert_fused(fused, model, torch.randn(3, 4))
+    assert not fused(x).is_inference()
+
+
+def test_autocast_is_followed() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    with torch.autocast("cpu"):
+        expected, result = model(x), fused(x)
+    assert result.dtype == expected.dtype
+    torch.testing.assert_close(result, expected)
+    assert_fused(fused, model, x)
+
+
+def test_without_a_compiler_the_model_runs_op_by_op_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuse.runtime import program
+    from fuse.runtime.compiler import CompilerMissing
+
+    def missing(source: str) -> None:
+        raise CompilerMissing("no C++ compiler")
+
+    monkeypatch.setattr(program, "build", missing)
+    twin = copy.deepcopy(model := Tricky())
+    fused = fuse.compile(model)
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+        result = fused(x, y.clone())
+    torch.testing.assert_close(result, twin(x, y.clone()))
+    torch.testing.assert_close(model.total, twin.total)
+    assert fused.last_run.aten > 0
+
+
+def test_calls_from_many_threads_are_right() -> None:
+    model = Net()
+    fused = fuse.compile(model)
+    wrong: list[int] = []
+
+    def work(rows: int) -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                x = torch.randn(rows, 4)
+                if not torch.allclose(
+                    fused(x), torch.tanh(x @ model.inner.weight.t() + model.inner.bias) * 2, atol=1e-6
+                ):
+                    wrong.append(rows)
+
+    threads = [threading.Thread(target=work, args=(1 + i % 4,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_forked_process_runs_what_its_parent_compiled() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    fused(x)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+
+    def child() -> None:
+        with torch.no_grad():
+            queue.put(fused(x).tolist())
+
+    process = context.Process(target=child)
+    process.start()
+    result = queue.get(timeout=30)
+    process.join()
+    torch.testing.assert_close(torch.tensor(result), model(x))
+
+
+def test_a_copy_is_independent() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    other = copy.deepcopy(fused)
+    model.inner.weight.data.zero_()
+    assert not torch.equal(other(x), fused(x))
+
+
+def test_inside_another_module_and_under_vmap_it_works() -> None:
+    inner = Net()
+    outer = nn.Sequential(fuse.compile(inner), nn.Tanh())
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(outer(x), torch.tanh(inner(x)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.vmap(fuse.compile(inner))(x), inner(x))
+
+
+def test_only_modules_and_known_passes_are_accepted() -> None:
+    with pytest.raises(FuseError, match=r"takes an nn\.Module"):
+        fuse.compile(torch.tanh)
+    with pytest.raises(FuseError, match="no_such_pass"):
+        fuse.compile(Net(), passes=["no_such_pass"])
