@@ -15,7 +15,8 @@ import html
 import graphviz
 
 from fuse.report.palette import colour
-from fuse.report.sketch import Box, Mark, Sketch
+from fuse.report.reading import Mark
+from fuse.report.sketch import Box, Sketch
 
 FONT = "Helvetica,Arial,sans-serif"
 

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fuse.report.palette import colour
-from fuse.report.sketch import Arrow, Box, Mark, Sketch
+from fuse.report.reading import Mark
+from fuse.report.sketch import Arrow, Box, Sketch
 
 LETTER_WIDTH = 7.0
 MARK_HEIGHT = 42.0

@@ -17,8 +17,9 @@ from fuse.report.dot import dot
 from fuse.report.draw import draw
 from fuse.report.layered import svg
 from fuse.report.palette import colour
+from fuse.report.reading import Mark
 from fuse.report.show import Report
-from fuse.report.sketch import Arrow, Box, Mark, Sketch
+from fuse.report.sketch import Arrow, Box, Sketch
 
 HOSTILE = '</text><script>alert("1")</script> \\N <b>'
 

@@ -14,7 +14,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from fuse.graph.capture import capture
 from fuse.report.loops import loops
-from fuse.report.sketch import Box, Sketch, describe, sketch
+from fuse.report.reading import describe
+from fuse.report.sketch import Box, Sketch, sketch
 
 
 class Cell(nn.Module):
@@ -134,6 +135,25 @@ def test_arrows_enter_and_leave_a_fused_group_at_its_operators() -> None:
 def test_weights_and_their_views_are_left_out_but_inputs_stay() -> None:
     drawing = sketch(capture(nn.Linear(4, 4), (torch.ones(2, 4),)))
     assert labels(drawing) == ["input", "addmm", "output"]
+
+
+def test_views_that_follow_each_other_are_one_mark() -> None:
+    class Views(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x.t().unsqueeze(0).select(0, 0))
+
+    drawing = sketch(capture(Views(), (torch.ones(2, 3),)))
+    assert labels(drawing) == ["x", "t, unsqueeze, select", "tanh", "output"]
+    assert len(drawing.arrows) == 3
+
+
+def test_a_view_with_two_readers_is_not_joined_to_either() -> None:
+    class Shared(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            turned = x.t()
+            return turned.select(0, 0) + turned.select(0, 1)
+
+    assert labels(sketch(capture(Shared(), (torch.ones(2, 3),)))) == ["x", "t", "select", "select", "add", "output"]
 
 
 def test_an_input_is_labelled_with_its_shape() -> None:

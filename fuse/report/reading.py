@@ -1,0 +1,222 @@
+"""Read a graph for drawing: its operators in program order, where their data comes from, and what is grouped.
+
+    add --> tanh (both in a region)  -->  mul
+    leaf 0  leaf 1                        leaf 2        entries: region (leaves 0 and 1), mul (leaf 2)
+
+Values are followed through the borders of fused groups, through results read by number and through chains of views, so
+that arrows begin and end at operators.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.rewrite.nested import called_module, kind, trip_count
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One operator, input or output of the picture. ``count`` says how many operators it stands for."""
+
+    label: str
+    detail: str
+    kind: str
+    source: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One node: the leaves ``start`` to ``stop``; several for a fused group, whose nodes are ``parts``.
+
+    Entries with equal tokens look alike, and their leaves correspond by position.
+    """
+
+    token: Hashable
+    kind: str
+    label: str
+    source: str
+    start: int
+    stop: int
+    parts: tuple[Entry, ...] = ()
+
+
+@dataclass
+class Reading:
+    """The leaves of a graph: what each looks like, and which leaves' results it uses."""
+
+    marks: list[Mark] = field(default_factory=list)
+    uses: list[tuple[int, ...]] = field(default_factory=list)
+
+
+# Where a node's value comes from: leaves (none for a weight), or such a set for each of several results.
+Leaves = tuple[int, ...]
+Origin = Leaves | tuple[Leaves, ...]
+
+
+def read(graph: GraphModule) -> tuple[Reading, list[Entry]]:
+    """The leaves and the entries of a captured graph, in time proportional to its size.
+
+    Weights and the views of them are left out.
+
+    >>> class Pair(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.ops.aten.tanh.default(torch.ops.aten.neg.default(x))
+    >>> reading, entries = read(torch.fx.symbolic_trace(Pair()))
+    >>> [(entry.label, reading.uses[entry.start]) for entry in entries]
+    [('x', ()), ('neg', (0,)), ('tanh', (1,)), ('output', (2,))]
+    """
+    level = _Level(Reading())
+    signature = graph.meta.get("signature")
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for position, node in enumerate(placeholders):
+        spec = None if signature is None else signature.inputs[position]
+        if spec is None or spec.kind == "argument":
+            level.add(node, "input", str(node.target) if spec is None else spec.name, ())
+        else:
+            level.origins[node] = ()
+    level.read_body(graph)
+    output = graph.graph.output_node()
+    level.add(output, "output", "output", level.used_by(output))
+    return level.reading, level.entries
+
+
+def short_name(target: object) -> str:
+    """An operator's name as its users know it.
+
+    >>> short_name(torch.ops.aten.add.Tensor)
+    'add'
+    """
+    if isinstance(target, OpOverload):
+        return target._opname
+    return getattr(target, "__name__", str(target))
+
+
+def describe(value: Any) -> str:
+    """Shape and dtype of a node's value, as in ``f32[4, 128]``; several results are joined by a comma.
+
+    >>> describe(torch.zeros(4, 128))
+    'f32[4, 128]'
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{_SHORT_DTYPE.get(value.dtype, str(value.dtype).removeprefix('torch.'))}{[*value.shape]}"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(describe(part) for part in value if isinstance(part, torch.Tensor))
+    return ""
+
+
+_SHORT_DTYPE = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+}
+
+
+@dataclass
+class _Level:
+    """One graph, the captured one or the body of a fused group, while it is read."""
+
+    reading: Reading
+    origins: dict[Node, Origin] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    views: dict[Node, int] = field(default_factory=dict)
+
+    def read_body(self, graph: GraphModule) -> None:
+        for node in graph.graph.nodes:
+            if node.op in ("call_function", "call_module", "get_attr"):
+                self._read_node(node)
+
+    def used_by(self, node: Node) -> Leaves:
+        """The leaves whose results a node uses."""
+        leaves = (leaf for argument in node.all_input_nodes for leaf in self.leaves(argument))
+        return tuple(dict.fromkeys(leaves))
+
+    def leaves(self, value: object) -> Leaves:
+        """The leaves a value comes from, all of them where it has several results."""
+        if not isinstance(value, Node):
+            return ()
+        return tuple(leaf for part in self.origins[value] for leaf in (part if isinstance(part, tuple) else (part,)))
+
+    def add(self, node: Node, sort: str, label: str, uses: Leaves) -> None:
+        """One more leaf, which is its own entry."""
+        mark = Mark(label, describe(node.meta.get("val")), sort, node.meta.get("source", ""))
+        leaf = len(self.reading.marks)
+        self.reading.marks.append(mark)
+        self.reading.uses.append(uses)
+        self.origins[node] = (leaf,)
+        self.entries.append(Entry((label, mark.detail, mark.source), sort, label, mark.source, leaf, leaf + 1))
+
+    def _read_node(self, node: Node) -> None:
+        target = node.target
+        if node.op == "get_attr":
+            self.origins[node] = ()
+        elif target is operator.getitem:
+            whole, index = self.origins[node.args[0]], node.args[1]  # type: ignore[index]
+            several = bool(whole) and isinstance(whole[0], tuple)
+            self.origins[node] = whole[index] if several else whole  # type: ignore[assignment, index]
+        elif kind(node) == "region":
+            self._add_region(node)
+        elif kind(node) == "loop" and (loop := called_module(node)) is not None:
+            self.add(node, "loop", f"loop x {trip_count(loop)}", self.used_by(node))
+        elif isinstance(target, OpOverload) and ops.is_view(target):
+            self._add_view(node)
+        else:
+            sort = ops.kind(target) if isinstance(target, OpOverload) else "other"
+            self.add(node, sort, short_name(target), self.used_by(node))
+
+    def _add_view(self, node: Node) -> None:
+        """A view; one that only looks at another view is drawn together with it, and one of a weight not at all."""
+        uses = self.used_by(node)
+        base = node.all_input_nodes[0] if node.all_input_nodes else None
+        if not uses:
+            self.origins[node] = ()
+            return
+        if base in self.views and len(base.users) == 1:
+            place = self.views[base]
+            entry = self.entries[place]
+            mark = self.reading.marks[entry.start]
+            label = f"{mark.label}, {short_name(node.target)}"
+            mark = replace(mark, label=label, detail=describe(node.meta.get("val")))
+            self.reading.marks[entry.start] = mark
+            self.entries[place] = replace(entry, token=(label, mark.detail, mark.source), label=label)
+            self.origins[node] = self.origins[base]
+        else:
+            place = len(self.entries)
+            self.add(node, "view", short_name(node.target), uses)
+        self.views[node] = place
+
+    def _add_region(self, node: Node) -> None:
+        """A fused group; its results come from the operators inside that compute them."""
+        region = called_module(node)
+        assert isinstance(region, GraphModule)
+        start = len(self.reading.marks)
+        inside = _Level(self.reading)
+        for placeholder, argument in zip(region.graph.find_nodes(op="placeholder"), node.args, strict=True):
+            inside.origins[placeholder] = self.leaves(argument)
+        inside.read_body(region)
+        self.origins[node] = tuple(inside.leaves(value) for value in _results(region))
+        fused = sum(mark.kind != "view" for mark in self.reading.marks[start:])
+        token = ("region", tuple(part.token for part in inside.entries))
+        stop = len(self.reading.marks)
+        source = node.meta.get("source", "")
+        self.entries.append(Entry(token, "region", f"{fused} -> 1", source, start, stop, tuple(inside.entries)))
+
+
+def _results(region: GraphModule) -> Sequence[object]:
+    results = region.graph.output_node().args[0]
+    assert isinstance(results, Iterable)
+    return list(results)
