@@ -1,4 +1,4 @@
-"""A graph as a native program: products, views, copies, ATen calls in between, memory that is never shared by mistake."""
+"""A graph as a native program: products, views, copies, ATen calls in between, memory never shared by mistake."""
 
 from __future__ import annotations
 
