@@ -121,7 +121,7 @@ def _legend(before: Sketch, after: Sketch) -> str:
     present = {mark.kind for sketch in (before, after) for mark in sketch.marks.values()}
     kinds = sorted(present - {"input", "output", "view"})
     cells = "".join(f'<td bgcolor="{colour(kind).fill}" color="{colour(kind).border}"> {kind} </td>' for kind in kinds)
-    note = "<td border='0'>thin: views, no launch &nbsp; dashed: to the next step &nbsp; weights not drawn</td>"
+    note = "<td border='0'>thin: no launch (views) &nbsp; dashed: to the next step &nbsp; weights not drawn</td>"
     return f'<<table border="0" cellborder="1" cellspacing="6" cellpadding="3"><tr>{cells}{note}</tr></table>>'
 
 

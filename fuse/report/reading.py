@@ -175,8 +175,7 @@ class _Level:
         elif isinstance(target, OpOverload) and ops.is_view(target):
             self._add_view(node)
         else:
-            sort = ops.kind(target) if isinstance(target, OpOverload) else "other"
-            self.add(node, sort, short_name(target), self.used_by(node))
+            self.add(node, _sort(target), short_name(target), self.used_by(node))
 
     def _add_view(self, node: Node) -> None:
         """A view; one that only looks at another view is drawn together with it, and one of a weight not at all."""
@@ -214,6 +213,14 @@ class _Level:
         stop = len(self.reading.marks)
         source = node.meta.get("source", "")
         self.entries.append(Entry(token, "region", f"{fused} -> 1", source, start, stop, tuple(inside.entries)))
+
+
+def _sort(target: object) -> str:
+    """The kind of an operator; what launches nothing looks like a view."""
+    if not isinstance(target, OpOverload):
+        return "other"
+    known = ops.info(target)
+    return "view" if known is not None and not known.launches else ops.kind(target)
 
 
 def _results(region: GraphModule) -> Sequence[object]:

@@ -156,6 +156,15 @@ def test_a_view_with_two_readers_is_not_joined_to_either() -> None:
     assert labels(sketch(capture(Shared(), (torch.ones(2, 3),)))) == ["x", "t", "select", "select", "add", "output"]
 
 
+def test_an_operator_without_a_launch_is_as_thin_as_a_view() -> None:
+    class Joined(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.fuse.assemble([torch.tanh(x), torch.sin(x)], 0)
+
+    drawing = sketch(capture(Joined(), (torch.ones(2),)))
+    assert [mark.kind for mark in drawing.marks.values() if mark.label == "assemble"] == ["view"]
+
+
 def test_an_input_is_labelled_with_its_shape() -> None:
     drawing = sketch(capture(nn.Tanh(), (torch.ones(2, 3, dtype=torch.float64),)))
     assert next(iter(drawing.marks.values())).detail == "f64[2, 3]"
