@@ -16,7 +16,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.kernel import ctypes
 from fuse.kernel.lower import Declined, can_lower, values_of_call
-from fuse.kernel.schedule import reductions_below
+from fuse.kernel.walks import reductions_below
 
 MAX_INLINED = 6
 """Cheap operators that may be computed again for every row rather than stored once."""

@@ -198,11 +198,11 @@ class Builder:
         return self._let("inside", torch.bool, f"{guard} && {text}" if guard else text, depth, over.atoms())
 
     def _gathered(self, value: Gather, index: Index, guard: str) -> tuple[str, int]:
-        table = value.table
+        table, extent = value.table, value.table.shape[value.dim]
         row = self.element(value.positions, value.position_index(index), guard)
-        rest = value.rest(index)
+        if value.wraps:
+            row, _ = self._let("row", torch.int64, f"({row} < 0 ? {row} + {extent} : {row})", self.depth(row))
         strides = table.strides[: value.dim] + table.strides[value.dim + 1 :]
-        wrapped, _ = self._let("row", torch.int64, f"fuse_row({row}, {table.shape[value.dim]})", self.depth(row))
         buffer = self.inputs[table.position]
-        stride = table.strides[value.dim]
-        return self._load(buffer, table.dtype, offset(rest, strides), ((wrapped, stride),), guard, buffer.name)
+        where = offset(value.rest(index), strides)
+        return self._load(buffer, table.dtype, where, ((row, table.strides[value.dim]),), guard, buffer.name)

@@ -13,6 +13,7 @@ from fuse.kernel.ir import (
     Comment,
     Contract,
     Declare,
+    Fail,
     KernelBody,
     Let,
     Load,
@@ -20,6 +21,7 @@ from fuse.kernel.ir import (
     Statement,
     Store,
 )
+from fuse.kernel.values import ReduceOp
 
 PARALLEL_WORK = 65_536
 """Statements executed from which a loop is split over threads; below, waking them costs more (ATen's grain is half of it)."""
@@ -37,21 +39,24 @@ _LIMITS = {
     "bool": ("false", "true"),
 }
 _COMBINE = {
-    "sum": "{0} += {1};",
-    "prod": "{0} *= {1};",
-    "max": "{0} = fuse_maximum({0}, {1});",
-    "min": "{0} = fuse_minimum({0}, {1});",
-    "any": "{0} = {0} || {1};",
-    "all": "{0} = {0} && {1};",
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "fuse_maximum({0}, {1})",
+    "min": "fuse_minimum({0}, {1})",
+    "any": "{0} || {1}",
+    "all": "{0} && {1}",
 }
 _CLAUSE = {"sum": "+", "prod": "*", "max": "fuse_max", "min": "fuse_min", "any": "||", "all": "&&"}
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
 
 
 def emit(body: KernelBody, name: str) -> str:
-    """The C++ text of one kernel: ``extern "C" void name(char *const *args)``, arguments in order, inputs then outputs."""
+    """The C++ text of one kernel: ``extern "C" int name(char *const *args)``, arguments in order, inputs then outputs.
+
+    It returns 0, or 1 where it found an index out of range and wrote nothing.
+    """
     lines = [f"// {line}" for line in body.lines]
-    lines.append(f'extern "C" void {name}(char *const *args) {{')
+    lines.append(f'extern "C" int {name}(char *const *args) {{')
     for position, buffer in enumerate((*body.inputs, *body.outputs)):
         qualifier = "const " if buffer.role == "input" else ""
         lines.append(
@@ -59,7 +64,7 @@ def emit(body: KernelBody, name: str) -> str:
         )
     for statement in body.statements:
         lines += _statement(statement, 1, top=True)
-    lines.append("}")
+    lines += [f"{_INDENT}return 0;", "}"]
     return "\n".join(lines) + "\n"
 
 
@@ -97,6 +102,8 @@ def _statement(statement: Statement, depth: int, top: bool = False) -> list[str]
             return [pad + _accumulate(statement)]
         case Declare():
             return [f"{pad}alignas(64) {statement.buffer.ctype} {statement.buffer.name}[{statement.buffer.extent}];"]
+        case Fail():
+            return [f"{pad}if ({statement.condition}) return 1;"]
         case Comment():
             return [f"{pad}// {statement.text}"]
         case Barrier():
@@ -148,12 +155,22 @@ def _clause(accumulator: Accumulator) -> str:
     return table[accumulator.op]
 
 
+def identity(op: ReduceOp, ctype: str) -> str:
+    """The value that a reduction starts from, as C++ text."""
+    lowest, highest = _LIMITS[ctype]
+    return {"max": lowest, "min": highest, "argmax": "0", "argmin": "0"}.get(op) or _IDENTITY[op]
+
+
+def combined(op: ReduceOp, so_far: str, element: str) -> str:
+    """``op(so_far, element)`` as C++ text; not for arg-reductions."""
+    return _COMBINE[op].format(so_far, element)
+
+
 def _accumulator(accumulator: Accumulator) -> list[str]:
-    lowest, highest = _LIMITS[accumulator.ctype]
+    lines = [f"{accumulator.ctype} {accumulator.name} = {identity(accumulator.op, accumulator.ctype)};"]
     if accumulator.op in ("argmax", "argmin"):
-        return [f"{accumulator.ctype} {accumulator.name} = 0;", f"int64_t {accumulator.name}_at = -1;"]
-    start = {"max": lowest, "min": highest}.get(accumulator.op) or _IDENTITY[accumulator.op]
-    return [f"{accumulator.ctype} {accumulator.name} = {start};"]
+        lines.append(f"int64_t {accumulator.name}_at = -1;")
+    return lines
 
 
 def _accumulate(statement: Accumulate) -> str:
@@ -163,7 +180,7 @@ def _accumulate(statement: Accumulate) -> str:
         symbol = ">" if op == "argmax" else "<"
         better = f"{name}_at < 0 || {text} {symbol} {name} || ({text} != {text} && {name} == {name})"
         return f"if ({better}) {{ {name} = {text}; {name}_at = {statement.position}; }}"
-    return _COMBINE[op].format(name, text)
+    return f"{name} = {combined(op, name, text)};"
 
 
 def _load(load: Load) -> str:

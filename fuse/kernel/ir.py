@@ -113,6 +113,13 @@ class Declare:
 
 
 @dataclass(frozen=True)
+class Fail:
+    """Leave the kernel with status 1 where ``condition`` (a name) is true: an index is out of range, eager will say which."""
+
+    condition: str
+
+
+@dataclass(frozen=True)
 class Comment:
     text: str
 
@@ -128,7 +135,7 @@ class Loop:
     reduces: tuple[Accumulator, ...] = ()
 
 
-Statement = Load | Let | Store | Accumulator | Accumulate | Contract | Barrier | Declare | Comment | Loop
+Statement = Load | Let | Store | Accumulator | Accumulate | Contract | Barrier | Declare | Fail | Comment | Loop
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.kernel import ctypes, elementwise, movement, reductions  # noqa: F401  (importing registers the recipes)
+from fuse.kernel import ctypes, elementwise, lookups, movement, reductions  # noqa: F401  (importing registers the recipes)
 from fuse.kernel.emit import emit, is_parallel
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
-from fuse.kernel.schedule import children, schedule
+from fuse.kernel.schedule import schedule
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
+from fuse.kernel.walks import children
 
 MAX_RANK = 16
 MAX_RECURSION = 50_000

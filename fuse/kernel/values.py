@@ -92,14 +92,16 @@ class Pad(Value):
 class Gather(Value):
     """``table`` with the index of ``dim`` looked up in ``positions``: an indirect load.
 
-    The other dimensions of the table are indexed by ``rest`` of this value's index (embedding, index_select, gather).
+    ``position_index`` and ``rest`` take this value's index to that of ``positions`` and to the table's other
+    dimensions. A negative position counts from the end where ``wraps`` (``x[i]``), else it is out of range (embedding).
     """
 
     table: Input
     positions: Value
     dim: int
-    rest: Callable[[Index], Index]
     position_index: Callable[[Index], Index]
+    rest: Callable[[Index], Index]
+    wraps: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,61 @@
+"""The domain of a loop nest, one dimension after another, and what the nest stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuse.kernel.elements import Builder
+from fuse.kernel.index import ZERO, Affine, Index, contiguous_strides, offset
+from fuse.kernel.ir import Buffer, Store
+from fuse.kernel.values import Value
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension of the domain: its loop variables, outermost first, and their extents."""
+
+    atoms: tuple[str, ...]
+    extents: tuple[int, ...]
+
+    @staticmethod
+    def whole(position: int, extent: int) -> Dimension:
+        """One loop ``i0``, ``i1`` ... over the dimension; none where its extent is 1."""
+        return Dimension((f"i{position}",), (extent,)) if extent != 1 else Dimension((), ())
+
+    def index(self) -> Affine:
+        total = ZERO
+        for atom, stride in zip(self.atoms, contiguous_strides(self.extents), strict=True):
+            total = total + Affine.of(atom) * stride
+        return total
+
+    def split(self, atom: str, inner: int) -> Dimension:
+        where = self.atoms.index(atom)
+        extent = self.extents[where]
+        atoms = (*self.atoms[:where], f"{atom}o", f"{atom}i", *self.atoms[where + 1 :])
+        return Dimension(atoms, (*self.extents[:where], extent // inner, inner, *self.extents[where + 1 :]))
+
+
+@dataclass(frozen=True)
+class Target:
+    """``value`` is stored in ``buffer`` with these strides, from element ``start`` on."""
+
+    value: Value
+    buffer: Buffer
+    strides: tuple[int, ...]
+    start: int = 0
+
+
+def builder_for(dimensions: Sequence[Dimension], inputs: list[Buffer], names: dict[int, str]) -> Builder:
+    extents = {a: e for d in dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
+    return Builder(inputs, extents, names)
+
+
+def store(builder: Builder, stores: Sequence[tuple[Target, Index]]) -> None:
+    """Store each target's element at its index.
+
+    Every element is computed before the first store: an output may be the memory of an input that is still to be read.
+    """
+    names = [builder.element(target.value, index) for target, index in stores]
+    for name, (target, index) in zip(names, stores, strict=True):
+        builder.add(Store(target.buffer, offset(index, target.strides) + target.start, name))

@@ -1,0 +1,321 @@
+"""The nest of outputs with reductions: one row at a time, in stages.
+
+    reduced dimension contiguous                     reduced dimension strided: a block of rows at a time, in lanes
+    for rows (parallel):                             for blocks of rows (parallel):
+        for columns (vector, reduces): stage 0           for columns: for lanes (vector): stage 0
+        for columns (vector, reduces): stage 1           for columns: for lanes (vector): stage 1
+        for columns (vector): compute, store             for columns: for lanes (vector): compute, store
+
+A stage holds the reductions that wait for equally many others. The row stays in cache between stages; a costly element that two stages need
+is kept in a scratch row. Lanes keep one accumulator a row in a small array, so that memory is read along its contiguous dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuse.kernel import ctypes
+from fuse.kernel.domains import Dimension, Target, builder_for, store
+from fuse.kernel.elements import Builder
+from fuse.kernel.emit import combined, identity
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
+from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Declare, Let, Load, Statement, Store
+from fuse.kernel.values import Map, Reduce, Reindex, Value
+from fuse.kernel.walks import cost_within_stage, stages, within_stage
+
+SCRATCH_BYTES = 128 * 1024
+WORTH_KEEPING = 8
+"""Cost from which an element is kept in scratch rather than computed again in a later stage."""
+MAX_LANES = 128
+MIN_LANES = 8
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A reduction under way in lanes: its accumulators, and for arg-reductions the positions beside them."""
+
+    value: Reduce
+    best: Buffer
+    at: Buffer | None
+
+
+class RowNest:
+    """Builds the loops for ``targets``, whose values contain ``reductions``."""
+
+    def __init__(
+        self, targets: list[Target], inputs: list[Buffer], names: dict[int, str], reductions: list[Reduce]
+    ) -> None:
+        self.targets = targets
+        self.inputs = inputs
+        self.names = names
+        self.reductions = reductions
+        self.anchor = max(reductions, key=lambda r: math.prod(r.source.shape))
+        self.shape = self.anchor.source.shape
+        self.points = math.prod(self.shape)
+        self.rows = math.prod(self.anchor.shape)
+
+    def build(self, dimensions: list[Dimension]) -> list[Statement]:
+        """The loops over these dimensions.
+
+        Raises:
+            SplitNeeded, NotAffine: see :mod:`fuse.kernel.index`.
+        """
+        self.builder = builder = builder_for(dimensions, self.inputs, self.names)
+        self.index = tuple(d.index() for d in dimensions)
+        self.lane = _lane(dimensions, self.anchor)
+        outer = [a for d, dim in enumerate(dimensions) if d not in self.anchor.dims for a in dim.atoms]
+        outer = [a for a in outer if a != self.lane]
+        self.reduced = [a for d in self.anchor.dims for a in dimensions[d].atoms]
+        for atom in outer:
+            builder.open(atom, "parallel")
+        order = stages(self.reductions)
+        kept = self._worth_keeping(order)
+        for number, stage in enumerate(order):
+            keep = [value for value, first in kept if first == number]
+            if self.lane:
+                self._stage_in_lanes(stage, keep)
+            else:
+                self._stage(stage, keep)
+        self._store_results()
+        for _ in outer:
+            builder.close()
+        return builder.blocks[0].statements
+
+    # ---- loops over a row ----------------------------------------------------------------------------------------------------
+
+    def _open_row(self) -> int:
+        """Open the loops over the elements of a row (or of a block of rows); returns how many."""
+        atoms = [*self.reduced, *([self.lane] if self.lane else [])]
+        for i, atom in enumerate(atoms):
+            self.builder.open(atom, "vector" if i == len(atoms) - 1 else "serial")
+        return len(atoms)
+
+    def _stage(self, stage: list[Reduce], keep: list[Value]) -> None:
+        """Reductions of one stage share a loop, which vectorises over the row."""
+        builder = self.builder
+        accumulators = [
+            Accumulator(builder.fresh(f"{v.op}_so_far"), ctypes.register(v.source.dtype), v.op) for v in stage
+        ]
+        for accumulator in accumulators:
+            builder.add(accumulator)
+        scratch = [(value, self._declare_scratch(value)) for value in keep]
+        depth = len(builder.blocks) - 1
+        opened = self._open_row()
+        for value, accumulator in zip(stage, accumulators, strict=True):
+            at = self._source_index(value)
+            builder.add(Accumulate(accumulator, builder.element(value.source, at), _position_in_row(value, at)))
+        self._keep(scratch)
+        for i in range(opened):
+            builder.close(tuple(accumulators) if i == 0 else ())
+        self._use_kept(scratch)
+        for value, accumulator in zip(stage, accumulators, strict=True):
+            name = builder.fresh(value.op)
+            positions = value.op in ("argmax", "argmin")
+            text = f"{accumulator.name}_at" if positions else accumulator.name
+            builder.add(Let(name, ctypes.register(value.dtype), text))
+            builder.depths[name] = depth
+            builder.results[id(value)] = (name, self._result_index(value))
+
+    # ---- loops over lanes ----------------------------------------------------------------------------------------------------
+
+    def _stage_in_lanes(self, stage: list[Reduce], keep: list[Value]) -> None:
+        """Reductions of one stage share a loop, which vectorises over neighbouring rows."""
+        assert self.lane
+        running = [self._start_in_lanes(value) for value in stage]
+        scratch = [(value, self._declare_scratch(value)) for value in keep]
+        opened = self._open_row()
+        for state in running:
+            self._combine_in_lanes(state)
+        self._keep(scratch)
+        for _ in range(opened):
+            self.builder.close()
+        self._use_kept(scratch)
+        for state in running:
+            held = state.at or state.best
+            self.builder.stored[id(state.value)] = (held, Affine.of(self.lane), self._result_index(state.value))
+        self._keep_row_values(stage)
+
+    def _start_in_lanes(self, value: Reduce) -> _Running:
+        builder, lane = self.builder, self.lane
+        assert lane
+        ctype = ctypes.register(value.source.dtype)
+        best = self._declare(f"{value.op}_so_far", ctype, builder.extents[lane])
+        positions = value.op in ("argmax", "argmin")
+        at = self._declare(f"{value.op}_at", "int64_t", builder.extents[lane]) if positions else None
+        builder.open(lane, "vector")
+        builder.add(Store(best, Affine.of(lane), identity(value.op, ctype)))
+        if at:
+            builder.add(Store(at, Affine.of(lane), "-1"))
+        builder.close()
+        return _Running(value, best, at)
+
+    def _combine_in_lanes(self, state: _Running) -> None:
+        builder, lane = self.builder, self.lane
+        assert lane
+        where, value = Affine.of(lane), state.value
+        index = self._source_index(value)
+        name = builder.element(value.source, index)
+        so_far = self._read(state.best, where)
+        if state.at is None:
+            builder.add(Store(state.best, where, combined(value.op, so_far, name)))
+            return
+        at = self._read(state.at, where)
+        position = _position_in_row(value, index)
+        symbol = ">" if value.op == "argmax" else "<"
+        better = builder.fresh("better")
+        test = f"{at} < 0 || {name} {symbol} {so_far} || ({name} != {name} && {so_far} == {so_far})"
+        builder.add(Let(better, "bool", test))
+        builder.add(Store(state.best, where, f"{better} ? {name} : {so_far}"))
+        builder.add(Store(state.at, where, f"{better} ? int64_t({position}) : {at}"))
+
+    def _read(self, buffer: Buffer, where: Affine) -> str:
+        name = self.builder.fresh(f"{buffer.name}_lane")
+        self.builder.add(Load(name, buffer.ctype, buffer, where))
+        self.builder.depths[name] = len(self.builder.blocks) - 1
+        return name
+
+    def _keep_row_values(self, stage: list[Reduce]) -> None:
+        """What follows from the stage's results alone (a mean, a reciprocal) is computed once a row, not once an element."""
+        builder, lane = self.builder, self.lane
+        assert lane
+        ready = {id(r) for r in self.reductions if id(r) in builder.stored}
+        values = within_stage([t.value for t in self.targets], through_reductions=True)
+        wanted = {
+            id(v.source): v.source
+            for v in values
+            if isinstance(v, Reindex) and isinstance(v.source, Map) and math.prod(v.source.shape) == self.rows
+        }
+        for value in wanted.values():
+            below = within_stage([value], through_reductions=True)
+            needed = [v for v in below if isinstance(v, Reduce)]
+            if id(value) in builder.stored or not needed or any(id(v) not in ready for v in needed):
+                continue
+            buffer = self._declare(
+                self.names.get(id(value), "row_value"), ctypes.register(value.dtype), builder.extents[lane]
+            )
+            builder.open(lane, "vector")
+            at = self._row_index(value)
+            builder.add(Store(buffer, Affine.of(lane), builder.element(value, at)))
+            builder.close()
+            builder.stored[id(value)] = (buffer, Affine.of(lane), at)
+
+    # ---- results -------------------------------------------------------------------------------------------------------------
+
+    def _store_results(self) -> None:
+        full = [t for t in self.targets if math.prod(t.value.shape) == self.points]
+        rows = [t for t in self.targets if math.prod(t.value.shape) != self.points]
+        if rows:
+            if self.lane:
+                self.builder.open(self.lane, "vector")
+            store(self.builder, [(t, self._row_index(t.value)) for t in rows])
+            if self.lane:
+                self.builder.close()
+        if full:
+            opened = self._open_row()
+            store(self.builder, [(t, self._full_index(t.value)) for t in full])
+            for _ in range(opened):
+                self.builder.close()
+
+    def _full_index(self, value: Value) -> Index:
+        return reshape(self.index, self.shape, value.shape, self.builder.extents)
+
+    def _row_index(self, value: Value) -> Index:
+        """The index of a result that has one element a row."""
+        kept = self.anchor.shape
+        if self.rows != math.prod(value.shape):
+            raise NotAffine("an output has neither the shape of the rows nor one element a row")
+        row = tuple(ZERO if d in self.anchor.dims else i for d, i in enumerate(self.index))
+        return reshape(row, kept, value.shape, self.builder.extents)
+
+    def _source_index(self, value: Reduce) -> Index:
+        """The index into a reduction's source inside the row's loops, checked to run over its dimensions exactly once."""
+        source = value.source.shape
+        if math.prod(source) != self.points:
+            raise NotAffine("two reductions run over different numbers of elements")
+        at = reshape(self.index, self.shape, source, self.builder.extents)
+        inner = set(self.reduced)
+        for d, position in enumerate(at):
+            if any((atom in inner) != (d in value.dims) for atom in position.atoms()):
+                raise NotAffine("two reductions run over different dimensions")
+        if math.prod(source[d] for d in value.dims) != math.prod(self.builder.extents[a] for a in self.reduced):
+            raise NotAffine("two reductions run over different dimensions")
+        return at
+
+    def _result_index(self, value: Reduce) -> Index:
+        return tuple(ZERO if d in value.dims else i for d, i in enumerate(self._source_index(value)))
+
+    # ---- scratch -------------------------------------------------------------------------------------------------------------
+
+    def _declare(self, hint: str, ctype: str, extent: int) -> Buffer:
+        buffer = Buffer(self.builder.fresh(hint), ctype, "scratch", extent)
+        self.builder.add(Declare(buffer))
+        return buffer
+
+    def _row_atoms(self) -> list[str]:
+        return [*self.reduced, *([self.lane] if self.lane else [])]
+
+    def _declare_scratch(self, value: Value) -> Buffer:
+        extent = math.prod(self.builder.extents[a] for a in self._row_atoms())
+        return self._declare(f"{self.names.get(id(value), 'kept')}_row", ctypes.register(value.dtype), extent)
+
+    def _scratch_offset(self) -> Affine:
+        atoms = self._row_atoms()
+        return offset(tuple(Affine.of(a) for a in atoms), contiguous_strides([self.builder.extents[a] for a in atoms]))
+
+    def _keep(self, scratch: Sequence[tuple[Value, Buffer]]) -> None:
+        for value, buffer in scratch:
+            name = self.builder.element(value, self._full_index(value))
+            self.builder.add(Store(buffer, self._scratch_offset(), name))
+
+    def _use_kept(self, scratch: Sequence[tuple[Value, Buffer]]) -> None:
+        for value, buffer in scratch:
+            self.builder.stored[id(value)] = (buffer, self._scratch_offset(), self._full_index(value))
+
+    def _worth_keeping(self, order: list[list[Reduce]]) -> list[tuple[Value, int]]:
+        """Costly values that several stages compute, each with the first stage that does, as far as scratch reaches."""
+        uses: dict[int, set[int]] = {}
+        values: dict[int, Value] = {}
+        roots = [[r.source for r in stage] for stage in order] + [[t.value for t in self.targets]]
+        for number, members in enumerate(roots):
+            for value in within_stage(members):
+                uses.setdefault(id(value), set()).add(number)
+                values[id(value)] = value
+        row = math.prod(self.builder.extents[a] for a in self._row_atoms())
+        kept: list[tuple[Value, int]] = []
+        covered: set[int] = set()
+        budget = SCRATCH_BYTES
+        for key in reversed(list(values)):  # parents before children
+            value = values[key]
+            wanted = len(uses[key]) > 1 and isinstance(value, Map) and math.prod(value.shape) == self.points
+            if key in covered or not wanted or cost_within_stage(value) < WORTH_KEEPING:
+                continue
+            size = row * value.dtype.itemsize
+            if size > budget or min(uses[key]) >= len(order):
+                continue
+            budget -= size
+            kept.append((value, min(uses[key])))
+            covered.update(id(v) for v in within_stage([value]))
+        return kept
+
+
+def _lane(dimensions: Sequence[Dimension], anchor: Reduce) -> str | None:
+    """The innermost loop over rows, when the source's last dimension is not reduced; split to a block where it is long."""
+    last = next((d for d in reversed(range(len(dimensions))) if dimensions[d].atoms), None)
+    if last is None or last in anchor.dims:
+        return None
+    atom, extent = dimensions[last].atoms[-1], dimensions[last].extents[-1]
+    if extent <= MAX_LANES:
+        return atom if extent > 1 else None
+    blocks = [n for n in range(MIN_LANES, MAX_LANES + 1) if extent % n == 0]
+    block = max(blocks, key=lambda n: (n % 16 == 0, n), default=0)  # whole vectors before long blocks
+    if not block:
+        return None
+    raise SplitNeeded(atom, block)
+
+
+def _position_in_row(value: Reduce, at: Index) -> Affine:
+    """The position that an arg-reduction reports: row-major over its dimensions."""
+    strides = contiguous_strides([value.source.shape[d] for d in value.dims])
+    return offset(tuple(at[d] for d in value.dims), strides)
