@@ -57,8 +57,8 @@ def obstacle(node: Node, source: Node, escaping: set[Node]) -> str | None:
         return "the result must not share memory with an input"
     if node in escaping and (source in escaping or effects.is_view(source)):
         return "the result must not share memory with another tensor"
-    if old.storage_offset() != new.storage_offset() and any(u.target is aten.as_strided.default for u in node.users):
-        return "a view reads its memory by absolute position"
+    if old.storage_offset() != new.storage_offset() and effects.reads_place(node):
+        return "an operator reads its memory by absolute position"
     return None
 
 

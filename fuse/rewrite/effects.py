@@ -9,11 +9,26 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.rewrite.nested import called_module
+
+aten = torch.ops.aten
+
+PLACE_READERS = frozenset(
+    [
+        aten.as_strided.default,
+        aten.as_strided_scatter.default,
+        aten.diagonal_scatter.default,
+        aten.select_scatter.default,
+        aten.slice_scatter.default,
+    ]
+)
+"""Operators for which it matters where in its storage the first operand begins: as_strided counts from the start of the
+storage, and the scatters give their result the whole storage, and so the offset, of what they copy."""
 
 
 def view_base(node: Node) -> Node | None:
@@ -32,6 +47,11 @@ def view_base(node: Node) -> Node | None:
 def is_view(node: Node) -> bool:
     """Whether ``node`` shares the memory of another node."""
     return view_base(node) is not None
+
+
+def reads_place(node: Node) -> bool:
+    """Whether a user of ``node`` would notice that it begins at another offset in its storage."""
+    return any(user.target in PLACE_READERS and user.args[0] is node for user in node.users)
 
 
 def root(node: Node) -> Node:

@@ -84,9 +84,11 @@ def needs_copy(product: Product, stride: Sequence[int], escaping: set[Node]) -> 
 
 def _views_work(node: Node, val: Any) -> bool:
     """Whether all views of ``node`` can be taken when its value has the layout of ``val``."""
+    if effects.reads_place(node):
+        return False
     for user in surgery.views_of(node):
         target: Any = user.target
-        view = None if target is aten.as_strided.default else layouts.view(target, val, user.args[1:], user.kwargs)
+        view = layouts.view(target, val, user.args[1:], user.kwargs)
         if view is None or not _views_work(user, view):
             return False
     return True

@@ -6,9 +6,8 @@ import doctest
 import importlib
 import pkgutil
 
-import pytest
-
 import fuse.passes
+import pytest
 
 MODULES = [module.name for module in pkgutil.iter_modules(fuse.passes.__path__)]
 

@@ -119,4 +119,4 @@ def test_views_of_a_copy_become_views_of_the_original_at_its_offset(rewritten):
 
 def test_absolute_views_keep_their_copy(rewritten):
     model = Inside(lambda x: x[1].clone().as_strided((2,), (1,), 0))
-    assert rewritten(model, EDGES, passes=PASSES).reasons == {"a view reads its memory by absolute position": 1}
+    assert rewritten(model, EDGES, passes=PASSES).reasons == {"an operator reads its memory by absolute position": 1}
