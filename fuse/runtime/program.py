@@ -60,6 +60,10 @@ class _Workspace:
     tensors: tuple[tuple[int, Tensor], ...]
 
 
+class PositionOutOfRange(Exception):
+    """A kernel found a position of a look-up out of range and stopped before it wrote anything."""
+
+
 class Program:
     """A built graph. ``run`` may be called from several threads at once.
 
@@ -111,6 +115,9 @@ class Program:
 
         Returns the value of every position of the graph's output tuple (None where the caller receives none), and
         what was launched: :class:`Launches`, packed as ``kernels + (libraries << 32)`` when no ATen call was made.
+
+        Raises:
+            PositionOutOfRange: a look-up (embedding, gather) reads outside of its table.
         """
         made = [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in self._fresh]
         try:
@@ -123,6 +130,8 @@ class Program:
         try:
             if self._whole is not None:
                 launches = self._run(self._tables.address, 0, self._whole, bases.buffer_info()[0])
+                if launches < 0:
+                    raise PositionOutOfRange
                 results = dict(zip(self._results, made, strict=True))
                 return [None if b is None else results[b] for b in self._returned], launches
             return self._run_parts(tensors, made, workspace, bases)
@@ -144,7 +153,10 @@ class Program:
         native = aten = 0
         for stretch in self._stretches:
             if isinstance(stretch, _Native):
-                native += self._run(self._tables.address, stretch.first, stretch.last, bases.buffer_info()[0])
+                launches = self._run(self._tables.address, stretch.first, stretch.last, bases.buffer_info()[0])
+                if launches < 0:
+                    raise PositionOutOfRange
+                native += launches
                 continue
             step = stretch.step
             result = step.function(*_resolve(step.args, slots), **_resolve(step.kwargs, slots))

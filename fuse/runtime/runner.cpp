@@ -126,7 +126,8 @@ void product(const Step &step, const int64_t *detail, char **pointers, bool grou
 
 }  // namespace
 
-// Runs steps [first, last) over the buffers at `bases`; returns the launches it made, kernels + (libraries << 32).
+// Runs steps [first, last) over the buffers at `bases`; returns the launches it made, kernels + (libraries << 32), or -1 when a
+// kernel found a position out of range and stopped.
 extern "C" int64_t fuse_run(const Program *program, int64_t first, int64_t last, char *const *bases) {
     int64_t kernels = 0, libraries = 0;
     char **pointers = reinterpret_cast<char **>(bases[program->workspace]);
@@ -136,7 +137,7 @@ extern "C" int64_t fuse_run(const Program *program, int64_t first, int64_t last,
         for (int64_t i = 0; i < step->count; ++i) pointers[i] = bases[argument[i].base] + argument[i].offset;
         switch (step->kind) {
             case KERNEL:
-                reinterpret_cast<void (*)(char *const *)>(step->function)(pointers);
+                if (reinterpret_cast<int (*)(char *const *)>(step->function)(pointers)) return -1;
                 ++kernels;
                 break;
             case COPY:
