@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import copy
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -29,6 +27,7 @@ from torch.utils import _pytree as pytree
 import fuse
 from fuse.cost.observe import CountingMode
 from fuse.errors import FuseError
+from fuse.report.machine import machine, versions
 from fuse.report.table import columns
 from fuse.report.timing import Quartiles, interleaved, quartiles
 
@@ -76,8 +75,8 @@ class BenchReport:
             "observed": {"before": self.observed_before, "after": self.observed_after},
             "fallbacks": [dict(fallback) for fallback in self.fallbacks],
             "disagreements": list(self.disagreements),
-            "machine": _machine(),
-            "versions": {"fuse": fuse.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            "machine": machine(),
+            "versions": versions(),
         }
 
     def __str__(self) -> str:
@@ -174,9 +173,9 @@ def bench_table(report: BenchReport) -> RenderableType:
             ]
         )
     what = "forward and backward" if report.train else "forward"
-    machine = _machine()
+    here = machine()
     lines = [
-        f"{report.rounds} rounds, {report.threads} threads of {machine['cores']} cores, {machine['processor']}",
+        f"{report.rounds} rounds, {report.threads} threads of {here['cores']} cores, {here['processor']}",
         f"launches observed: {report.observed_before:,} eager, {report.observed_after:,} fused",
         *(f"ran as eager: {one['op']} at {one['source']}: {one['reason']}" for one in report.fallbacks),
         "speed-up is the peer's median over fused's, with the quartiles of single rounds; above 1, fused is faster",
@@ -245,15 +244,3 @@ def _disagreements(actual: Any, expected: Any, atol: float | None, rtol: float |
 
 def _tensors(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
-def _machine() -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"processor": _processor(), "cores": cores, "system": platform.platform()}
-
-
-def _processor() -> str:
-    """The processor's name, which Linux keeps in a file of its own."""
-    path = Path("/proc/cpuinfo")
-    names = [line for line in path.read_text().splitlines() if line.startswith("model name")] if path.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()

@@ -1,0 +1,59 @@
+"""What the benchmarks share: one measurement by the command that a reader can repeat, and the JSON file it ends in.
+
+    fuse bench TARGET ... --json  in a process of its own  ->  case   several  ->  benchmarks/results/NAME.json
+
+Run them from the repository's root, on an idle machine: ``python -m benchmarks.NAME``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fuse.report.machine import machine, versions
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def bench(*arguments: str) -> dict[str, Any]:
+    """What ``fuse bench`` measures, with the command line that repeats it.
+
+    Each case runs in a new process: no compiled code, warm cache or thread pool of another case is left over.
+    """
+    command = ["bench", *arguments]
+    print(f"fuse {shlex.join(command)}", file=sys.stderr, flush=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "fuse.cli", *command, "--json", "--quiet"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    report: dict[str, Any] = json.loads(ran.stdout)
+    return {"command": f"fuse {shlex.join(command)}", **report}
+
+
+def save(name: str, cases: Sequence[dict[str, Any]]) -> None:
+    """Write ``cases`` to ``benchmarks/results/NAME.json`` with what they hold for.
+
+    ``load_average`` is that of the minute before the end: above the cores, something else was running.
+    """
+    values = {
+        "command": f"python -m benchmarks.{name}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": machine(),
+        "versions": versions(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "cases": list(cases),
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(values, indent=1) + "\n")
+    print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)

@@ -1,0 +1,100 @@
+"""Write the README's tables from the measured JSON, or check that they are what the JSON says.
+
+    <!-- figures: lstm -->          | model | eager | ...
+    (anything)                ->    | ... from benchmarks/results/lstm.json
+    <!-- end -->
+
+``python -m benchmarks.tables`` writes, ``python -m benchmarks.tables --check`` exits with 1 where a table is stale, so
+that no figure in the README was ever typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from typing import Any
+
+from benchmarks.common import RESULTS, ROOT
+
+PLACE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def speed_table(results: dict[str, Any]) -> list[str]:
+    """A row a case: times, ratios with quartiles, launches and first calls."""
+    lines = [
+        "| command | eager ms | compile ms | fuse ms | eager / fuse | compile / fuse | launches | first call s: compile, fuse |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for case in results["cases"]:
+        times = {name: timing["median"] for name, timing in case["milliseconds"].items()}
+        first = case["first_call_seconds"]
+        cells = [
+            f"`{case['command']}`",
+            *(f"{times[name]:.3f}" for name in ("eager", "compile", "fused")),
+            *(ratio(case["ratios"][peer]) for peer in ("eager", "compile")),
+            f"{case['observed']['before']:,} -> {case['observed']['after']:,}",
+            f"{first['compile']:.1f}, {first['fused']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def overhead_table(results: dict[str, Any]) -> list[str]:
+    """Microseconds a launch and a call."""
+    chain, small = results["cases"]
+    return [
+        "| overhead | microseconds |",
+        "|---|--:|",
+        f"| each launch, the kernel included: slope over {chain['what']} | {chain['microseconds_per_launch']:.3f} |",
+        f"| each call: the same line at no kernels | {chain['fixed_microseconds']:.1f} |",
+        f"| Python's share of a call: {small['what']} | {small['microseconds_in_python']:.1f} |",
+    ]
+
+
+def ratio(quartiles: dict[str, float]) -> str:
+    return f"{quartiles['median']:.2f} ({quartiles['lower_quartile']:.2f} - {quartiles['upper_quartile']:.2f})"
+
+
+def conditions(results: dict[str, Any]) -> str:
+    """One line on what the figures hold for."""
+    machine, versions = results["machine"], results["versions"]
+    return (
+        f"`{results['command']}`, {results['date']}: {machine['cores']} cores of {machine['processor']}, "
+        f"torch {versions['torch']}, Python {versions['python']}, load average {results['load_average']:.1f}."
+    )
+
+
+TABLES = {"lstm": speed_table, "models": speed_table, "overhead": overhead_table}
+
+
+def rendered(text: str) -> str:
+    """``text`` with every marked table made anew from its JSON file."""
+
+    def table(place: re.Match[str]) -> str:
+        results = json.loads((RESULTS / f"{place[2]}.json").read_text())
+        lines = [*TABLES[place[2]](results), "", conditions(results)]
+        return place[1] + "\n".join(lines) + "\n" + place[3]
+
+    return PLACE.sub(table, text)
+
+
+def main() -> int:
+    """Write or check; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a table is stale")
+    check = parser.parse_args().check
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    fresh = rendered(text)
+    if check and fresh != text:
+        print("README.md does not say what benchmarks/results does; run python -m benchmarks.tables", file=sys.stderr)
+        return 1
+    if not check:
+        readme.write_text(fresh)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
