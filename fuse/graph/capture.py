@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    unset_fake_temporarily,
 )
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -228,7 +229,9 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"a tensor is made from values that depend on data at {user_line()}")
         fake: Tensor = op(tensor)
         name = f"constant_{len(self.inputs)}"
-        self._place(fake, InputSpec("constant", name, value=tensor.detach().clone()), writes_back=False)
+        with unset_fake_temporarily():  # the numbers themselves, not a fake twin of them
+            value = tensor.detach().clone()
+        self._place(fake, InputSpec("constant", name, value=value), writes_back=False)
         return fake
 
     # ---- result --------------------------------------------------------------------------------------------------------------
