@@ -1,0 +1,71 @@
+"""A loop over steps as one node of a graph.
+
+    h = h0                                      h_last, hs = loop(h0, xs, w)
+    for t in range(T):                   ->         body(h, x, w) -> (h', h')
+        h = tanh(xs[t] + h @ w)                     h carried, x = xs[t], w the same in each step, h' collected
+        hs.append(h)
+
+The body is a captured graph of one step. Its placeholders stand for, in this order: the carried states, what is read of per-step inputs, and
+invariants. Its outputs are the next states, then what is collected. ``forward`` runs the body step by step: the reference and the fallback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """In step ``t`` the body reads ``source.select(dim, start + step * t)`` of one operand of the loop."""
+
+    dim: int
+    start: int
+    step: int
+
+
+@dataclass(frozen=True)
+class LoopSpec:
+    """How the body is driven.
+
+    ``carries``: number of carried states; each step reads what the step before wrote (the first: the loop's operand). ``step_inputs``: how the
+    operands that follow are read. ``collected``: number of results that are kept of every step. ``reverse_collect`` is not needed: a
+    consumer flips. ``source``: the user's line of the body.
+    """
+
+    trip_count: int
+    carries: int
+    step_inputs: tuple[StepInput, ...]
+    collected: int
+    source: str = ""
+
+
+class Loop(nn.Module):
+    """``loop(*initial states, *per-step inputs, *invariants) -> (*last states, *collected results stacked along dimension 0)``."""
+
+    def __init__(self, body: GraphModule, spec: LoopSpec) -> None:
+        super().__init__()
+        self.body = body
+        self.spec = spec
+        self.meta = {"kind": "loop"}
+
+    @property
+    def trip_count(self) -> int:
+        return self.spec.trip_count
+
+    def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        spec = self.spec
+        states = list(operands[: spec.carries])
+        sources = operands[spec.carries : spec.carries + len(spec.step_inputs)]
+        invariants = operands[spec.carries + len(spec.step_inputs) :]
+        collected: list[list[Tensor]] = [[] for _ in range(spec.collected)]
+        for t in range(spec.trip_count):
+            reads = [s.select(i.dim, i.start + i.step * t) for s, i in zip(sources, spec.step_inputs, strict=True)]
+            results = self.body(*states, *reads, *invariants)
+            states = list(results[: spec.carries])
+            for kept, result in zip(collected, results[spec.carries :], strict=True):
+                kept.append(result)
+        return (*states, *(torch.stack(kept) for kept in collected))
