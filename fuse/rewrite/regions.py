@@ -177,13 +177,14 @@ def _erase_group(members: Sequence[Node]) -> None:
     """Erase the members and the views and parts of them that are now unread."""
     worklist = list(reversed(members))
     for node in worklist:
-        _erase_with_users(node)
+        erase_with_users(node)
 
 
-def _erase_with_users(node: Node) -> None:
+def erase_with_users(node: Node) -> None:
+    """Erase ``node`` and the views and parts of it, none of which anything reads any more."""
     for user in list(node.users):
         if not user._erased:
-            _erase_with_users(user)
+            erase_with_users(user)
     surgery.erase(node)
 
 

@@ -1,0 +1,359 @@
+"""Prove that a stretch of a graph is a loop unrolled, and roll it up.
+
+    h1 = tanh(xs[0] + h0 @ w)                 carried    h  (first: h0)
+    h2 = tanh(xs[1] + h1 @ w)        ->       per step   xs[t]
+    h3 = tanh(xs[2] + h2 @ w)                 invariant  w
+
+Step by step and operand by operand, node ``j`` of step ``k`` must read the same kind of thing as node ``j`` of every other step: a value of its own
+step, the same value of the step before, one and the same outside value, or the part of one outside tensor that moves evenly with ``k``.
+Anything else is a reason not to roll.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.nn import Module
+
+from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.regions import is_constructor, owner
+
+aten = torch.ops.aten
+
+Link = tuple[object, tuple[object, ...], tuple[tuple[str, object], ...]]
+"""One view of a chain: operator, arguments after the first, keyword arguments."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one operand is: ``links`` (views) applied to ``root``, outermost last; ``node`` is the operand itself."""
+
+    root: Node
+    links: tuple[Link, ...]
+    node: Node
+
+
+@dataclass
+class Rolled:
+    """A proved loop, ready to be built."""
+
+    steps: list[list[Node]]
+    carries: list[Carry] = field(default_factory=list)
+    inputs: list[MovingInput] = field(default_factory=list)
+    invariants: list[Node] = field(default_factory=list)
+    slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Carry:
+    """State: ``links`` of node ``position`` of the step before; ``first`` in the first step."""
+
+    position: int
+    links: tuple[Link, ...]
+    first: Node
+
+
+@dataclass(frozen=True)
+class MovingInput:
+    """``select(source, dim, start + step * k)``, then ``links``."""
+
+    source: Node
+    how: StepInput
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class Within:
+    """A value of the same step."""
+
+    position: int
+    links: tuple[Link, ...]
+
+
+Slot = Carry | MovingInput | Within | Node
+"""What an operand of the body is; a bare node is an invariant."""
+
+
+def anchors(graph: Graph) -> list[Node]:
+    """The nodes that compute something, in program order: the letters in which repeats are looked for."""
+    return [
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and owner(node) is node and not is_constructor(node)
+    ]
+
+
+def letter(node: Node) -> object:
+    """What two corresponding nodes have in common: operator, constants, layouts, and which operands are one and the same."""
+    numbers = {operand: number for number, operand in enumerate(node.all_input_nodes)}
+    pattern = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: (numbers[n], _layout(n)))
+    return (node.target, surgery.constant_key(pattern), _layout(node))
+
+
+def _layout(node: Node) -> object:
+    value = node.meta["val"]
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple((p.dtype, tuple(p.shape)) if isinstance(p, torch.Tensor) else p for p in parts)
+
+
+def read_of(node: Node) -> Read:
+    """``node`` as a chain of views over the node that computes its memory."""
+    links: list[Link] = []
+    current = node
+    while True:
+        if current.target is operator.getitem:
+            links.append((operator.getitem, current.args[1:], ()))
+        elif effects.view_base(current) is not None:
+            links.append((current.target, _frozen(current.args[1:]), tuple(sorted(current.kwargs.items()))))
+        else:
+            return Read(current, tuple(reversed(links)), node)
+        current = current.args[0]  # type: ignore[assignment]
+
+
+def _frozen(value: object) -> tuple[object, ...]:
+    return tuple(tuple(v) if isinstance(v, list) else v for v in value)  # type: ignore[attr-defined]
+
+
+def prove(steps: list[list[Node]]) -> Rolled | str:
+    """The loop that ``steps`` are the unrolled form of, or the reason why they are none."""
+    place = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
+    rolled = Rolled(steps)
+    for j in range(len(steps[0])):
+        operands = [list(step[j].all_input_nodes) for step in steps]
+        if len({len(o) for o in operands}) != 1:
+            return f"{steps[0][j].name} reads one value twice in some steps only"
+        for slot in range(len(operands[0])):
+            found = _classify([read_of(o[slot]) for o in operands], place)
+            if isinstance(found, str):
+                return f"operand {slot} of {steps[0][j].name} ({steps[0][j].meta.get('source', '')}) {found}"
+            rolled.slots[(j, slot)] = found
+            _note(rolled, found)
+    if not rolled.carries:
+        return "no value is carried from one step to the next"
+    outside = [*(c.first for c in rolled.carries), *(m.source for m in rolled.inputs), *rolled.invariants]
+    if late := _depends_on(outside, place):
+        return f"{late.name} is read by the steps and depends on one of them"
+    return rolled
+
+
+def _note(rolled: Rolled, found: Slot) -> None:
+    match found:
+        case Carry():
+            if found not in rolled.carries:
+                rolled.carries.append(found)
+        case MovingInput():
+            if all((found.source, found.how) != (m.source, m.how) for m in rolled.inputs):
+                rolled.inputs.append(found)
+        case Node():
+            if found not in rolled.invariants:
+                rolled.invariants.append(found)
+
+
+def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]]) -> Slot | str:
+    """One operand over all steps."""
+    at = [place.get(read.root) for read in reads]
+    inside = at[1:]
+    if all(p is not None for p in inside):
+        positions = {p[1] for p in inside if p is not None}
+        lags = {k - p[0] for k, p in enumerate(inside, start=1) if p is not None}
+        if len(positions) != 1 or len({read.links for read in reads[1:]}) != 1:
+            return "is another value in some step"
+        if lags == {0}:
+            same = at[0] == (0, *positions) and reads[0].links == reads[1].links
+            return Within(positions.pop(), reads[1].links) if same else "is another value in the first step"
+        if lags != {1}:
+            return f"comes from {max(lags)} steps before"
+        if at[0] is not None:
+            return "is carried, and in the first step a value of that step"
+        if _layout(reads[0].node) != _layout(reads[1].node):
+            return "has another shape or dtype in the first step"
+        return Carry(positions.pop(), reads[1].links, reads[0].node)
+    if any(p is not None for p in at):
+        return "is a value of the loop in some steps and an outside one in others"
+    return _outside(reads)
+
+
+def _outside(reads: Sequence[Read]) -> Slot | str:
+    """An operand from outside the loop: the same in every step, or moving evenly."""
+    first = reads[0]
+    if all(read.root is first.root and read.links == first.links for read in reads):
+        return first.node
+    if any(read.root is not first.root or len(read.links) != len(first.links) for read in reads):
+        return "is a different outside value in each step"
+    moving = [i for i in range(len(first.links)) if any(read.links[i] != first.links[i] for read in reads)]
+    if len(moving) != 1:
+        return "moves along several dimensions at once"
+    links = [read.links[moving[0]] for read in reads]
+    starts = [_selected(link) for link in links]
+    if any(s is None for s in starts) or len({s[0] for s in starts if s}) != 1:
+        return "is cut differently in each step"
+    indices = [s[1] for s in starts if s]
+    step = indices[1] - indices[0]
+    if any(b - a != step for a, b in zip(indices, indices[1:], strict=False)):
+        return "is read at positions that are not evenly spaced"
+    dim = starts[0][0]  # type: ignore[index]
+    source = first.node
+    for _ in range(len(first.links) - moving[0]):
+        source = source.args[0]  # type: ignore[assignment]
+    extent = source.meta["val"].shape[dim]
+    start = indices[0] % extent
+    if not 0 <= start + step * (len(reads) - 1) < extent:
+        return "is read around the end of a tensor"
+    tail = first.links[moving[0] + 1 :]
+    if links[0][0] is aten.slice.Tensor:
+        tail = ((aten.unsqueeze.default, (dim,), ()), *tail)
+    return MovingInput(source, StepInput(dim, start, step), tail)
+
+
+def _selected(link: Link) -> tuple[int, int] | None:
+    """Dimension and position of a ``select``, or of a ``slice`` of one position."""
+    op, args, kwargs = link
+    if kwargs:
+        return None
+    if op is aten.select.int:
+        return int(args[0]), int(args[1])  # type: ignore[call-overload]
+    if op is aten.slice.Tensor and len(args) >= 3 and args[2] == args[1] + 1:  # type: ignore[operator]
+        return int(args[0]), int(args[1])  # type: ignore[call-overload]
+    return None
+
+
+def _depends_on(nodes: Sequence[Node], place: dict[Node, tuple[int, int]]) -> Node | None:
+    """The first of ``nodes`` that needs a node of the loop."""
+    graph = nodes[0].graph
+    late: set[Node] = set(place)
+    wanted = set(nodes)
+    for node in graph.nodes:
+        if node not in place and any(n in late for n in node.all_input_nodes):
+            late.add(node)
+            if node in wanted:
+                return node
+    return next((n for n in nodes if n in place), None)
+
+
+# ---- building ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Built:
+    """A loop module, its operands, and which results stand for what: ``lasts`` carries' positions, ``collected`` positions."""
+
+    loop: Loop
+    operands: tuple[Node, ...]
+    collected: tuple[int, ...]
+
+
+def build(rolled: Rolled) -> Built:
+    """The body and its loop; nothing in the graph is touched."""
+    typical = rolled.steps[1]
+    body = Graph()
+    states = [_placeholder(body, f"state_{i}", _carried(rolled, c)) for i, c in enumerate(rolled.carries)]
+    reads = [_read_placeholder(body, i, m) for i, m in enumerate(rolled.inputs)]
+    fixed = [_placeholder(body, n.name, n.meta["val"]) for n in rolled.invariants]
+    inner: dict[Node, Node] = {}
+    for j, node in enumerate(typical):
+        operands = list(node.all_input_nodes)
+        resolved: dict[Node, Node] = {}
+        for slot, operand in enumerate(operands):
+            found = rolled.slots[(j, slot)]
+            match found:
+                case Within():
+                    resolved[operand] = _apply(body, found.links, inner[typical[found.position]], node)
+                case Carry():
+                    resolved[operand] = states[rolled.carries.index(found)]
+                case MovingInput():
+                    which = next(i for i, m in enumerate(rolled.inputs) if (m.source, m.how) == (found.source, found.how))
+                    resolved[operand] = _apply(body, found.links, reads[which], node)
+                case Node():
+                    resolved[operand] = fixed[rolled.invariants.index(found)]
+        inner[node] = body.node_copy(node, lambda n, r=resolved: r[n])  # type: ignore[misc]
+    results = [_apply(body, c.links, inner[typical[c.position]], typical[c.position]) for c in rolled.carries]
+    collected = _read_outside(rolled)
+    kept = [inner[typical[j]] for j in collected]
+    output = body.output((*results, *kept))
+    output.meta.update(val=tuple(r.meta["val"] for r in (*results, *kept)), source="")
+    module = _LazyGraphModule(Module(), body)
+    source = typical[0].meta.get("source", "")
+    spec = LoopSpec(len(rolled.steps), len(states), tuple(m.how for m in rolled.inputs), len(kept), source)
+    operands = (*(c.first for c in rolled.carries), *(m.source for m in rolled.inputs), *rolled.invariants)
+    return Built(Loop(module, spec), operands, tuple(collected))
+
+
+def _carried(rolled: Rolled, carry: Carry) -> object:
+    """The metadata of a state as the second step reads it."""
+    for (j, slot), found in rolled.slots.items():
+        if found == carry:
+            return list(rolled.steps[1][j].all_input_nodes)[slot].meta["val"]
+    raise AssertionError("a carry that no operand reads")
+
+
+def _placeholder(body: Graph, name: str, value: object) -> Node:
+    node = body.placeholder(name)
+    node.meta.update(val=value, source="")
+    return node
+
+
+def _read_placeholder(body: Graph, number: int, moving: MovingInput) -> Node:
+    source = moving.source.meta["val"]
+    with source.fake_mode:
+        return _placeholder(body, f"read_{number}", source.select(moving.how.dim, moving.how.start))
+
+
+def _apply(body: Graph, links: tuple[Link, ...], start: Node, like: Node) -> Node:
+    """Copy a chain of views into the body, sharing equal ones."""
+    node = start
+    for op, args, kwargs in links:
+        node = _shared_call(body, op, (node, *args), dict(kwargs), like)
+    return node
+
+
+def _shared_call(body: Graph, op: object, args: tuple[object, ...], kwargs: dict[str, object], like: Node) -> Node:
+    first = args[0]
+    assert isinstance(first, Node)
+    for user in first.users:
+        if user.target is op and user.args == args and user.kwargs == kwargs:
+            return user
+    node = body.call_function(op, args, kwargs)  # type: ignore[arg-type]
+    value = first.meta["val"]
+    if op is operator.getitem:
+        node.meta["val"] = value[args[1]]
+    else:
+        with value.fake_mode, torch.no_grad():
+            node.meta["val"] = op(value, *args[1:], **kwargs)  # type: ignore[operator]
+    node.meta["source"] = like.meta.get("source", "")
+    return node
+
+
+def _read_outside(rolled: Rolled) -> list[int]:
+    """Positions whose values are read outside of the loop, other than as a last state."""
+    place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
+    last = len(rolled.steps) - 1
+    states = {c.position for c in rolled.carries if not c.links}
+    wanted: dict[int, None] = {}
+    for node, (k, j) in place.items():
+        if (k == last and j in states) or j in wanted:
+            continue
+        if any(True for _ in outside_users(node, place)):
+            wanted[j] = None
+    return sorted(wanted)
+
+
+def outside_users(node: Node, place: dict[Node, tuple[int, int]]) -> list[Node]:
+    """Users of ``node`` outside of the loop that compute something or are the output, views looked through."""
+    found = []
+    stack = list(node.users)
+    while stack:
+        user = stack.pop()
+        if user in place:
+            continue
+        if user.op == "call_function" and owner(user) is not user:
+            stack.extend(user.users)
+        else:
+            found.append(user)
+    return found
+
