@@ -32,8 +32,7 @@ class LoopSpec:
     """How the body is driven.
 
     ``carries``: number of carried states; each step reads what the step before wrote (the first: the loop's operand). ``step_inputs``: how the
-    operands that follow are read. ``collected``: number of results that are kept of every step. ``reverse_collect`` is not needed: a
-    consumer flips. ``source``: the user's line of the body.
+    operands that follow are read. ``collected``: number of results that are kept of every step. ``source``: the user's line of the body.
     """
 
     trip_count: int
@@ -51,6 +50,11 @@ class Loop(nn.Module):
         self.body = body
         self.spec = spec
         self.meta = {"kind": "loop"}
+
+    @property
+    def persistent(self) -> bool:
+        """Whether all steps run as one launch. They do: only loops that have such a kernel are rolled."""
+        return True
 
     @property
     def trip_count(self) -> int:

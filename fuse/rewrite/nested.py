@@ -4,7 +4,8 @@
       call_module loop                            loop.body   its trip count
         body: GraphModule
 
-A region's body is not walked: it is what one launch computes, and no longer the passes' business.
+A region's body is not walked, nor that of a loop that runs as one persistent kernel: it is what one launch computes, and no longer
+the passes' business.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def walk(graph: GraphModule, steps: int = 1) -> Iterator[tuple[GraphModule, int]
     yield graph, steps
     for node in graph.graph.find_nodes(op="call_module"):
         module = called_module(node)
-        if module is not None and kind(node) == "loop":
+        if module is not None and kind(node) == "loop" and not getattr(module, "persistent", False):
             body = module.get_submodule("body")
             assert isinstance(body, GraphModule)
             yield from walk(body, steps * trip_count(module))

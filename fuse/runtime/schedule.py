@@ -22,7 +22,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
+from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
+from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.layout import dense, extent, origin_bytes, part, restrided, same_layout
@@ -137,12 +139,18 @@ class _Scheduler:
         ]
         self.parts[node] = list(anchors)
         self.regions += 1
+        if made.workspace_bytes:
+            scratch = torch.empty(made.workspace_bytes, dtype=torch.uint8, device="meta")
+            anchors.append(self._buffer("made", scratch))
+            values = (*values, scratch)
         self._kernel(made, inputs, anchors, list(values))
 
     def _fitted(
         self, region: torch.nn.Module, node: Node, inputs: Sequence[Node], getters: dict[int, Node]
     ) -> Kernel | Declined:
-        """The region's kernel, compiled for the layouts that its inputs have and its results get."""
+        """The kernel of a region or loop, compiled for the layouts that its inputs have and its results get."""
+        if isinstance(region, Loop):
+            return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]))
         if not isinstance(region, GraphModule) or region.meta.get("kind") != "region":
             return Declined("there is no kernel for this kind of module yet")
         body_inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
