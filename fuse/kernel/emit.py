@@ -6,6 +6,8 @@ outer loops over threads where there is enough work. The user's lines stand abov
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
@@ -66,6 +68,11 @@ def emit(body: KernelBody, name: str) -> str:
         lines += _statement(statement, 1, top=True)
     lines += [f"{_INDENT}return 0;", "}"]
     return "\n".join(lines) + "\n"
+
+
+def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
+    """The lines of statements inside a function of the caller's, ``depth`` levels in; no loop is split over threads."""
+    return [line for statement in statements for line in _statement(statement, depth)]
 
 
 def is_parallel(body: KernelBody) -> bool:

@@ -40,13 +40,15 @@ class Kernel:
 
     ``source`` defines ``extern "C" void name(char *const *args)``: pointers to the inputs in placeholder order, then to the outputs.
     ``in_place`` lists (input, output) positions that may be the same memory, because the kernel reads the input only where it is just
-    about to write. ``parallel`` says that it asks for threads.
+    about to write. ``parallel`` says that it asks for threads. A kernel with ``workspace_bytes`` takes one more pointer, to that much memory
+    that is nobody else's during the call.
     """
 
     name: str
     source: str
     in_place: frozenset[tuple[int, int]]
     parallel: bool
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)

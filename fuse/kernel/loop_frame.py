@@ -1,0 +1,194 @@
+"""What all loop kernels share: memory, pointers, and the nests of one step.
+
+    args:  operands, results, workspace
+    state  h:     h_start (operand)  ->  h, h_next (workspace, change places every step)  ->  h_last (result)
+    input  x:     x_steps (operand)  ->  x (this step's part)
+    result y:     y_steps (result)   ->  y (this step's place)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fuse.graph.loop import LoopSpec
+from fuse.kernel import ctypes
+from fuse.kernel.index import contiguous_strides
+from fuse.kernel.ir import Buffer, Loop, Statement, Store
+from fuse.kernel.loop_step import Kept, Matrix, Product, Step
+from fuse.kernel.schedule import schedule
+from fuse.kernel.values import Input, Output, Program, Value
+
+ALIGNMENT = 64
+
+
+@dataclass
+class Workspace:
+    """Memory handed out in aligned pieces; ``size`` in bytes."""
+
+    size: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    def take(self, name: str, ctype: str, elements: int, itemsize: int) -> None:
+        """Declare ``name``, a pointer to ``elements`` of ``ctype``."""
+        self.lines.append(f"{ctype} *{name} = ({ctype} *)(workspace + {self.size});")
+        self.size += -(-elements * itemsize // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A loop about to be written down: its step, how it is driven, and the tensors around it."""
+
+    step: Step
+    spec: LoopSpec
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+    @property
+    def states(self) -> tuple[Input, ...]:
+        return self.step.inputs[: self.spec.carries]
+
+    def name(self, value: Input) -> str:
+        return self.step.names[value.position]
+
+
+def elements(value: Input) -> int:
+    """Elements of memory that ``value`` takes, padding included."""
+    return value.shape[0] * value.strides[0] if value.shape else 1
+
+
+def pointers(frame: Frame, workspace: Workspace) -> list[str]:
+    """Lines that name every argument and all of the workspace that states and stages need."""
+    spec, step = frame.spec, frame.step
+    lines = []
+    for position, operand in enumerate(frame.operands):
+        suffix = "_start" if position < spec.carries else "_steps" if position < spec.carries + len(spec.step_inputs) else ""
+        ctype = ctypes.storage(operand.dtype)
+        lines.append(f"const {ctype} *{step.names[position]}{suffix} = (const {ctype} *)args[{position}];")
+    for number, result in enumerate(frame.results):
+        ctype = ctypes.storage(result.dtype)
+        name = f"{step.names[number]}_last" if number < spec.carries else f"{step.result_names[number]}_steps"
+        lines.append(f"{ctype} *{name} = ({ctype} *)args[{len(frame.operands) + number}];")
+    lines.append(f"char *workspace = fuse_aligned(args[{len(frame.operands) + len(frame.results)}]);")
+    for state in frame.states:
+        workspace.take(
+            f"{frame.name(state)}_memory", ctypes.storage(state.dtype), 2 * elements(state), state.dtype.itemsize
+        )
+    return lines
+
+
+def step_pointers(frame: Frame) -> list[str]:
+    """Lines that name this step's states, inputs and places of results, given the step ``t``."""
+    spec, step = frame.spec, frame.step
+    lines = []
+    for state in frame.states:
+        lines += state_pointers(frame, state, "t")
+    for number, read in enumerate(spec.step_inputs):
+        position = spec.carries + number
+        operand = frame.operands[position]
+        ctype, name = ctypes.storage(operand.dtype), step.names[position]
+        where = f"({read.start} + {read.step} * t) * {operand.stride(read.dim)}"
+        lines.append(f"const {ctype} *{name} = {name}_steps + {where};")
+    for number in range(spec.carries, len(frame.results)):
+        result, name = frame.results[number], step.result_names[number]
+        lines.append(f"{ctypes.storage(result.dtype)} *{name} = {name}_steps + t * {result.stride(0)};")
+    return lines
+
+
+def state_pointers(frame: Frame, state: Input, time: str) -> list[str]:
+    """The state as it is at ``time``, and where the next one goes."""
+    ctype, name, size = ctypes.storage(state.dtype), frame.name(state), elements(state)
+    return [
+        f"const {ctype} *{name} = {name}_memory + ({time} & 1) * {size};",
+        f"{ctype} *{name}_next = {name}_memory + (~{time} & 1) * {size};",
+    ]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """``value`` goes to the memory named ``name`` with these strides (elements)."""
+
+    value: Value
+    name: str
+    strides: tuple[int, ...]
+
+
+def results_of(frame: Frame) -> list[Destination]:
+    """Where the step's results go: next states, then what is collected."""
+    step, carries = frame.step, frame.spec.carries
+    found = []
+    for number, value in enumerate(step.results):
+        if number < carries:
+            found.append(Destination(value, f"{step.names[number]}_next", step.inputs[number].strides))
+        else:
+            found.append(Destination(value, step.result_names[number], tuple(frame.results[number].stride()[1:])))
+    return found
+
+
+def starts_of(frame: Frame) -> tuple[list[Input], dict[int, str], list[Destination]]:
+    """The copies of the operands' states into memory of our own: what is read, its names, where it goes."""
+    sources = [
+        Input(s.shape, s.dtype, s.position, tuple(frame.operands[s.position].stride())) for s in frame.states
+    ]
+    names = {s.position: f"{frame.name(s)}_start" for s in frame.states}
+    return sources, names, [Destination(s, f"{frame.name(s)}_memory", contiguous_strides(s.shape)) for s in sources]
+
+
+def lasts_of(frame: Frame) -> list[Destination]:
+    """The copies of the last states to the results."""
+    return [
+        Destination(s, f"{frame.name(s)}_last", tuple(frame.results[s.position].stride())) for s in frame.states
+    ]
+
+
+def nest(
+    inputs: Sequence[Input], names: Mapping[int, str], destinations: Sequence[Destination], value_names: Mapping[int, str]
+) -> list[Statement]:
+    """The loops that compute and store ``destinations``.
+
+    Raises:
+        NotAffine: there are no such loops; the message is a reason.
+    """
+    outputs = tuple(Output(d.value, d.strides) for d in destinations)
+    body = schedule(Program(tuple(inputs), outputs, names, value_names))
+    renaming = {f"out{i}": d.name for i, d in enumerate(destinations)}
+    return [_renamed(s, renaming) for s in body.statements]
+
+
+def _renamed(statement: Statement, names: Mapping[str, str]) -> Statement:
+    if isinstance(statement, Loop):
+        return replace(statement, body=tuple(_renamed(s, names) for s in statement.body))
+    if isinstance(statement, Store) and statement.buffer.role == "output":
+        buffer = statement.buffer
+        return replace(statement, buffer=Buffer(names[buffer.name], buffer.ctype, buffer.role))
+    return statement
+
+
+def stage_memory(frame: Frame, workspace: Workspace) -> None:
+    """Workspace for the results of all stages."""
+    for stage in frame.step.stages:
+        result = stage.result
+        workspace.take(frame.name(result), ctypes.storage(result.dtype), elements(result), result.dtype.itemsize)
+
+
+def packing(
+    target: str, panels: int, panel: int, matrix: Matrix, name: str, depth: int, column: str, columns: int
+) -> str:
+    """The call that packs one panel of a weight: columns from ``column`` on, up to ``columns`` of the matrix."""
+    source = f"{name} + {matrix.start}" if matrix.start else name
+    strides = f"{matrix.strides[0]}, {matrix.strides[1]}"
+    where = f"{target} + {16 * panel}" if panel else target
+    return f"fuse_pack({where}, {16 * panels}, {source}, {strides}, {depth}, {column}, {columns});"
+
+
+def multiplications(frame: Frame) -> int:
+    """Multiplications of one step's products."""
+    products = [s for s in frame.step.stages if isinstance(s, Product)]
+    return sum(math.prod(p.result.shape) * p.left.shape[1] for p in products)
+
+
+def kept_values(frame: Frame) -> list[Kept]:
+    return [s for s in frame.step.stages if isinstance(s, Kept)]

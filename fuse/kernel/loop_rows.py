@@ -1,0 +1,210 @@
+"""A loop kernel whose threads share out the batch: each runs all steps for its own rows and waits for nobody.
+
+    rows first_row ... last_row, for all steps:
+        gates = h @ W           weights packed once, a few rows at a time
+        c, h  = f(gates, c)     one nest, as in any kernel
+
+It suits reductions over units (norms, softmax), large batches and steps without products. Where a row of the batch
+reads another row, or there is no batch, one thread does all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from fuse.kernel.emit import PARALLEL_WORK, text_of, work
+from fuse.kernel.index import Affine
+from fuse.kernel.ir import Load, Loop, Statement, Store
+from fuse.kernel.loop_frame import (
+    Destination,
+    Frame,
+    Workspace,
+    elements,
+    lasts_of,
+    nest,
+    packing,
+    pointers,
+    results_of,
+    stage_memory,
+    starts_of,
+    state_pointers,
+    step_pointers,
+)
+from fuse.kernel.loop_step import PANEL, Kept, Product, panels_in_block
+
+_INDENT = "    "
+
+
+def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
+    """The C++ function of one thread's share, the number of threads that pay, and the bytes of workspace.
+
+    Raises:
+        NotAffine: the step has no such loops; the message is a reason.
+    """
+    step = frame.step
+    sources, start_names, starts = starts_of(frame)
+    before = nest(sources, start_names, starts, {})
+    after = nest(frame.states, step.names, lasts_of(frame), {})
+    stages: list[list[Statement] | Product] = []
+    for stage in step.stages:
+        stages.append(stage if isinstance(stage, Product) else _nest(frame, [_kept(frame, stage)]))
+    stages.append(_nest(frame, results_of(frame)))
+
+    batch = frame.states[0].shape[0] if frame.states[0].shape else 1
+    own = _own_rows(frame, batch)
+    nests = [before, after, *(s for s in stages if not isinstance(s, Product))]
+    products = [s for s in stages if isinstance(s, Product)]
+    apart = batch > 1 and bool(own) and all(_row_by_row(s, batch, own) for statements in nests for s in statements)
+
+    workspace = Workspace()
+    head = pointers(frame, workspace)
+    stage_memory(frame, workspace)
+    packed = []
+    for number, product in enumerate(products):
+        workspace.take(f"weights_{number}", "float", product.left.shape[1] * product.result.strides[0], 4)
+        packed += _packed(frame, number, product)
+    lines = [f"static int {name}_share(char *const *args, fuse_team *team, int64_t member) {{"]
+    lines += _indented(1, head + workspace.lines)
+    lines += _indented(1, [f"const int64_t steps = {frame.spec.trip_count};"])
+    if apart:
+        lines += _indented(1, [f"const int64_t first_row = {batch} * member / team->members;"])
+        lines += _indented(1, [f"const int64_t last_row = {batch} * (member + 1) / team->members;"])
+    lines += _indented(1, packed)
+    lines += _statements(before, 1, batch if apart else 0)
+    lines += _indented(1, ["for (int64_t t = 0; t < steps; ++t) {"])
+    lines += _indented(2, step_pointers(frame))
+    number = 0
+    for stage_or_product in stages:
+        if isinstance(stage_or_product, Product):
+            lines += _indented(2, _multiplied(frame, number, stage_or_product, batch if apart else 0))
+            number += 1
+        else:
+            lines += _statements(stage_or_product, 2, batch if apart else 0)
+    lines += _indented(1, ["}"])
+    for state in frame.states:
+        lines += _indented(1, state_pointers(frame, state, "steps")[:1])
+    lines += _statements(after, 1, batch if apart else 0)
+    lines += _indented(1, ["return 0;"]) + ["}"]
+    effort = sum(work(s) for s in stages if isinstance(s, list) for s in s) + sum(
+        p.result.strides[0] * p.result.shape[0] * p.left.shape[1] // 16 for p in products
+    )
+    threads = min(batch, 1 + effort * frame.spec.trip_count // PARALLEL_WORK) if apart else 1
+    return "\n".join(lines) + "\n", threads, workspace.size
+
+
+def _indented(depth: int, lines: Sequence[str]) -> list[str]:
+    return [_INDENT * depth + line for line in lines]
+
+
+def _nest(frame: Frame, destinations: Sequence[Destination]) -> list[Statement]:
+    return nest(frame.step.inputs, frame.step.names, destinations, frame.step.value_names)
+
+
+def _kept(frame: Frame, stage: Kept) -> Destination:
+    return Destination(stage.value, frame.name(stage.result), stage.result.strides)
+
+
+# ---- products ------------------------------------------------------------------------------------------------------
+
+
+def _packed(frame: Frame, number: int, product: Product) -> list[str]:
+    """Lines that pack a weight, each thread some of its blocks, and wait for the others."""
+    columns, depth = product.result.shape[1], product.left.shape[1]
+    panels = panels_in_block(columns)
+    width = PANEL * panels
+    blocks = -(-columns // width)
+    name = frame.name(product.right.source)
+    lines = [f"for (int64_t block = member; block < {blocks}; block += team->members) {{"]
+    target = f"weights_{number} + block * {depth * width}"
+    for panel in range(panels):
+        column = f"{width} * block + {PANEL * panel}"
+        lines.append(_INDENT + packing(target, panels, panel, product.right, name, depth, column, columns))
+    return [*lines, "}", "team->wait();"]
+
+
+def _multiplied(frame: Frame, number: int, product: Product, batch: int) -> list[str]:
+    """Lines that compute a product for the rows of this thread."""
+    rows, depth = product.left.shape
+    panels = panels_in_block(product.result.shape[1])
+    width, wide = PANEL * panels, product.result.strides[0]
+    left, out, first, count = frame.name(product.left), frame.name(product.result), "", str(rows)
+    stride = product.left.strides[0]
+    if batch:
+        each = rows // batch
+        left += f" + first_row * {each * stride}"
+        first = f" + first_row * {each * wide}"
+        count = f"(last_row - first_row) * {each}"
+    return [
+        f"for (int64_t block = 0; block < {wide // width}; ++block) {{",
+        f"{_INDENT}fuse_product<{panels}>({out}{first} + block * {width}, {wide}, {PANEL}, {left}, {stride},",
+        f"{_INDENT}{' ' * 16}weights_{number} + block * {depth * width}, {depth}, {count});",
+        "}",
+    ]
+
+
+# ---- rows of the batch -----------------------------------------------------------------------------------------------
+
+
+def _own_rows(frame: Frame, batch: int) -> dict[str, int]:
+    """Elements of a row of the batch in all memory that steps share; nothing where some of it has no rows."""
+    own: dict[str, int] = {}
+    for state in frame.states:
+        own |= dict.fromkeys(
+            (frame.name(state) + suffix for suffix in ("", "_next", "_memory")), elements(state) // batch
+        )
+    for stage in frame.step.stages:
+        own[frame.name(stage.result)] = elements(stage.result) // batch
+    shared = [*frame.states, *(s.result for s in frame.step.stages)]
+    return own if all(v.shape and v.shape[0] % batch == 0 for v in shared) else {}
+
+
+def _row_by_row(statement: Statement, batch: int, own: Mapping[str, int]) -> bool:
+    """Whether a nest's outer loop runs over rows of the batch, and touches shared memory only in its own row."""
+    if not isinstance(statement, Loop):
+        return not isinstance(statement, (Load, Store)) or statement.buffer.name not in own
+    if statement.extent % batch or statement.reduces:
+        return False
+    trips = statement.extent // batch
+    for access, extents in _accesses(statement, {}):
+        row = own.get(access.buffer.name)
+        if row is None:
+            continue
+        step = access.offset.coefficient(statement.atom)
+        low, high = _range(access.offset, statement.atom, extents)
+        if step * trips != row or low < 0 or high + step * (trips - 1) >= row:
+            return False
+        if isinstance(access, Load) and access.indirect:
+            return False
+    return True
+
+
+def _accesses(loop: Loop, outside: Mapping[str, int]) -> Iterator[tuple[Load | Store, Mapping[str, int]]]:
+    extents = {**outside, loop.atom: loop.extent}
+    for statement in loop.body:
+        if isinstance(statement, Loop):
+            yield from _accesses(statement, extents)
+        elif isinstance(statement, (Load, Store)):
+            yield statement, extents
+
+
+def _range(offset: Affine, row: str, extents: Mapping[str, int]) -> tuple[int, int]:
+    """The smallest and largest offset inside a row."""
+    reach = [c * (extents[a] - 1) for a, c in offset.terms if a != row]
+    return offset.constant + sum(r for r in reach if r < 0), offset.constant + sum(r for r in reach if r > 0)
+
+
+def _statements(statements: Sequence[Statement], depth: int, batch: int) -> list[str]:
+    """Lines of nests; outer loops run over this thread's rows where a ``batch`` is shared out."""
+    pad, lines = _INDENT * depth, []
+    for statement in statements:
+        if not (batch and isinstance(statement, Loop)):
+            lines += text_of([statement], depth)
+            continue
+        trips = statement.extent // batch
+        first, last = (f"first_row * {trips}", f"last_row * {trips}") if trips > 1 else ("first_row", "last_row")
+        if statement.kind == "vector":
+            lines.append(f"{pad}#pragma omp simd")
+        lines.append(f"{pad}for (int64_t {statement.atom} = {first}; {statement.atom} < {last}; ++{statement.atom}) {{")
+        lines += text_of(statement.body, depth + 1)
+        lines.append(f"{pad}}}")
+    return lines
