@@ -1,15 +1,15 @@
 """What all loop kernels share: memory, pointers, and the nests of one step.
 
-    args:  operands, results, workspace
-    state  h:     h_start (operand)  ->  h, h_next (workspace, change places every step)  ->  h_last (result)
-    input  x:     x_steps (operand)  ->  x (this step's part)
-    result y:     y_steps (result)   ->  y (this step's place)
+args:  operands, results, workspace
+state  h:     h_start (operand)  ->  h, h_next (workspace, change places every step)  ->  h_last (result)
+input  x:     x_steps (operand)  ->  x (this step's part)
+result y:     y_steps (result)   ->  y (this step's place)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -23,6 +23,11 @@ from fuse.kernel.schedule import schedule
 from fuse.kernel.values import Input, Output, Program, Value
 
 ALIGNMENT = 64
+
+
+def indented(depth: int, lines: Sequence[str]) -> list[str]:
+    """Lines of C++, ``depth`` levels in."""
+    return ["    " * depth + line for line in lines]
 
 
 @dataclass
@@ -65,7 +70,9 @@ def pointers(frame: Frame, workspace: Workspace) -> list[str]:
     spec, step = frame.spec, frame.step
     lines = []
     for position, operand in enumerate(frame.operands):
-        suffix = "_start" if position < spec.carries else "_steps" if position < spec.carries + len(spec.step_inputs) else ""
+        suffix = (
+            "_start" if position < spec.carries else "_steps" if position < spec.carries + len(spec.step_inputs) else ""
+        )
         ctype = ctypes.storage(operand.dtype)
         lines.append(f"const {ctype} *{step.names[position]}{suffix} = (const {ctype} *)args[{position}];")
     for number, result in enumerate(frame.results):
@@ -130,22 +137,21 @@ def results_of(frame: Frame) -> list[Destination]:
 
 def starts_of(frame: Frame) -> tuple[list[Input], dict[int, str], list[Destination]]:
     """The copies of the operands' states into memory of our own: what is read, its names, where it goes."""
-    sources = [
-        Input(s.shape, s.dtype, s.position, tuple(frame.operands[s.position].stride())) for s in frame.states
-    ]
+    sources = [Input(s.shape, s.dtype, s.position, tuple(frame.operands[s.position].stride())) for s in frame.states]
     names = {s.position: f"{frame.name(s)}_start" for s in frame.states}
     return sources, names, [Destination(s, f"{frame.name(s)}_memory", contiguous_strides(s.shape)) for s in sources]
 
 
 def lasts_of(frame: Frame) -> list[Destination]:
     """The copies of the last states to the results."""
-    return [
-        Destination(s, f"{frame.name(s)}_last", tuple(frame.results[s.position].stride())) for s in frame.states
-    ]
+    return [Destination(s, f"{frame.name(s)}_last", tuple(frame.results[s.position].stride())) for s in frame.states]
 
 
 def nest(
-    inputs: Sequence[Input], names: Mapping[int, str], destinations: Sequence[Destination], value_names: Mapping[int, str]
+    inputs: Sequence[Input],
+    names: Mapping[int, str],
+    destinations: Sequence[Destination],
+    value_names: Mapping[int, str],
 ) -> list[Statement]:
     """The loops that compute and store ``destinations``.
 
@@ -167,9 +173,9 @@ def _renamed(statement: Statement, names: Mapping[str, str]) -> Statement:
     return statement
 
 
-def stage_memory(frame: Frame, workspace: Workspace) -> None:
-    """Workspace for the results of all stages."""
-    for stage in frame.step.stages:
+def stage_memory(frame: Frame, workspace: Workspace, stages: Iterable[Product | Kept]) -> None:
+    """Workspace for the results of stages."""
+    for stage in stages:
         result = stage.result
         workspace.take(frame.name(result), ctypes.storage(result.dtype), elements(result), result.dtype.itemsize)
 
@@ -188,7 +194,3 @@ def multiplications(frame: Frame) -> int:
     """Multiplications of one step's products."""
     products = [s for s in frame.step.stages if isinstance(s, Product)]
     return sum(math.prod(p.result.shape) * p.left.shape[1] for p in products)
-
-
-def kept_values(frame: Frame) -> list[Kept]:
-    return [s for s in frame.step.stages if isinstance(s, Kept)]

@@ -14,6 +14,7 @@ from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.loop_frame import ALIGNMENT, Frame
 from fuse.kernel.loop_rows import rows_text
 from fuse.kernel.loop_step import read_step
+from fuse.kernel.loop_units import units_text
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.recipes import Unsupported
 
@@ -37,7 +38,7 @@ def loop_prelude() -> str:
 def lower_loop(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | Declined:
     """The kernel that runs all steps, or the reason why there is none."""
     reasons = []
-    for share, cut in ((rows_text, False), (rows_text, True)):
+    for share, cut in ((units_text, False), (rows_text, False), (rows_text, True)):
         try:
             step = read_step(loop, operands, cut)
             return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results)), share)
@@ -45,7 +46,7 @@ def lower_loop(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
             reasons.append(str(why))
         except SplitNeeded as need:
             reasons.append(f"the loop over {need.atom} would have to be split")
-    return Declined(reasons[0])
+    return Declined(reasons[-1])
 
 
 def _kernel(frame: Frame, share: Share) -> Kernel:

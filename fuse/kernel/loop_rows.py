@@ -20,6 +20,7 @@ from fuse.kernel.loop_frame import (
     Frame,
     Workspace,
     elements,
+    indented,
     lasts_of,
     nest,
     packing,
@@ -58,42 +59,38 @@ def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
 
     workspace = Workspace()
     head = pointers(frame, workspace)
-    stage_memory(frame, workspace)
+    stage_memory(frame, workspace, step.stages)
     packed = []
     for number, product in enumerate(products):
         workspace.take(f"weights_{number}", "float", product.left.shape[1] * product.result.strides[0], 4)
         packed += _packed(frame, number, product)
     lines = [f"static int {name}_share(char *const *args, fuse_team *team, int64_t member) {{"]
-    lines += _indented(1, head + workspace.lines)
-    lines += _indented(1, [f"const int64_t steps = {frame.spec.trip_count};"])
+    lines += indented(1, head + workspace.lines)
+    lines += indented(1, [f"const int64_t steps = {frame.spec.trip_count};"])
     if apart:
-        lines += _indented(1, [f"const int64_t first_row = {batch} * member / team->members;"])
-        lines += _indented(1, [f"const int64_t last_row = {batch} * (member + 1) / team->members;"])
-    lines += _indented(1, packed)
+        lines += indented(1, [f"const int64_t first_row = {batch} * member / team->members;"])
+        lines += indented(1, [f"const int64_t last_row = {batch} * (member + 1) / team->members;"])
+    lines += indented(1, packed)
     lines += _statements(before, 1, batch if apart else 0)
-    lines += _indented(1, ["for (int64_t t = 0; t < steps; ++t) {"])
-    lines += _indented(2, step_pointers(frame))
+    lines += indented(1, ["for (int64_t t = 0; t < steps; ++t) {"])
+    lines += indented(2, step_pointers(frame))
     number = 0
     for stage_or_product in stages:
         if isinstance(stage_or_product, Product):
-            lines += _indented(2, _multiplied(frame, number, stage_or_product, batch if apart else 0))
+            lines += indented(2, _multiplied(frame, number, stage_or_product, batch if apart else 0))
             number += 1
         else:
             lines += _statements(stage_or_product, 2, batch if apart else 0)
-    lines += _indented(1, ["}"])
+    lines += indented(1, ["}"])
     for state in frame.states:
-        lines += _indented(1, state_pointers(frame, state, "steps")[:1])
+        lines += indented(1, state_pointers(frame, state, "steps")[:1])
     lines += _statements(after, 1, batch if apart else 0)
-    lines += _indented(1, ["return 0;"]) + ["}"]
+    lines += indented(1, ["return 0;"]) + ["}"]
     effort = sum(work(s) for s in stages if isinstance(s, list) for s in s) + sum(
         p.result.strides[0] * p.result.shape[0] * p.left.shape[1] // 16 for p in products
     )
     threads = min(batch, 1 + effort * frame.spec.trip_count // PARALLEL_WORK) if apart else 1
     return "\n".join(lines) + "\n", threads, workspace.size
-
-
-def _indented(depth: int, lines: Sequence[str]) -> list[str]:
-    return [_INDENT * depth + line for line in lines]
 
 
 def _nest(frame: Frame, destinations: Sequence[Destination]) -> list[Statement]:

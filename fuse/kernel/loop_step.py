@@ -218,7 +218,8 @@ def _call(reader: _Reader, node: Node, values: Mapping[Node, Result]) -> Result:
     if reader.cut and reductions_below(p for p in parts if p is not None):
         used = {user.args[1] for user in node.users} if isinstance(result, tuple) else {0}
         parts = tuple(
-            reader.keep(p, f"{plain_name(node.name)}_kept") if p is not None and i in used else None for i, p in enumerate(parts)
+            reader.keep(p, f"{plain_name(node.name)}_kept") if p is not None and i in used else None
+            for i, p in enumerate(parts)
         )
         result = parts if isinstance(result, tuple) else parts[0]
         assert result is not None

@@ -1,0 +1,340 @@
+"""A loop kernel whose threads share out the hidden units: each computes its own units of all rows, then waits for the others.
+
+    for steps:
+        for blocks of 16 units (this thread's):
+            gates = h @ W                   the columns of all gates of these units, weights packed as they are read
+            c, h  = f(gates, c)             at once, while the sums are in cache
+        wait                                h is read whole by the next step
+
+Every weight is read by one thread only, from its own cache. It needs one wait a step, one more for each product that reads
+what the same step computes. Every result must have one element a row and unit, and read products at its own unit (plus a constant:
+the gates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fuse.kernel import ctypes
+from fuse.kernel.domains import Target, store
+from fuse.kernel.elements import Builder
+from fuse.kernel.emit import text_of
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine
+from fuse.kernel.ir import Buffer, Loop, Statement
+from fuse.kernel.loop_frame import (
+    Destination,
+    Frame,
+    Workspace,
+    indented,
+    lasts_of,
+    multiplications,
+    packing,
+    pointers,
+    results_of,
+    stage_memory,
+    starts_of,
+    state_pointers,
+    step_pointers,
+)
+from fuse.kernel.loop_step import MOST_PANELS, PANEL, Kept, Product
+from fuse.kernel.values import Gather, Input, Value
+from fuse.kernel.walks import within_stage
+
+WORK_FOR_A_THREAD = 16_384
+"""Multiplications a step that are worth a thread: below, waiting for it takes longer."""
+
+
+@dataclass
+class _Group:
+    """Products of one phase on one left operand: they share a loop over its columns.
+
+    ``panels`` are the parts of them that are read: (product, distance of the column from the unit), in order of packing. ``outlives``
+    says that a later phase reads the sums too.
+    """
+
+    number: int
+    phase: int
+    left: Input
+    panels: list[tuple[Product, int]] = field(default_factory=list)
+    outlives: bool = False
+
+    def panel(self, product: Product, distance: int) -> int:
+        """The number of a panel, which is packed if nobody asked for it before."""
+        if (product, distance) not in self.panels:
+            self.panels.append((product, distance))
+        return self.panels.index((product, distance))
+
+
+@dataclass(frozen=True)
+class _Domain:
+    """What every nest runs over: rows of the batch and units, in blocks of 16."""
+
+    rows: int
+    units: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.units // PANEL)
+
+    @property
+    def index(self) -> Index:
+        unit = Affine.of("block") * PANEL + Affine.of("lane")
+        return (Affine.of("row") if self.rows > 1 else ZERO, unit)
+
+
+@dataclass
+class _TileBuilder(Builder):
+    """Elements at a row and a unit, sums of products read where :func:`fuse_product` leaves them."""
+
+    domain: _Domain = _Domain(1, 1)
+    phase: int = 0
+    sums: dict[int, tuple[Product, _Group]] = field(default_factory=dict)
+    in_progress: dict[int, Kept] = field(default_factory=dict)
+
+    def _compute(self, value: Value, index: Index, guard: str) -> tuple[str, int]:
+        if isinstance(value, Input) and value.position in self.sums:
+            return self._sum(*self.sums[value.position], index, guard)
+        if isinstance(value, Input) and value.position in self.in_progress:
+            if index != self.domain.index:
+                raise NotAffine("a unit reads what another one computes at the same time")
+            name = self.element(self.in_progress[value.position].value, index, guard)
+            return name, self.depth(name)
+        if isinstance(value, Gather):
+            raise NotAffine("a look-up in a loop over units")
+        return super()._compute(value, index, guard)
+
+    def _sum(self, product: Product, group: _Group, index: Index, guard: str) -> tuple[str, int]:
+        row, unit = self.domain.index
+        distance = index[1] + unit * -1
+        if index[0] != row or distance.terms:
+            raise NotAffine("a unit reads the product at another unit")
+        group.outlives |= group.phase < self.phase
+        panel = group.panel(product, distance.constant)
+        where = row * PANEL + Affine.of("lane") + panel * self.domain.rows * PANEL
+        buffer = Buffer(f"sums_{group.number}", "float", "scratch")
+        return self._load(buffer, torch.float32, where, (), guard, f"sum_{panel}")
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """What lies between two waits: groups of products, then a nest over rows and units."""
+
+    groups: tuple[_Group, ...]
+    statements: tuple[Statement, ...]
+
+
+def units_text(frame: Frame, name: str) -> tuple[str, int, int]:
+    """The C++ function of one thread's share, the number of threads that pay, and the bytes of workspace.
+
+    Raises:
+        NotAffine: the step is not of this form; the message is a reason.
+    """
+    domain = _domain(frame)
+    phases = _phases(frame, domain)
+    groups = [g for p in phases for g in p.groups]
+    workspace = Workspace()
+    head = pointers(frame, workspace)
+    stage_memory(frame, workspace, [s for s in frame.step.stages if isinstance(s, Kept)])
+    for group in groups:
+        panels, depth = len(group.panels), group.left.shape[1]
+        workspace.take(f"weights_{group.number}", "float", domain.blocks * depth * panels * PANEL, 4)
+        workspace.take(f"sums_{group.number}_memory", "float", domain.blocks * panels * domain.rows * PANEL, 4)
+    share = [
+        f"const int64_t steps = {frame.spec.trip_count};",
+        f"const int64_t first_block = {domain.blocks} * member / team->members;",
+        f"const int64_t last_block = {domain.blocks} * (member + 1) / team->members;",
+    ]
+    packed = [line for group in groups for line in _packed(frame, group, domain)]
+    sources, start_names, starts = starts_of(frame)
+    lines = [f"static int {name}_share(char *const *args, fuse_team *team, int64_t member) {{"]
+    lines += indented(1, [*head, *workspace.lines, *share])
+    lines += indented(
+        1, ["for (int64_t block = first_block; block < last_block; ++block) {", *indented(1, packed), "}"]
+    )
+    lines += indented(1, _copied(sources, start_names, starts, domain))
+    lines += indented(1, ["team->wait();", "for (int64_t t = 0; t < steps; ++t) {"])
+    lines += indented(2, step_pointers(frame))
+    for phase in phases:
+        lines += _phase_text(frame, phase, groups, domain)
+        lines += indented(2, ["team->wait();"])
+    lines += indented(1, ["}"])
+    for state in frame.states:
+        lines += indented(1, state_pointers(frame, state, "steps")[:1])
+    lines += indented(1, _copied(frame.states, frame.step.names, lasts_of(frame), domain))
+    lines += ["    return 0;", "}"]
+    threads = max(1, min(domain.blocks, multiplications(frame) // WORK_FOR_A_THREAD))
+    return "\n".join(lines) + "\n", threads, workspace.size
+
+
+def _domain(frame: Frame) -> _Domain:
+    shapes = {r.shape for r in frame.step.results} | {s.value.shape for s in frame.step.stages if isinstance(s, Kept)}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 2:
+        raise NotAffine("the step's results are not of one shape, rows and units")
+    if not any(isinstance(s, Product) for s in frame.step.stages):
+        raise NotAffine("there is no product to share out")
+    return _Domain(*next(iter(shapes)))
+
+
+# ---- phases ------------------------------------------------------------------------------------------------------------
+
+
+def _phases(frame: Frame, domain: _Domain) -> list[_Phase]:
+    """The step's products and nests in order: a product comes a phase after its left operand."""
+    step = frame.step
+    computed: dict[int, int] = {}  # input position of a stage's result -> its phase
+    groups: dict[tuple[int, int], _Group] = {}
+    sums: dict[int, tuple[Product, _Group]] = {}
+    kept: dict[int, list[Kept]] = {}
+    for stage in step.stages:
+        if isinstance(stage, Kept):
+            read = [v.position for v in within_stage([stage.value], through_reductions=True) if isinstance(v, Input)]
+            phase = max((computed[p] for p in read if p in computed), default=-1)
+            kept.setdefault(phase, []).append(stage)
+        else:
+            if stage.left.position in sums:
+                raise NotAffine("a product of a product")
+            phase = computed.get(stage.left.position, -1) + 1
+            key = (phase, stage.left.position)
+            group = groups.setdefault(key, _Group(len(groups), phase, stage.left))
+            sums[stage.result.position] = (stage, group)
+        computed[stage.result.position] = phase
+    found = []
+    last = max(computed.values())
+    for phase in range(min(computed.values()), last + 1):
+        destinations = [Destination(k.value, frame.name(k.result), k.result.strides) for k in kept.get(phase, [])]
+        destinations += results_of(frame) if phase == last else []
+        readable = {p: s for p, s in sums.items() if s[1].phase <= phase}
+        now = {k.result.position: k for k in kept.get(phase, [])}
+        statements = _nest(frame, domain, phase, destinations, readable, now)
+        found.append(_Phase(tuple(g for g in groups.values() if g.phase == phase), statements))
+    return found
+
+
+def _nest(
+    frame: Frame,
+    domain: _Domain,
+    phase: int,
+    destinations: Sequence[Destination],
+    sums: dict[int, tuple[Product, _Group]],
+    in_progress: dict[int, Kept],
+) -> tuple[Statement, ...]:
+    """Loops over blocks, rows and lanes that store ``destinations``."""
+    step = frame.step
+    inputs = [Buffer(step.names[i], ctypes.storage(v.dtype), "input") for i, v in enumerate(step.inputs)]
+    extents = {"block": domain.blocks, "row": domain.rows, "lane": PANEL}
+    builder = _TileBuilder(
+        inputs, extents, dict(step.value_names), domain=domain, phase=phase, sums=sums, in_progress=in_progress
+    )
+    atoms = ("block", "row", "lane") if domain.rows > 1 else ("block", "lane")
+    for atom in atoms:
+        builder.open(atom, "vector" if atom == "lane" else "serial")
+    targets = [
+        Target(d.value, Buffer(d.name, ctypes.storage(d.value.dtype), "output"), d.strides) for d in destinations
+    ]
+    store(builder, [(target, domain.index) for target in targets])
+    for _ in atoms:
+        builder.close()
+    return tuple(builder.blocks[0].statements)
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------------
+
+
+def _chunks(group: _Group) -> list[range]:
+    """Panels that are computed together: even shares of at most as many as registers hold."""
+    count = len(group.panels)
+    shares = -(-count // MOST_PANELS)
+    return [range(count * i // shares, count * (i + 1) // shares) for i in range(shares)]
+
+
+def _packed(frame: Frame, group: _Group, domain: _Domain) -> list[str]:
+    """The calls that pack a block of the weights of ``group``."""
+    depth = group.left.shape[1]
+    size, lines = depth * len(group.panels) * PANEL, []
+    for chunk in _chunks(group):
+        target = f"weights_{group.number} + block * {size}" + _plus(chunk.start * depth * PANEL)
+        for number, panel in enumerate(chunk):
+            product, distance = group.panels[panel]
+            column = f"{PANEL} * block" + _plus(distance)
+            matrix, source = product.right, frame.name(product.right.source)
+            lines.append(packing(target, len(chunk), number, matrix, source, depth, column, distance + domain.units))
+    return lines
+
+
+def _plus(number: int) -> str:
+    return f" + {number}" if number else ""
+
+
+def _phase_text(frame: Frame, phase: _Phase, groups: Sequence[_Group], domain: _Domain) -> list[str]:
+    """One phase of a step: its products a block at a time, each followed by the nest."""
+    lines: list[str] = []
+    for statement in phase.statements:
+        if not isinstance(statement, Loop) or statement.atom != "block":
+            lines += text_of([statement], 2)
+            continue
+        lines += indented(2, ["for (int64_t block = first_block; block < last_block; ++block) {"])
+        if domain.units % PANEL:
+            rest = f"{domain.units} - {PANEL} * block"
+            lines += indented(3, [f"const int64_t lanes = {rest} < {PANEL} ? {rest} : {PANEL};"])
+        for group in groups:
+            size = len(group.panels) * domain.rows * PANEL
+            place = "block" if group.outlives else "first_block"
+            lines += indented(3, [f"float *sums_{group.number} = sums_{group.number}_memory + {place} * {size};"])
+        for group in phase.groups:
+            lines += indented(3, _multiplied(frame, group, domain))
+        lines += _rows_and_lanes(statement.body, domain, 3)
+        lines += indented(2, ["}"])
+    return lines
+
+
+def _multiplied(frame: Frame, group: _Group, domain: _Domain) -> list[str]:
+    depth, rows = group.left.shape[1], domain.rows
+    size = depth * len(group.panels) * PANEL
+    left = f"{frame.name(group.left)}, {group.left.strides[0]}"
+    lines = []
+    for chunk in _chunks(group):
+        weights = f"weights_{group.number} + block * {size}" + _plus(chunk.start * depth * PANEL)
+        sums = f"sums_{group.number}" + _plus(chunk.start * rows * PANEL)
+        lines.append(
+            f"fuse_product<{len(chunk)}>({sums}, {PANEL}, {rows * PANEL}, {left}, {weights}, {depth}, {rows});"
+        )
+    return lines
+
+
+def _rows_and_lanes(statements: Sequence[Statement], domain: _Domain, depth: int) -> list[str]:
+    """Lines of what stands inside the loop over blocks; the last block may have fewer lanes."""
+    lines: list[str] = []
+    for statement in statements:
+        if not isinstance(statement, Loop):
+            lines += text_of([statement], depth)
+        elif statement.atom == "row":
+            lines += indented(depth, [f"for (int64_t row = 0; row < {domain.rows}; ++row) {{"])
+            lines += _rows_and_lanes(statement.body, domain, depth + 1)
+            lines += indented(depth, ["}"])
+        else:
+            lanes = "lanes" if domain.units % PANEL else str(PANEL)
+            lines += indented(depth, ["#pragma omp simd", f"for (int64_t lane = 0; lane < {lanes}; ++lane) {{"])
+            lines += text_of(statement.body, depth + 1)
+            lines += indented(depth, ["}"])
+    return lines
+
+
+def _copied(
+    sources: Sequence[Input], names: Mapping[int, str], destinations: Sequence[Destination], domain: _Domain
+) -> list[str]:
+    """Lines that copy this thread's units of states."""
+    lines = [
+        f"for (int64_t row = 0; row < {domain.rows}; ++row) {{",
+        f"    for (int64_t unit = {PANEL} * first_block; unit < {PANEL} * last_block && unit < {domain.units}; ++unit) {{",
+    ]
+    for source, to in zip(sources, destinations, strict=True):
+        read = f"{names[source.position]}[{_place(source.strides)}]"
+        lines.append(f"        {to.name}[{_place(to.strides)}] = {read};")
+    return [*lines, "    }", "}"]
+
+
+def _place(strides: Sequence[int]) -> str:
+    return f"{strides[0]} * row + {strides[1]} * unit"
