@@ -107,26 +107,30 @@ def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[t
     spec = built.loop.spec
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     after = parts[-1]
-    for part, position in zip(parts[spec.carries :], built.collected, strict=True):
-        found = collector_of(rolled, position)
-        if found is not None:
-            collector, dim = found
-            order = list(range(1, dim + 1)) + [0] + list(range(dim + 1, part.meta["val"].dim()))
-            with graph.graph.inserting_after(after):
-                moved = graph.graph.call_function(aten.permute.default, (part, order))
-            moved.meta.update(val=collector.meta["val"], source=collector.meta.get("source", ""))
-            after = moved
-            surgery.replace(collector, moved)
+    collected = dict(zip(built.collected, parts[spec.carries :], strict=True))
+    for position, part in collected.items():
+        if found := collector_of(rolled, position):
+            after = _replace_collector(graph, after, part, *found)
+    for part, carry in zip(parts, rolled.carries, strict=False):
+        if not carry.links:
+            _replace_outside(rolled.steps[-1][carry.position], part, place)
+    for position, part in collected.items():
         for k, step in enumerate(rolled.steps):
             if rolling.outside_users(step[position], place):
                 after = _read_step(graph, after, part, k, step[position], place)
-    for i, carry in enumerate(rolled.carries):
-        last = rolled.steps[-1][carry.position]
-        if not carry.links and carry.position not in built.collected:
-            _replace_outside(last, parts[i], place)
     for step in reversed(rolled.steps):
         for node in reversed(step):
             regions.erase_with_users(node)
+
+
+def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: Node, dim: int) -> Node:
+    """The collected steps, moved to the dimension where the collector stacked them: a view with the collector's layout."""
+    order = [*range(1, dim + 1), 0, *range(dim + 1, part.meta["val"].dim())]
+    with graph.graph.inserting_after(after):
+        moved = graph.graph.call_function(aten.permute.default, (part, order))
+    moved.meta.update(val=collector.meta["val"], source=collector.meta.get("source", ""))
+    surgery.replace(collector, moved)
+    return moved
 
 
 def _call(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor]) -> tuple[Node, list[Node]]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.loop_kernel import loop_prelude
 from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build
 from fuse.runtime.layout import part, same_layout
@@ -188,7 +189,8 @@ def _build(kernels: Any) -> dict[str, int]:
     kernels = list(kernels)
     if not kernels:
         return {}
-    library = build("\n".join([prelude(), *(k.source for k in kernels)]))
+    extra = [loop_prelude()] if any(k.workspace_bytes for k in kernels) else []
+    library = build("\n".join([prelude(), *extra, *(k.source for k in kernels)]))
     return {k.name: _function_address(library, k.name) for k in kernels}
 
 
