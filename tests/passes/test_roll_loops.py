@@ -1,0 +1,230 @@
+"""Loops that people write become one launch, whatever their length, and give what eager gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import fuse
+from fuse.graph.capture import capture
+from fuse.rewrite.pipeline import run_passes
+
+BATCH, WIDTH, LENGTHS = 3, 20, (5, 8, 17)
+Step = Callable[..., object]
+
+
+class Cell(nn.Module):
+    """A loop under test with the weights that most cells want."""
+
+    def __init__(self, loop: Step) -> None:
+        super().__init__()
+        self.loop = loop
+        self.inputs = nn.Linear(WIDTH, 4 * WIDTH)
+        self.hidden = nn.Linear(WIDTH, 4 * WIDTH)
+        self.square = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.transitions = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> object:
+        return self.loop(self, x)
+
+
+def lstm(m: Cell, x: Tensor) -> object:
+    h = c = torch.zeros(BATCH, WIDTH, dtype=x.dtype)
+    outputs = []
+    for step in x:
+        i, f, g, o = (m.inputs(step) + m.hidden(h)).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        outputs.append(h)
+    return torch.stack(outputs), (h, c)
+
+
+def gru_reset_inside(m: Cell, x: Tensor) -> object:
+    h = x[0]
+    out = torch.empty_like(x)
+    for t in range(x.shape[0]):
+        xr, xz, xn, _ = m.inputs(x[t]).chunk(4, 1)
+        hr, hz, hn, _ = m.hidden(h).chunk(4, 1)
+        z = torch.sigmoid(xz + hz)
+        h = (1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * h
+        out[t] = h
+    return out
+
+
+def gru_reset_outside(m: Cell, x: Tensor) -> object:
+    h = x[0]
+    for t in range(x.shape[0]):
+        r, z, n, _ = m.inputs(x[t]).chunk(4, 1)
+        gate = torch.sigmoid(r + m.square(h))
+        h = torch.sigmoid(z) * h + (1 - torch.sigmoid(z)) * torch.tanh(n + m.square(gate * h))
+    return h
+
+
+def reversed_rnn(m: Cell, x: Tensor) -> object:
+    h, outputs = torch.zeros(BATCH, WIDTH, dtype=x.dtype), []
+    for t in reversed(range(x.shape[0])):
+        h = torch.tanh(m.square(h) + x[t])
+        outputs.append(h)
+    return torch.stack(outputs, 1)
+
+
+def rnn_over_unbind(m: Cell, x: Tensor) -> object:
+    h = torch.ones(BATCH, WIDTH, dtype=x.dtype)
+    for step in x.unbind(0):
+        h = torch.relu(m.square(h) + step)
+    return h
+
+
+def rnn_over_split(m: Cell, x: Tensor) -> object:
+    h = torch.ones(BATCH, WIDTH, dtype=x.dtype)
+    for step in x.split(1):
+        h = torch.tanh(m.square(h) + step.squeeze(0))
+    return h
+
+
+def batch_first(m: Cell, x: Tensor) -> object:
+    x = x.transpose(0, 1)
+    h, outputs = torch.zeros(BATCH, WIDTH, dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        h = torch.tanh(m.square(h) + x[:, t])
+        outputs.append(h.unsqueeze(1))
+    return torch.cat(outputs, 1)
+
+
+def two_states_swapped(m: Cell, x: Tensor) -> object:
+    a, b = x[0], x[1]
+    for t in range(x.shape[0]):
+        a, b = torch.tanh(m.square(b) + x[t]), a * 0.5
+    return a, b
+
+
+def masked(m: Cell, x: Tensor) -> object:
+    h = torch.zeros(BATCH, WIDTH, dtype=x.dtype)
+    keep = x[:, :, :1] > 0
+    for t in range(x.shape[0]):
+        h = torch.where(keep[t], torch.tanh(m.square(h) + x[t]), h)
+    return h
+
+
+def elementwise(m: Cell, x: Tensor) -> object:
+    h, total = x[0], torch.zeros(BATCH, WIDTH, dtype=x.dtype)
+    for t in range(x.shape[0]):
+        h = torch.sigmoid(x[t]) * h + x[t]
+        total = total + h
+    return h, total
+
+
+def layer_norm(m: Cell, x: Tensor) -> object:
+    h, outputs = torch.zeros(BATCH, WIDTH, dtype=x.dtype), []
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.norm(m.square(h) + x[t]))
+        outputs.append(h)
+    return torch.stack(outputs)
+
+
+def crf_forward(m: Cell, x: Tensor) -> object:
+    alpha = x[0]
+    for t in range(1, x.shape[0]):
+        alpha = torch.logsumexp(alpha.unsqueeze(2) + m.transitions, 1) + x[t]
+    return torch.logsumexp(alpha, 1)
+
+
+def first_step_differs(m: Cell, x: Tensor) -> object:
+    h = torch.tanh(x[0]) * 2
+    for t in range(1, x.shape[0]):
+        h = torch.tanh(m.square(h) + x[t])
+    return h
+
+
+def no_input(m: Cell, x: Tensor) -> object:
+    h = x[0]
+    for _ in range(x.shape[0]):
+        h = h + 0.1 * torch.tanh(m.square(h))
+    return h
+
+
+CELLS = [
+    lstm, gru_reset_inside, gru_reset_outside, reversed_rnn, rnn_over_unbind, rnn_over_split, batch_first, two_states_swapped,
+    masked, elementwise, layer_norm, crf_forward, first_step_differs, no_input,
+]  # fmt: skip
+
+
+def rolled(model: nn.Module, x: Tensor) -> int:
+    ledger = run_passes(capture(model, (x,)))
+    return sum(f.count for f in ledger.fired if f.pass_name == "roll_loops")
+
+
+@pytest.mark.parametrize("loop", CELLS, ids=lambda loop: loop.__name__)
+def test_a_loop_is_right_and_its_launches_do_not_grow(loop: Step) -> None:
+    torch.manual_seed(0)
+    model = Cell(loop).eval()
+    precise = copy.deepcopy(model).double()
+    fused = fuse.compile(model)
+    launches = set()
+    for length in LENGTHS:
+        x = torch.randn(length, BATCH, WIDTH)
+        with torch.no_grad():
+            got, eager, exact = fused(x), model(x), precise(x.double())
+        for mine, theirs, reference in zip(*map(tree_leaves, (got, eager, exact)), strict=True):
+            assert mine.dtype == theirs.dtype
+            assert mine.stride() == theirs.stride()
+            error = (theirs.double() - reference).abs().max()
+            assert (mine.double() - reference).abs().max() <= 2 * error + 1e-5
+        assert fused.last_run is not None
+        assert not fused.last_run.fallbacks
+        assert rolled(model, x) == 1
+        launches.add(fused.last_run.launches)
+    assert len(launches) == 1, launches
+
+
+def changed_body(m: Cell, x: Tensor) -> object:
+    h = x[0]
+    for t in range(6):
+        h = torch.tanh(m.square(h) + x[t]) if t != 3 else torch.sigmoid(m.square(h) + x[t])
+    return h
+
+
+def extra_read_of_the_state(m: Cell, x: Tensor) -> object:
+    h = x[0]
+    for t in range(6):
+        h = torch.tanh(m.square(h) + (x[t] if t != 3 else h))
+    return h
+
+
+def constant_not_affine(m: Cell, x: Tensor) -> object:
+    h = x[0]
+    for t in range(6):
+        h = torch.tanh(m.square(h) * (t * t + 1) + x[t])
+    return h
+
+
+@pytest.mark.parametrize("loop", [changed_body, extra_read_of_the_state, constant_not_affine], ids=lambda f: f.__name__)
+def test_near_misses_stay_and_are_right(loop: Step) -> None:
+    model = Cell(loop).eval()
+    x = torch.randn(8, BATCH, WIDTH)
+    assert rolled(model, x) == 0
+    with torch.no_grad():
+        torch.testing.assert_close(fuse.compile(model)(x), model(x))
+
+
+def test_stacked_and_following_loops_all_roll() -> None:
+    def two_layers(m: Cell, x: Tensor) -> object:
+        forward, backward = F.relu(x[0]), F.relu(x[0])
+        for t in range(x.shape[0]):
+            forward = torch.tanh(m.square(forward) + x[t])
+        for t in range(x.shape[0]):
+            backward = torch.sigmoid(m.square(backward) + x[-1 - t])
+        return forward, backward
+
+    model = Cell(two_layers).eval()
+    x = torch.randn(8, BATCH, WIDTH)
+    assert rolled(model, x) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(fuse.compile(model)(x), model(x))
