@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuse.passes.growing import fuse_groups
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.passes.growing import fuse_groups
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 
