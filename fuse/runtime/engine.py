@@ -11,10 +11,11 @@ tensors in the place of the model's for a moment; compiled calls need no lock.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fuse.errors import FuseError
+from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import capture
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite.pipeline import run_passes
@@ -184,7 +185,8 @@ class Engine:
             reason = "the call needs gradients; use torch.no_grad() or torch.inference_mode() to run it fused"
             return self._declined(leaves, spec, Fallback(self._name(), "", reason))
         try:
-            graph = capture(self.model, args, kwargs)
+            with _unseeded():
+                graph = capture(self.model, args, kwargs)
             if self.freeze:
                 _freeze(graph, self.model)
             run_passes(graph, self.passes, self.fuel)
@@ -255,12 +257,41 @@ def _outside() -> int:
     return level
 
 
+@contextlib.contextmanager
+def _unseeded() -> Iterator[None]:
+    """Refuse a forward that seeds torch's generator or sets its state: the compiled graph would not."""
+    home: Any = torch.random
+    watched = _WatchedGenerator(home.default_generator)
+    home.default_generator = watched
+    try:
+        yield
+    finally:
+        home.default_generator = watched.generator
+    if watched.was_set:
+        raise CaptureError("forward seeds the random number generator; a graph cannot hold that")
+
+
+class _WatchedGenerator:
+    """Stands in for torch's generator where ``torch.manual_seed`` and its kin look for it."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.was_set = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state"):
+            self.was_set = True
+        return getattr(self.generator, name)
+
+
 def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
     """Why a call with these leaves, here and now, is not for compiled code at all."""
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             if type(leaf) not in _PLAIN_TENSORS:
                 return Fallback("", "", f"an input is a {type(leaf).__name__}, a tensor subclass")
+            if leaf.layout is not torch.strided:
+                return Fallback("", "", f"an input has the layout {leaf.layout}")
             if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
                 return Fallback("", "", "an input is being transformed by torch.func")
     if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
