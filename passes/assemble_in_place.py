@@ -1,6 +1,6 @@
 """Let kernels write their results straight into the tensor that collects them.
 
-    h1 = region_1(...)                    h1, p1 = region_1(...)      p1: the same h1, stored a second time, in its place
+    h1 = region_1(...)                    h1, p1 = region_1(...)      p1: h1 stored once more, in its place
     h2 = region_2(...)             ->     h2, p2 = region_2(...)
     out = stack([h1, h2], 1)              out = assemble([p1, p2], 1)   launches nothing
 
@@ -30,7 +30,7 @@ COLLECTORS = (aten.stack.default, aten.cat.default)
 def assemble_in_place(graph: GraphModule) -> Iterator[Verdict]:
     """Let kernels write their results straight into the tensor that collects them."""
     for node in list(graph.graph.nodes):
-        if node.target not in COLLECTORS or len(node.args[0]) < 2:
+        if node.target not in COLLECTORS or len(pieces_of(node)) < 2:
             continue
         if reason := obstacle(node):
             yield declined(node, reason)
@@ -43,7 +43,7 @@ def assemble_in_place(graph: GraphModule) -> Iterator[Verdict]:
 def obstacle(collector: Node) -> str | None:
     """Why the pieces cannot be written in place, or None."""
     held = collector.meta["val"]
-    pieces = collector.args[0]
+    pieces = pieces_of(collector)
     if not held.is_contiguous() or held.numel() == 0:
         return "the collected tensor is not contiguous"
     if any(p.meta["val"].dtype != held.dtype for p in pieces):
@@ -66,8 +66,8 @@ def _origin(producer: Node) -> str:
 def extended_bodies(collector: Node) -> dict[Node, GraphModule] | Declined:
     """For each region that computes pieces: a body that stores them once more, behind its results; or why it cannot."""
     pieces_by_region: dict[Node, list[Node]] = {}
-    for piece in collector.args[0]:  # type: ignore[union-attr]
-        pieces_by_region.setdefault(regions.owner(piece), []).append(piece)  # type: ignore[arg-type]
+    for piece in pieces_of(collector):
+        pieces_by_region.setdefault(regions.owner(piece), []).append(piece)
     bodies: dict[Node, GraphModule] = {}
     with surgery.fake_mode(collector.graph):
         for call, pieces in pieces_by_region.items():
@@ -97,13 +97,14 @@ def _stored_in_place(piece: Node, collector: Node) -> Node:
 
 def assemble(graph: GraphModule, collector: Node, bodies: dict[Node, GraphModule]) -> None:
     """Give the producing regions their extended bodies and collect the results that were added."""
-    places: dict[Node, Iterator[Node]] = {}
-    for call, body in bodies.items():
-        added = regions.exchange_body(graph, call, body)
-        places[call] = iter(added)
-    parts = [next(places[regions.owner(piece)]) for piece in collector.args[0]]  # type: ignore[union-attr,arg-type]
+    places = {call: iter(regions.exchange_body(graph, call, body)) for call, body in bodies.items()}
+    parts = [next(places[regions.owner(piece)]) for piece in pieces_of(collector)]
     new = surgery.insert(collector, torch.ops.fuse.assemble.default, parts, _dimension(collector), like=collector)
     surgery.replace(collector, new)
+
+
+def pieces_of(collector: Node) -> list[Node]:
+    return list(collector.args[0])  # type: ignore[arg-type]
 
 
 def _dimension(collector: Node) -> int:

@@ -4,8 +4,9 @@
     b = add(a, y)            ->            a = mul(x, 2)          and    b = r[0]
     c = mm(b, w)                           return (add(a, y),)           c = mm(b, w)
 
-Views of a group's own values are copied into the region, where they cost nothing; views of other values stay outside, where they cost
-nothing either. Tensors made from nothing (``zeros``, ``arange``) are made again inside each region that reads them.
+Views of a group's own values are copied into the region, where they cost nothing; views of other values stay outside,
+where they cost nothing either. Tensors made from nothing (``zeros``, ``arange``) are made again inside each region that
+reads them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def is_constructor(node: Node) -> bool:
 
 
 def build_body(members: Sequence[Node]) -> tuple[GraphModule, list[Node], list[Node]]:
-    """A region that computes ``members`` (in program order): its module, the nodes it reads, and the nodes that it replaces.
+    """A region that computes ``members`` (in program order): its module, the nodes it reads, the nodes it replaces.
 
     The replaced nodes are those of the group's values that something outside of it reads.
     """
