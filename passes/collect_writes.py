@@ -4,10 +4,11 @@
     o2 = select_scatter(o1, h1, 1, 1)      ->     o3 = stack([h0, h1, h2], 1)
     o3 = select_scatter(o2, h2, 1, 2)
 
-What ``out[:, t] = h`` in a loop becomes in functional form: as it stands, every step copies the whole of ``out``. The chain must write
-every position exactly once, each intermediate tensor being read by the next write only. ``slice_scatter`` chains become ``cat``.
+What ``out[:, t] = h`` in a loop becomes in functional form: as it stands, every step copies the whole of ``out``. The
+chain must write every position exactly once, each intermediate tensor being read by the next write only.
+``slice_scatter`` chains become ``cat``.
 
-Declined where a position is missing or written twice, or an intermediate tensor is read.
+Declined where a position is missing or written twice. A tensor that is read between two writes ends a chain.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse.rewrite import surgery
@@ -72,26 +74,38 @@ def obstacle(chain: list[Node]) -> str | None:
         at = end
     if at != held.shape[dim]:
         return "not every position is written"
-    if not held.is_contiguous():
-        return "the tensor that is filled is not contiguous"
+    collected = surgery.fake_value(chain[-1].graph, _collector(chain), (pieces_of(chain), dim), {})
+    if collected.dtype != held.dtype:
+        return "a write converts to another dtype"
+    if collected.stride() != held.stride():
+        return "the tensor that is filled has a layout of its own"
     return None
 
 
+def pieces_of(chain: list[Node]) -> list[Node]:
+    """What the chain writes, in order of position."""
+    return [_written(write) for write in sorted(chain, key=_span)]
+
+
+def _written(write: Node) -> Node:
+    """The value that is written; of a copy into the layout of its place, what is copied: the collection copies too."""
+    piece: Node = write.args[1]  # type: ignore[assignment]
+    if piece.target is not aten.copy.default:
+        return piece
+    source: Node = piece.args[1]  # type: ignore[assignment]
+    copied, value = piece.meta["val"], source.meta["val"]
+    return source if value.shape == copied.shape and value.dtype == copied.dtype else piece
+
+
 def collect(chain: list[Node]) -> None:
-    """Replace the chain by one collection of what it writes, in order of position."""
+    """Replace the chain by one collection."""
     last = chain[-1]
-    held = last.meta["val"]
-    pieces: list[Any] = []
-    for write in sorted(chain, key=_span):
-        piece = write.args[1]
-        if piece.target is aten.copy.default:  # a copy into the layout of the place: the collection does that
-            source = piece.args[1]
-            same = source.meta["val"].shape == piece.meta["val"].shape and source.meta["val"].dtype == held.dtype
-            piece = source if same else piece
-        pieces.append(piece)
-    op = aten.stack.default if last.target is aten.select_scatter.default else aten.cat.default
-    new = surgery.insert(last, op, pieces, _dimension(last), like=last)
+    new = surgery.insert(last, _collector(chain), pieces_of(chain), _dimension(last), like=last)
     surgery.replace(last, new)
+
+
+def _collector(chain: list[Node]) -> OpOverload:
+    return aten.stack.default if chain[-1].target is aten.select_scatter.default else aten.cat.default  # type: ignore[no-any-return]
 
 
 def _argument(node: Node, position: int, name: str, default: Any) -> Any:

@@ -4,8 +4,8 @@
     k = region_2(b)        ->           loop over q's elements
                                         loop over k's elements
 
-Only kernels that do not wait for one another (equal depth, see :mod:`fuse.rewrite.partition`), and only small ones: beyond a launch's
-worth of work each, nothing is gained. Every loop nest keeps its own shape.
+Only kernels that do not wait for one another (equal depth, see :mod:`fuse.rewrite.partition`), and only small ones:
+beyond a launch's worth of work each, nothing is gained. Every loop nest keeps its own shape.
 """
 
 from __future__ import annotations

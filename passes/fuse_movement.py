@@ -4,8 +4,8 @@
     c = cat([a, y], 1)   ->            out[:, :n] = x * 2        written where the concatenation needs it
     d = c.transpose(0, 1).clone()      out[:, n:] = y
 
-Concatenation, stacking, padding, copies to another layout, repeats and flips become part of the kernel that computes their operands or
-reads their result. (Slices and transposes are views and never launch.)
+Concatenation, stacking, padding, copies to another layout, repeats and flips become part of the kernel that computes
+their operands or reads their result. (Slices and transposes are views and never launch.)
 
 Declined where the pieces would have to be read out of order.
 """

@@ -41,6 +41,8 @@ def domain_of(node: Node) -> Domain | Declined:
         return Declined(f"{node.target} has no kernel")
     value = node.meta["val"]
     known = ops.info(node.target)  # type: ignore[arg-type]
+    if known is not None and known.launches == 0:
+        return Declined(f"{node.target} launches nothing")
     if known is not None and known.elementwise and isinstance(value, Tensor):
         if not ctypes.supported(value.dtype):
             return Declined(f"dtype {value.dtype} is not supported in kernels")
