@@ -11,11 +11,10 @@ tensors in the place of the model's for a moment; compiled calls need no lock.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fuse.errors import CaptureError, FuseError
+from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite.pipeline import run_passes
@@ -185,8 +184,7 @@ class Engine:
             reason = "the call needs gradients; use torch.no_grad() or torch.inference_mode() to run it fused"
             return self._declined(leaves, spec, Fallback(self._name(), "", reason))
         try:
-            with _unseeded():
-                graph = capture(self.model, args, kwargs)
+            graph = capture(self.model, args, kwargs)
             if self.freeze:
                 _freeze(graph, self.model)
             run_passes(graph, self.passes, self.fuel)
@@ -255,33 +253,6 @@ def _outside() -> int:
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fuse.runtime", "torch.nn")):
         frame, level = frame.f_back, level + 1
     return level
-
-
-@contextlib.contextmanager
-def _unseeded() -> Iterator[None]:
-    """Refuse a forward that seeds torch's generator or sets its state: the compiled graph would not."""
-    home: Any = torch.random
-    watched = _WatchedGenerator(home.default_generator)
-    home.default_generator = watched
-    try:
-        yield
-    finally:
-        home.default_generator = watched.generator
-    if watched.was_set:
-        raise CaptureError("forward seeds the random number generator; a graph cannot hold that")
-
-
-class _WatchedGenerator:
-    """Stands in for torch's generator where ``torch.manual_seed`` and its kin look for it."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-        self.was_set = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("manual_seed", "seed", "set_state"):
-            self.was_set = True
-        return getattr(self.generator, name)
 
 
 def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
