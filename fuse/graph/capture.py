@@ -302,8 +302,9 @@ def _fake_mode(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _parameter_names(model: nn.Module) -> list[str]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
-        return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in positional]
     except (TypeError, ValueError):
         return []
 

@@ -15,6 +15,7 @@ operators, because running that pass under a recording mode is ten times slower.
 
 from __future__ import annotations
 
+import keyword
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -133,6 +134,8 @@ class Functionalizer:
             return self._reshape_in_place(op, args, kwargs, run)
         if op in _BATCH_NORMS:
             return self._batch_norm(args, run)
+        if keyword.iskeyword(op._overloadname):  # ``random.from``: torch.fx would print what Python cannot read
+            raise CaptureError(f"{op} at {self.source} cannot be written as Python; it runs in eager mode")
         if kwargs.get("generator") is not None:
             raise CaptureError(f"{op} at {self.source} draws from a generator of its own; it runs in eager mode")
         if ops.mutates(op):
