@@ -18,6 +18,9 @@ from typing import Any
 
 from benchmarks.common import RESULTS, ROOT
 
+BUSY = 1.25
+"""Load a core above which something besides the benchmark, which uses all cores, was running."""
+
 PLACE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -65,11 +68,13 @@ def ratio(quartiles: dict[str, float]) -> str:
 
 
 def conditions(results: dict[str, Any]) -> str:
-    """One line on what the figures hold for."""
+    """One line on what the figures hold for; it says so when the machine was not idle."""
     machine, versions = results["machine"], results["versions"]
+    busy = results["load_average"] > BUSY * machine["cores"]
     return (
         f"`{results['command']}`, {results['date']}: {machine['cores']} cores of {machine['processor']}, "
-        f"torch {versions['torch']}, Python {versions['python']}, load average {results['load_average']:.1f}."
+        f"torch {versions['torch']}, Python {versions['python']}, load average {results['load_average']:.1f}"
+        f"{' (**other programs were running: measure again**)' if busy else ''}."
     )
 
 

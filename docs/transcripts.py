@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
-import os
 import re
 import shlex
 import sys
@@ -52,17 +52,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a transcript is stale")
     check = parser.parse_args().check
-    stale = []
+    stale = False
     for document in DOCUMENTS:
         text = document.read_text()
         fresh = refreshed(text)
-        if fresh != text:
-            stale.append(os.path.relpath(document, ROOT))
-            if not check:
-                document.write_text(fresh)
-    if check and stale:
-        print(f"{', '.join(stale)}: output has changed; run python docs/transcripts.py", file=sys.stderr)
-    return 1 if check and stale else 0
+        if fresh == text:
+            continue
+        if not check:
+            document.write_text(fresh)
+            continue
+        stale = True
+        name = str(document.relative_to(ROOT))
+        lines = difflib.unified_diff(text.splitlines(), fresh.splitlines(), name, "printed today", n=0, lineterm="")
+        print("\n".join(lines), "run python docs/transcripts.py to take this over", sep="\n", file=sys.stderr)
+    return int(stale)
 
 
 if __name__ == "__main__":
