@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.attributes import held_by, restore
+from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result
@@ -80,7 +81,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.model = model
         self.fake_mode = fake_mode
         self.graph = Graph()
-        self.functional = Functionalizer(self.graph)
+        self.fakes = FakeRunner(fake_mode)
+        self.functional = Functionalizer(self.graph, self.fakes)
         self.dispatches: list[Dispatch] = []
         self.inputs: list[InputSpec] = []
         self.placeholders: list[Tensor] = []
@@ -200,6 +202,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if op is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if op.namespace == "prim":
             return op(*args, **kwargs)
         if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
@@ -209,7 +213,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._constant(op, args[0])
         args, kwargs = self._known(args), self._known(kwargs)
-        result = self.functional.record(op, args, kwargs, lambda: op(*args, **kwargs))
+        result = self.functional.record(op, args, kwargs, lambda: self.fakes.run(op, args, kwargs))
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result
 

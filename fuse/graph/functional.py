@@ -29,6 +29,7 @@ from torch.fx import Graph, Node
 
 from fuse import ops
 from fuse.errors import CaptureError
+from fuse.graph.fakes import FakeRunner
 
 aten = torch.ops.aten
 
@@ -72,6 +73,7 @@ class Functionalizer:
     """Builds ``graph`` from recorded operators; ``aliases`` holds every tensor object, by ``id`` and kept alive."""
 
     graph: Graph
+    fakes: FakeRunner
     aliases: dict[int, Alias] = field(default_factory=dict)
     bases: dict[int, Base] = field(default_factory=dict)
     source: str = ""
@@ -116,12 +118,12 @@ class Functionalizer:
             shared.input_index = base.input_index = _SHARED
         self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
 
-    def emit(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
+    def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
         node = self.graph.create_node("call_function", op, args, dict(kwargs), name=op.__name__.split(".")[0])
         if value is None:
             fake_args, fake_kwargs = torch.fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
-            value = op(*fake_args, **fake_kwargs)
+            value = self.fakes.run(op, fake_args, fake_kwargs)
         node.meta["val"] = value
         node.meta["source"] = self.source
         return node
@@ -328,6 +330,7 @@ class Functionalizer:
         if alias.base.root is tensor:
             alias.base.root = held
         view = View(functional, self._nodes(args[1:]), self._nodes(kwargs))
+        self.fakes.forget(tensor)
         result = run()
         emitted = self.emit(functional, (node, *view.args), view.kwargs)
         self.aliases[id(tensor)] = Alias(tensor, alias.base, (*alias.chain, view), emitted, alias.base.version)
