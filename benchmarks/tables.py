@@ -18,15 +18,25 @@ from typing import Any
 
 from benchmarks.common import RESULTS, ROOT
 
+BUSY = 1.25
+"""Load a core above which something besides the benchmark, which uses all cores, was running."""
+
 PLACE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def speed_table(results: dict[str, Any]) -> list[str]:
     """A row a case: times, ratios with quartiles, launches and first calls."""
-    lines = [
-        "| command | eager ms | compile ms | fuse ms | eager / fuse | compile / fuse | launches | first call s: compile, fuse |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    titles = [
+        "command",
+        "eager ms",
+        "compile ms",
+        "fuse ms",
+        "eager / fuse",
+        "compile / fuse",
+        "launches",
+        "first call s",
     ]
+    lines = [f"| {' | '.join(titles)} |", f"|---{'|--:' * (len(titles) - 1)}|"]
     for case in results["cases"]:
         times = {name: timing["median"] for name, timing in case["milliseconds"].items()}
         first = case["first_call_seconds"]
@@ -35,7 +45,7 @@ def speed_table(results: dict[str, Any]) -> list[str]:
             *(f"{times[name]:.3f}" for name in ("eager", "compile", "fused")),
             *(ratio(case["ratios"][peer]) for peer in ("eager", "compile")),
             f"{case['observed']['before']:,} -> {case['observed']['after']:,}",
-            f"{first['compile']:.1f}, {first['fused']:.1f}",
+            f"compile {first['compile']:.1f}, fuse {first['fused']:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -58,11 +68,13 @@ def ratio(quartiles: dict[str, float]) -> str:
 
 
 def conditions(results: dict[str, Any]) -> str:
-    """One line on what the figures hold for."""
+    """One line on what the figures hold for; it says so when the machine was not idle."""
     machine, versions = results["machine"], results["versions"]
+    busy = results["load_average"] > BUSY * machine["cores"]
     return (
         f"`{results['command']}`, {results['date']}: {machine['cores']} cores of {machine['processor']}, "
-        f"torch {versions['torch']}, Python {versions['python']}, load average {results['load_average']:.1f}."
+        f"torch {versions['torch']}, Python {versions['python']}, load average {results['load_average']:.1f}"
+        f"{' (**other programs were running: measure again**)' if busy else ''}."
     )
 
 

@@ -6,12 +6,14 @@ Everything that needs torch is imported inside the verbs, so that ``fuse --help`
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +208,7 @@ def run(arguments: Sequence[str]) -> int:
     0
     """
     state = {"verbose": False}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _torch_log_for_verbose_only(state):
         warnings.showwarning = functools.partial(_show_warning, state)
         try:
             status = commands.main(list(arguments), prog_name="fuse", standalone_mode=False, obj=state)
@@ -249,6 +251,21 @@ def _show_warning(
     about_torch = f"{os.sep}torch{os.sep}" in filename or issubclass(category, (DeprecationWarning, FutureWarning))
     if state["verbose"] or not about_torch:
         click.echo(f"fuse: warning: {_one_line(str(message))}", err=True)
+
+
+@contextlib.contextmanager
+def _torch_log_for_verbose_only(state: dict[str, bool]) -> Iterator[None]:
+    """Fake tensors log a traceback for every shape error, which reaches the user as one line of ours anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def admits(_record: logging.LogRecord) -> bool:
+        return state["verbose"]
+
+    logger.addFilter(admits)
+    try:
+        yield
+    finally:
+        logger.removeFilter(admits)
 
 
 def _one_line(text: str) -> str:

@@ -1,24 +1,24 @@
 """Let kernels write their results straight into the tensor that collects them.
 
-    h1 = region_1(...)                    h1, p1 = region_1(...)      p1: the same h1, stored a second time, in its place
+    h1 = region_1(...)                    h1, p1 = region_1(...)      p1: h1 stored once more, in its place
     h2 = region_2(...)             ->     h2, p2 = region_2(...)
     out = stack([h1, h2], 1)              out = assemble([p1, p2], 1)   launches nothing
 
-For pieces that are computed one after another (the outputs of a loop), which no single kernel could concatenate. The planner gives each
-piece its place inside the collected tensor's memory.
+For pieces that are computed one after another (the outputs of a loop), which no single kernel could concatenate. The
+planner gives each piece its place inside the collected tensor's memory.
 
 Declined where a piece comes from a library call or from outside: it would have to be copied.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 
 import torch
 from torch.fx import GraphModule, Node
 
-from fuse.rewrite import effects, nested, regions, surgery
+from fuse.kernel.lower import Declined, lower
+from fuse.rewrite import regions, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -30,18 +30,20 @@ COLLECTORS = (aten.stack.default, aten.cat.default)
 def assemble_in_place(graph: GraphModule) -> Iterator[Verdict]:
     """Let kernels write their results straight into the tensor that collects them."""
     for node in list(graph.graph.nodes):
-        if node.target not in COLLECTORS or len(node.args[0]) < 2:
+        if node.target not in COLLECTORS or len(pieces_of(node)) < 2:
             continue
         if reason := obstacle(node):
             yield declined(node, reason)
+        elif isinstance(bodies := extended_bodies(node), Declined):
+            yield declined(node, bodies.reason)
         else:
-            yield rewrite(node, assemble, graph, node)
+            yield rewrite(node, assemble, graph, node, bodies)
 
 
 def obstacle(collector: Node) -> str | None:
     """Why the pieces cannot be written in place, or None."""
     held = collector.meta["val"]
-    pieces = collector.args[0]
+    pieces = pieces_of(collector)
     if not held.is_contiguous() or held.numel() == 0:
         return "the collected tensor is not contiguous"
     if any(p.meta["val"].dtype != held.dtype for p in pieces):
@@ -51,64 +53,60 @@ def obstacle(collector: Node) -> str | None:
     for piece in pieces:
         producer = regions.owner(piece)
         if not regions.is_region(producer):
-            return f"a piece comes from {producer.name}, which no generated kernel computes"
+            return f"a piece comes from {_origin(producer)}, which no generated kernel computes"
     if len({regions.owner(p) for p in pieces}) == 1:
         return "one kernel computes all pieces"
     return None
 
 
-def assemble(graph: GraphModule, collector: Node) -> None:
-    """Add one result to every producing region and collect those instead."""
-    dim = _dimension(collector)
-    held = collector.meta["val"]
-    stacked = collector.target is aten.stack.default
-    places: list[Node] = []
-    for piece in collector.args[0]:
-        shape = tuple(piece.meta["val"].shape)
-        extent = (*shape[:dim], 1, *shape[dim:]) if stacked else shape
-        places.append(_add_result(graph, piece, extent, held.stride(), unsqueeze=dim if stacked else None))
-    new = surgery.insert(collector, torch.ops.fuse.assemble.default, places, dim, like=collector)
+def _origin(producer: Node) -> str:
+    return "outside" if producer.op == "placeholder" else str(producer.target)
+
+
+def extended_bodies(collector: Node) -> dict[Node, GraphModule] | Declined:
+    """For each region that computes pieces: a body that stores them once more, behind its results; or why it cannot."""
+    pieces_by_region: dict[Node, list[Node]] = {}
+    for piece in pieces_of(collector):
+        pieces_by_region.setdefault(regions.owner(piece), []).append(piece)
+    bodies: dict[Node, GraphModule] = {}
+    with surgery.fake_mode(collector.graph):
+        for call, pieces in pieces_by_region.items():
+            body, results, inner = regions.copied_body(call, pieces)
+            stored = [_stored_in_place(piece, collector) for piece in inner]
+            bodies[call] = regions.region_module(body, [*results, *stored])
+    for body_module in bodies.values():
+        if isinstance(verdict := lower(body_module), Declined):
+            return verdict
+    return bodies
+
+
+def _stored_in_place(piece: Node, collector: Node) -> Node:
+    """A copy of ``piece`` (in the body of its region) that is laid out as its place in the collected tensor."""
+    graph, held = piece.graph, collector.meta["val"]
+    value, source = piece.meta["val"], piece.meta.get("source", "")
+    if collector.target is aten.stack.default:
+        dim = _dimension(collector)
+        value = value.unsqueeze(dim)
+        piece = graph.call_function(aten.unsqueeze.default, (piece, dim))
+        piece.meta.update(val=value, source=source)
+    copied = graph.call_function(aten.clone.default, (piece,))
+    copied.meta["val"] = torch.empty_strided(value.shape, held.stride(), dtype=value.dtype, device=value.device)
+    copied.meta["source"] = source
+    return copied
+
+
+def assemble(graph: GraphModule, collector: Node, bodies: dict[Node, GraphModule]) -> None:
+    """Give the producing regions their extended bodies and collect the results that were added."""
+    places = {call: iter(regions.exchange_body(graph, call, body)) for call, body in bodies.items()}
+    parts = [next(places[regions.owner(piece)]) for piece in pieces_of(collector)]
+    new = surgery.insert(collector, torch.ops.fuse.assemble.default, parts, _dimension(collector), like=collector)
     surgery.replace(collector, new)
+
+
+def pieces_of(collector: Node) -> list[Node]:
+    return list(collector.args[0])  # type: ignore[arg-type]
 
 
 def _dimension(collector: Node) -> int:
     dim = collector.kwargs.get("dim", collector.args[1] if len(collector.args) > 1 else 0)
     return int(dim) % collector.meta["val"].dim()  # type: ignore[arg-type]
-
-
-def _add_result(
-    graph: GraphModule, piece: Node, shape: tuple[int, ...], strides: tuple[int, ...], unsqueeze: int | None
-) -> Node:
-    """A part of the producing region that holds ``piece`` once more, laid out as its place in the collected tensor."""
-    call = regions.owner(piece)
-    body = nested.called_module(call)
-    assert isinstance(body, GraphModule)
-    output = body.graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
-    inner = _inner(piece, results, body)
-    with body.graph.inserting_before(output):
-        if unsqueeze is not None:
-            inner = surgery.insert(output, aten.unsqueeze.default, inner, unsqueeze, like=inner)
-        copied = surgery.insert(output, aten.clone.default, inner, like=inner)
-    with surgery.fake_mode(graph.graph):
-        copied.meta["val"] = torch.empty_strided(
-            shape, strides, dtype=piece.meta["val"].dtype, device=piece.meta["val"].device
-        )
-    output.args = ((*results, copied),)
-    output.meta["val"] = (*output.meta["val"], copied.meta["val"])
-    call.meta["val"] = (*call.meta["val"], copied.meta["val"])
-    with graph.graph.inserting_after(call):
-        part = graph.graph.call_function(operator.getitem, (call, len(results)))
-    part.meta.update(val=copied.meta["val"], source=call.meta.get("source", ""))
-    return part
-
-
-def _inner(piece: Node, results: list[Node], body: GraphModule) -> Node:
-    """The node inside the region's body that computes ``piece``, views of the result copied in."""
-    if piece.target is operator.getitem and regions.is_region(piece.args[0]):  # type: ignore[arg-type]
-        return results[piece.args[1]]  # type: ignore[index]
-    base = effects.view_base(piece)
-    assert base is not None
-    outer = _inner(base, results, body)
-    output = body.graph.output_node()
-    return surgery.insert(output, piece.target, outer, *piece.args[1:], like=piece, **piece.kwargs)  # type: ignore[arg-type]

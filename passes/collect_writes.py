@@ -4,10 +4,11 @@
     o2 = select_scatter(o1, h1, 1, 1)      ->     o3 = stack([h0, h1, h2], 1)
     o3 = select_scatter(o2, h2, 1, 2)
 
-What ``out[:, t] = h`` in a loop becomes in functional form: as it stands, every step copies the whole of ``out``. The chain must write
-every position exactly once, each intermediate tensor being read by the next write only. ``slice_scatter`` chains become ``cat``.
+What ``out[:, t] = h`` in a loop becomes in functional form: as it stands, every step copies the whole of ``out``. The
+chain must write every position exactly once, each intermediate tensor being read by the next write only.
+``slice_scatter`` chains become ``cat``.
 
-Declined where a position is missing or written twice, or an intermediate tensor is read.
+Declined where a position is missing or written twice. A tensor that is read between two writes ends a chain.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 from torch.fx import GraphModule, Node
 
-from fuse.rewrite import surgery
+from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
 WRITES = (aten.select_scatter.default, aten.slice_scatter.default)
+COPIES = (aten.copy.default, aten.fill.Tensor)
 
 
 @register_pass(after="view_chains", before=("merge_shared_weight_gemms", "merge_sibling_gemms", "fuse_pointwise"))
@@ -46,18 +49,30 @@ def writes_up_to(last: Node) -> list[Node]:
     chain = [last]
     while True:
         before = chain[-1].args[0]
-        if not isinstance(before, Node) or before.target is not last.target or len(before.users) != 1:
-            return chain[::-1]
-        if _dimension(before) != _dimension(last):
+        if not isinstance(before, Node) or _next_write(before) is not chain[-1]:
             return chain[::-1]
         chain.append(before)
 
 
 def _next_write(node: Node) -> Node | None:
-    """The write that continues the chain after ``node``."""
-    user = next(iter(node.users), None)
-    continues = user is not None and user.target is node.target and user.args[0] is node and len(node.users) == 1
-    return user if continues and _dimension(user) == _dimension(node) else None
+    """The write that continues the chain after ``node``, which nothing else reads."""
+    writes = [user for user in node.users if user.target is node.target and user.args[0] is node]
+    if node.target not in WRITES or len(writes) != 1 or _dimension(writes[0]) != _dimension(node):
+        return None
+    return writes[0] if all(user is writes[0] or _is_place(user, writes[0]) for user in node.users) else None
+
+
+def _is_place(view: Node, write: Node) -> bool:
+    """Whether ``view`` only says where ``write`` puts a copy: its values are read by nobody."""
+    copied = write.args[1]
+    return (
+        isinstance(copied, Node)
+        and copied.target in COPIES
+        and copied.args[0] is view
+        and copied.args[1] is not view
+        and effects.is_view(view)
+        and list(view.users) == [copied]
+    )
 
 
 def obstacle(chain: list[Node]) -> str | None:
@@ -72,26 +87,36 @@ def obstacle(chain: list[Node]) -> str | None:
         at = end
     if at != held.shape[dim]:
         return "not every position is written"
-    if not held.is_contiguous():
+    if held.stride() != make_contiguous_strides_for(held.shape):
         return "the tensor that is filled is not contiguous"
+    if held.dim() > 3 and not all(_written(write).meta["val"].is_contiguous() for write in chain):
+        return "a write has another layout than its tensor"  # collected, it could impose channels_last on the whole
     return None
+
+
+def _written(write: Node) -> Node:
+    """The value that is written, before it is copied into the layout of its place: the collection does that."""
+    value: Node = write.args[1]  # type: ignore[assignment]
+    return value.args[1] if value.target in COPIES else value  # type: ignore[return-value]
 
 
 def collect(chain: list[Node]) -> None:
     """Replace the chain by one collection of what it writes, in order of position."""
     last = chain[-1]
-    held = last.meta["val"]
-    pieces: list[Any] = []
-    for write in sorted(chain, key=_span):
-        piece = write.args[1]
-        if piece.target is aten.copy.default:  # a copy into the layout of the place: the collection does that
-            source = piece.args[1]
-            same = source.meta["val"].shape == piece.meta["val"].shape and source.meta["val"].dtype == held.dtype
-            piece = source if same else piece
-        pieces.append(piece)
+    pieces = [_piece(write, last) for write in sorted(chain, key=_span)]
     op = aten.stack.default if last.target is aten.select_scatter.default else aten.cat.default
-    new = surgery.insert(last, op, pieces, _dimension(last), like=last)
-    surgery.replace(last, new)
+    surgery.replace(last, surgery.insert(last, op, pieces, _dimension(last), like=last))
+
+
+def _piece(write: Node, last: Node) -> Node:
+    """What ``write`` writes, in the dtype of the tensor and as large as its place."""
+    piece, place = _written(write), write.args[1].meta["val"]  # type: ignore[union-attr]
+    dtype = write.meta["val"].dtype
+    if piece.meta["val"].dtype != dtype:
+        piece = surgery.insert(last, aten._to_copy.default, piece, like=write, dtype=dtype)
+    if piece.meta["val"].shape != place.shape:
+        piece = surgery.insert(last, aten.expand.default, piece, list(place.shape), like=write)
+    return piece
 
 
 def _argument(node: Node, position: int, name: str, default: Any) -> Any:

@@ -4,20 +4,20 @@
     k = region_2(b)        ->           loop over q's elements
                                         loop over k's elements
 
-Only kernels that do not wait for one another (equal depth, see :mod:`fuse.rewrite.partition`), and only small ones: beyond a launch's
-worth of work each, nothing is gained. Every loop nest keeps its own shape.
+Only kernels that do not wait for one another (equal depth, see :mod:`fuse.rewrite.partition`), and only small ones:
+beyond a launch's worth of work each, nothing is gained. Every loop nest keeps its own shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuse.passes.growing import domain_of_region, fuse_members
 from torch.fx import GraphModule, Node
 
 from fuse.cost.work import bytes_of, tensors_in
 from fuse.kernel.domain import Domain, domain_of
 from fuse.kernel.lower import Declined
+from fuse.passes.growing import domain_of_region, fuse_members
 from fuse.rewrite import regions
 from fuse.rewrite.partition import Group, partition
 from fuse.rewrite.registry import register_pass

@@ -4,8 +4,8 @@
     c = cat([a, y], 1)   ->            out[:, :n] = x * 2        written where the concatenation needs it
     d = c.transpose(0, 1).clone()      out[:, n:] = y
 
-Concatenation, stacking, padding, copies to another layout, repeats and flips become part of the kernel that computes their operands or
-reads their result. (Slices and transposes are views and never launch.)
+Concatenation, stacking, padding, copies to another layout, repeats and flips become part of the kernel that computes
+their operands or reads their result. (Slices and transposes are views and never launch.)
 
 Declined where the pieces would have to be read out of order.
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuse.passes.growing import fuse_groups
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.passes.growing import fuse_groups
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 

@@ -4,8 +4,9 @@
     b = tanh(a)          ->            a = x * 2
     c = b + y                          return tanh(a) + y      a and b live in registers
 
-One launch and one trip through memory instead of one for each operator. Slices, transposes and broadcasts between them become index
-arithmetic. A cheap value of lower rank (a scaled mask) is computed again where it is broadcast; a costly one is not.
+One launch and one trip through memory instead of one for each operator. Slices, transposes and broadcasts between them
+become index arithmetic. A cheap value of lower rank (a scaled mask) is computed again where it is broadcast; a costly
+one is not.
 
 Declined where the loops differ, or where a reshape follows no loop order.
 """
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuse.passes.growing import fuse_groups
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.passes.growing import fuse_groups
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 

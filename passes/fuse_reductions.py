@@ -4,8 +4,9 @@
     m = mean(s, -1)      ->            load x + y, sum           the row stays in cache
     z = (s - m) * w                    load x + y again, scale, store
 
-Softmax, log-softmax, logsumexp, layer and group norm, mean and variance (two passes, sums in double) and arg-reductions (eager's ties
-and NaN) are taken apart into such rows when they are lowered, so that scaling before and activation after cost no launch.
+Softmax, log-softmax, logsumexp, layer and group norm, mean and variance (two passes, sums in double) and arg-reductions
+(eager's ties and NaN) are taken apart into such rows when they are lowered, so that scaling before and activation after
+cost no launch.
 
 Declined where two reductions run over different rows.
 """
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fuse.passes.growing import fuse_groups
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.passes.growing import fuse_groups
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 

@@ -180,6 +180,12 @@ def test_errors_are_one_line_on_stderr_with_status_two(
     assert message in line
 
 
+def test_inputs_that_do_not_fit_are_one_line_without_the_log_of_torch(model: str) -> None:
+    done = python(f"from fuse import cli; cli.main(['show', {model!r}, '--quiet', '--input', 'x=f32[2,3]'])")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fuse: error: forward failed at model.py:")
+
+
 def test_verbose_adds_the_traceback_even_when_it_comes_last(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["show", "missing.py", "-v"]) == 2
     captured = capsys.readouterr().err

@@ -107,7 +107,7 @@ def count_graph(graph: GraphModule, profile: DeviceProfile) -> Count:
 
     A region is one launch that moves its inputs and outputs only. A loop is its body, trip count times, or one launch
     if its module says ``persistent``. Each mutation of the signature is one copy, unless the node of its value has
-    ``meta["in_place"]``.
+    ``meta["in_place"]`` or is the input itself, unchanged.
 
     >>> from fuse.cost import profiles
     >>> from fuse.graph.capture import capture
@@ -154,9 +154,10 @@ def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
         elif node.op == "call_method" or (node.op == "call_function" and not _reads_or_computes_numbers(node)):
             yield _call_of_node(node)
     signature: Signature | None = graph.meta.get("signature")
+    placeholders = graph.graph.find_nodes(op="placeholder")
     for mutation in signature.mutations if signature else ():
         value = _outputs(graph)[mutation.value_index]
-        if not value.meta.get("in_place"):
+        if not value.meta.get("in_place") and value is not placeholders[mutation.input_index]:
             written = value.meta["val"]
             copied = Work(0, 2 * bytes_of(written), written.dtype)
             yield Call("movement", 1, copied, value.meta.get("source", ""), nodes=0)

@@ -2,15 +2,15 @@
 
     model, args  ->  recorded operators (what eager launches)  ->  functional graph + signature
 
-A dispatch mode below autograd sees every operator that eager would launch, composites already taken apart. Fake tensors carry shapes,
-strides and dtypes but no data: nothing is allocated, and reading a value (``.item()``, ``if tensor:``) raises instead of freezing
-the number into the graph. The graph is a pure function of its placeholders; see :mod:`fuse.graph.signature` for the rest.
+A dispatch mode below autograd sees every operator that eager would launch, composites already taken apart. Fake
+tensors carry shapes, strides and dtypes but no data: nothing is allocated, and reading a value (``.item()``, ``if
+tensor:``) raises instead of freezing the number into the graph. The graph is a pure function of its placeholders; see
+:mod:`fuse.graph.signature` for the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,8 +31,14 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuse import ops
 from fuse.errors import CaptureError, FuseError
+from fuse.graph.attributes import held_by, restore
+from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
+from fuse.graph.recurrent import lstm_of_eager
+from fuse.graph.results import flatten_result
+from fuse.graph.seeding import unseeded
 from fuse.graph.signature import Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
 
@@ -47,32 +53,36 @@ _DATA_DEPENDENT = (
 def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> GraphModule:
     """One functional ATen graph of ``model(*args, **kwargs)``.
 
-    The arguments may be real or fake tensors (or any Python values); they are not run on, changed or kept. Gradients are not recorded:
-    the graph is what ``torch.no_grad()`` would run.
+    The arguments may be real or fake tensors (or any Python values); they are not run on, changed or kept. Gradients
+    are not recorded: the graph is what ``torch.no_grad()`` would run.
 
     Raises:
-        CaptureError: the call depends on data, or does something that a graph cannot hold; the message names the user's line.
+        CaptureError: the call depends on data, or does something that a graph cannot hold; the message names the
+            user's line.
 
     >>> graph = capture(nn.Linear(3, 2), (torch.zeros(4, 3),))
     >>> [str(node.target) for node in graph.graph.nodes]
     ['input', 'weight', 'bias', 'aten.t.default', 'aten.addmm.default', 'output']
     >>> graph.meta["signature"].inputs[1]
-    InputSpec(kind='parameter', name='weight', index=-1)
+    InputSpec(kind='parameter', name='weight', index=-1, value=None)
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
     with _fake_mode(model, args, kwargs or {}) as fake_mode:
         recorder = Recorder(model, fake_mode)
         return recorder.run(args, dict(kwargs or {}))
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode that records one call of ``model`` as a graph."""
 
     def __init__(self, model: nn.Module, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
         self.fake_mode = fake_mode
         self.graph = Graph()
-        self.functional = Functionalizer(self.graph)
+        self.fakes = FakeRunner(fake_mode)
+        self.functional = Functionalizer(self.graph, self.fakes)
         self.dispatches: list[Dispatch] = []
         self.inputs: list[InputSpec] = []
         self.placeholders: list[Tensor] = []
@@ -86,21 +96,23 @@ class Recorder(TorchDispatchMode):
         fake_leaves = [self._argument(_argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
         try:
-            with self._fake_state(), self.fake_mode, self, torch.no_grad():
+            with self._fake_state(), unseeded(), lstm_of_eager(), self.fake_mode, self, torch.no_grad():
                 result = self.model(*fake_args, **fake_kwargs)
         except FuseError:
             raise
         except _DATA_DEPENDENT as error:
             reason = getattr(error, "func", None) or str(error).splitlines()[0]
             raise CaptureError(
-                f"{reason} at {line_of(error)} depends on the values of a tensor, which a graph cannot hold"
+                f"{reason}{_at(error)} depends on the values of a tensor, which a graph cannot hold"
             ) from error
         except Exception as error:
             text = (str(error).splitlines() or [""])[0]
-            raise CaptureError(f"forward failed at {line_of(error)}: {type(error).__name__}: {text}") from error
+            raise CaptureError(f"forward failed{_at(error)}: {type(error).__name__}: {text}") from error
+        finally:
+            torch.clear_autocast_cache()  # it may hold fake copies of weights
         return self._finish(result)
 
-    # ---- inputs --------------------------------------------------------------------------------------------------------------
+    # ---- inputs ------------------------------------------------------------------------------------------------------
 
     def _argument(self, name: str, index: int, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -145,7 +157,7 @@ class Recorder(TorchDispatchMode):
         return node
 
     def _ensure_known(self, tensor: Tensor) -> Tensor:
-        """Map a tensor that an operator received to the fake one that the graph knows, making a placeholder on first sight."""
+        """The fake tensor that the graph knows for one that an operator received; a placeholder on first sight."""
         if not isinstance(tensor, FakeTensor):
             tensor = self._adopt(tensor)
         if not self.functional.known(tensor):
@@ -162,55 +174,46 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _fake_state(self) -> Iterator[None]:
-        """Parameters and buffers replaced by fake twins for the time of the call; attribute writes are found and undone."""
-        modules = list(self.model.modules())
-        snapshots = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers), dict(m._modules)) for m in modules]
-        fakes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for module in modules:
-            for held in (module._parameters, module._buffers):
-                replaced: dict[str, Any] = {}
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        replaced[name] = self._fake_of_state(tensor)
-                held.update(replaced)
-                fakes.append((held, dict(held)))
+        """Parameters and buffers replaced by fake twins during the call; attribute writes are found and undone."""
+        before = held_by(self.model)
         written = ""
         try:
+            for module in self.model.modules():
+                registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+                for held in registries:
+                    held.update({name: self._fake_of_state(t) for name, t in held.items() if t is not None})
             yield
-            written = next((_changed(held, before) for held, before in fakes if _changed(held, before)), "")
         finally:
-            for module, attributes, parameters, buffers, children in snapshots:
-                name = _changed(module.__dict__, attributes)
-                written = written or (name and f"{type(module).__name__}.{name}")
-                for current, before in (
-                    (module.__dict__, attributes),
-                    (module._parameters, parameters),
-                    (module._buffers, buffers),
-                    (module._modules, children),
-                ):
-                    current.clear()
-                    current.update(before)
+            written = restore(before, self._is_twin)
         if written:
             raise CaptureError(f"forward assigns the attribute {written}; a graph cannot hold that")
+
+    def _is_twin(self, tensor: Tensor, real: Tensor) -> bool:
+        return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
 
     def _fake_of_state(self, tensor: Tensor) -> Tensor:
         fake = self._adopt(tensor)
         self.names_by_fake[id(fake)] = self.names[id(tensor)]
         return fake
 
-    # ---- recording -----------------------------------------------------------------------------------------------------------
+    # ---- recording ---------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if op is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         if op.namespace == "prim":
             return op(*args, **kwargs)
+        if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
+            with self:
+                return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         source = self.functional.source = user_line()
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._constant(op, args[0])
         args, kwargs = self._known(args), self._known(kwargs)
-        result = self.functional.record(op, args, kwargs, lambda: op(*args, **kwargs))
+        result = self.functional.record(op, args, kwargs, lambda: self.fakes.run(op, args, kwargs))
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result
 
@@ -224,7 +227,7 @@ class Recorder(TorchDispatchMode):
         return arguments
 
     def _constant(self, op: OpOverload, tensor: Tensor) -> Tensor:
-        """``torch.tensor([...])`` in ``forward``: the numbers are part of the program, the tensor is new in each call."""
+        """``torch.tensor([...])`` in ``forward``: numbers of the program, in a tensor that is new in each call."""
         if isinstance(tensor, FakeTensor):
             raise CaptureError(f"a tensor is made from values that depend on data at {user_line()}")
         fake: Tensor = op(tensor)
@@ -234,13 +237,21 @@ class Recorder(TorchDispatchMode):
         self._place(fake, InputSpec("constant", name, value=value), writes_back=False)
         return fake
 
-    # ---- result --------------------------------------------------------------------------------------------------------------
+    # ---- result ------------------------------------------------------------------------------------------------------
 
     def _finish(self, result: Any) -> GraphModule:
         leaves, out_spec = flatten_result(result)
         values: list[Node] = []
         roots: dict[int, int] = {}  # base -> position among ``values``
-        outputs = tuple(self._output(leaf, values, roots) for leaf in leaves)
+        if self.functional.reassigned():
+            raise CaptureError("forward assigns the .data of a tensor; a graph cannot hold that")
+        first: dict[int, int] = {}
+        outputs = tuple(
+            OutputSpec("repeat", first[id(leaf)])
+            if isinstance(leaf, Tensor) and first.setdefault(id(leaf), i) != i
+            else self._output(leaf, values, roots)
+            for i, leaf in enumerate(leaves)
+        )
         mutations = []
         for index, fake in enumerate(self.placeholders):
             base = self.functional.aliases[id(fake)].base
@@ -259,37 +270,29 @@ class Recorder(TorchDispatchMode):
     def _output(self, leaf: Any, values: list[Node], roots: dict[int, int]) -> OutputSpec:
         if not isinstance(leaf, Tensor):
             return OutputSpec("python", value=leaf)
-        if not isinstance(leaf, FakeTensor) or not self.functional.known(leaf):
-            leaf = self._ensure_known(leaf)
+        leaf = self._ensure_known(leaf)
         alias = self.functional.aliases[id(leaf)]
         base = alias.base
         if base.input_index is not None:
             index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
             root = self.placeholders[index]
             return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
-        if id(base) not in roots:
+        if leaf.requires_grad:
+            raise CaptureError("the result needs gradients (torch.enable_grad in forward); it runs in eager mode")
+        if leaf.dtype != base.root.dtype or leaf.is_conj() or leaf.is_neg():
+            raise CaptureError(f"the result holds a view of {base.root.dtype} as {leaf.dtype}; it runs in eager mode")
+        is_whole = _layout(leaf, base.root) == _layout(base.root, base.root)
+        is_first = id(base) not in roots
+        if is_first:
             roots[id(base)] = len(values)
             values.append(self._fresh(base.node))
-        position = roots[id(base)]
-        exact = leaf is base.root or (_layout(leaf, base.root) == _layout(base.root, base.root))
-        return OutputSpec("graph", position, None if exact else _layout(leaf, base.root))
+        return OutputSpec("graph", roots[id(base)], None if is_whole and is_first else _layout(leaf, base.root))
 
     def _fresh(self, node: Node) -> Node:
         """A constant made in ``forward`` is a new tensor in each call, so the caller gets a copy."""
         if node.op != "placeholder":
             return node
         return self.functional.emit(torch.ops.aten.clone.default, (node,), {})
-
-
-def flatten_result(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """``torch.utils._pytree.tree_flatten``, taught dataclasses: one that holds tensors is registered as a node on first sight."""
-    leaves, spec = pytree.tree_flatten(result)
-    fresh = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)}
-    if not fresh:
-        return leaves, spec
-    for cls in fresh:
-        pytree.register_dataclass(cls)
-    return flatten_result(result)
 
 
 @contextlib.contextmanager
@@ -303,20 +306,23 @@ def _fake_mode(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _parameter_names(model: nn.Module) -> list[str]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
-        return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in positional]
     except (TypeError, ValueError):
         return []
 
 
 def _argument_name(path: Any, names: list[str]) -> str:
     """``x`` for a parameter of ``forward``, ``x[0]['mask']`` for a part of it, ``args[3]`` where it has no name."""
-    within_kwargs, first, *rest = path[0].idx == 1, path[1], *path[2:]
-    if within_kwargs:
+    outer, first = path[:2]
+    if outer.idx == 1:
         head = str(first.key)
+    elif first.idx < len(names):
+        head = names[first.idx]
     else:
-        head = names[first.idx] if first.idx < len(names) else f"args[{first.idx}]"
-    return head + pytree.keystr(rest)
+        head = f"args[{first.idx}]"
+    return head + pytree.keystr(path[2:])
 
 
 def _names_of_state(model: nn.Module) -> dict[int, tuple[str, str]]:
@@ -325,12 +331,9 @@ def _names_of_state(model: nn.Module) -> dict[int, tuple[str, str]]:
     return named
 
 
-def _changed(current: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """The first name that was added, removed or bound to another object."""
-    for name in current.keys() | before.keys():
-        if name not in current or name not in before or current[name] is not before[name]:
-            return name
-    return ""
+def _at(error: BaseException) -> str:
+    line = line_of(error)
+    return f" at {line}" if line else ""
 
 
 def _layout(tensor: Tensor, root: Tensor) -> Layout:

@@ -5,15 +5,17 @@
     return x                         x' = select_scatter(x, y', 1, 1)
                                      return x'
 
-Every storage is a *base* with a current value and a version; every tensor is an *alias*: a base and the chain of view operators that
-leads to it. A write through an alias makes a new base value (by the inverse of each view in the chain) and raises the version; an
-alias that is read with an old version is derived again from the base. This is the algorithm of PyTorch's functionalization pass
-(https://dev-discuss.pytorch.org/t/functionalization-in-pytorch-everything-you-wanted-to-know/965), done on recorded operators,
-because running that pass under a recording mode is ten times slower.
+Every storage is a *base* with a current value and a version; every tensor is an *alias*: a base and the chain of view
+operators that leads to it. A write through an alias makes a new base value (by the inverse of each view in the chain)
+and raises the version; an alias that is read with an old version is derived again from the base. This is the
+algorithm of PyTorch's functionalization pass
+(https://dev-discuss.pytorch.org/t/functionalization-in-pytorch-everything-you-wanted-to- know/965), done on recorded
+operators, because running that pass under a recording mode is ten times slower.
 """
 
 from __future__ import annotations
 
+import keyword
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.fx import Graph, Node
 
 from fuse import ops
 from fuse.errors import CaptureError
+from fuse.graph.fakes import FakeRunner
 
 aten = torch.ops.aten
 
@@ -41,7 +45,7 @@ class View:
 
 @dataclass
 class Base:
-    """One storage. ``root`` is the first tensor that was seen on it; ``node`` is the current value, in the root's layout."""
+    """One storage. ``root`` is the first tensor seen on it; ``node`` is the current value, in the root's layout."""
 
     root: Tensor
     node: Node
@@ -58,36 +62,53 @@ class Alias:
     chain: tuple[View, ...]
     node: Node
     version: int
+    storage: int = field(init=False)
 
-
-# Operators that write to arguments their schema does not mark, with the form that returns the new values:
-# (functional operator, positions of the written arguments, positions of the new values among the results).
-_BATCH_NORM_STATISTICS = (3, 4)
+    def __post_init__(self) -> None:
+        self.storage = _storage(self.tensor)
 
 
 @dataclass
 class Functionalizer:
-    """Builds ``graph`` from recorded operators; ``values`` maps every tensor object (by ``id``, kept alive here) to its alias."""
+    """Builds ``graph`` from recorded operators; ``aliases`` holds every tensor object, by ``id`` and kept alive."""
 
     graph: Graph
+    fakes: FakeRunner
     aliases: dict[int, Alias] = field(default_factory=dict)
     bases: dict[int, Base] = field(default_factory=dict)
     source: str = ""
 
-    # ---- reading -------------------------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------------
 
     def value(self, tensor: Tensor) -> Node:
-        """The node that holds ``tensor``'s present value, derived again from its base when the base was written since."""
+        """The node of ``tensor``'s present value, derived again from its base when the base was written since."""
         alias = self.aliases[id(tensor)]
         if alias.version != alias.base.version:
             node = alias.base.node
             for view in alias.chain:
-                node = self.emit(view.op, (node, *view.args), view.kwargs)
+                node = self._view_again(alias.base, view, node)
             alias.node, alias.version = node, alias.base.version
         return alias.node
 
     def known(self, tensor: Tensor) -> bool:
         return id(tensor) in self.aliases
+
+    def _view_again(self, base: Base, view: View, outer: Node) -> Node:
+        """``view`` of a value that took the place of the one it was made of."""
+        self._check_reach(base, view)
+        return self.emit(view.op, (outer, *view.args), view.kwargs)
+
+    def _check_reach(self, base: Base, view: View) -> None:
+        """``as_strided`` counts from the start of the storage and may leave its tensor; a value has nothing more."""
+        if view.op is aten.as_strided.default and not _fills_its_storage(base.root):
+            raise CaptureError(
+                f"a write meets a view made by as_strided at {self.source} of a tensor that does not fill its storage; "
+                "it runs in eager mode"
+            )
+
+    def reassigned(self) -> bool:
+        """Whether some tensor was given other memory behind the operators' back (``tensor.data = other``)."""
+        return any(_storage(alias.tensor) != alias.storage for alias in self.aliases.values())
 
     def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
         """Register a placeholder; an ``input_index`` says that writes to it must be copied back."""
@@ -97,24 +118,28 @@ class Functionalizer:
             shared.input_index = base.input_index = _SHARED
         self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
 
-    def emit(self, op: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
+    def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
         node = self.graph.create_node("call_function", op, args, dict(kwargs), name=op.__name__.split(".")[0])
         if value is None:
             fake_args, fake_kwargs = torch.fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
-            value = op(*fake_args, **fake_kwargs)
+            value = self.fakes.run(op, fake_args, fake_kwargs)
         node.meta["val"] = value
         node.meta["source"] = self.source
         return node
 
-    # ---- recording -----------------------------------------------------------------------------------------------------------
+    # ---- recording ---------------------------------------------------------------------------------------------------
 
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
         """Run one operator on fake tensors and add its functional form to the graph. Returns what ``run`` returned."""
         if torch.Tag.inplace_view in op.tags:
             return self._reshape_in_place(op, args, kwargs, run)
-        if op in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default) and args[5]:
-            return self._train_batch_norm(op, args, kwargs, run)
+        if op in _BATCH_NORMS:
+            return self._batch_norm(args, run)
+        if keyword.iskeyword(op._overloadname):  # ``random.from``: torch.fx would print what Python cannot read
+            raise CaptureError(f"{op} at {self.source} cannot be written as Python; it runs in eager mode")
+        if kwargs.get("generator") is not None:
+            raise CaptureError(f"{op} at {self.source} draws from a generator of its own; it runs in eager mode")
         if ops.mutates(op):
             return self._write_in_place(op, args, kwargs, run)
         result = run()
@@ -128,7 +153,7 @@ class Functionalizer:
             whole = self.emit(op, node_args, node_kwargs, tuple(result))
             for position, part in enumerate(result):
                 if isinstance(part, Tensor):
-                    self._own(part, self.emit(operator.getitem, (whole, position), {}, part))
+                    self._own(part, self._part(whole, position, part))
         elif result is not None:
             raise CaptureError(
                 f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"
@@ -145,13 +170,16 @@ class Functionalizer:
             self._own(result, emit())
             return
         parent = self.aliases[id(origin)]
+        if op in _SAME_LOOK:
+            self.aliases[id(result)] = Alias(result, parent.base, parent.chain, self.value(origin), parent.base.version)
+            return
         view = View(op, self._nodes(args[1:]), self._nodes(kwargs))
         self.aliases[id(result)] = Alias(result, parent.base, (*parent.chain, view), emit(), parent.base.version)
 
     def _add_part_of_view(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
     ) -> None:
-        """``split``, ``chunk`` and ``unbind`` become one ``slice`` or ``select`` a part, which every pass understands."""
+        """``split`` and ``unbind`` become one ``slice`` or ``select`` a part, which every pass understands."""
         parent = self.aliases[id(args[0])]
         node = self.value(args[0])
         view = _part_as_view(op, args, kwargs, position, part)
@@ -168,7 +196,7 @@ class Functionalizer:
         self.bases[_storage(tensor)] = base
         self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
 
-    # ---- writing -------------------------------------------------------------------------------------------------------------
+    # ---- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, tensor: Tensor, node: Node) -> None:
         """``tensor`` now holds ``node``'s value: pass it up its chain of views into the base."""
@@ -183,8 +211,9 @@ class Functionalizer:
         for view in alias.chain:
             outers.append(outer)
             if view is not alias.chain[-1]:
-                outer = self.emit(view.op, (outer, *view.args), view.kwargs)
+                outer = self._view_again(base, view, outer)
         for view, outer in zip(reversed(alias.chain), reversed(outers), strict=True):
+            self._check_reach(base, view)
             node = self._inverse(view, outer, node)
         base.node = self._in_layout_of(before, node)
         base.version += 1
@@ -205,17 +234,37 @@ class Functionalizer:
             raise CaptureError(
                 f"{op} at {self.source} writes in place and has no functional form; it runs in eager mode"
             )
+        shapes = [tensor.shape for tensor in written]
         node_args, node_kwargs = self._functional_arguments(op, functional, args, kwargs)
-        node = self.emit(functional, node_args, node_kwargs)
-        result = run()
-        if len(written) == 1 and isinstance(node.meta["val"], Tensor):
-            self._write_result(written[0], node)
+        if ops.is_random(functional) and not all(map(_is_dense, written)):  # numbers are drawn in the order of memory
+            raise CaptureError(f"{op} at {self.source} writes into a view with gaps; it runs in eager mode")
+        if functional is aten.bernoulli.p:
+            node = self._bernoulli(*node_args, **node_kwargs)
         else:
-            for position, tensor in enumerate(written):
-                self._write_result(
-                    tensor, self.emit(operator.getitem, (node, position), {}, node.meta["val"][position])
-                )
+            node = self.emit(functional, node_args, node_kwargs)
+        result = run()
+        if shapes != [tensor.shape for tensor in written]:
+            raise CaptureError(f"{op} at {self.source} resizes its out= tensor; it runs in eager mode")
+        if isinstance(node.meta["val"], Tensor):
+            self._write_result(written[0], node)
+            return result
+        parts = [self._part(node, position) for position in range(len(node.meta["val"]))]
+        of_its_own = [t for t in _tensors(result) if not any(t is w for w in written)]
+        for tensor, part in zip((*of_its_own, *written), parts, strict=True):
+            if self.known(tensor):
+                self._write_result(tensor, part)
+            else:
+                self._own(tensor, part)
         return result
+
+    def _bernoulli(self, target: Node, p: float) -> Node:
+        """``bernoulli`` draws in the order of dimensions, ``bernoulli_`` in the order of memory: make them one."""
+        strides = target.meta["val"].stride()
+        order = sorted(range(len(strides)), key=lambda d: -strides[d])
+        if order == list(range(len(strides))):
+            return self.emit(aten.bernoulli.p, (target, p), {})
+        drawn = self.emit(aten.bernoulli.p, (self.emit(aten.permute.default, (target, order), {}), p), {})
+        return self.emit(aten.permute.default, (drawn, [order.index(d) for d in range(len(order))]), {})
 
     def _write_result(self, tensor: Tensor, node: Node) -> None:
         """Write a result in the tensor's own dtype and shape, as the in-place operator does."""
@@ -241,8 +290,6 @@ class Functionalizer:
         op, args, kwargs = view.op, view.args, view.kwargs
         if scatter := _SCATTERS.get(op):
             return self.emit(scatter, (outer, part, *args), kwargs)
-        if op in (aten.alias.default, aten.detach.default):
-            return part
         if op in (aten.t.default, aten.transpose.int):
             return self.emit(op, (part, *args), {})
         if op is aten.permute.default:
@@ -283,28 +330,38 @@ class Functionalizer:
         if alias.base.root is tensor:
             alias.base.root = held
         view = View(functional, self._nodes(args[1:]), self._nodes(kwargs))
+        self.fakes.forget(tensor)
         result = run()
         emitted = self.emit(functional, (node, *view.args), view.kwargs)
         self.aliases[id(tensor)] = Alias(tensor, alias.base, (*alias.chain, view), emitted, alias.base.version)
         return result
 
-    def _train_batch_norm(
-        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
-    ) -> Any:
-        """Batch norm in training writes its running statistics, though one of its schemas does not say so."""
-        statistics = [args[i] for i in _BATCH_NORM_STATISTICS]
-        result = run()
-        if any(s is None for s in statistics):
-            node = self.emit(op, self._nodes(args), self._nodes(kwargs), tuple(result))
+    def _batch_norm(self, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        """In training, batch norm writes its running statistics, though one of its schemas does not say so."""
+        values, weight, bias, mean, variance, training, momentum, epsilon = args
+        statistics = () if mean is None or variance is None else (mean, variance)
+        if not training:
+            functional, arguments = aten._native_batch_norm_legit_no_training.default, (*args[:5], momentum, epsilon)
+        elif statistics:
+            functional, arguments = aten._native_batch_norm_legit_functional.default, args
         else:
-            node = self.emit(aten._native_batch_norm_legit_functional.default, self._nodes(args), {})
-            for tensor, position in zip(statistics, (3, 4), strict=True):
-                self.write(tensor, self.emit(operator.getitem, (node, position), {}, node.meta["val"][position]))
+            functional = aten._native_batch_norm_legit.no_stats
+            arguments = (values, weight, bias, training, momentum, epsilon)
+        node = self.emit(functional, self._nodes(arguments), {})
+        result = run()
         for position, part in enumerate(result):
-            self._own(part, self.emit(operator.getitem, (node, position), {}, part))
+            self._own(part, self._part(node, position))
+        for position, tensor in enumerate(statistics, start=len(result)):
+            if training:
+                self.write(tensor, self._part(node, position))
         return result
 
-    # ---- helpers -------------------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
+
+    def _part(self, whole: Node, position: int, value: Tensor | None = None) -> Node:
+        return self.emit(
+            operator.getitem, (whole, position), {}, whole.meta["val"][position] if value is None else value
+        )
 
     def _nodes(self, arguments: Any) -> Any:
         """Arguments with every tensor replaced by the node of its present value."""
@@ -320,18 +377,24 @@ class Functionalizer:
         self, op: OpOverload, functional: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments for the functional form: ``out=`` tensors are dropped, everything else stays."""
-        accepted = {a.name for a in functional._schema.arguments}
-        node_kwargs = {k: self._nodes(v) for k, v in kwargs.items() if k in accepted}
-        return self._nodes(args), node_kwargs
+        accepted = {a.name: a for a in functional._schema.arguments}
+        values = dict(kwargs)
+        for argument in op._schema.arguments[len(args) :]:
+            twin = accepted.get(argument.name)
+            if twin is not None and argument.has_default_value() and not twin.has_default_value():
+                values.setdefault(argument.name, argument.default_value)  # as in ``bernoulli_`` and ``bernoulli.p``
+        return self._nodes(args), {name: self._nodes(value) for name, value in values.items() if name in accepted}
 
 
 _SHARED = -1
+_BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 _SCATTERS: dict[OpOverload, OpOverload] = {
     aten.select.int: aten.select_scatter.default,
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
     aten.as_strided.default: aten.as_strided_scatter.default,
 }
+_SAME_LOOK = frozenset({aten.alias.default, aten.detach.default})  # another tensor object, nothing else
 _RESHAPES = frozenset(
     {
         aten.view.default,
@@ -349,6 +412,20 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie side by side, in whatever order of dimensions."""
+    return bool(is_non_overlapping_and_dense_or_false(tensor))
+
+
+def _fills_its_storage(tensor: Tensor) -> bool:
+    """Whether the tensor's elements, in some order, are all that there is from the start of its storage."""
+    return tensor.storage_offset() == 0 and _is_dense(tensor)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
+
+
 def _written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
     written = []
     for position, argument in enumerate(op._schema.arguments):
@@ -362,9 +439,9 @@ def _written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[st
 def _part_as_view(
     op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
 ) -> View | None:
-    """The ``slice`` or ``select`` that yields one part of ``split``, ``split_with_sizes``, ``chunk`` or ``unbind``."""
+    """The ``slice`` or ``select`` that yields one part of ``split``, ``split_with_sizes`` or ``unbind``."""
     schema = op._schema.arguments
-    bound = (
+    bound: dict[str, Any] = (
         {a.name: a.default_value for a in schema}
         | dict(zip((a.name for a in schema), args, strict=False))
         | dict(kwargs)
@@ -372,13 +449,10 @@ def _part_as_view(
     dim = bound.get("dim", 0)
     if op is aten.unbind.int:
         return View(aten.select.int, (dim, position), {})
-    if op is aten.split.Tensor:
+    if op in (aten.split.Tensor, aten.unsafe_split.Tensor):
         start = position * bound["split_size"]
-    elif op is aten.split_with_sizes.default:
+    elif op in (aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default):
         start = sum(bound["split_sizes"][:position])
-    elif op is aten.chunk.default:
-        extent, chunks = args[0].shape[dim], bound["chunks"]
-        start = position * -(-extent // chunks)
     else:
         return None
     return View(aten.slice.Tensor, (dim, start, start + part.shape[dim]), {})

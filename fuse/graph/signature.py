@@ -1,8 +1,8 @@
 """What a captured graph promises its caller: where inputs come from, what becomes of outputs, what is written back.
 
-A captured graph is a pure function of its placeholders. Everything that eager did besides computing values (mutating an input,
-returning a view of one, returning the same tensor twice, plain Python values in the output) is written down here, and the
-runtime plays it back.
+A captured graph is a pure function of its placeholders. Everything that eager did besides computing values (mutating
+an input, returning a view of one, returning the same tensor twice, plain Python values in the output) is written down
+here, and the runtime plays it back.
 
     placeholders  ->  graph  ->  values  ->  outputs (values, views, inputs themselves, Python objects)
                                          ->  mutations (values copied back into inputs)
@@ -23,8 +23,9 @@ from torch.utils._pytree import TreeSpec
 class InputSpec:
     """Where one placeholder's tensor comes from.
 
-    ``argument``: the flattened call arguments, at position ``index``. ``parameter`` and ``buffer``: looked up by ``name``
-    (qualified, as in ``state_dict``). ``constant``: a tensor made in ``forward`` from Python numbers, held in ``value``.
+    ``argument``: the flattened call arguments, at position ``index``. ``parameter`` and ``buffer``: looked up by
+    ``name`` (qualified, as in ``state_dict``). ``constant``: held in ``value``; a tensor made in ``forward`` from
+    Python numbers, or one that the model holds without having registered it.
     """
 
     kind: Literal["argument", "parameter", "buffer", "constant"]
@@ -35,7 +36,11 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Size, stride and storage offset in elements, as ``torch.as_strided`` takes them."""
+    """Size, stride and offset in elements of a view on a named tensor.
+
+    Size and stride are what ``torch.as_strided`` takes; ``offset`` is counted from the named tensor's own first
+    element, so that it holds wherever in its storage that tensor lies.
+    """
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -46,13 +51,13 @@ class Layout:
 class OutputSpec:
     """What one leaf of the model's result is.
 
-    ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same tensor);
-    ``python``: the plain object ``value``. With ``view`` the leaf is that layout over the storage of the named tensor, so
-    that aliases between outputs, and between outputs and inputs, are eager's. Two leaves with equal ``graph`` index and no view
-    are one tensor object.
+    ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same
+    tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``python``: the plain object
+    ``value``. With ``view`` the leaf is a new tensor with that layout on the memory of the named one, so that aliases
+    between outputs, and between outputs and inputs, are eager's.
     """
 
-    kind: Literal["graph", "input", "python"]
+    kind: Literal["graph", "input", "repeat", "python"]
     index: int = -1
     view: Layout | None = None
     value: object = None

@@ -1,7 +1,7 @@
 """The user's file and line that an operator comes from.
 
-The innermost Python frame outside torch, outside this package and outside generated code is the line that a user would name. Verdicts on
-file names are remembered: asking costs about a microsecond an operator.
+The innermost Python frame outside torch, outside this package and outside generated code is the line that a user would
+name. Verdicts on file names are remembered: asking costs about a microsecond an operator.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 from torch.fx import Node
@@ -16,6 +17,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.kernel import ctypes
 from fuse.kernel.lower import Declined, can_lower, values_of_call
+from fuse.kernel.values import Concat
 from fuse.kernel.walks import reductions_below
 
 MAX_INLINED = 6
@@ -27,12 +29,15 @@ class Domain:
     """``points``: elements the widest loop runs over. ``rows``: results a reduction leaves, None without one.
 
     ``cheap``: all operators cost a few cycles, so that computing them again is no loss. ``size``: operators.
+    ``pieces``: it ends in a concatenation, whose costly pieces are still ``apart`` or already ``inside``. Each piece is
+    computed in a loop of its own, until something in the same kernel reads the whole.
     """
 
     points: int
     rows: int | None
     cheap: bool
     size: int
+    pieces: Literal["none", "apart", "inside"] = "none"
 
 
 def domain_of(node: Node) -> Domain | Declined:
@@ -41,6 +46,8 @@ def domain_of(node: Node) -> Domain | Declined:
         return Declined(f"{node.target} has no kernel")
     value = node.meta["val"]
     known = ops.info(node.target)  # type: ignore[arg-type]
+    if known is not None and known.launches == 0:
+        return Declined(f"{node.target} launches nothing")
     if known is not None and known.elementwise and isinstance(value, Tensor):
         if not ctypes.supported(value.dtype):
             return Declined(f"dtype {value.dtype} is not supported in kernels")
@@ -50,7 +57,8 @@ def domain_of(node: Node) -> Domain | Declined:
         return results
     reductions = reductions_below(results)
     if not reductions:
-        return Domain(max(math.prod(r.shape) for r in results), None, known is not None and known.cheap, 1)
+        points, cheap = max(math.prod(r.shape) for r in results), known is not None and known.cheap
+        return Domain(points, None, cheap, 1, "apart" if isinstance(results[0], Concat) else "none")
     widest = max(reductions, key=lambda r: math.prod(r.source.shape))
     points = math.prod(widest.source.shape)
     return Domain(points, math.prod(widest.shape), False, 1)
@@ -59,6 +67,8 @@ def domain_of(node: Node) -> Domain | Declined:
 def join(earlier: Domain, later: Domain) -> Domain | str:
     """The domain of both in one kernel, ``later`` reading ``earlier``; or the reason why they stay apart."""
     cheap, size = earlier.cheap and later.cheap, earlier.size + later.size
+    if earlier.pieces == "inside":
+        return "costly pieces of a concatenation would be computed again for one another's elements"
     if earlier.points == later.points:
         if None not in (earlier.rows, later.rows) and earlier.rows != later.rows:
             return "their reductions leave different numbers of rows"
@@ -68,6 +78,8 @@ def join(earlier: Domain, later: Domain) -> Domain | str:
     if later.rows is not None and earlier.rows is None and earlier.points == later.rows:
         return Domain(later.points, later.rows, cheap, size)
     if earlier.points < later.points and earlier.rows is None:
+        if later.pieces != "none":
+            return Domain(later.points, None, cheap, size, later.pieces if earlier.cheap else "inside")
         if earlier.cheap and earlier.size <= MAX_INLINED:
             return Domain(later.points, later.rows, cheap, size)
         return "a costly value would be computed again for every element it is broadcast to"

@@ -44,6 +44,9 @@ class Builder:
     stored: dict[int, tuple[Buffer, Affine, Index]] = field(default_factory=dict)
     kept_alive: list[Value] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.used_names.update((buffer.name, 1) for buffer in self.inputs)
+
     # ---- loops ---------------------------------------------------------------------------------------------------------------
 
     def open(self, atom: str, kind: LoopKind) -> None:
@@ -59,10 +62,14 @@ class Builder:
         self.blocks[-1].statements.append(statement)
 
     def fresh(self, hint: str) -> str:
-        """A C++ name: the hint, with a number when it is taken."""
-        count = self.used_names.get(hint, 0)
-        self.used_names[hint] = count + 1
-        return hint if count == 0 else f"{hint}_{count + 1}"
+        """A C++ name: the hint, with a number when it is taken (by another name or by a buffer)."""
+        name, count = hint, self.used_names.get(hint, 0)
+        while name in self.used_names:
+            count += 1
+            name = f"{hint}_{count}"
+        self.used_names[name] = 1
+        self.used_names[hint] = max(count, 1)
+        return name
 
     def depth_of(self, index: Affine) -> int:
         atoms = index.atoms()

@@ -10,7 +10,7 @@ import torch
 
 from fuse import ops
 from fuse.kernel import ctypes
-from fuse.kernel.recipes import Call, Number, Recipe, Unsupported, apply, convert, recipe
+from fuse.kernel.recipes import Call, Number, Recipe, Unsupported, apply, convert, recipe, rounded
 from fuse.kernel.values import Constant, Map, Value, expand
 
 TRANSCENDENTAL = ops.TRANSCENDENTAL_WEIGHT
@@ -24,13 +24,12 @@ _UNARY = {  # ATen name: template. Computed in the result's dtype.
     "reciprocal": "fuse_reciprocal({0})",
     "relu": "fuse_relu({0})",
     "relu6": "fuse_clamp({0}, 0, 6)",
-    "round": "fuse_round({0})",
+    "round.default": "fuse_round({0})",
     "sign": "fuse_sign({0})",
     "sqrt": "fuse_sqrt({0})",
     "rsqrt": "fuse_rsqrt({0})",
     "trunc": "fuse_trunc({0})",
     "frac": "fuse_frac({0})",
-    "bitwise_not": "~{0}",
 }
 _TRANSCENDENTAL = (
     "acos acosh asin asinh atan atanh cos cosh erf erfc exp exp2 expm1 log log10 log1p log2 mish sigmoid silu sin sinh tan "
@@ -69,9 +68,13 @@ def _compare(call: Call, template: str) -> Value:
 
 
 def apply_test(template: str, args: list[Value | Number], compute: torch.dtype, shape: tuple[int, ...]) -> Value:
-    """A map whose arguments have dtype ``compute`` and whose result is bool."""
+    """A map whose arguments have dtype ``compute`` and whose result is bool.
+
+    Here numbers are rounded to a half too: eager finds a half equal to 0.1 when it is the half nearest to 0.1.
+    """
     wide = torch.float32 if compute in ctypes.HALVES else compute
-    value = apply(template, args, wide, shape)
+    operands = [convert(a, compute) if isinstance(a, Value) else rounded(a, compute) for a in args]
+    value = apply(template, operands, wide, shape)
     return type(value)(shape, torch.bool, template, value.args)  # type: ignore[attr-defined]
 
 
@@ -112,35 +115,37 @@ def arithmetic(symbol: str, dtype: torch.dtype) -> str:
     return f"{ctype}(uint64_t({{0}}) {symbol} uint64_t({{1}}))"
 
 
-def _scaled(call: Call, name: str, alpha: Number) -> Value | Number:
-    """``alpha * argument``, as ``add`` and ``sub`` take it."""
-    value = call[name]
+def _sum(call: Call, symbol: str, first: str, second: str) -> Value:
+    """``first + alpha * second`` (or ``-``); of float and double with one rounding, as eager has it."""
+    alpha = call["alpha"]
     if alpha == 1:
-        return value  # type: ignore[no-any-return]
-    if not isinstance(value, Value):
-        return value * alpha  # type: ignore[no-any-return]
-    wide = torch.float32 if call.dtype in ctypes.HALVES else call.dtype
-    return apply(arithmetic("*", wide), [value, alpha], wide, value.shape)
+        return call.map(arithmetic(symbol, call.dtype), first, second)
+    if call.dtype.is_floating_point:
+        factor = rounded(alpha if symbol == "+" else -alpha, call.dtype)
+        template = "({0} + {2} * {1})" if call.dtype in ctypes.HALVES else "fuse_fma({1}, {2}, {0})"
+        return call.map(template, first, second, factor)
+    scaled = apply(arithmetic("*", call.dtype), [call[second], alpha], call.dtype, call.shape)
+    return call.map(arithmetic(symbol, call.dtype), first, scaled)
 
 
 @recipe("add")
 def add(call: Call) -> Value:
-    return call.map(arithmetic("+", call.dtype), "self", _scaled(call, "other", call["alpha"]))
+    return _sum(call, "+", "self", "other")
 
 
 @recipe("sub")
 def sub(call: Call) -> Value:
-    return call.map(arithmetic("-", call.dtype), "self", _scaled(call, "other", call["alpha"]))
+    return _sum(call, "-", "self", "other")
 
 
 @recipe("rsub")
 def rsub(call: Call) -> Value:
-    return call.map(arithmetic("-", call.dtype), "other", _scaled(call, "self", call["alpha"]))
+    return _sum(call, "-", "other", "self")
 
 
 @recipe("mul")
 def mul(call: Call) -> Value:
-    return call.map(arithmetic("*", call.dtype), "self", "other")
+    return call.map(arithmetic("*", call.dtype), "self", call["other"])
 
 
 @recipe("div")
@@ -149,7 +154,7 @@ def div(call: Call) -> Value:
     if not call.dtype.is_floating_point:
         raise Unsupported("integer division may trap")
     if mode is None:
-        return call.map("({0} / {1})", "self", "other")
+        return call.map("({0} / {1})", "self", call["other"])
     return call.map({"floor": "fuse_floor_divide({0}, {1})", "trunc": "fuse_trunc({0} / {1})"}[mode], "self", "other")
 
 
@@ -178,12 +183,14 @@ def square(call: Call) -> Value:
 
 @recipe("pow.Tensor_Scalar")
 def power(call: Call) -> Value:
-    """Eager's own special cases keep its bits; other exponents call ``pow``."""
+    """Eager's own special cases (none in float16) keep its bits; other exponents call ``pow``."""
     exponent = float(call["exponent"])
     if not call.dtype.is_floating_point:
         if exponent != 2:
             raise Unsupported("an integer power")
         return square(call)
+    if call.dtype is torch.float16:
+        return call.map("fuse_pow({0}, {1})", "self", exponent, cost=TRANSCENDENTAL)
     simple = {0.5: "fuse_sqrt({0})", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})", -0.5: "fuse_rsqrt({0})"}
     simple |= {-1.0: "fuse_reciprocal({0})", -2.0: "fuse_reciprocal({0} * {0})"}
     if template := simple.get(exponent):
@@ -196,6 +203,11 @@ def power_of_tensors(call: Call) -> Value:
     if not call.dtype.is_floating_point:
         raise Unsupported("an integer power")
     return call.map("fuse_pow({0}, {1})", "self", "exponent", cost=TRANSCENDENTAL)
+
+
+@recipe("bitwise_not")
+def bitwise_not(call: Call) -> Value:
+    return call.map("!{0}" if call.dtype is torch.bool else "~{0}", "self")
 
 
 @recipe("logical_not")
@@ -227,6 +239,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in ctypes.HALVES else dtype
 
 
+_AT_LEAST = "fuse_maximum({1}, {0})"  # of two equal numbers the second is taken: self, whatever the sign of its zero
+_AT_MOST = "fuse_minimum({1}, {0})"
+
+
 @recipe("clamp", "clip", "hardtanh")
 def clamp(call: Call) -> Value:
     low = call["min"] if "min" in call.arguments else call["min_val"]
@@ -234,20 +250,20 @@ def clamp(call: Call) -> Value:
     if low is None and high is None:
         return call.map("{0}", "self")
     if low is None:
-        return call.map("fuse_minimum({0}, {1})", "self", high)
+        return call.map(_AT_MOST, "self", high)
     if high is None:
-        return call.map("fuse_maximum({0}, {1})", "self", low)
+        return call.map(_AT_LEAST, "self", low)
     return call.map("fuse_clamp({0}, {1}, {2})", "self", low, high)
 
 
 @recipe("clamp_min")
 def clamp_min(call: Call) -> Value:
-    return call.map("fuse_maximum({0}, {1})", "self", "min")
+    return call.map(_AT_LEAST, "self", "min")
 
 
 @recipe("clamp_max")
 def clamp_max(call: Call) -> Value:
-    return call.map("fuse_minimum({0}, {1})", "self", "max")
+    return call.map(_AT_MOST, "self", "max")
 
 
 @recipe("gelu")
@@ -264,6 +280,11 @@ def leaky_relu(call: Call) -> Value:
 @recipe("elu")
 def elu(call: Call) -> Value:
     return call.map("fuse_elu({0}, {1}, {2}, {3})", "self", "alpha", "scale", "input_scale", cost=TRANSCENDENTAL)
+
+
+@recipe("celu")
+def celu(call: Call) -> Value:
+    return call.map("fuse_elu({0}, {1}, 1, {2})", "self", call["alpha"], 1 / call["alpha"], cost=TRANSCENDENTAL)
 
 
 @recipe("softplus")

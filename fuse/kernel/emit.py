@@ -6,7 +6,7 @@ outer loops over threads where there is enough work. The user's lines stand abov
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fuse.kernel.ir import (
     Accumulate,
@@ -20,6 +20,7 @@ from fuse.kernel.ir import (
     Let,
     Load,
     Loop,
+    Scope,
     Statement,
     Store,
 )
@@ -77,7 +78,13 @@ def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
 
 def is_parallel(body: KernelBody) -> bool:
     """Whether the kernel asks for threads."""
-    return any(isinstance(s, Loop) and work(s) >= PARALLEL_WORK for s in body.statements)
+    return any(_asks_for_threads(s) for s in body.statements)
+
+
+def _asks_for_threads(statement: Statement) -> bool:
+    if isinstance(statement, Scope):
+        return any(_asks_for_threads(s) for s in statement.body)
+    return isinstance(statement, Loop) and work(statement) >= PARALLEL_WORK
 
 
 def work(statement: Statement) -> int:
@@ -85,6 +92,8 @@ def work(statement: Statement) -> int:
     match statement:
         case Loop():
             return statement.extent * sum(work(s) for s in statement.body)
+        case Scope():
+            return sum(work(s) for s in statement.body)
         case Let():
             return 8 if "fuse_" in statement.text else 1
         case Contract():
@@ -114,9 +123,14 @@ def _statement(statement: Statement, depth: int, top: bool = False) -> list[str]
         case Comment():
             return [f"{pad}// {statement.text}"]
         case Barrier():
-            return [f'{pad}_Pragma("omp barrier")']
+            return []  # outside of a partition there is one thread, which waits for nobody
         case Contract():
             return [pad + line for line in _contract(statement)]
+        case Scope():
+            inner = [line for s in statement.body for line in _statement(s, depth + 1, top)]
+            return [f"{pad}{{", *inner, f"{pad}}}"]
+        case Loop() if statement.kind == "partition":
+            return _partition(statement, depth)
         case Loop():
             return _loop(statement, depth, top)
 
@@ -126,7 +140,7 @@ def _loop(loop: Loop, depth: int, top: bool) -> list[str]:
     lines = []
     if pragma := _pragma(loop, top):
         lines.append(f"{pad}#pragma omp {pragma}")
-    lines.append(f"{pad}for (int64_t {loop.atom} = 0; {loop.atom} < {loop.extent}; ++{loop.atom}) {{")
+    lines.append(f"{pad}{_heading(loop)}")
     for statement in loop.body:
         lines += _statement(statement, depth + 1)
     lines.append(f"{pad}}}")
@@ -146,6 +160,48 @@ def _pragma(loop: Loop, top: bool) -> str:
     if threads and simd:
         return "parallel for simd" + clauses
     return "simd" + clauses if simd else ""
+
+
+def _partition(loop: Loop, depth: int) -> list[str]:
+    """Shares at the same time, whatever the number of threads: what stands between two barriers is one loop over the shares, of which a
+    static schedule gives each thread the same ones every time."""
+    pad = _INDENT * depth
+    worthwhile = int(work(loop) >= PARALLEL_WORK)
+    team = f"{pad}#pragma omp parallel num_threads({loop.extent}) if({worthwhile})"
+    return [team, f"{pad}{{", *_shares(loop, loop.body, depth + 1), f"{pad}}}"]
+
+
+def _shares(partition: Loop, statements: Sequence[Statement], depth: int) -> list[str]:
+    pad = _INDENT * depth
+    lines: list[str] = []
+    between: list[Statement] = []
+
+    def finish() -> None:
+        if between:
+            share = Loop(partition.atom, partition.extent, tuple(between))
+            lines.extend([f"{pad}#pragma omp for schedule(static) nowait", *_loop(share, depth, top=False)])
+            between.clear()
+
+    for statement in statements:
+        if isinstance(statement, Barrier):
+            finish()
+            lines.append(f"{pad}#pragma omp barrier")
+        elif isinstance(statement, Loop) and statement.kind == "sequential" and _waits(statement):
+            finish()
+            lines.append(f"{pad}{_heading(statement)}")
+            lines += [*_shares(partition, statement.body, depth + 1), f"{pad}}}"]
+        else:
+            between.append(statement)
+    finish()
+    return lines
+
+
+def _waits(loop: Loop) -> bool:
+    return any(isinstance(s, Barrier) or (isinstance(s, Loop) and _waits(s)) for s in loop.body)
+
+
+def _heading(loop: Loop) -> str:
+    return f"for (int64_t {loop.atom} = 0; {loop.atom} < {loop.extent}; ++{loop.atom}) {{"
 
 
 def _perfectly_nested(loop: Loop) -> int:

@@ -9,8 +9,9 @@ are defined once.
         for j in 768 (vector, reduces best):       x = load a[768*i + j];  best = max(best, x)
         for j in 768 (vector):                     store b[768*i + j] = x - best
 
-Loops over time are ``sequential``: their body runs once a step, in order, over ``Buffer``s with role ``carried``; a ``partition`` loop
-gives each thread one share, and a ``Barrier`` inside it waits for all of them.
+Loops over time are ``sequential``: their body runs once a step, in order, over ``Buffer``s with role ``carried``. A ``partition`` loop
+runs one share of the work in each of its iterations, all at the same time, and a ``Barrier`` inside waits for every share: names do not
+outlive it (a thread may run several shares, one after another up to the barrier), so what crosses it goes through a buffer.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Contract:
 
 @dataclass(frozen=True)
 class Barrier:
-    """All threads of the enclosing ``partition`` loop wait for one another."""
+    """All shares of the enclosing ``partition`` loop wait for one another; directly in it, or in a ``sequential`` loop in it."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,14 @@ class Loop:
     reduces: tuple[Accumulator, ...] = ()
 
 
-Statement = Load | Let | Store | Accumulator | Accumulate | Contract | Barrier | Declare | Fail | Comment | Loop
+@dataclass(frozen=True)
+class Scope:
+    """Statements whose names are not seen outside, so that loop nests side by side need not know each other's."""
+
+    body: tuple[Statement, ...]
+
+
+Statement = Load | Let | Store | Accumulator | Accumulate | Contract | Barrier | Declare | Fail | Comment | Loop | Scope
 
 
 @dataclass(frozen=True)

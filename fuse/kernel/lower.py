@@ -139,6 +139,8 @@ def _program(region: GraphModule) -> Program:
             outputs = tuple(_output(n, v) for n, v in zip(node.args[0], results, strict=True))
         elif node.target is operator.getitem:
             part = values[node.args[0]][node.args[1]]  # type: ignore[index]
+            if part is None and not node.users:
+                continue
             if part is None:
                 raise Unsupported(f"result {node.args[1]} of {node.args[0].target} has no kernel")
             values[node] = part
@@ -267,7 +269,7 @@ def _plain_name(name: str) -> str:
     """A node's name without the number that makes it unique, fit for C++."""
     stem = re.sub(r"(_\d+)+$", "", name)
     stem = re.sub(r"\W", "_", stem).strip("_") or "value"
-    return f"{stem}_" if stem in _KEYWORDS else stem
+    return f"{stem}_" if stem in _KEYWORDS or _RESERVED.fullmatch(stem) else stem
 
 
 def _unique(name: str, taken: dict[str, int]) -> str:
@@ -296,6 +298,9 @@ def _comment(lines: list[str]) -> tuple[str, ...]:
         grouped.setdefault(source, []).append(name)
     return tuple(f"{source}  {', '.join(dict.fromkeys(names))}".replace("\\", "/") for source, names in grouped.items())
 
+
+_RESERVED = re.compile(r"fuse_.*|[ip]\d.*|out\d.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)")
+"""Names that kernels use for themselves: functions, loop variables, outputs, types, limits."""
 
 _KEYWORDS = frozenset(
     "alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit export extern false "

@@ -192,6 +192,11 @@ def full(call: Call) -> Value:
     return Constant(call.shape, call.dtype, number)  # type: ignore[arg-type]
 
 
+@recipe("fill.Tensor")
+def filled(call: Call) -> Value:
+    return expand(convert(call.tensor("value"), call.dtype), call.shape)
+
+
 @recipe("zeros", "zeros_like", "new_zeros", "zero")
 def zeros(call: Call) -> Value:
     return Constant(call.shape, call.dtype, 0)

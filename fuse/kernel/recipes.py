@@ -65,13 +65,23 @@ class Call:
         self, template: str, *names: str | Value | Number, compute: torch.dtype | None = None, cost: int = 1
     ) -> Value:
         """``template`` over the named arguments, each broadcast to the result's shape and converted to ``compute``
-        (default: the result's dtype); the outcome is converted to the result's dtype."""
+        (default: the result's dtype); the outcome is converted to the result's dtype. An argument given by value is not rounded to a
+        half."""
         compute = compute or self.dtype
-        args = []
-        for name in names:
-            value = self.arguments[name] if isinstance(name, str) else name
-            args.append(value)
+        args = [self._operand(name, compute) if isinstance(name, str) else name for name in names]
         return convert(apply(template, args, compute, self.shape, cost), self.dtype)
+
+    def _operand(self, name: str, compute: torch.dtype) -> Value | Number:
+        """An argument in ``compute``: eager makes a tensor of that dtype of a number that stands for one."""
+        value: Value | Number = self.arguments[name]
+        if name not in ("self", "other") or compute not in ctypes.HALVES:
+            return value
+        return convert(value, compute) if isinstance(value, Value) else rounded(value, compute)
+
+
+def rounded(number: Number, dtype: torch.dtype) -> Number:
+    """``number`` as a tensor of ``dtype`` holds it."""
+    return torch.tensor(number, dtype=dtype).item()
 
 
 def apply(
@@ -79,15 +89,21 @@ def apply(
 ) -> Value:
     """A ``Map`` over tensors and numbers alike, computed in ``compute``.
 
-    The halves are computed in float and rounded once, after the operation; numbers are not rounded to a half first (eager keeps them in
-    the wider type too).
+    The halves are computed in float and rounded once, after the operation. Tensors of another dtype are rounded to the half first, as
+    promotion does; numbers and 0-dimensional floats are not (eager keeps them in the wider type too).
     """
     wide = torch.float32 if compute in ctypes.HALVES else compute
     operands = tuple(
-        expand(convert(a, wide), shape) if isinstance(a, Value) else Constant(shape, wide, a) for a in args
+        expand(_operand(a, compute, wide), shape) if isinstance(a, Value) else Constant(shape, wide, a) for a in args
     )
     value = Map(shape, wide, template, operands, cost)
     return convert(value, compute)
+
+
+def _operand(value: Value, compute: torch.dtype, wide: torch.dtype) -> Value:
+    if value.shape == () and value.dtype.is_floating_point:
+        return convert(value, wide)
+    return convert(convert(value, compute), wide)
 
 
 def convert(value: Value, dtype: torch.dtype) -> Value:

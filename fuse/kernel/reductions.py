@@ -64,17 +64,14 @@ def _finished(call: Call, value: Value, part: int = 0) -> Value:
 
 @recipe("sum")
 def sum_(call: Call) -> Value:
-    value = call.tensor("self")
-    if call.dtype.is_floating_point and not value.dtype.is_floating_point:
-        value = convert(value, call.dtype)
-    return _finished(call, total(value, _dims(value, call.arguments.get("dim"))))
+    value = convert(call.tensor("self"), call.dtype)
+    dims = _dims(value, call.arguments.get("dim"))
+    return _finished(call, reduce(value, dims, "any") if call.dtype is torch.bool else total(value, dims))
 
 
 @recipe("mean")
 def mean(call: Call) -> Value:
-    value = call.tensor("self")
-    if not value.dtype.is_floating_point:
-        value = convert(value, call.dtype)
+    value = convert(call.tensor("self"), call.dtype)
     return _finished(call, mean_of(value, _dims(value, call.arguments.get("dim"))))
 
 
@@ -120,7 +117,9 @@ def position_of_extreme(call: Call) -> Value:
 def truth(call: Call) -> Value:
     value = convert(call.tensor("self"), torch.bool)
     op: ReduceOp = "any" if "any" in call.op._schema.name else "all"
-    return _finished(call, reduce(value, _dims(value, call.arguments.get("dim")), op))
+    dim = call.arguments.get("dim")
+    dims = () if dim == [] else _dims(value, dim)  # unlike in a sum, an empty list reduces nothing
+    return _finished(call, reduce(value, dims, op))
 
 
 @recipe("var.correction", "var_mean.correction", "std.correction", "std_mean.correction")
@@ -143,6 +142,7 @@ def vector_norm(call: Call) -> Value:
     value = call.tensor("self")
     order = call.arguments.get("ord", call.arguments.get("p"))
     order = 2.0 if order is None else float(order)
+    value = convert(value, call.dtype)
     dims = _dims(value, call.arguments.get("dim"))
     magnitude = apply("fuse_abs({0})", [value], value.dtype, value.shape)
     if order == math.inf:

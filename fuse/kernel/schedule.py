@@ -18,7 +18,7 @@ from fuse.kernel import ctypes
 from fuse.kernel.domains import Dimension, Target
 from fuse.kernel.elements import Builder
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded
-from fuse.kernel.ir import Accumulate, Accumulator, Buffer, BufferRole, Fail, KernelBody, Statement
+from fuse.kernel.ir import Accumulate, Accumulator, Buffer, BufferRole, Fail, KernelBody, Loop, Scope, Statement
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest
 from fuse.kernel.tidy import tidy
@@ -40,7 +40,7 @@ def schedule(program: Program) -> KernelBody:
     statements = _range_checks(program, list(input_buffers))
     for group in _groups(program.outputs):
         targets = [Target(program.outputs[i].value, output_buffers[i], program.outputs[i].strides) for i in group]
-        statements += _nest(targets, list(input_buffers), program)
+        statements += _scoped(_nest(targets, list(input_buffers), program))
     return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), program.lines)
 
 
@@ -68,7 +68,7 @@ def _range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
         builder.add(Accumulate(outside, f"({name} < {least} || {name} >= {extent})"))
         for i in range(len(atoms)):
             builder.close((outside,) if i == 0 else ())
-        statements += [*builder.blocks[0].statements, Fail(outside.name)]
+        statements += _scoped([*builder.blocks[0].statements, Fail(outside.name)])
     return statements
 
 
@@ -106,8 +106,13 @@ def _nest(targets: list[Target], inputs: list[Buffer], program: Program) -> list
     first = targets[0]
     if isinstance(first.value, Concat):
         pieces = _pieces(first)
-        return [s for piece in pieces for s in _nest([piece], inputs, program)]
+        return [s for piece in pieces for s in _scoped(_nest([piece], inputs, program))]
     return _with_splits(first.value.shape, lambda d: point_nest(targets, inputs, program.value_names, d))
+
+
+def _scoped(statements: list[Statement]) -> list[Statement]:
+    """The statements of one nest, in a scope when they define names outside of loops."""
+    return statements if all(isinstance(s, (Loop, Scope)) for s in statements) else [Scope(tuple(statements))]
 
 
 def _pieces(target: Target) -> list[Target]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fuse.kernel.index import Affine
-from fuse.kernel.ir import Accumulate, Let, Load, Loop, Statement, Store
+from fuse.kernel.ir import Accumulate, Let, Load, Loop, Scope, Statement, Store
 
 
 def tidy(statements: Sequence[Statement]) -> list[Statement]:
@@ -22,6 +22,8 @@ def tidy(statements: Sequence[Statement]) -> list[Statement]:
     for statement in statements:
         if isinstance(statement, Loop):
             statement = merged(replace(statement, body=tuple(tidy(statement.body))))
+        elif isinstance(statement, Scope):
+            statement = Scope(tuple(tidy(statement.body)))
         result.append(statement)
     return result
 

@@ -8,13 +8,14 @@ more.
 from __future__ import annotations
 
 import operator
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.rewrite.nested import called_module
+from fuse.rewrite.nested import called_module, kind
 
 aten = torch.ops.aten
 
@@ -83,6 +84,8 @@ def is_pure(node: Node) -> bool:
     Random operators advance the generator; operators that the table does not know, that write to an argument or return
     nothing may do anything.
     """
+    if kind(node) == "region":
+        return True  # made of pure nodes only
     if node.op == "call_module":
         module = called_module(node)
         bodies = [child for child in module.modules() if isinstance(child, GraphModule)] if module else []
@@ -93,6 +96,7 @@ def is_pure(node: Node) -> bool:
     return isinstance(target, OpOverload) and _is_pure_operator(target)
 
 
+@cache
 def _is_pure_operator(target: OpOverload) -> bool:
     return (
         ops.info(target) is not None

@@ -26,7 +26,8 @@ Facts = TypeVar("Facts")
 
 @dataclass(eq=False)
 class Group(Generic[Facts]):
-    """Nodes that are to run as one kernel. ``facts`` is what the caller's rule knows of it; None: it takes no one in."""
+    """Nodes that are to run as one kernel. ``facts`` is what the caller's rule knows of it, None: it takes no one
+    in."""
 
     depth: int
     facts: Facts | None

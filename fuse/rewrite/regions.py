@@ -4,8 +4,9 @@
     b = add(a, y)            ->            a = mul(x, 2)          and    b = r[0]
     c = mm(b, w)                           return (add(a, y),)           c = mm(b, w)
 
-Views of a group's own values are copied into the region, where they cost nothing; views of other values stay outside, where they cost
-nothing either. Tensors made from nothing (``zeros``, ``arange``) are made again inside each region that reads them.
+Views of a group's own values are copied into the region, where they cost nothing; views of other values stay outside,
+where they cost nothing either. Tensors made from nothing (``zeros``, ``arange``) are made again inside each region that
+reads them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def is_constructor(node: Node) -> bool:
 
 
 def build_body(members: Sequence[Node]) -> tuple[GraphModule, list[Node], list[Node]]:
-    """A region that computes ``members`` (in program order): its module, the nodes it reads, and the nodes that it replaces.
+    """A region that computes ``members`` (in program order): its module, the nodes it reads, the nodes it replaces.
 
     The replaced nodes are those of the group's values that something outside of it reads.
     """
@@ -55,12 +56,59 @@ def build_body(members: Sequence[Node]) -> tuple[GraphModule, list[Node], list[N
     for member in members:
         builder.copy(member)
     results = builder.results()
-    output = builder.body.output(tuple(builder.inner[r] for r in results))
-    output.meta["val"] = tuple(r.meta["val"] for r in results)
-    output.meta["source"] = ""
-    module = _LazyGraphModule(Module(), builder.body)
+    return region_module(builder.body, [builder.inner[r] for r in results]), builder.inputs, results
+
+
+def region_module(body: Graph, results: Sequence[Node]) -> GraphModule:
+    """The module of a region: ``body``, which has no output node yet, returning ``results``."""
+    output = body.output(tuple(results))
+    output.meta.update(val=tuple(r.meta["val"] for r in results), source="")
+    module = _LazyGraphModule(Module(), body)
     module.meta["kind"] = "region"
-    return module, builder.inputs, results
+    return module
+
+
+def copied_body(call: Node, values: Sequence[Node]) -> tuple[Graph, list[Node], list[Node]]:
+    """A copy of the body of the region ``call``, not yet with an output: its graph, its results, and ``values`` in it.
+
+    ``values`` are parts of ``call`` or views of them.
+    """
+    module = nested.called_module(call)
+    assert isinstance(module, GraphModule)
+    body = Graph()
+    results: list[Node] = list(body.graph_copy(module.graph, {}))  # type: ignore[arg-type]
+    inner: dict[Node, Node] = {part: results[part.args[1]] for part in call.users}  # type: ignore[index]
+
+    def within(value: Node) -> Node:
+        if value not in inner:
+            inner[value] = body.node_copy(value, within)
+        return inner[value]
+
+    return body, results, [within(value) for value in values]
+
+
+def exchange_body(graph: GraphModule, call: Node, module: GraphModule) -> list[Node]:
+    """Let the region ``call`` run ``module``, which returns what it did and more; the new parts, in order."""
+    old = nested.called_module(call)
+    assert isinstance(old, GraphModule)
+    module.meta = {**old.meta, **module.meta}
+    setattr(graph, str(call.target), module)
+    values = module.graph.output_node().meta["val"]
+    known = len(call.meta["val"])
+    call.meta["val"] = values
+    return _parts(call, range(known, len(values)))
+
+
+def _parts(call: Node, positions: Iterable[int]) -> list[Node]:
+    """New nodes behind the region ``call`` that read its results at ``positions``."""
+    parts: list[Node] = []
+    at = call
+    for position in positions:
+        with call.graph.inserting_after(at):
+            at = call.graph.call_function(operator.getitem, (call, position))
+        at.meta.update(val=call.meta["val"][position], source=call.meta.get("source", ""))
+        parts.append(at)
+    return parts
 
 
 class _BodyBuilder:
@@ -162,13 +210,9 @@ def insert_region(
         call = graph.graph.call_module(name, tuple(inputs))
     call.meta["val"] = tuple(r.meta["val"] for r in results)
     call.meta["source"] = last.meta.get("source", "")
-    at = call
-    for position, result in enumerate(results):
-        with graph.graph.inserting_after(at):
-            part = graph.graph.call_function(operator.getitem, (call, position))
-        part.meta.update(val=result.meta["val"], source=result.meta.get("source", ""))
+    for result, part in zip(results, _parts(call, range(len(results))), strict=True):
+        part.meta["source"] = result.meta.get("source", "")
         result.replace_all_uses_with(part)
-        at = part
     _erase_group(members)
     return call
 

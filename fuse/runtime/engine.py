@@ -261,6 +261,8 @@ def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
         if isinstance(leaf, Tensor):
             if type(leaf) not in _PLAIN_TENSORS:
                 return Fallback("", "", f"an input is a {type(leaf).__name__}, a tensor subclass")
+            if leaf.layout is not torch.strided:
+                return Fallback("", "", f"an input has the layout {leaf.layout}")
             if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
                 return Fallback("", "", "an input is being transformed by torch.func")
     if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):

@@ -31,7 +31,7 @@ def origin_bytes(value: Tensor) -> int:
 
 def same_layout(a: Tensor, b: Tensor) -> bool:
     """Same elements in the same places; strides of dimensions of one element do not matter."""
-    if a.dtype != b.dtype or a.shape != b.shape:
+    if a.dtype != b.dtype or a.shape != b.shape or is_lazy(a) != is_lazy(b):
         return False
     return all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)) or a.numel() == 0
 
@@ -44,3 +44,12 @@ def restrided(value: Tensor, stride: Sequence[int]) -> Tensor:
 def dense(value: Tensor) -> Tensor:
     with value.fake_mode:  # type: ignore[attr-defined]
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
+
+
+def is_lazy(value: Tensor) -> bool:
+    """Whether the bytes in memory are not the value yet: a view that still has to be conjugated or negated.
+
+    >>> is_lazy(torch.ones(2, dtype=torch.complex64).conj()), is_lazy(torch.ones(2))
+    (True, False)
+    """
+    return value.is_conj() or value.is_neg()

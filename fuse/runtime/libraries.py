@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fuse.runtime.layout import is_lazy
+
 aten = torch.ops.aten
 _PREFIX = {torch.float32: "s", torch.float64: "d"}
 _LARGEST = 2**31 - 1  # BLAS takes 32-bit integers
@@ -113,7 +115,7 @@ def _describe(node: Node, left: object, right: object, bias: object = None) -> P
         return None
     values: list[Tensor] = [left.meta["val"], right.meta["val"], node.meta["val"]]
     dtype = values[2].dtype
-    same = all(v.dtype == dtype and v.device.type == "cpu" for v in values)
+    same = all(v.dtype == dtype and v.device.type == "cpu" and not is_lazy(v) for v in values)
     if not same or dtype not in _PREFIX or values[2].numel() == 0:
         return None
     as_column = values[1].dim() == 1
@@ -149,7 +151,7 @@ def _with_bias(found: Product, bias: Node, node: Node) -> Product | None:
     if not isinstance(alpha, int | float) or not isinstance(beta, int | float):
         return None
     value: Tensor = bias.meta["val"]
-    if value.dtype != found.dtype or value.device.type != "cpu":
+    if value.dtype != found.dtype or value.device.type != "cpu" or is_lazy(value):
         return None
     if beta == 0:  # eager does not read the bias either: a NaN in it must not spread
         return replace(found, alpha=float(alpha))

@@ -23,7 +23,15 @@ def playback(signature: Signature) -> Playback:
     if len(leaves) == 1 and signature.out_spec.is_leaf() and leaves[0].kind == "graph" and leaves[0].view is None:
         only = leaves[0].index
         return lambda values, inputs: values[only]
-    return lambda values, inputs: rebuild(_leaf(spec, values, inputs) for spec in leaves)
+    return lambda values, inputs: rebuild(iter(_played(leaves, values, inputs)))
+
+
+def _played(leaves: Sequence[OutputSpec], values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Any]:
+    """Every leaf in order; a repeated one is the object made before."""
+    made: list[Any] = []
+    for spec in leaves:
+        made.append(made[spec.index] if spec.kind == "repeat" else _leaf(spec, values, inputs))
+    return made
 
 
 def _leaf(spec: OutputSpec, values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:

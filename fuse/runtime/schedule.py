@@ -22,12 +22,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
+from fuse.errors import FuseError
 from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
-from fuse.runtime.layout import dense, extent, origin_bytes, part, restrided, same_layout
+from fuse.runtime.layout import dense, extent, is_lazy, origin_bytes, part, restrided, same_layout
 from fuse.runtime.libraries import product
 from fuse.runtime.lone import kernel_key, region_of
 from fuse.runtime.reference import launches_of
@@ -228,6 +229,10 @@ class _Scheduler:
 
     def _copy(self, source: Node, target: Place, stride: Sequence[int]) -> None:
         value: Tensor = source.meta["val"]
+        if is_lazy(value):
+            raise FuseError(
+                f"{source.name} at {source.meta.get('source') or '?'} is a lazily conjugated or negated result"
+            )
         self.steps.append(
             CopyStep(
                 (self._place(source),), (target,), value.itemsize, tuple(value.shape), value.stride(), tuple(stride)
@@ -301,7 +306,7 @@ class _Scheduler:
         """Whether the node's value fills a buffer that the caller can be given."""
         place, value = self._place(node), node.meta["val"]
         buffer = self.buffers[place.buffer]
-        if place.offset != 0 or buffer.origin == "input":
+        if place.offset != 0 or buffer.origin == "input" or is_lazy(value):
             return False
         return same_layout(value, buffer.value) or (buffer.origin == "made" and extent(value) == buffer.size)
 
@@ -313,6 +318,8 @@ class _Scheduler:
         for mutation in self.signature.mutations:
             node, target = values[mutation.value_index], self.buffers[mutation.input_index].value
             source, value = self._place(node), node.meta["val"]
+            if is_lazy(value) or is_lazy(target):
+                raise FuseError(f"{node.name}, lazily conjugated or negated, is written to an input")
             if source == Place(mutation.input_index, 0) and same_layout(value, target):
                 continue
             stride = value.stride()

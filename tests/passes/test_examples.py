@@ -6,8 +6,9 @@ import doctest
 import importlib
 import pkgutil
 
-import fuse.passes
 import pytest
+
+import fuse.passes
 
 MODULES = [module.name for module in pkgutil.iter_modules(fuse.passes.__path__)]
 

@@ -346,3 +346,48 @@ def test_only_modules_and_known_passes_are_accepted() -> None:
         fuse.compile(torch.tanh)
     with pytest.raises(FuseError, match="no_such_pass"):
         fuse.compile(Net(), passes=["no_such_pass"])
+
+
+def test_forward_that_seeds_the_generator_runs_eager() -> None:
+    class Seeds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.manual_seed(5)
+            return x + torch.rand_like(x)
+
+    fused, x = fuse.compile(Seeds()), torch.zeros(3)
+    with pytest.warns(UserWarning, match="seeds the random number generator"):
+        first = fused(x)
+    assert torch.equal(fused(x), first)
+
+
+def test_random_operators_follow_the_generator() -> None:
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + torch.rand_like(x)) * torch.randn(3)
+
+    fused, x = fuse.compile(Draws()), torch.zeros(3)
+    torch.manual_seed(7)
+    expected = [Draws()(x) for _ in range(3)]
+    torch.manual_seed(7)
+    torch.testing.assert_close([fused(x) for _ in range(3)], expected)
+    assert fused.last_run.fallbacks == ()
+
+
+def test_lazily_conjugated_tensors_are_read_as_what_they_mean() -> None:
+    class Conjugates(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = torch.fft.fft(x)
+            return y.conj().clone() * 2, y.conj().imag @ torch.ones(4, 4)
+
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(fuse.compile(Conjugates())(x), Conjugates()(x))
+
+
+def test_sparse_inputs_run_eager() -> None:
+    class Sparse(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x @ y
+
+    x, y = torch.eye(3).to_sparse(), torch.randn(3, 3)
+    with pytest.warns(UserWarning, match="layout"):
+        assert torch.equal(fuse.compile(Sparse())(x, y), y)

@@ -1,0 +1,263 @@
+"""Every operator that PyTorch tests itself with, through ``fuse.compile``: is any wrong, and how many are captured?
+
+    for each operator of op_db, on CPU float32:    2 * op(x) + 1    eager, fused, and in float64
+
+A wrong value, dtype, shape or stride is a failure. The rest is counted: operators captured without falling back, and
+operators that run in a generated kernel, next to a library call, or still as ATen calls. Run it as::
+
+    python benchmarks/op_db.py [--samples 6] [--only NAME ...] [-o benchmarks/results/op_db.json]
+
+The samples of one operator are one model first, which is one capture and one compiler call. Where that falls back or
+differs, each sample is its own model, so that the sample at fault is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree as pytree
+
+import fuse
+from fuse.check.compare import compare
+from fuse.check.inputs import widened
+from fuse.errors import FuseError
+
+SAMPLES = 6
+LARGEST_LISTING = 200
+"""Samples looked at before some are chosen: a few operators list thousands."""
+
+UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+"""Operators whose result is whatever the memory held: nothing but dtype, shape and stride can be compared."""
+
+Place = str  # "kernel", "library", "aten", "eager"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One operator.
+
+    ``place`` is where it runs, for the sample that fares worst: a generated kernel, a library call next to generated
+    kernels, an ATen call, or eager as a whole. Samples without elements, for which no kernel is worth making, are judged
+    but count only when they run eager. ``fallbacks`` are the reasons of what ran eager or op by op.
+    """
+
+    name: str
+    samples: int
+    place: Place
+    fallbacks: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+
+
+class TwicePlusOne(nn.Module):
+    """``2 * op(*arguments) + 1`` for every call in a list, on each resulting tensor."""
+
+    def __init__(self, op: Callable[..., Any]) -> None:
+        super().__init__()
+        self.op = op
+
+    def forward(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
+        return [pytree.tree_map_only(Tensor, lambda t: 2 * t + 1, self.op(*args, **kwargs)) for args, kwargs in calls]
+
+
+Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def operators(names: Sequence[str] = ()) -> list[OpInfo]:
+    """Operators of ``op_db`` that take float32 on the CPU: all, or those named (``name`` or ``name.variant``)."""
+    found = [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
+    return [op for op in found if not names or op.name in names or full_name(op) in names]
+
+
+def full_name(op: OpInfo) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def sweep(op: OpInfo, samples: int = SAMPLES) -> Outcome:
+    """Run up to ``samples`` sample inputs of one operator fused, and judge them."""
+    calls = _calls(op, samples)
+    filled = [call for call in calls if not _is_empty(call)]
+    empty = [call for call in calls if _is_empty(call)]
+    if not calls:
+        return Outcome(full_name(op), 0, "kernel")
+    if not filled:
+        return _together_or_apart(op, empty)
+    found = _together_or_apart(op, filled)
+    if empty:
+        other = _together_or_apart(op, empty)
+        place = "eager" if other.place == "eager" else found.place
+        reasons = tuple(dict.fromkeys((*found.fallbacks, *other.fallbacks)))
+        found = Outcome(found.name, len(calls), place, reasons, (*found.wrong, *other.wrong))
+    return found
+
+
+def _together_or_apart(op: OpInfo, calls: Calls) -> Outcome:
+    together = _judge(op, calls)
+    if (together.place != "eager" and not together.wrong) or len(calls) == 1:
+        return together
+    apart = [_judge(op, [call]) for call in calls]
+    places = [one.place for one in apart]
+    worst = next(place for place in ("eager", "aten", "library", "kernel") if place in places)
+    fallbacks = tuple(dict.fromkeys(reason for one in apart for reason in one.fallbacks))
+    wrong = tuple(f"sample {i}: {text}" for i, one in enumerate(apart) for text in one.wrong)
+    return Outcome(full_name(op), len(calls), worst, fallbacks, wrong or together.wrong)
+
+
+def _is_empty(call: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.numel() == 0 for leaf in pytree.tree_leaves(call))
+
+
+def _calls(op: OpInfo, samples: int) -> Calls:
+    """Sample inputs spread over the listing, those that eager itself accepts."""
+    torch.manual_seed(0)
+    listed: list[SampleInput] = list(itertools.islice(op.sample_inputs("cpu", torch.float32), LARGEST_LISTING))
+    step = max(1, len(listed) // samples)
+    calls: Calls = [((s.input, *s.args), dict(s.kwargs)) for s in listed[::step][:samples]]
+    return [call for call in calls if _accepted(op, call)]
+
+
+def _accepted(op: OpInfo, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    try:
+        _run(TwicePlusOne(op.op), [call])
+    except Exception:
+        return False
+    return True
+
+
+def _run(model: nn.Module, calls: Calls) -> Any:
+    calls = copy.deepcopy(calls)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return model(calls)
+
+
+def _judge(op: OpInfo, calls: Calls) -> Outcome:
+    model = TwicePlusOne(op.op)
+    fused = fuse.compile(model)
+    eager = _run(model, calls)
+    result = _run(fused, calls)
+    run = fused.last_run
+    assert run is not None
+    if fused.compiled is None:
+        place: Place = "eager"
+    else:
+        place = "aten" if run.aten else "library" if run.libraries else "kernel"
+    reasons = tuple(dict.fromkeys(f.reason for f in run.fallbacks))
+    exact = None if op.name in UNDEFINED else _in_float64(model, calls)
+    wrong = _differences(op, eager, result, exact) + _differences(op, eager, _run(fused, calls), exact, "second call: ")
+    return Outcome(full_name(op), len(calls), place, reasons, tuple(wrong))
+
+
+def _in_float64(model: nn.Module, calls: Calls) -> Any:
+    """The results in float64, or None where the operator draws numbers, fixes a dtype or has no such form."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = pytree.tree_map_only(Tensor, widened, copy.deepcopy(calls))
+        return _run(model, wide)
+    except Exception:
+        return None
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _differences(op: OpInfo, eager: Any, fused: Any, exact: Any, when: str = "") -> list[str]:
+    theirs, mine = pytree.tree_leaves(eager), pytree.tree_leaves(fused)
+    if len(theirs) != len(mine):
+        return [f"{when}{len(mine)} results instead of {len(theirs)}"]
+    best = pytree.tree_leaves(exact)
+    if len(best) != len(theirs) or not _close(theirs, best):
+        best = [None] * len(theirs)
+    problems = []
+    for position, (one, other, reference) in enumerate(zip(mine, theirs, best, strict=True)):
+        if not isinstance(other, Tensor):
+            problem = "" if one == other else f"{one!r} instead of {other!r}"
+        elif op.name in UNDEFINED:
+            problem = compare("", torch.zeros_like(one), torch.zeros_like(other)).problem
+        elif other.layout is torch.strided:
+            problem = compare("", one, other, reference).problem
+        else:
+            problem = compare("", one.to_dense(), other.to_dense()).problem
+        if problem:
+            problems.append(f"{when}result {position}: {problem}")
+    return problems
+
+
+def _close(eager: Iterable[Any], exact: Iterable[Any]) -> bool:
+    """Whether float64 tells the same story as eager: not where it drew other random numbers or another branch."""
+    for one, other in zip(eager, exact, strict=True):
+        if isinstance(one, Tensor) and one.is_floating_point():
+            if not isinstance(other, Tensor) or one.shape != other.shape:
+                return False
+            if not torch.allclose(one.double(), other.double(), rtol=1e-2, atol=1e-2, equal_nan=True):
+                return False
+    return True
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The figures: how many are wrong, captured, and where operators run."""
+    tried = [one for one in outcomes if one.samples]
+    places = Counter(one.place for one in tried)
+    reasons = Counter(reason for one in tried for reason in one.fallbacks)
+    return {
+        "torch": torch.__version__,
+        "operators": len(tried),
+        "without_samples": [one.name for one in outcomes if not one.samples],
+        "wrong": [one.name for one in tried if one.wrong],
+        "captured": _share(len(tried) - places["eager"], len(tried)),
+        "in_kernel": _share(places["kernel"], len(tried)),
+        "in_kernel_or_library": _share(places["kernel"] + places["library"], len(tried)),
+        "places": dict(places),
+        "fallback_reasons": dict(reasons.most_common()),
+        "outcomes": [asdict(one) for one in outcomes],
+    }
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, 4) if whole else 0.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="sample inputs an operator")
+    parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="operators to run instead of all")
+    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).parent / "results" / "op_db.json")
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    outcomes: list[Outcome] = []
+    chosen = operators(options.only)
+    for number, op in enumerate(chosen, 1):
+        start = time.perf_counter()
+        try:
+            outcome = sweep(op, options.samples)
+        except FuseError as error:
+            outcome = Outcome(full_name(op), 1, "eager", (str(error),))
+        outcomes.append(outcome)
+        note = "; ".join((*(f"WRONG {text}" for text in outcome.wrong[:2]), *outcome.fallbacks[:2]))
+        seconds = time.perf_counter() - start
+        print(
+            f"{number:>4}/{len(chosen)} {outcome.name:<52} {outcome.place:<8} {seconds:5.1f} s  {note}", file=sys.stderr
+        )
+    figures = summary(outcomes)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in figures.items() if name != "outcomes"}, indent=1))
+    return 1 if figures["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Run operators on fake tensors, and make what was made before without asking torch again.
+
+    add(f32[4, 8], f32[4, 8])   ->   f32[4, 8], worked out by FakeTensorMode          the first time
+    add(f32[4, 8], f32[4, 8])   ->   f32[4, 8], made from what was learned             every other time
+
+A loop dispatches the same few operators on the same layouts again and again, and FakeTensorMode takes a tenth of a
+millisecond each time. What a tensor operator of ATen returns for a fake tensor depends on its arguments' layouts and
+on its other arguments only, so results are remembered by them, for one capture. Remembered are new tensors, views of
+the first argument and arguments returned themselves; everything else (factories, constants that carry numbers, custom
+operators) is asked anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from fuse import ops
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """All that an operator can tell of a fake tensor. Equal looks are one object, so that keys compare by identity."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    device: torch.device
+    storage_bytes: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How one result is made: a new tensor, a view of the first argument, or an argument itself."""
+
+    look: Look | None
+    is_view: bool = False
+    argument: int = -1
+
+
+class _Unremembered(Exception):
+    """An argument that no key can hold."""
+
+
+class FakeRunner:
+    """Runs operators under one fake mode, remembering what they make."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        self._mode = fake_mode
+        self._looks: dict[int, tuple[Tensor, Look | None]] = {}  # the tensor is held so that its id stays its own
+        self._interned: dict[tuple[Any, ...], Look] = {}
+        self._recipes: dict[tuple[Any, ...], tuple[type, tuple[_Recipe, ...]] | None] = {}
+
+    def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """``op(*args, **kwargs)`` as the fake mode answers it."""
+        if op.namespace != "aten" or not args or not isinstance(args[0], (Tensor, list, tuple)):
+            return op(*args, **kwargs)
+        try:
+            key = (op, torch.get_default_dtype(), self._key(args), self._key(tuple(kwargs.items())))
+            recipes = self._recipes.get(key)
+        except (_Unremembered, TypeError):
+            return op(*args, **kwargs)
+        if recipes is not None:
+            container, parts = recipes
+            made = [self._make(recipe, args) for recipe in parts]
+            return made[0] if container is Tensor else container(made)
+        result = op(*args, **kwargs)
+        if key not in self._recipes:
+            self._recipes[key] = self._learn(op, args, result)
+        return result
+
+    def forget(self, tensor: Tensor) -> None:
+        """``tensor`` is about to change its shape in place."""
+        self._looks.pop(id(tensor), None)
+
+    def _key(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return (kind, *[self._key(item) for item in value])
+        if isinstance(value, Tensor):
+            look = self._look(value)
+            if look is None:
+                raise _Unremembered
+            return look
+        return kind, value
+
+    def _look(self, tensor: Tensor) -> Look | None:
+        known = self._looks.get(id(tensor))
+        if known is None:
+            known = self._looks[id(tensor)] = tensor, self._seen(tensor)
+        return known[1]
+
+    def _seen(self, tensor: Tensor) -> Look | None:
+        """The look of a tensor; None where a look does not say it all."""
+        if not isinstance(tensor, FakeTensor) or tensor.constant is not None or tensor.layout is not torch.strided:
+            return None
+        if tensor.is_conj() or tensor.is_neg():
+            return None
+        facts: tuple[Any, ...] = (
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.fake_device,
+            tensor.untyped_storage().nbytes(),
+            tensor.requires_grad,
+        )
+        return self._interned.setdefault(facts, Look(*facts))
+
+    def _learn(self, op: OpOverload, args: tuple[Any, ...], result: Any) -> tuple[type, tuple[_Recipe, ...]] | None:
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        recipes = [self._recipe(op, args, part) for part in parts]
+        known = tuple(recipe for recipe in recipes if recipe is not None)
+        if len(known) < len(recipes) or not known:
+            return None
+        return (Tensor if parts is not result else type(result)), known
+
+    def _recipe(self, op: OpOverload, args: tuple[Any, ...], result: Any) -> _Recipe | None:
+        for position, argument in enumerate(args):
+            if argument is result:
+                return _Recipe(None, argument=position)
+        if not isinstance(result, Tensor) or (look := self._look(result)) is None or look.requires_grad:
+            return None
+        storage = result.untyped_storage()._cdata
+        shares = [isinstance(a, Tensor) and a.untyped_storage()._cdata == storage for a in args]
+        if ops.is_view(op):
+            return _Recipe(look, is_view=True) if shares[0] else None
+        dense = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device="meta").untyped_storage().nbytes()
+        is_new = not any(shares) and look.offset == 0 and look.storage_bytes == dense
+        return _Recipe(look) if is_new else None
+
+    def _make(self, recipe: _Recipe, args: tuple[Any, ...]) -> Tensor:
+        look = recipe.look
+        if look is None:
+            argument: Tensor = args[recipe.argument]
+            return argument
+        with torch._C._DisableTorchDispatch():
+            if recipe.is_view:
+                meta = torch.empty(0, dtype=look.dtype, device="meta")
+                meta.set_(args[0].untyped_storage(), look.offset, look.size, look.stride)
+            else:
+                meta = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device="meta")
+            made = FakeTensor(self._mode, meta, look.device)
+        self._looks[id(made)] = made, look
+        return made
