@@ -17,7 +17,7 @@ from torch import Tensor
 from fuse.graph.loop import LoopSpec
 from fuse.kernel import ctypes
 from fuse.kernel.index import contiguous_strides
-from fuse.kernel.ir import Buffer, Loop, Statement, Store
+from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
 from fuse.kernel.loop_step import Kept, Matrix, Product, Step
 from fuse.kernel.schedule import schedule
 from fuse.kernel.values import Input, Output, Program, Value
@@ -165,7 +165,7 @@ def nest(
 
 
 def _renamed(statement: Statement, names: Mapping[str, str]) -> Statement:
-    if isinstance(statement, Loop):
+    if isinstance(statement, (Loop, Scope)):
         return replace(statement, body=tuple(_renamed(s, names) for s in statement.body))
     if isinstance(statement, Store) and statement.buffer.role == "output":
         buffer = statement.buffer

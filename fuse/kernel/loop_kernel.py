@@ -37,6 +37,8 @@ def loop_prelude() -> str:
 
 def lower_loop(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | Declined:
     """The kernel that runs all steps, or the reason why there is none."""
+    if not loop.spec.carries:
+        return Declined("no state is carried from step to step")
     reasons = []
     for share, cut in ((units_text, False), (rows_text, False), (rows_text, True)):
         try:

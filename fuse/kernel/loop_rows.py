@@ -10,11 +10,13 @@ reads another row, or there is no batch, one thread does all.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 
 from fuse.kernel.emit import PARALLEL_WORK, text_of, work
 from fuse.kernel.index import Affine
-from fuse.kernel.ir import Load, Loop, Statement, Store
+from fuse.kernel.ir import Load, Loop, Scope, Statement, Store
 from fuse.kernel.loop_frame import (
     Destination,
     Frame,
@@ -51,11 +53,8 @@ def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
         stages.append(stage if isinstance(stage, Product) else _nest(frame, [_kept(frame, stage)]))
     stages.append(_nest(frame, results_of(frame)))
 
-    batch = frame.states[0].shape[0] if frame.states[0].shape else 1
-    own = _own_rows(frame, batch)
-    nests = [before, after, *(s for s in stages if not isinstance(s, Product))]
     products = [s for s in stages if isinstance(s, Product)]
-    apart = batch > 1 and bool(own) and all(_row_by_row(s, batch, own) for statements in nests for s in statements)
+    batch = _batch(frame, [before, after, *(s for s in stages if not isinstance(s, Product))])
 
     workspace = Workspace()
     head = pointers(frame, workspace)
@@ -67,29 +66,28 @@ def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
     lines = [f"static int {name}_share(char *const *args, fuse_team *team, int64_t member) {{"]
     lines += indented(1, head + workspace.lines)
     lines += indented(1, [f"const int64_t steps = {frame.spec.trip_count};"])
-    if apart:
+    if batch > 1:
         lines += indented(1, [f"const int64_t first_row = {batch} * member / team->members;"])
         lines += indented(1, [f"const int64_t last_row = {batch} * (member + 1) / team->members;"])
     lines += indented(1, packed)
-    lines += _statements(before, 1, batch if apart else 0)
+    lines += _statements(before, 1, batch)
     lines += indented(1, ["for (int64_t t = 0; t < steps; ++t) {"])
     lines += indented(2, step_pointers(frame))
     number = 0
     for stage_or_product in stages:
         if isinstance(stage_or_product, Product):
-            lines += indented(2, _multiplied(frame, number, stage_or_product, batch if apart else 0))
+            lines += indented(2, _multiplied(frame, number, stage_or_product, batch))
             number += 1
         else:
-            lines += _statements(stage_or_product, 2, batch if apart else 0)
+            lines += _statements(stage_or_product, 2, batch)
     lines += indented(1, ["}"])
     for state in frame.states:
         lines += indented(1, state_pointers(frame, state, "steps")[:1])
-    lines += _statements(after, 1, batch if apart else 0)
+    lines += _statements(after, 1, batch)
     lines += indented(1, ["return 0;"]) + ["}"]
-    effort = sum(work(s) for s in stages if isinstance(s, list) for s in s) + sum(
-        p.result.strides[0] * p.result.shape[0] * p.left.shape[1] // 16 for p in products
-    )
-    threads = min(batch, 1 + effort * frame.spec.trip_count // PARALLEL_WORK) if apart else 1
+    effort = sum(p.result.strides[0] * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
+    effort += sum(work(s) for statements in stages if not isinstance(statements, Product) for s in statements)
+    threads = min(batch, 1 + effort * frame.spec.trip_count // PARALLEL_WORK)
     return "\n".join(lines) + "\n", threads, workspace.size
 
 
@@ -126,24 +124,34 @@ def _multiplied(frame: Frame, number: int, product: Product, batch: int) -> list
     width, wide = PANEL * panels, product.result.strides[0]
     left, out, first, count = frame.name(product.left), frame.name(product.result), "", str(rows)
     stride = product.left.strides[0]
-    if batch:
+    if batch > 1:
         each = rows // batch
         left += f" + first_row * {each * stride}"
         first = f" + first_row * {each * wide}"
         count = f"(last_row - first_row) * {each}"
     return [
         f"for (int64_t block = 0; block < {wide // width}; ++block) {{",
-        f"{_INDENT}fuse_product<{panels}>({out}{first} + block * {width}, {wide}, {PANEL}, {left}, {stride},",
-        f"{_INDENT}{' ' * 16}weights_{number} + block * {depth * width}, {depth}, {count});",
+        f"{_INDENT}fuse_product_rows<{panels}>({out}{first} + block * {width}, {wide}, {PANEL}, {left}, {stride},",
+        f"{_INDENT}{' ' * 21}weights_{number} + block * {depth * width}, {depth}, {count});",
         "}",
     ]
 
 
-# ---- rows of the batch -----------------------------------------------------------------------------------------------
+# ---- rows of the batch ---------------------------------------------------------------------------------------------
+
+
+def _batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:
+    """Into how many rows the leading dimensions of the states fall that never read one another: the most, at least 1."""
+    sizes: list[int] = list(itertools.accumulate(frame.states[0].shape, operator.mul))
+    for batch in sorted({s for s in sizes if s > 1}, reverse=True):
+        own = _own_rows(frame, batch)
+        if own and all(_row_by_row(s, batch, own) for statements in nests for s in statements):
+            return batch
+    return 1
 
 
 def _own_rows(frame: Frame, batch: int) -> dict[str, int]:
-    """Elements of a row of the batch in all memory that steps share; nothing where some of it has no rows."""
+    """Elements of one of ``batch`` rows in all memory that steps share; nothing where some of it does not fall into rows."""
     own: dict[str, int] = {}
     for state in frame.states:
         own |= dict.fromkeys(
@@ -151,12 +159,15 @@ def _own_rows(frame: Frame, batch: int) -> dict[str, int]:
         )
     for stage in frame.step.stages:
         own[frame.name(stage.result)] = elements(stage.result) // batch
-    shared = [*frame.states, *(s.result for s in frame.step.stages)]
-    return own if all(v.shape and v.shape[0] % batch == 0 for v in shared) else {}
+    shared = [elements(v) for v in (*frame.states, *(s.result for s in frame.step.stages))]
+    multiplied = [p.left.shape[0] for p in frame.step.stages if isinstance(p, Product)]
+    return {} if any(size % batch for size in (*shared, *multiplied)) else own
 
 
 def _row_by_row(statement: Statement, batch: int, own: Mapping[str, int]) -> bool:
     """Whether a nest's outer loop runs over rows of the batch, and touches shared memory only in its own row."""
+    if isinstance(statement, Scope):
+        return all(_row_by_row(s, batch, own) for s in statement.body)
     if not isinstance(statement, Loop):
         return not isinstance(statement, (Load, Store)) or statement.buffer.name not in own
     if statement.extent % batch or statement.reduces:
@@ -175,13 +186,14 @@ def _row_by_row(statement: Statement, batch: int, own: Mapping[str, int]) -> boo
     return True
 
 
-def _accesses(loop: Loop, outside: Mapping[str, int]) -> Iterator[tuple[Load | Store, Mapping[str, int]]]:
-    extents = {**outside, loop.atom: loop.extent}
-    for statement in loop.body:
-        if isinstance(statement, Loop):
-            yield from _accesses(statement, extents)
-        elif isinstance(statement, (Load, Store)):
-            yield statement, extents
+def _accesses(statement: Loop | Scope, outside: Mapping[str, int]) -> Iterator[tuple[Load | Store, Mapping[str, int]]]:
+    """Every access to memory inside, with the extents of the loops around it."""
+    extents = {**outside, statement.atom: statement.extent} if isinstance(statement, Loop) else outside
+    for inner in statement.body:
+        if isinstance(inner, (Loop, Scope)):
+            yield from _accesses(inner, extents)
+        elif isinstance(inner, (Load, Store)):
+            yield inner, extents
 
 
 def _range(offset: Affine, row: str, extents: Mapping[str, int]) -> tuple[int, int]:
@@ -192,9 +204,13 @@ def _range(offset: Affine, row: str, extents: Mapping[str, int]) -> tuple[int, i
 
 def _statements(statements: Sequence[Statement], depth: int, batch: int) -> list[str]:
     """Lines of nests; outer loops run over this thread's rows where a ``batch`` is shared out."""
-    pad, lines = _INDENT * depth, []
+    pad = _INDENT * depth
+    lines: list[str] = []
     for statement in statements:
-        if not (batch and isinstance(statement, Loop)):
+        if isinstance(statement, Scope):
+            lines += [f"{pad}{{", *_statements(statement.body, depth + 1, batch), f"{pad}}}"]
+            continue
+        if batch == 1 or not isinstance(statement, Loop):
             lines += text_of([statement], depth)
             continue
         trips = statement.extent // batch

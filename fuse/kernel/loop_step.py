@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,7 +149,7 @@ def read_step(loop: Loop, operands: Sequence[Tensor], cut: bool) -> Step:
     """
     spec = loop.spec
     reader = _Reader(spec, cut, len(operands))
-    values: dict[Node, Result] = {}
+    values: dict[Node, Any] = {}  # None: a part of a result without a kernel
     results: list[Value] = []
     result_names: list[str] = []
     lines: dict[str, list[str]] = {}
@@ -215,22 +216,20 @@ def _call(reader: _Reader, node: Node, values: Mapping[Node, Result]) -> Result:
         return _product(reader, node, values)
     result = translate(node, values)
     parts = result if isinstance(result, tuple) else (result,)
-    if reader.cut and reductions_below(p for p in parts if p is not None):
-        used = {user.args[1] for user in node.users} if isinstance(result, tuple) else {0}
-        parts = tuple(
-            reader.keep(p, f"{plain_name(node.name)}_kept") if p is not None and i in used else None
-            for i, p in enumerate(parts)
-        )
-        result = parts if isinstance(result, tuple) else parts[0]
-        assert result is not None
     for part in parts:
         if isinstance(part, Map):
             reader.value_names.setdefault(id(part), reader.hint(node))
-    return result
+    if not reader.cut or not reductions_below(p for p in parts if p is not None):
+        return result
+    name = f"{plain_name(node.name)}_kept"
+    if not isinstance(result, tuple):
+        return reader.keep(result, name)
+    used = {user.args[1] for user in node.users}
+    return tuple(reader.keep(p, name) if p is not None and i in used else None for i, p in enumerate(result))
 
 
 def _product(reader: _Reader, node: Node, values: Mapping[Node, Result]) -> Value:
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])  # type: ignore[arg-type,return-value]
     bound = bind(node.target, args, kwargs)  # type: ignore[arg-type]
     if node.target is aten.mm.default:
         return reader.product(node, bound["self"], bound["mat2"])

@@ -115,7 +115,7 @@ class _TileBuilder(Builder):
         panel = group.panel(product, distance.constant)
         where = row * PANEL + Affine.of("lane") + panel * self.domain.rows * PANEL
         buffer = Buffer(f"sums_{group.number}", "float", "scratch")
-        return self._load(buffer, torch.float32, where, (), guard, f"sum_{panel}")
+        return self._load(buffer, torch.float32, where, (), guard, buffer.name)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _domain(frame: Frame) -> _Domain:
     return _Domain(*next(iter(shapes)))
 
 
-# ---- phases ------------------------------------------------------------------------------------------------------------
+# ---- phases --------------------------------------------------------------------------------------------------------
 
 
 def _phases(frame: Frame, domain: _Domain) -> list[_Phase]:
@@ -240,7 +240,7 @@ def _nest(
     return tuple(builder.blocks[0].statements)
 
 
-# ---- text ----------------------------------------------------------------------------------------------------------------
+# ---- text ----------------------------------------------------------------------------------------------------------
 
 
 def _chunks(group: _Group) -> list[range]:
@@ -299,7 +299,7 @@ def _multiplied(frame: Frame, group: _Group, domain: _Domain) -> list[str]:
         weights = f"weights_{group.number} + block * {size}" + _plus(chunk.start * depth * PANEL)
         sums = f"sums_{group.number}" + _plus(chunk.start * rows * PANEL)
         lines.append(
-            f"fuse_product<{len(chunk)}>({sums}, {PANEL}, {rows * PANEL}, {left}, {weights}, {depth}, {rows});"
+            f"fuse_product<{len(chunk)}, {rows}>({sums}, {PANEL}, {rows * PANEL}, {left}, {weights}, {depth});"
         )
     return lines
 
@@ -328,7 +328,8 @@ def _copied(
     """Lines that copy this thread's units of states."""
     lines = [
         f"for (int64_t row = 0; row < {domain.rows}; ++row) {{",
-        f"    for (int64_t unit = {PANEL} * first_block; unit < {PANEL} * last_block && unit < {domain.units}; ++unit) {{",
+        f"    const int64_t last_unit = {PANEL} * last_block < {domain.units} ? {PANEL} * last_block : {domain.units};",
+        f"    for (int64_t unit = {PANEL} * first_block; unit < last_unit; ++unit) {{",
     ]
     for source, to in zip(sources, destinations, strict=True):
         read = f"{names[source.position]}[{_place(source.strides)}]"

@@ -23,7 +23,7 @@ struct fuse_team {
             return;
         }
         for (int64_t spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == now; ++spins) {
-            if (spins < 4096) {
+            if (spins < 1024) {
                 pause();
             } else {
                 sched_yield();
