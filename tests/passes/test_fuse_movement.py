@@ -55,9 +55,14 @@ def with_what_is_made_from_nothing(x):
     return torch.cat([x * 2, torch.zeros(4, 1), torch.ones(4, 2)], -1)
 
 
+def whole_and_more(x):
+    both = torch.cat([x[0], x[1]])
+    return both, both * 2
+
+
 FUSED = [
     copied_to_another_layout, padded, concatenated, stacked_costly_pieces, rows_stacked, repeated, flipped,
-    with_what_is_made_from_nothing,
+    with_what_is_made_from_nothing, whole_and_more,
 ]  # fmt: skip
 
 
