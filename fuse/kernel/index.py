@@ -120,7 +120,8 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
     """
     if tuple(shape) == tuple(target):
         return index
-    rest = offset(index, contiguous_strides(shape))
+    strides = contiguous_strides(shape)
+    rest = offset(index, [stride if extent > 1 else 0 for stride, extent in zip(strides, shape, strict=True)])
     digits = []
     for extent in reversed(target):
         rest, digit = _take_digit(rest, extent, extents)

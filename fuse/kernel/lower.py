@@ -137,16 +137,16 @@ def _program(region: GraphModule) -> Program:
         elif node.op == "output":
             results = [values[n] for n in node.args[0]]
             outputs = tuple(_output(n, v) for n, v in zip(node.args[0], results, strict=True))
+        elif not node.users:
+            continue
         elif node.target is operator.getitem:
             part = values[node.args[0]][node.args[1]]  # type: ignore[index]
-            if part is None and not node.users:
-                continue
             if part is None:
                 raise Unsupported(f"result {node.args[1]} of {node.args[0].target} has no kernel")
+            _check(node.meta["val"])
             values[node] = part
         else:
-            for part in _parts(node.meta["val"]):
-                _check(part)
+            _check(node.meta["val"])
             values[node] = translate(node, values)
             if source := node.meta.get("source"):
                 lines[f"{source}  {_plain_name(node.name)}"] = None

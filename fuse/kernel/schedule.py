@@ -81,8 +81,10 @@ def _renamed(buffer: Buffer, name: str | None) -> Buffer:
 
 
 def _groups(outputs: Sequence[Output]) -> list[list[int]]:
-    """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides."""
+    """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides. A
+    concatenation stands alone: its pieces have loops of their own."""
     with_reductions: list[int] = []
+    alone: list[list[int]] = []
     by_shape: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
     reducing = [bool(reductions_below([o.value])) for o in outputs]
     full = max((math.prod(r.source.shape) for o in outputs for r in reductions_below([o.value])), default=-1)
@@ -90,10 +92,10 @@ def _groups(outputs: Sequence[Output]) -> list[list[int]]:
         if reducing[i] or (full == math.prod(output.value.shape) and not isinstance(output.value, Concat)):
             with_reductions.append(i)
         elif isinstance(output.value, Concat):
-            by_shape[(output.value.shape, (i,))] = [i]
+            alone.append([i])
         else:
             by_shape.setdefault((output.value.shape, order_of_loops(output)), []).append(i)
-    return [*([with_reductions] if with_reductions else []), *by_shape.values()]
+    return [*([with_reductions] if with_reductions else []), *alone, *by_shape.values()]
 
 
 def _nest(targets: list[Target], inputs: list[Buffer], program: Program) -> list[Statement]:

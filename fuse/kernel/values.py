@@ -72,6 +72,11 @@ class Reindex(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class Reshaped(Reindex):
+    """The same elements in row-major order under another shape."""
+
+
+@dataclass(frozen=True, eq=False)
 class Concat(Value):
     """``pieces`` one after another along ``dim``."""
 
@@ -156,8 +161,10 @@ def view(value: Value, shape: Sequence[int]) -> Value:
     shape = tuple(shape)
     if value.shape == shape:
         return value
+    if isinstance(value, Reshaped):  # of two views only the last shape matters
+        return view(value.source, shape)
     own = value.shape
-    return Reindex(shape, value.dtype, value, lambda index, extents: reshape(index, shape, own, extents))
+    return Reshaped(shape, value.dtype, value, lambda index, extents: reshape(index, shape, own, extents))
 
 
 def permute(value: Value, order: Sequence[int]) -> Value:

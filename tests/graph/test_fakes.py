@@ -1,0 +1,98 @@
+"""What is remembered of fake results is what FakeTensorMode would have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from fuse.graph.fakes import FakeRunner
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def mode() -> Iterator[FakeTensorMode]:
+    with FakeTensorMode() as fake_mode:
+        yield fake_mode
+
+
+def facts(result: Any) -> list[tuple[Any, ...]]:
+    return [
+        (t.dtype, t.shape, t.stride(), t.storage_offset(), t.device, t.untyped_storage().nbytes())
+        for t in pytree.tree_leaves(result)
+    ]
+
+
+def transposed() -> Tensor:
+    return torch.empty(8, 4).t()
+
+
+CALLS: dict[str, tuple[Any, Callable[[], tuple[Any, ...]]]] = {
+    "elementwise": (aten.add.Tensor, lambda: (torch.empty(4, 8), torch.empty(8))),
+    "keeps_strides": (aten.tanh.default, lambda: (transposed(),)),
+    "promotes": (aten.add.Tensor, lambda: (torch.empty(4, dtype=torch.int64), 1.5)),
+    "integer_division": (aten.div.Tensor, lambda: (torch.empty(4, dtype=torch.int64), 2)),
+    "product": (aten.mm.default, lambda: (transposed(), torch.empty(8, 4))),
+    "row": (aten.select.int, lambda: (torch.empty(4, 8), 0, 2)),
+    "view_of_a_view": (aten.slice.Tensor, lambda: (torch.empty(6, 8)[2:], 1, 1, 5)),
+    "parts": (aten.split.Tensor, lambda: (torch.empty(4, 8), 3, 1)),
+    "several_results": (aten.max.dim, lambda: (torch.empty(4, 8), 1)),
+    "list_of_tensors": (aten.cat.default, lambda: ([torch.empty(4, 8), torch.empty(2, 8)],)),
+    "in_place": (aten.add_.Tensor, lambda: (torch.empty(4, 8), 1)),
+}
+
+
+@pytest.mark.parametrize(("op", "arguments"), CALLS.values(), ids=CALLS.keys())
+def test_the_second_answer_is_torchs(op: Any, arguments: Callable[[], tuple[Any, ...]], mode: FakeTensorMode) -> None:
+    runner = FakeRunner(mode)
+    runner.run(op, arguments(), {})
+    args = arguments()
+    result, expected = runner.run(op, args, {}), op(*arguments())
+    assert type(result) is type(expected)
+    assert facts(result) == facts(expected)
+    first = args[0][0] if isinstance(args[0], list) else args[0]
+    assert sharing(result, first) == sharing(op(*args), first)
+
+
+def sharing(result: Any, argument: Tensor) -> list[bool]:
+    storage = argument.untyped_storage()._cdata
+    return [tensor.untyped_storage()._cdata == storage for tensor in pytree.tree_leaves(result)]
+
+
+def test_an_operator_in_place_returns_its_argument(mode: FakeTensorMode) -> None:
+    runner, x = FakeRunner(mode), torch.empty(3)
+    assert all(runner.run(aten.mul_.Tensor, (x, 2), {}) is x for _ in range(3))
+
+
+def test_numbers_of_other_types_are_other_calls(mode: FakeTensorMode) -> None:
+    runner, x = FakeRunner(mode), torch.empty(3, dtype=torch.int64)
+    dtypes = [runner.run(aten.add.Tensor, (x, number), {}).dtype for number in (1, 1.0, True, 1)]
+    assert dtypes == [torch.int64, torch.float32, torch.int64, torch.int64]
+
+
+def test_every_result_is_an_object_and_a_memory_of_its_own(mode: FakeTensorMode) -> None:
+    runner, x = FakeRunner(mode), torch.empty(3)
+    results = [runner.run(aten.neg.default, (x,), {}) for _ in range(3)]
+    assert len({id(r) for r in results}) == 3
+    assert len({r.untyped_storage()._cdata for r in results}) == 3
+
+
+def test_a_call_that_fails_fails_every_time(mode: FakeTensorMode) -> None:
+    runner = FakeRunner(mode)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            runner.run(aten.mm.default, (torch.empty(2, 3), torch.empty(2, 3)), {})
+
+
+def test_a_tensor_that_changed_its_shape_is_looked_at_again(mode: FakeTensorMode) -> None:
+    runner, x = FakeRunner(mode), torch.empty(3)
+    runner.run(aten.neg.default, (x,), {})
+    runner.forget(x)
+    x.unsqueeze_(0)
+    assert runner.run(aten.neg.default, (x,), {}).shape == (1, 3)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuse.graph.capture import capture
+from fuse.kernel.domain import MAX_INLINED, Domain, domain_of, join
+from fuse.kernel.lower import Declined
+
+X = torch.zeros(4, 6)
+
+
+class One(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def last_call(function: Callable[[Tensor], Tensor], x: Tensor = X) -> Domain | Declined:
+    graph = capture(One(function), (x,))
+    return domain_of([node for node in graph.graph.nodes if node.op == "call_function"][-1])
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x + 1, Domain(24, None, True, 1)),
+        (lambda x: x.tanh(), Domain(24, None, False, 1)),
+        (lambda x: x.sum(1), Domain(24, 4, False, 1)),
+        (lambda x: x.softmax(0), Domain(24, 6, False, 1)),
+        (lambda x: torch.stack([x, x]), Domain(48, None, False, 1, "apart")),
+    ],
+)
+def test_a_domain_says_what_the_loops_run_over(function, expected):
+    assert last_call(function) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "reason"),
+    [
+        (lambda x: x @ x.t(), X, "aten.mm.default has no kernel"),
+        (lambda x: x + 1j, X, "dtype torch.complex64 is not supported in kernels"),
+    ],
+)
+def test_operators_without_kernels_say_why(function, x, reason):
+    assert last_call(function, x) == Declined(reason)
+
+
+CHEAP, COSTLY = Domain(24, None, True, 1), Domain(24, None, False, 1)
+ROWS, COLUMNS = Domain(24, 4, False, 1), Domain(24, 6, False, 1)
+PER_ROW, WIDER = Domain(4, None, True, 1), Domain(96, None, True, 1)
+COLLECTION = Domain(96, None, False, 1, "apart")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "joined"),
+    [
+        (CHEAP, COSTLY, Domain(24, None, False, 2)),
+        (CHEAP, ROWS, Domain(24, 4, False, 2)),
+        (ROWS, CHEAP, Domain(24, 4, False, 2)),
+        (ROWS, PER_ROW, Domain(24, 4, False, 2)),
+        (PER_ROW, ROWS, Domain(24, 4, False, 2)),
+        (CHEAP, WIDER, Domain(96, None, True, 2)),
+        (WIDER, CHEAP, Domain(24, None, True, 2)),
+        (COSTLY, COLLECTION, Domain(96, None, False, 2, "inside")),
+        (CHEAP, COLLECTION, Domain(96, None, False, 2, "apart")),
+    ],
+)
+def test_domains_that_fit_become_one(earlier, later, joined):
+    assert join(earlier, later) == joined
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "reason"),
+    [
+        (ROWS, COLUMNS, "their reductions leave different numbers of rows"),
+        (COSTLY, WIDER, "a costly value would be computed again for every element it is broadcast to"),
+        (Domain(24, None, True, MAX_INLINED + 1), WIDER, "a costly value would be computed again for every element"),
+        (Domain(96, None, False, 1), CHEAP, "a costly value is read in parts"),
+        (ROWS, WIDER, "their loops run over different numbers of elements"),
+        (join(COSTLY, COLLECTION), WIDER, "costly pieces of a concatenation would be computed again"),
+    ],
+)
+def test_domains_that_do_not_fit_say_why(earlier, later, reason):
+    assert str(join(earlier, later)).startswith(reason)

@@ -1,0 +1,77 @@
+"""The loops that are chosen: how many nests, in which order they walk memory, what is split, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def source_of(lowered: Callable[..., Any], function: Callable[..., Any], *args: Tensor) -> str:
+    source: str = lowered(function, *args).kernel.source
+    return source
+
+
+def loops(source: str) -> int:
+    return source.count("for (int64_t")
+
+
+def test_contiguous_dimensions_are_one_loop(lowered: Callable[..., Any]) -> None:
+    source = source_of(lowered, lambda x, y: torch.tanh(x) * y, torch.randn(3, 4, 5), torch.randn(3, 4, 5))
+    assert loops(source) == 1
+    assert "< 60;" in source
+
+
+def test_a_result_in_channels_last_is_walked_in_the_order_of_its_memory(lowered: Callable[..., Any]) -> None:
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert loops(source_of(lowered, lambda x: x * 2, image)) == 1
+
+
+def test_results_of_one_shape_share_a_nest_and_others_do_not(lowered: Callable[..., Any]) -> None:
+    x = torch.randn(4, 6)
+    assert loops(source_of(lowered, lambda x: (x + 1, x * 2), x)) == 1
+    assert loops(source_of(lowered, lambda x: (x + 1, x[0] * 2), x)) == 2
+
+
+def test_each_piece_of_a_concatenation_is_written_in_place(lowered: Callable[..., Any]) -> None:
+    source = source_of(lowered, lambda x: torch.cat([x * 2, x + 1, x]), torch.randn(4, 6))
+    assert loops(source) == 3
+    assert "?" not in source
+
+
+def test_a_loop_is_split_where_a_view_needs_it(lowered: Callable[..., Any], run: Callable[..., Any]) -> None:
+    def heads(x: Tensor) -> Tensor:
+        return (x + 1).view(6, 4, 8).transpose(0, 1).contiguous()
+
+    source = source_of(lowered, heads, torch.randn(6, 32))
+    assert "%" not in source
+    assert "/" not in source.partition("{")[2]
+    run(heads, torch.randn(6, 32)).check(exact=True)
+
+
+def test_a_costly_row_is_kept_between_the_stages_of_a_softmax(lowered: Callable[..., Any]) -> None:
+    source = source_of(lowered, lambda x: functional.softmax(x, -1), torch.randn(8, 64))
+    assert source.count("fuse_exp(") == 1
+    assert "_row[64]" in source
+
+
+def test_what_does_not_change_in_a_loop_is_computed_outside_of_it(lowered: Callable[..., Any]) -> None:
+    source = source_of(lowered, lambda x, c: x * torch.tanh(c), torch.randn(8, 64), torch.randn(8, 1))
+    before_inner_loop = source.rpartition("for (int64_t")[0]
+    assert "fuse_tanh(" in before_inner_loop
+
+
+def test_reductions_over_the_same_rows_share_their_loop(lowered: Callable[..., Any]) -> None:
+    one = source_of(lowered, lambda x: x.sum(1), torch.randn(8, 64))
+    three = source_of(lowered, lambda x: (x.sum(1), x.amax(1), x.mean(1)), torch.randn(8, 64))
+    assert loops(three) == loops(one)
+
+
+def test_small_kernels_run_in_one_thread_and_large_ones_in_many(lowered: Callable[..., Any]) -> None:
+    small = lowered(lambda x: x + 1, torch.randn(64)).kernel
+    large = lowered(lambda x: x + 1, torch.randn(1000, 1000)).kernel
+    assert (small.parallel, large.parallel) == (False, True)
+    assert "parallel for" in large.source

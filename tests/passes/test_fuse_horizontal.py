@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuse.testing import assert_fuses
+
+X, Y = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.ones(3)
+
+
+class Independent(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.tanh() * 2, y.exp() + 1
+
+
+class DifferentShapes(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.softmax(-1), torch.cat([y, y * 2]), y.flip(0)
+
+
+class BesideAProduct(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x @ x.t(), x.tanh(), y.tanh()
+
+
+@pytest.mark.parametrize(("model", "launches"), [(Independent, 1), (DifferentShapes, 1), (BesideAProduct, 2)])
+def test_kernels_that_wait_for_nothing_share_a_launch(model, launches):
+    assert_fuses(model(), X, Y, launches=launches, fired={"fuse_horizontal": 1})
+
+
+class OneAfterTheOther(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        rows = x.tanh() @ x.t()
+        return rows.softmax(0).softmax(1), rows
+
+
+class OnlyOne(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.tanh() * 2
+
+
+@pytest.mark.parametrize("model", [OneAfterTheOther, OnlyOne])
+def test_kernels_that_wait_for_one_another_stay(model):
+    assert_fuses(model(), X, Y, fired={"fuse_horizontal": 0})
+
+
+def test_large_kernels_stay_apart():
+    large = torch.ones(1200, 1000)
+    assert_fuses(Independent(), large, Y, launches=2, fired={"fuse_horizontal": 0})

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fuse.testing import assert_fuses
+
+X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Reduction(nn.Module):
+    """A function of one tensor, as a module."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(x)
+
+
+def scaled_softmax(x):
+    return (x * 0.5).softmax(-1).tanh()
+
+
+def residual_norm(x):
+    return F.layer_norm(x + x.tanh(), (8,)).relu()
+
+
+def centered(x):
+    y = x * 2
+    return (y - y.mean(-1, keepdim=True)) / (y.var(-1, keepdim=True) + 1).sqrt()
+
+
+def over_columns(x):
+    return (x.exp() / x.exp().sum(0)).neg()
+
+
+def rows_only(x):
+    return (x * x).sum(-1).sqrt() + 1
+
+
+def everything(x):
+    return x.tanh().sum() * 2
+
+
+def both_sizes(x):
+    y = x.tanh()
+    return y, y.amax(-1)
+
+
+def one_result_twice(x):
+    values, positions = x.sigmoid().max(-1)
+    return values * 2, positions
+
+
+FUSED = [scaled_softmax, residual_norm, centered, over_columns, rows_only, everything, both_sizes, one_result_twice]
+
+
+@pytest.mark.parametrize("function", FUSED, ids=lambda f: f.__name__)
+def test_a_reduction_takes_in_what_feeds_it_and_what_it_feeds(function):
+    assert_fuses(Reduction(function), X, launches=1)
+
+
+def different_rows(x):
+    return x.sum(0), (x - x.sum(0)).sum(1)
+
+
+def rows_then_columns(x):
+    return x.softmax(0).softmax(1)
+
+
+def a_product_between(x):
+    return (x.softmax(-1) @ x.t()).softmax(-1)
+
+
+def no_rows(x):
+    return (x[:0] * 2).sum(-1) + 1
+
+
+@pytest.mark.parametrize("function", [different_rows, rows_then_columns, a_product_between, no_rows])
+def test_near_misses_take_more_launches_and_are_right(function):
+    assert assert_fuses(Reduction(function), X).after.launches > 1
+
+
+def test_square_tensors_reduced_both_ways_are_told_apart():
+    assert_fuses(Reduction(rows_then_columns), X[:, :6], launches=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_floating_dtype_is_right(dtype):
+    assert_fuses(Reduction(scaled_softmax), X.to(dtype).t(), launches=1)
