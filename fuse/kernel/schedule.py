@@ -22,7 +22,7 @@ from fuse.kernel.ir import Accumulate, Accumulator, Buffer, BufferRole, Fail, Ke
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest
 from fuse.kernel.tidy import tidy
-from fuse.kernel.values import Concat, Gather, Output, Program, Shape
+from fuse.kernel.values import Concat, Gather, Output, Program, Shape, view
 from fuse.kernel.walks import reductions_below, within_stage
 
 MAX_SPLITS = 32
@@ -38,8 +38,9 @@ def schedule(program: Program) -> KernelBody:
     output_buffers = tuple(_argument(f"out{i}", o.value.dtype, "output") for i, o in enumerate(program.outputs))
     input_buffers = tuple(_renamed(b, program.names.get(i)) for i, b in enumerate(input_buffers))
     statements = _range_checks(program, list(input_buffers))
-    for group in _groups(program.outputs):
-        targets = [Target(program.outputs[i].value, output_buffers[i], program.outputs[i].strides) for i in group]
+    outputs = [_squeezed(output) for output in program.outputs]
+    for group in _groups(outputs):
+        targets = [Target(outputs[i].value, output_buffers[i], outputs[i].strides) for i in group]
         statements += _scoped(_nest(targets, list(input_buffers), program))
     return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), program.lines)
 
@@ -78,6 +79,15 @@ def _argument(name: str, dtype: torch.dtype, role: BufferRole) -> Buffer:
 
 def _renamed(buffer: Buffer, name: str | None) -> Buffer:
     return Buffer(name, buffer.ctype, buffer.role) if name else buffer
+
+
+def _squeezed(output: Output) -> Output:
+    """The same stores without dimensions of extent 1, so that outputs that differ in nothing else share a nest."""
+    shape = output.value.shape
+    kept = [d for d, extent in enumerate(shape) if extent != 1]
+    if len(kept) == len(shape) or isinstance(output.value, Concat) or reductions_below([output.value]):
+        return output
+    return Output(view(output.value, [shape[d] for d in kept]), tuple(output.strides[d] for d in kept))
 
 
 def _groups(outputs: Sequence[Output]) -> list[list[int]]:
