@@ -32,7 +32,14 @@ LEAST_STEPS = 4
 
 
 @register_pass(
-    after=("merge_shared_weight_gemms", "merge_sibling_gemms", "collect_writes", "constant_folding", "no_ops", "dead_code"),
+    after=(
+        "merge_shared_weight_gemms",
+        "merge_sibling_gemms",
+        "collect_writes",
+        "constant_folding",
+        "no_ops",
+        "dead_code",
+    ),
     before="fuse_pointwise",
 )
 def roll_loops(graph: GraphModule) -> Iterator[Verdict]:
@@ -173,4 +180,3 @@ def _replace_outside(node: Node, new: Node, place: dict[Node, tuple[int, int]]) 
     for user in list(node.users):
         if user not in place:
             user.replace_input_with(node, new)
-

@@ -83,9 +83,7 @@ Slot = Carry | MovingInput | Within | Node
 def anchors(graph: Graph) -> list[Node]:
     """The nodes that compute something, in program order: the letters in which repeats are looked for."""
     return [
-        node
-        for node in graph.nodes
-        if node.op == "call_function" and owner(node) is node and not is_constructor(node)
+        node for node in graph.nodes if node.op == "call_function" and owner(node) is node and not is_constructor(node)
     ]
 
 
@@ -267,7 +265,9 @@ def build(rolled: Rolled) -> Built:
                 case Carry():
                     resolved[operand] = states[rolled.carries.index(found)]
                 case MovingInput():
-                    which = next(i for i, m in enumerate(rolled.inputs) if (m.source, m.how) == (found.source, found.how))
+                    which = next(
+                        i for i, m in enumerate(rolled.inputs) if (m.source, m.how) == (found.source, found.how)
+                    )
                     resolved[operand] = _apply(body, found.links, reads[which], node)
                 case Node():
                     resolved[operand] = fixed[rolled.invariants.index(found)]
@@ -356,4 +356,3 @@ def outside_users(node: Node, place: dict[Node, tuple[int, int]]) -> list[Node]:
         else:
             found.append(user)
     return found
-
