@@ -30,7 +30,7 @@ def test_an_unused_chain_goes_as_one_rewrite(rewritten):
 
 def test_unused_random_numbers_are_still_drawn(rewritten):
     result = rewritten(UnusedNoise(), torch.randn(3), passes=["dead_code"])
-    assert result.ledger.fired[0].launches_saved == 0
+    assert sum(fired.launches_saved for fired in result.ledger.fired) == 0
     assert result.count("rand") == 2
     assert result.reasons == {"unused, but running it has an effect (random numbers, or unknown)": 1}
 

@@ -28,7 +28,6 @@ class Permuted(nn.Module):
 IN_ONE = {
     "view of view": lambda x: x.view(6, 4).view(2, 12),
     "slice of slice": lambda x: x[1:][1:],
-    "slice of slice with steps": lambda x: x[:, 1::2][:, 1:],
     "permutation of permutation": lambda x: x.permute(1, 0).permute(1, 0)[1:],
     "expansion of expansion": lambda x: x.expand(3, 4, 6).expand(3, 4, 6),
     "select of slice": lambda x: x[2:][0],

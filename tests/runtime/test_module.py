@@ -285,17 +285,18 @@ def test_without_a_compiler_the_model_runs_op_by_op_with_a_warning(monkeypatch: 
 
 def test_calls_from_many_threads_are_right() -> None:
     model = Net()
+    weight, bias = model.inner.weight.detach().clone(), model.inner.bias.detach().clone()
     fused = fuse.compile(model)
     wrong: list[int] = []
+    finished: list[int] = []
 
     def work(rows: int) -> None:
         with torch.no_grad():
             for _ in range(20):
                 x = torch.randn(rows, 4)
-                if not torch.allclose(
-                    fused(x), torch.tanh(x @ model.inner.weight.t() + model.inner.bias) * 2, atol=1e-6
-                ):
+                if not torch.allclose(fused(x), torch.tanh(x @ weight.t() + bias) * 2, atol=1e-6):
                     wrong.append(rows)
+        finished.append(rows)
 
     threads = [threading.Thread(target=work, args=(1 + i % 4,)) for i in range(8)]
     for thread in threads:
@@ -303,6 +304,7 @@ def test_calls_from_many_threads_are_right() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+    assert len(finished) == 8  # none died of an exception
 
 
 def test_a_forked_process_runs_what_its_parent_compiled() -> None:
