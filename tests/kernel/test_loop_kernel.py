@@ -1,0 +1,349 @@
+"""Loops as one kernel, against their steps one by one in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fuse.graph.capture import capture
+from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.kernel.loop_kernel import loop_prelude, lower_loop
+from fuse.kernel.lower import Declined, Kernel
+from fuse.kernel.prelude import prelude
+from fuse.runtime import compiler
+
+StepFunction = Callable[..., "Tensor | tuple[Tensor, ...]"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A loop and its operands; the first result is collected too."""
+
+    step: StepFunction
+    states: Sequence[Tensor]
+    inputs: Sequence[Tensor] = ()
+    invariants: Sequence[Tensor] = ()
+    reads: Sequence[StepInput] = ()
+    trip_count: int = 0
+
+    @property
+    def operands(self) -> list[Tensor]:
+        return [*self.states, *self.inputs, *self.invariants]
+
+    def loop(self) -> Loop:
+        step = self.step
+        reads = tuple(self.reads) or tuple(StepInput(0, 0, 1) for _ in self.inputs)
+        steps = self.trip_count or self.inputs[0].shape[0]
+
+        class Body(nn.Module):
+            def forward(self, *args: Tensor) -> Tensor | tuple[Tensor, ...]:
+                return step(*args)
+
+        parts = [x.select(r.dim, r.start) for x, r in zip(self.inputs, reads, strict=True)]
+        body = capture(Body(), (*self.states, *parts, *self.invariants))
+        output = body.graph.output_node()
+        results = tuple(output.args[0])
+        output.args = ((*results, results[0]),)
+        body.recompile()
+        return Loop(body, LoopSpec(steps, len(self.states), reads, len(results) + 1 - len(self.states)))
+
+
+def lower(example: Example) -> tuple[Loop, Kernel | Declined, list[Tensor]]:
+    loop = example.loop()
+    results = [torch.full_like(r, 7) for r in loop(*example.operands)]
+    return loop, lower_loop(loop, example.operands, results), results
+
+
+def lowered(example: Example) -> tuple[Loop, Kernel, list[Tensor]]:
+    loop, kernel, results = lower(example)
+    assert isinstance(kernel, Kernel), kernel
+    return loop, kernel, results
+
+
+def call(library: ctypes.CDLL, kernel: Kernel, operands: Sequence[Tensor], results: Sequence[Tensor]) -> int:
+    workspace = torch.full(
+        (kernel.workspace_bytes,), 0xFF, dtype=torch.uint8
+    )  # NaN as float: nothing may rely on zeros
+    pointers = [t.data_ptr() for t in (*operands, *results, workspace)]
+    return int(getattr(library, kernel.name)((ctypes.c_void_p * len(pointers))(*pointers)))
+
+
+def built(*kernels: Kernel) -> ctypes.CDLL:
+    return compiler.build(prelude() + loop_prelude() + "\n".join(dict.fromkeys(k.source for k in kernels)))
+
+
+def run(example: Example) -> list[Tensor]:
+    _, kernel, results = lowered(example)
+    assert call(built(kernel), kernel, example.operands, results) == 0
+    return results
+
+
+def assert_same_as_its_steps(*examples: Example) -> None:
+    """All examples in one compiler call."""
+    found = [lowered(example) for example in examples]
+    library = built(*(kernel for _, kernel, _ in found))
+    for example, (loop, kernel, results) in zip(examples, found, strict=True):
+        assert call(library, kernel, example.operands, results) == 0
+        exact = loop(*(o.double() if o.is_floating_point() else o for o in example.operands))
+        eager = loop(*example.operands)
+        for result, true, usual in zip(results, exact, eager, strict=True):
+            error, usual_error = (result.double() - true).abs().max(), (usual.double() - true).abs().max()
+            assert error <= 2 * usual_error + 1e-6
+
+
+def weight(columns: int, depth: int) -> Tensor:
+    return torch.randn(columns, depth) / depth**0.5
+
+
+def lstm(h: Tensor, c: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = (x + functional.linear(h, w)).chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def lstm_with_layer_norm(h: Tensor, c: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = functional.layer_norm(x + h @ w, (w.shape[1],)).chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def gru(h: Tensor, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    hr, hz, hn = functional.linear(h, w, b).chunk(3, 1)
+    xr, xz, xn = x.chunk(3, 1)
+    z = torch.sigmoid(xz + hz)
+    return (1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * h
+
+
+def gru_with_reset_outside(h: Tensor, x: Tensor, wr: Tensor, wz: Tensor, wn: Tensor) -> Tensor:
+    xr, xz, xn = x.chunk(3, 1)
+    r, z = torch.sigmoid(xr + h @ wr), torch.sigmoid(xz + h @ wz)
+    return z * h + (1 - z) * torch.tanh(xn + (r * h) @ wn)
+
+
+def light_gru(h: Tensor, x: Tensor, w: Tensor, drop: Tensor) -> Tensor:
+    at, zt = (x + functional.linear(h * drop, w)).chunk(2, 1)
+    z = torch.sigmoid(zt)
+    return z * h + (1 - z) * torch.relu(at)
+
+
+def elman(h: Tensor, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.tanh(x + functional.linear(h, w, b))
+
+
+def two_layers(h: Tensor, k: Tensor, x: Tensor, w: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(x + h @ w)
+    return h, torch.tanh(h @ u + k @ v)
+
+
+def crf(alpha: Tensor, emission: Tensor, mask: Tensor, transitions: Tensor) -> Tensor:
+    longer = torch.logsumexp(alpha.unsqueeze(2) + transitions + emission.unsqueeze(1), 1)
+    return torch.where(mask.unsqueeze(1), longer, alpha)
+
+
+def decay(s: Tensor, x: Tensor, gate: Tensor, a: Tensor) -> Tensor:
+    return s * torch.sigmoid(a) + x * gate
+
+
+def masked_lstm(h: Tensor, c: Tensor, x: Tensor, mask: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    new_h, new_c = lstm(h, c, x, w)
+    keep = mask.unsqueeze(1)
+    return torch.where(keep, new_h, h), torch.where(keep, new_c, c)
+
+
+def example(cell: StepFunction, steps: int, rows: int, units: int) -> Example:
+    def state() -> Tensor:
+        return torch.randn(rows, units)
+
+    def projected(gates: int) -> Tensor:
+        return torch.randn(steps, rows, gates * units)
+
+    mask = torch.rand(steps, rows) > 0.3
+    u = units
+    if cell is lstm:
+        return Example(cell, [state(), state()], [projected(4)], [weight(4 * u, u)])
+    if cell is lstm_with_layer_norm:
+        return Example(cell, [state(), state()], [projected(4)], [weight(4 * u, u).t().contiguous()])
+    if cell is gru:
+        return Example(cell, [state()], [projected(3)], [weight(3 * u, u), torch.randn(3 * u)])
+    if cell is gru_with_reset_outside:
+        return Example(cell, [state()], [projected(3)], [weight(u, u) for _ in range(3)])
+    if cell is light_gru:
+        return Example(cell, [state()], [projected(2)], [weight(2 * u, u) / 4, (state() > 0).float()])
+    if cell is elman:
+        return Example(cell, [state()], [projected(1)], [weight(u, u), torch.randn(u)])
+    if cell is two_layers:
+        return Example(cell, [state(), state()], [projected(1)], [weight(u, u) for _ in range(3)])
+    if cell is crf:
+        return Example(cell, [state()], [projected(1), mask], [weight(u, u)])
+    if cell is decay:
+        return Example(cell, [state()], [projected(1), torch.randn(steps, rows, 1)], [torch.randn(u)])
+    return Example(cell, [state(), state()], [projected(4), mask], [weight(4 * u, u)])
+
+
+CELLS = [
+    lstm,
+    lstm_with_layer_norm,
+    gru,
+    gru_with_reset_outside,
+    light_gru,
+    elman,
+    two_layers,
+    crf,
+    decay,
+    masked_lstm,
+]
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """What a test sets with ``torch.set_num_threads`` is undone."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_a_loop_is_one_kernel_with_the_values_of_its_steps(cell: StepFunction) -> None:
+    assert_same_as_its_steps(*(example(cell, *size) for size in ((1, 1, 5), (2, 3, 16), (17, 7, 100))))
+
+
+def test_an_lstm_is_right_at_awkward_sizes() -> None:
+    sizes = [(2, 17, 128), (3, 1, 1), (3, 3, 1), (2, 1, 128), (2, 13, 24)]
+    assert_same_as_its_steps(*(example(lstm, *size) for size in sizes))
+
+
+def test_inputs_may_be_read_backwards_and_along_any_dimension() -> None:
+    steps, w = 9, weight(16, 16)
+    backwards = [torch.randn(3, steps, 16)], [w, torch.randn(16)], [StepInput(1, steps - 1, -1)], steps
+    every_other = [torch.randn(3, 16, 2 * steps)], [w, torch.randn(16)], [StepInput(2, 1, 2)], steps
+    first = torch.randn(16, 3).t()
+    assert_same_as_its_steps(Example(elman, [first], *backwards), Example(elman, [first], *every_other))
+
+
+def test_states_may_have_any_rank_and_dtype() -> None:
+    def best_so_far(best: Tensor, at: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        value, where = x.max(1)
+        return torch.maximum(best, value), torch.where(value > best, where, at)
+
+    def outer(s: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return s * 0.9 + k.unsqueeze(2) * v.unsqueeze(1)
+
+    assert_same_as_its_steps(
+        Example(best_so_far, [torch.randn(5), torch.zeros(5, dtype=torch.int64)], [torch.randn(7, 5, 11)]),
+        Example(outer, [torch.randn(3, 4, 6)], [torch.randn(7, 3, 4), torch.randn(7, 3, 6)]),
+        Example(lambda s, x: torch.tanh(s + x), [torch.randn(())], [torch.randn(7)]),
+    )
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("cell", [lstm, gru_with_reset_outside, decay], ids=lambda cell: cell.__name__)
+def test_any_number_of_threads_gives_the_same_bits(cell: StepFunction) -> None:
+    loop = example(cell, 40, 6, 200)
+    torch.set_num_threads(1)
+    alone = run(loop)
+    for count in (2, 5):  # more than this machine may have cores: those that wait must give way
+        torch.set_num_threads(count)
+        for result, expected in zip(run(loop), alone, strict=True):
+            assert torch.equal(result, expected)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_rows_may_fall_to_any_number_of_threads(count: int) -> None:
+    torch.set_num_threads(count)
+    assert_same_as_its_steps(example(lstm_with_layer_norm, 20, 7, 64), example(crf, 20, 7, 24))
+
+
+def test_calls_at_the_same_time_do_not_disturb_one_another() -> None:
+    loop = example(lstm, 30, 4, 64)
+    _, kernel, expected = lowered(loop)
+    library = built(kernel)
+    call(library, kernel, loop.operands, expected)
+    several = [[torch.empty_like(r) for r in expected] for _ in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(pool.map(lambda results: call(library, kernel, loop.operands, results), several))
+    for results in several:
+        assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("cell", "shared_out", "waits"),
+    [
+        (lstm, "block", 2),
+        (gru_with_reset_outside, "block", 3),
+        (light_gru, "block", 3),
+        (lstm_with_layer_norm, "row", 1),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_threads_wait_once_a_step_and_product_that_needs_it(cell: StepFunction, shared_out: str, waits: int) -> None:
+    _, kernel, _ = lowered(example(cell, 4, 8, 128))
+    assert f"first_{shared_out}" in kernel.source
+    assert kernel.source.count("team->wait();") == waits  # one of them before the first step
+    assert kernel.parallel
+
+
+def test_a_small_step_runs_on_one_thread() -> None:
+    _, kernel, _ = lowered(example(lstm, 4, 1, 32))
+    assert not kernel.parallel
+
+
+def test_rows_that_read_one_another_stay_on_one_thread() -> None:
+    def mixed(h: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(h.flip(0) + x)
+
+    loop = Example(mixed, [torch.randn(64, 512)], [torch.randn(20, 64, 512)])
+    _, kernel, _ = lowered(loop)
+    assert not kernel.parallel
+    assert_same_as_its_steps(loop)
+
+
+def test_the_kernel_of_equal_loops_is_the_same() -> None:
+    assert lowered(example(gru, 4, 3, 16))[1] == lowered(example(gru, 4, 3, 16))[1]
+    assert lowered(example(gru, 4, 3, 16))[1].name != lowered(example(gru, 4, 3, 17))[1].name
+
+
+def _weight_read_step_by_step(h: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(h @ w)
+
+
+def _weight_computed_in_the_step(h: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return x + h @ torch.relu(w)
+
+
+def _sorted_in_the_step(h: Tensor, x: Tensor) -> Tensor:
+    return torch.sort(h + x, 1).values
+
+
+STATE, WEIGHT = torch.zeros(2, 4), torch.zeros(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("example", "reason"),
+    [
+        (Example(_weight_read_step_by_step, [STATE], [torch.zeros(3, 4, 4)]), "changes from step to step"),
+        (Example(_weight_computed_in_the_step, [STATE], [torch.zeros(3, 2, 4)], [WEIGHT]), "computed in the step"),
+        (Example(_sorted_in_the_step, [STATE], [torch.zeros(3, 2, 4)]), "aten.sort"),
+        (
+            Example(elman, [STATE.double()], [torch.zeros(3, 2, 4).double()], [WEIGHT.double(), WEIGHT[0].double()]),
+            "product of torch.float64",
+        ),
+    ],
+    ids=["weight of each step", "computed weight", "sort", "double"],
+)
+def test_what_has_no_kernel_is_declined_with_the_reason(example: Example, reason: str) -> None:
+    _, kernel, _ = lower(example)
+    assert isinstance(kernel, Declined)
+    assert reason in kernel.reason
