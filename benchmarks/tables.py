@@ -21,6 +21,9 @@ from benchmarks.common import RESULTS, ROOT
 BUSY = 1.25
 """Load a core above which something besides the benchmark, which uses all cores, was running."""
 
+FIRST_CALLS = (("compile", "compile"), ("fuse", "fused"))
+"""How the table names whose first call it is."""
+
 PLACE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -42,10 +45,29 @@ def speed_table(results: dict[str, Any]) -> list[str]:
         first = case["first_call_seconds"]
         cells = [
             f"`{case['command']}`",
-            *(f"{times[name]:.3f}" for name in ("eager", "compile", "fused")),
-            *(ratio(case["ratios"][peer]) for peer in ("eager", "compile")),
+            *(f"{times[name]:.3f}" if name in times else "-" for name in ("eager", "compile", "fused")),
+            *(ratio(case["ratios"][peer]) if peer in case["ratios"] else "-" for peer in ("eager", "compile")),
             f"{case['observed']['before']:,} -> {case['observed']['after']:,}",
-            f"compile {first['compile']:.1f}, fuse {first['fused']:.1f}",
+            ", ".join(f"{label} {first[name]:.1f}" for label, name in FIRST_CALLS if name in first),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def recurrent_table(results: dict[str, Any]) -> list[str]:
+    """A row a shape: the user's loop through fuse, the hand-tuned layer, and the loop in eager mode."""
+    lines = [
+        "| loop, (steps, batch, width) | eager ms | tuned layer ms | fuse ms | eager / fuse | tuned / fuse | launches |"
+    ]
+    lines.append(f"|---{'|--:' * 6}|")
+    for case in results["cases"]:
+        times = {name: timing["median"] for name, timing in case["milliseconds"].items()}
+        shape = ", ".join(map(str, case["shape"]))
+        cells = [
+            f"`models/{case['model']}.py` ({shape})",
+            *(f"{times[name]:.3f}" for name in ("eager", "tuned", "fused")),
+            *(ratio(case["ratios"][peer]) for peer in ("eager", "tuned")),
+            str(case["launches"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -78,7 +100,7 @@ def conditions(results: dict[str, Any]) -> str:
     )
 
 
-TABLES = {"lstm": speed_table, "models": speed_table, "overhead": overhead_table}
+TABLES = {"lstm": speed_table, "models": speed_table, "overhead": overhead_table, "recurrent": recurrent_table}
 
 
 def rendered(text: str) -> str:
