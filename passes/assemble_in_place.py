@@ -19,11 +19,11 @@ from torch.fx import GraphModule, Node
 
 from fuse.kernel.lower import Declined, lower
 from fuse.rewrite import regions, surgery
+from fuse.rewrite.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
-COLLECTORS = (aten.stack.default, aten.cat.default)
 
 
 @register_pass(after="fuse_reductions", before="fuse_movement")
@@ -85,7 +85,7 @@ def _stored_in_place(piece: Node, collector: Node) -> Node:
     graph, held = piece.graph, collector.meta["val"]
     value, source = piece.meta["val"], piece.meta.get("source", "")
     if collector.target is aten.stack.default:
-        dim = _dimension(collector)
+        dim = dimension_of(collector)
         value = value.unsqueeze(dim)
         piece = graph.call_function(aten.unsqueeze.default, (piece, dim))
         piece.meta.update(val=value, source=source)
@@ -99,14 +99,5 @@ def assemble(graph: GraphModule, collector: Node, bodies: dict[Node, GraphModule
     """Give the producing regions their extended bodies and collect the results that were added."""
     places = {call: iter(regions.exchange_body(graph, call, body)) for call, body in bodies.items()}
     parts = [next(places[regions.owner(piece)]) for piece in pieces_of(collector)]
-    new = surgery.insert(collector, torch.ops.fuse.assemble.default, parts, _dimension(collector), like=collector)
+    new = surgery.insert(collector, torch.ops.fuse.assemble.default, parts, dimension_of(collector), like=collector)
     surgery.replace(collector, new)
-
-
-def pieces_of(collector: Node) -> list[Node]:
-    return list(collector.args[0])  # type: ignore[arg-type]
-
-
-def _dimension(collector: Node) -> int:
-    dim = collector.kwargs.get("dim", collector.args[1] if len(collector.args) > 1 else 0)
-    return int(dim) % collector.meta["val"].dim()  # type: ignore[arg-type]

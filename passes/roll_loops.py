@@ -5,8 +5,9 @@
     ...
     out = stack([h1, h2, ...])             out = hs
 
-Capture unrolls a Python loop. Repeated stretches are found in linear time, proved step by step (:mod:`fuse.rewrite.rolling`), and become a
-``Loop`` whose body is one step. What does not depend on the carried state has left the steps before (products with a shared weight became one).
+Capture unrolls a Python loop. Repeated stretches are found in linear time, proved step by step
+(:mod:`fuse.rewrite.rolling`), and become a ``Loop`` whose body is one step. What does not depend on the carried state
+has left the steps before (products with a shared weight became one).
 
 Declined where the steps do not correspond, or where the body has no persistent kernel.
 """
@@ -23,6 +24,7 @@ from fuse.graph.periods import find_runs
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
 from fuse.rewrite import regions, rolling, surgery
+from fuse.rewrite.collectors import dimension_of, pieces_of
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.rolling import Built, Rolled
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -63,13 +65,13 @@ def roll_loops(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:
-    """Metadata of the loop's results: last states, then what is collected, laid out as the tensor that collects it wants."""
+    """Metadata of the loop's results: last states, then what is collected, laid out as its collector wants it."""
     body_values = built.loop.body.graph.output_node().meta["val"]
     carries = built.loop.spec.carries
     values = list(body_values[:carries])
     for position, value in zip(built.collected, body_values[carries:], strict=True):
-        collector, dim = collector_of(rolled, position) or (None, 0)
-        values.append(_collected(value, built.loop.trip_count, dim if collector is not None else 0))
+        _, dim = collector_of(rolled, position) or (None, 0)
+        values.append(_collected(value, built.loop.trip_count, dim))
     return values
 
 
@@ -85,32 +87,26 @@ def collector_of(rolled: Rolled, position: int) -> tuple[Node, int] | None:
     """The ``stack`` (or ``cat`` of unsqueezed pieces) of one value over all steps in order, and its dimension."""
     values = [step[position] for step in rolled.steps]
     for user in list(values[0].users):
-        if user.target is aten.stack.default and list(user.args[0]) == values:
-            return user, _dimension(user)
+        if user.target is aten.stack.default and pieces_of(user) == values:
+            return user, dimension_of(user)
         if user.target is aten.unsqueeze.default:
             for collector in user.users:
                 if collector.target is aten.cat.default and _pieces_are(collector, values):
-                    return collector, _dimension(collector)
+                    return collector, dimension_of(collector)
     return None
 
 
 def _pieces_are(collector: Node, values: list[Node]) -> bool:
-    dim = _dimension(collector)
-    pieces = collector.args[0]
-    return len(pieces) == len(values) and all(  # type: ignore[arg-type]
+    dim, pieces = dimension_of(collector), pieces_of(collector)
+    return len(pieces) == len(values) and all(
         p.target is aten.unsqueeze.default and p.args[0] is v and p.args[1] % p.meta["val"].dim() == dim
-        for p, v in zip(pieces, values, strict=True)  # type: ignore[call-overload]
+        for p, v in zip(pieces, values, strict=True)
     )
-
-
-def _dimension(collector: Node) -> int:
-    dim = collector.kwargs.get("dim", collector.args[1] if len(collector.args) > 1 else 0)
-    return int(dim) % collector.meta["val"].dim()  # type: ignore[arg-type]
 
 
 def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor]) -> None:
     """Put the loop where the last step stands and let readers of the steps read its results."""
-    call, parts = _call(graph, rolled, built, values)
+    parts = _call(graph, rolled, built, values)
     spec = built.loop.spec
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     after = parts[-1]
@@ -131,7 +127,7 @@ def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[t
 
 
 def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: Node, dim: int) -> Node:
-    """The collected steps, moved to the dimension where the collector stacked them: a view with the collector's layout."""
+    """The collected steps, moved to the dimension where the collector stacked them: a view laid out like it."""
     order = [*range(1, dim + 1), 0, *range(dim + 1, part.meta["val"].dim())]
     with graph.graph.inserting_after(after):
         moved = graph.graph.call_function(aten.permute.default, (part, order))
@@ -140,7 +136,8 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
     return moved
 
 
-def _call(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor]) -> tuple[Node, list[Node]]:
+def _call(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor]) -> list[Node]:
+    """Call the loop where the last step stands; returns its results."""
     number = graph.meta.get("loops_made", 0)
     graph.meta["loops_made"] = number + 1
     name = f"loop_{number}"
@@ -154,7 +151,7 @@ def _call(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.T
             part = graph.graph.call_function(operator.getitem, (call, position))
         part.meta.update(val=value, source=built.loop.spec.source)
         parts.append(part)
-    return call, parts
+    return parts
 
 
 def _read_step(
@@ -176,7 +173,7 @@ def _read_step(
 
 
 def _replace_outside(node: Node, new: Node, place: dict[Node, tuple[int, int]]) -> None:
-    """Users of ``node`` that are not of the loop read ``new``; views of it are views of ``new`` then, for readers outside."""
+    """Users of ``node`` outside of the loop read ``new``; its views are views of ``new`` then, for readers outside."""
     for user in list(node.users):
         if user not in place:
             user.replace_input_with(node, new)

@@ -4,19 +4,21 @@
     h2 = tanh(xs[1] + h1 @ w)        ->       per step   xs[t]
     h3 = tanh(xs[2] + h2 @ w)                 invariant  w
 
-Step by step and operand by operand, node ``j`` of step ``k`` must read the same kind of thing as node ``j`` of every other step: a value of its own
-step, the same value of the step before, one and the same outside value, or the part of one outside tensor that moves evenly with ``k``.
-Anything else is a reason not to roll.
+Step by step and operand by operand, node ``j`` of step ``k`` must read the same kind of thing as node ``j`` of every
+other step: a value of its own step, the same value of the step before, one and the same outside value, or the part of
+one outside tensor that moves evenly with ``k``. Anything else is a reason not to roll.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, map_arg
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
@@ -48,6 +50,11 @@ class Rolled:
     inputs: list[MovingInput] = field(default_factory=list)
     invariants: list[Node] = field(default_factory=list)
     slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        """What the loop reads: first states, sources of the inputs that move, invariants."""
+        return (*(c.first for c in self.carries), *(m.source for m in self.inputs), *self.invariants)
 
 
 @dataclass(frozen=True)
@@ -88,13 +95,13 @@ def anchors(graph: Graph) -> list[Node]:
 
 
 def letter(node: Node) -> object:
-    """What two corresponding nodes have in common: operator, constants, layouts, and which operands are one and the same."""
+    """What two corresponding nodes have in common: operator, constants, layouts, and which operands are the same."""
     numbers = {operand: number for number, operand in enumerate(node.all_input_nodes)}
-    pattern = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: (numbers[n], _layout(n)))
+    pattern = map_arg((node.args, node.kwargs), lambda n: (numbers[n], _layout(n)))
     return (node.target, surgery.constant_key(pattern), _layout(node))
 
 
-def _layout(node: Node) -> object:
+def _layout(node: Node) -> tuple[Any, ...]:
     value = node.meta["val"]
     parts = value if isinstance(value, (tuple, list)) else (value,)
     return tuple((p.dtype, tuple(p.shape)) if isinstance(p, torch.Tensor) else p for p in parts)
@@ -134,8 +141,7 @@ def prove(steps: list[list[Node]]) -> Rolled | str:
             _note(rolled, found)
     if not rolled.carries:
         return "no value is carried from one step to the next"
-    outside = [*(c.first for c in rolled.carries), *(m.source for m in rolled.inputs), *rolled.invariants]
-    if late := _depends_on(outside, place):
+    if late := _depends_on(rolled.operands, place):
         return f"{late.name} is read by the steps and depends on one of them"
     return rolled
 
@@ -193,7 +199,7 @@ def _outside(reads: Sequence[Read]) -> Slot | str:
         return "is cut differently in each step"
     indices = [s[1] for s in starts if s]
     step = indices[1] - indices[0]
-    if any(b - a != step for a, b in zip(indices, indices[1:], strict=False)):
+    if any(b - a != step for a, b in pairwise(indices)):
         return "is read at positions that are not evenly spaced"
     dim = starts[0][0]  # type: ignore[index]
     source = first.node
@@ -223,10 +229,10 @@ def _selected(link: Link) -> tuple[int, int] | None:
 
 def _depends_on(nodes: Sequence[Node], place: dict[Node, tuple[int, int]]) -> Node | None:
     """The first of ``nodes`` that needs a node of the loop."""
-    graph = nodes[0].graph
+    in_order: Iterable[Node] = nodes[0].graph.nodes
     late: set[Node] = set(place)
     wanted = set(nodes)
-    for node in graph.nodes:
+    for node in in_order:
         if node not in place and any(n in late for n in node.all_input_nodes):
             late.add(node)
             if node in wanted:
@@ -234,12 +240,12 @@ def _depends_on(nodes: Sequence[Node], place: dict[Node, tuple[int, int]]) -> No
     return next((n for n in nodes if n in place), None)
 
 
-# ---- building ----------------------------------------------------------------------------------------------------------------
+# ---- building --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Built:
-    """A loop module, its operands, and which results stand for what: ``lasts`` carries' positions, ``collected`` positions."""
+    """A loop module, its operands, and the positions in the body whose values it collects of every step."""
 
     loop: Loop
     operands: tuple[Node, ...]
@@ -255,9 +261,8 @@ def build(rolled: Rolled) -> Built:
     fixed = [_placeholder(body, n.name, n.meta["val"]) for n in rolled.invariants]
     inner: dict[Node, Node] = {}
     for j, node in enumerate(typical):
-        operands = list(node.all_input_nodes)
         resolved: dict[Node, Node] = {}
-        for slot, operand in enumerate(operands):
+        for slot, operand in enumerate(node.all_input_nodes):
             found = rolled.slots[(j, slot)]
             match found:
                 case Within():
@@ -280,15 +285,14 @@ def build(rolled: Rolled) -> Built:
     module = _LazyGraphModule(Module(), body)
     source = typical[0].meta.get("source", "")
     spec = LoopSpec(len(rolled.steps), len(states), tuple(m.how for m in rolled.inputs), len(kept), source)
-    operands = (*(c.first for c in rolled.carries), *(m.source for m in rolled.inputs), *rolled.invariants)
-    return Built(Loop(module, spec), operands, tuple(collected))
+    return Built(Loop(module, spec), rolled.operands, tuple(collected))
 
 
 def _carried(rolled: Rolled, carry: Carry) -> object:
     """The metadata of a state as the second step reads it."""
     for (j, slot), found in rolled.slots.items():
         if found == carry:
-            return list(rolled.steps[1][j].all_input_nodes)[slot].meta["val"]
+            return rolled.steps[1][j].all_input_nodes[slot].meta["val"]
     raise AssertionError("a carry that no operand reads")
 
 

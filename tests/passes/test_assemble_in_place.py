@@ -9,6 +9,7 @@ from fuse.graph.capture import capture
 from fuse.kernel.lower import Declined
 from fuse.passes import assemble_in_place
 from fuse.rewrite import regions
+from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.ledger import Ledger
 from fuse.rewrite.pipeline import run_passes
 from fuse.testing import assert_fuses
@@ -79,7 +80,7 @@ ASSEMBLED = [Loop, NegativeDimension, PieceAlsoReturned, PieceTwice, ThroughView
 def test_kernels_write_into_the_collected_tensor(model):
     graph, ledger = rewritten(model())
     assert [fired.pass_name for fired in ledger.fired][-1] == "assemble_in_place"
-    assert not [n for n in graph.graph.nodes if n.target in assemble_in_place.COLLECTORS]
+    assert not [n for n in graph.graph.nodes if n.target in COLLECTORS]
 
 
 @pytest.mark.parametrize("model", ASSEMBLED)
