@@ -125,7 +125,8 @@ def _argument(node: Node, position: int, name: str, default: Any) -> Any:
 
 def _dimension(node: Node) -> int:
     default = None if node.target is aten.select_scatter.default else 0
-    return int(_argument(node, 2, "dim", default)) % node.meta["val"].dim()
+    rank: int = node.meta["val"].dim()
+    return int(_argument(node, 2, "dim", default)) % rank
 
 
 def _span(node: Node) -> tuple[int, int]:

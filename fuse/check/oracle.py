@@ -27,7 +27,8 @@ from fuse.cost.count import count_dispatches, count_graph
 from fuse.cost.observe import CountingMode
 from fuse.cost.profiles import get as device_profile
 from fuse.errors import CaptureError
-from fuse.graph.capture import capture, flatten_result
+from fuse.graph.capture import capture
+from fuse.graph.results import flatten_result
 from fuse.runtime.engine import Compiled, Engine
 from fuse.runtime.module import Fused
 from fuse.runtime.steps import Fallback, Launches

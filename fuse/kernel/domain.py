@@ -45,7 +45,7 @@ def domain_of(node: Node) -> Domain | Declined:
     if not can_lower(node):
         return Declined(f"{node.target} has no kernel")
     value = node.meta["val"]
-    known = ops.info(node.target)  # type: ignore[arg-type]
+    known = ops.info(node.target)
     if known is not None and known.launches == 0:
         return Declined(f"{node.target} launches nothing")
     if known is not None and known.elementwise and isinstance(value, Tensor):

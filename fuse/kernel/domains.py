@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fuse.kernel.elements import Builder
@@ -46,7 +46,7 @@ class Target:
     start: int = 0
 
 
-def builder_for(dimensions: Sequence[Dimension], inputs: list[Buffer], names: dict[int, str]) -> Builder:
+def builder_for(dimensions: Sequence[Dimension], inputs: list[Buffer], names: Mapping[int, str]) -> Builder:
     extents = {a: e for d in dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
     return Builder(inputs, extents, names)
 

@@ -1,12 +1,14 @@
 """Write down the statements that compute one element of a value: the step from values to loops.
 
-``Builder`` keeps the stack of open loops. Asked for an element at an index, it appends loads and arithmetic to the outermost loop in
-which all that they depend on is known (so what does not change in a loop is computed outside of it), and answers with the C++ name that
-holds the element. An element that was asked for before is not computed again while its loop is open.
+``Builder`` keeps the stack of open loops. Asked for an element at an index, it appends loads and arithmetic to the
+outermost loop in which all that they depend on is known (so what does not change in a loop is computed outside of it),
+and answers with the C++ name that holds the element. An element that was asked for before is not computed again while
+its loop is open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -36,7 +38,7 @@ class Builder:
 
     inputs: list[Buffer]
     extents: dict[str, int]
-    names: dict[int, str] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=lambda: [Block("", 1, "serial")])
     depths: dict[str, int] = field(default_factory=dict)
     used_names: dict[str, int] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class Builder:
     def __post_init__(self) -> None:
         self.used_names.update((buffer.name, 1) for buffer in self.inputs)
 
-    # ---- loops ---------------------------------------------------------------------------------------------------------------
+    # ---- loops -------------------------------------------------------------------------------------------------------
 
     def open(self, atom: str, kind: LoopKind) -> None:
         self.blocks.append(Block(atom, self.extents[atom], kind))
@@ -75,10 +77,10 @@ class Builder:
         atoms = index.atoms()
         return max((d for d, block in enumerate(self.blocks) if block.atom in atoms), default=0)
 
-    # ---- elements ------------------------------------------------------------------------------------------------------------
+    # ---- elements ----------------------------------------------------------------------------------------------------
 
     def element(self, value: Value, index: Index, guard: str = "") -> str:
-        """The name (or literal) of ``value[index]``; where ``guard`` is false, memory is not read and the result is arbitrary.
+        """The name (or literal) of ``value[index]``; where ``guard`` is false, nothing is read and it is arbitrary.
 
         Raises:
             SplitNeeded, NotAffine: see :mod:`fuse.kernel.index`.

@@ -1,7 +1,8 @@
 """Recipes of elementwise operators: one line of C++ each.
 
-Types follow eager: an operator is computed in the dtype of its result (comparisons in the promoted dtype of their arguments), halves in
-float with one rounding after it, integers wrap around. ``+ - * /`` and comparisons give eager's very bits.
+Types follow eager: an operator is computed in the dtype of its result (comparisons in the promoted dtype of their
+arguments), halves in float with one rounding after it, integers wrap around. ``+ - * /`` and comparisons give eager's
+very bits.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _UNARY = {  # ATen name: template. Computed in the result's dtype.
     "trunc": "fuse_trunc({0})",
     "frac": "fuse_frac({0})",
 }
-_TRANSCENDENTAL = (
-    "acos acosh asin asinh atan atanh cos cosh erf erfc exp exp2 expm1 log log10 log1p log2 mish sigmoid silu sin sinh tan "
-    "tanh"
-).split()
+_TRANSCENDENTAL = """
+    acos acosh asin asinh atan atanh cos cosh erf erfc exp exp2 expm1 log log10 log1p log2 mish sigmoid silu sin sinh
+    tan tanh
+"""
 _TESTS = {"isnan": "fuse_isnan({0})", "isinf": "fuse_isinf({0})", "isfinite": "fuse_isfinite({0})"}
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _BITWISE = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
@@ -75,7 +76,8 @@ def apply_test(template: str, args: list[Value | Number], compute: torch.dtype, 
     wide = torch.float32 if compute in ctypes.HALVES else compute
     operands = [convert(a, compute) if isinstance(a, Value) else rounded(a, compute) for a in args]
     value = apply(template, operands, wide, shape)
-    return type(value)(shape, torch.bool, template, value.args)  # type: ignore[attr-defined]
+    assert isinstance(value, Map)
+    return Map(shape, torch.bool, template, value.args)
 
 
 def _promoted(*args: Value | Number) -> torch.dtype:
@@ -91,7 +93,7 @@ def _promoted(*args: Value | Number) -> torch.dtype:
 
 for _name, _template in _UNARY.items():
     recipe(_name)(_unary(_template))
-for _name in _TRANSCENDENTAL:
+for _name in _TRANSCENDENTAL.split():
     recipe(_name)(_unary(f"fuse_{_name}({{0}})", TRANSCENDENTAL))
 for _name, _template in _BINARY.items():
     recipe(_name)(_binary(_template))
@@ -100,9 +102,9 @@ for _name, _symbol in _COMPARISONS.items():
 for _name, _symbol in _BITWISE.items():
     recipe(_name)(_binary(f"({{0}} {_symbol} {{1}})"))
 for _name, _symbol in _LOGICAL.items():
-    recipe(_name)(lambda call, s=_symbol: call.map(f"({{0}} {s} {{1}})", "self", "other", compute=torch.bool))  # type: ignore[misc]
+    recipe(_name)(lambda call, s=_symbol: call.map(f"({{0}} {s} {{1}})", "self", "other", compute=torch.bool))
 for _name, _template in _TESTS.items():
-    recipe(_name)(lambda call, t=_template: apply_test(t, [call["self"]], call["self"].dtype, call.shape))  # type: ignore[misc]
+    recipe(_name)(lambda call, t=_template: apply_test(t, [call["self"]], call["self"].dtype, call.shape))
 
 
 def arithmetic(symbol: str, dtype: torch.dtype) -> str:

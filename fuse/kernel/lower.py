@@ -2,8 +2,8 @@
 
     region (ATen operators)  ->  values  ->  loops  ->  C++
 
-``lower`` answers with a :class:`Kernel`, or with the reason why not. Regions that are the same but for the names of their nodes share
-one kernel, so that the 64 steps of an unrolled loop are lowered and compiled once.
+``lower`` answers with a :class:`Kernel`, or with the reason why not. Regions that are the same but for the names of
+their nodes share one kernel, so that the 64 steps of an unrolled loop are lowered and compiled once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.kernel import ctypes, elementwise, lookups, movement, reductions  # noqa: F401  (importing registers the recipes)
@@ -38,10 +38,10 @@ MAX_NAME_PARTS = 4
 class Kernel:
     """One generated kernel.
 
-    ``source`` defines ``extern "C" void name(char *const *args)``: pointers to the inputs in placeholder order, then to the outputs.
-    ``in_place`` lists (input, output) positions that may be the same memory, because the kernel reads the input only where it is just
-    about to write. ``parallel`` says that it asks for threads. A kernel with ``workspace_bytes`` takes one more pointer, to that much memory
-    that is nobody else's during the call.
+    ``source`` defines ``extern "C" int name(char *const *args)``: pointers to the inputs in placeholder order, then to
+    the outputs. ``in_place`` lists (input, output) positions that may be the same memory, because the kernel reads the
+    input only where it is just about to write. ``parallel`` says that it asks for threads. A kernel with
+    ``workspace_bytes`` takes one more pointer, to that much memory that is nobody else's during the call.
     """
 
     name: str
@@ -245,7 +245,7 @@ def _structure(region: GraphModule) -> str:
         if node.op == "placeholder":
             lines.append(f"{_plain_name(node.name)} {_layout(node.meta['val'])}")
         else:
-            args = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))
+            args = map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))  # type: ignore[arg-type,return-value]
             layouts = ",".join(_layout(v) for v in _parts(node.meta.get("val")))
             lines.append(f"{node.target} {args!r} {layouts} {node.meta.get('source', '')}")
     return "\n".join(lines)
@@ -302,8 +302,10 @@ def _comment(lines: list[str]) -> tuple[str, ...]:
 _RESERVED = re.compile(r"fuse_.*|[ip]\d.*|out\d.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)")
 """Names that kernels use for themselves: functions, loop variables, outputs, types, limits."""
 
-_KEYWORDS = frozenset(
-    "alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit export extern false "
-    "float for friend goto if inline int long mutable namespace new not operator or private protected public register return short signed "
-    "sizeof static struct switch template this throw true try typedef union unsigned using virtual void volatile while xor args".split()
-)
+_KEYWORD_TEXT = """
+    alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit
+    export extern false float for friend goto if inline int long mutable namespace new not operator or private protected
+    public register return short signed sizeof static struct switch template this throw true try typedef union unsigned
+    using virtual void volatile while xor args
+"""
+_KEYWORDS = frozenset(_KEYWORD_TEXT.split())

@@ -1,6 +1,7 @@
 """Recipes of views, copies and constructors: they change where an element is read, not what it is.
 
-Views become index arithmetic and cost nothing inside a kernel; ``cat`` and its kin become pieces, each written by a loop of its own.
+Views become index arithmetic and cost nothing inside a kernel; ``cat`` and its kin become pieces, each written by a
+loop of its own.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def pad(call: Call) -> Value:
 @recipe("full", "full_like", "new_full", "fill.Scalar")
 def full(call: Call) -> Value:
     number = call.arguments.get("fill_value", call.arguments.get("value"))
-    return Constant(call.shape, call.dtype, number)  # type: ignore[arg-type]
+    return Constant(call.shape, call.dtype, number)
 
 
 @recipe("fill.Tensor")

@@ -10,7 +10,7 @@ Loops run in the order of the first output's strides, so that stores are contigu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fuse.kernel.domains import Dimension, Target, builder_for, store
 from fuse.kernel.ir import Buffer, Statement
@@ -18,7 +18,7 @@ from fuse.kernel.values import Output
 
 
 def point_nest(
-    targets: Sequence[Target], inputs: list[Buffer], names: dict[int, str], dimensions: Sequence[Dimension]
+    targets: Sequence[Target], inputs: list[Buffer], names: Mapping[int, str], dimensions: Sequence[Dimension]
 ) -> list[Statement]:
     """Loops over ``dimensions`` that store all ``targets``, which have one shape."""
     builder = builder_for(dimensions, inputs, names)

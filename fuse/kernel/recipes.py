@@ -6,20 +6,20 @@ A recipe reads like the operator's formula::
     def silu(call: Call) -> Value:
         return call.map("fuse_silu({0})", "self")
 
-``Call`` binds the operator's arguments to its schema, so that a recipe asks for them by name, and knows the result's dtype and shape.
-Recipes for whole groups of operators stand in :mod:`fuse.kernel.elementwise`, :mod:`fuse.kernel.movement` and
-:mod:`fuse.kernel.reductions`.
+``Call`` binds the operator's arguments to its schema, so that a recipe asks for them by name, and knows the result's
+dtype and shape. Recipes for whole groups of operators stand in :mod:`fuse.kernel.elementwise`,
+:mod:`fuse.kernel.movement` and :mod:`fuse.kernel.reductions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import Node, map_arg
 
 from fuse.kernel import ctypes
 from fuse.kernel.values import Constant, Map, Value, expand
@@ -34,7 +34,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One operator call: its arguments by name (``Value`` for tensors, Python objects otherwise) and its result's metadata."""
+    """One operator call: arguments by name (``Value`` for tensors, else Python objects) and the result's metadata."""
 
     op: OpOverload
     arguments: Mapping[str, Any]
@@ -64,9 +64,11 @@ class Call:
     def map(
         self, template: str, *names: str | Value | Number, compute: torch.dtype | None = None, cost: int = 1
     ) -> Value:
-        """``template`` over the named arguments, each broadcast to the result's shape and converted to ``compute``
-        (default: the result's dtype); the outcome is converted to the result's dtype. An argument given by value is not rounded to a
-        half."""
+        """``template`` over the named arguments, in the result's shape and dtype.
+
+        Each argument is broadcast to the result's shape and converted to ``compute`` (default: the result's dtype).
+        One given by value is not rounded to a half.
+        """
         compute = compute or self.dtype
         args = [self._operand(name, compute) if isinstance(name, str) else name for name in names]
         return convert(apply(template, args, compute, self.shape, cost), self.dtype)
@@ -89,8 +91,8 @@ def apply(
 ) -> Value:
     """A ``Map`` over tensors and numbers alike, computed in ``compute``.
 
-    The halves are computed in float and rounded once, after the operation. Tensors of another dtype are rounded to the half first, as
-    promotion does; numbers and 0-dimensional floats are not (eager keeps them in the wider type too).
+    The halves are computed in float and rounded once, after the operation. Tensors of another dtype are rounded to the
+    half first, as promotion does; numbers and 0-dimensional floats are not (eager keeps them in the wider type too).
     """
     wide = torch.float32 if compute in ctypes.HALVES else compute
     operands = tuple(
@@ -116,13 +118,14 @@ def convert(value: Value, dtype: torch.dtype) -> Value:
 
 
 Recipe = Callable[[Call], Result]
+RecipeFunction = TypeVar("RecipeFunction", bound=Recipe)
 _RECIPES: dict[str, Recipe] = {}
 
 
-def recipe(*names: str) -> Callable[[Recipe], Recipe]:
-    """Register the recipe of the ATen operators ``names`` (``"add"`` for all overloads, ``"sum.dim_IntList"`` for one)."""
+def recipe(*names: str) -> Callable[[RecipeFunction], RecipeFunction]:
+    """Register the recipe of ATen operators: ``"add"`` for all overloads, ``"sum.dim_IntList"`` for one."""
 
-    def register(function: Recipe) -> Recipe:
+    def register(function: RecipeFunction) -> RecipeFunction:
         for name in names:
             _RECIPES[name] = function
         return function
@@ -159,5 +162,5 @@ def translate(node: Node, values: Mapping[Node, Result]) -> Result:
     for part in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(part, torch.Tensor) and not ctypes.supported(part.dtype):
             raise Unsupported(f"dtype {part.dtype} is not supported in kernels")
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])  # type: ignore[arg-type,return-value]
     return found(Call(node.target, bind(node.target, args, kwargs), result))  # type: ignore[arg-type]

@@ -6,19 +6,19 @@
         for columns (vector, reduces): stage 1           for columns: for lanes (vector): stage 1
         for columns (vector): compute, store             for columns: for lanes (vector): compute, store
 
-A stage holds the reductions that wait for equally many others. The row stays in cache between stages; a costly element that two stages need
-is kept in a scratch row. Lanes keep one accumulator a row in a small array, so that memory is read along its contiguous dimension.
+A stage holds the reductions that wait for equally many others. The row stays in cache between stages; a costly element
+that two stages need is kept in a scratch row. Lanes keep one accumulator a row in a small array, so that memory is read
+along its contiguous dimension.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fuse.kernel import ctypes
 from fuse.kernel.domains import Dimension, Target, builder_for, store
-from fuse.kernel.elements import Builder
 from fuse.kernel.emit import combined, identity
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Declare, Let, Load, Statement, Store
@@ -45,7 +45,7 @@ class RowNest:
     """Builds the loops for ``targets``, whose values contain ``reductions``."""
 
     def __init__(
-        self, targets: list[Target], inputs: list[Buffer], names: dict[int, str], reductions: list[Reduce]
+        self, targets: list[Target], inputs: list[Buffer], names: Mapping[int, str], reductions: list[Reduce]
     ) -> None:
         self.targets = targets
         self.inputs = inputs
@@ -83,7 +83,7 @@ class RowNest:
             builder.close()
         return builder.blocks[0].statements
 
-    # ---- loops over a row ----------------------------------------------------------------------------------------------------
+    # ---- loops over a row --------------------------------------------------------------------------------------------
 
     def _open_row(self) -> int:
         """Open the loops over the elements of a row (or of a block of rows); returns how many."""
@@ -118,7 +118,7 @@ class RowNest:
             builder.depths[name] = depth
             builder.results[id(value)] = (name, self._result_index(value))
 
-    # ---- loops over lanes ----------------------------------------------------------------------------------------------------
+    # ---- loops over lanes --------------------------------------------------------------------------------------------
 
     def _stage_in_lanes(self, stage: list[Reduce], keep: list[Value]) -> None:
         """Reductions of one stage share a loop, which vectorises over neighbouring rows."""
@@ -177,7 +177,7 @@ class RowNest:
         return name
 
     def _keep_row_values(self, stage: list[Reduce]) -> None:
-        """What follows from the stage's results alone (a mean, a reciprocal) is computed once a row, not once an element."""
+        """What follows from the stage's results alone (a mean, a reciprocal) is computed once a row."""
         builder, lane = self.builder, self.lane
         assert lane
         ready = {id(r) for r in self.reductions if id(r) in builder.stored}
@@ -201,7 +201,7 @@ class RowNest:
             builder.close()
             builder.stored[id(value)] = (buffer, Affine.of(lane), at)
 
-    # ---- results -------------------------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
     def _store_results(self) -> None:
         full = [t for t in self.targets if math.prod(t.value.shape) == self.points]
@@ -230,7 +230,7 @@ class RowNest:
         return reshape(row, kept, value.shape, self.builder.extents)
 
     def _source_index(self, value: Reduce) -> Index:
-        """The index into a reduction's source inside the row's loops, checked to run over its dimensions exactly once."""
+        """The index into a reduction's source in the row's loops, checked to run over its dimensions exactly once."""
         source = value.source.shape
         if math.prod(source) != self.points:
             raise NotAffine("two reductions run over different numbers of elements")
@@ -246,7 +246,7 @@ class RowNest:
     def _result_index(self, value: Reduce) -> Index:
         return tuple(ZERO if d in value.dims else i for d, i in enumerate(self._source_index(value)))
 
-    # ---- scratch -------------------------------------------------------------------------------------------------------------
+    # ---- scratch -----------------------------------------------------------------------------------------------------
 
     def _declare(self, hint: str, ctype: str, extent: int) -> Buffer:
         buffer = Buffer(self.builder.fresh(hint), ctype, "scratch", extent)
@@ -301,7 +301,8 @@ class RowNest:
 
 
 def _lane(dimensions: Sequence[Dimension], anchor: Reduce) -> str | None:
-    """The innermost loop over rows, when the source's last dimension is not reduced; split to a block where it is long."""
+    """The innermost loop over rows, when the source's last dimension is not reduced; where it is long, a block of
+    it."""
     last = next((d for d in reversed(range(len(dimensions))) if dimensions[d].atoms), None)
     if last is None or last in anchor.dims:
         return None

@@ -45,10 +45,12 @@ def _is_lone_result(piece: Node) -> bool:
 
 def piece_offsets(assemble: Node) -> list[tuple[Node, int]]:
     """Every piece and where it begins in the assembled tensor, in elements."""
-    pieces, dim = assemble.args[:2]
-    stride = assemble.meta["val"].stride()[dim]  # type: ignore[index]
-    offsets, position = [], 0
-    for piece in pieces:  # type: ignore[union-attr]
+    pieces: Any = assemble.args[0]
+    dim: Any = assemble.args[1]
+    stride = assemble.meta["val"].stride()[dim]
+    offsets: list[tuple[Node, int]] = []
+    position = 0
+    for piece in pieces:
         offsets.append((piece, position * stride))
-        position += piece.meta["val"].shape[dim]  # type: ignore[union-attr,index]
-    return offsets  # type: ignore[return-value]
+        position += piece.meta["val"].shape[dim]
+    return offsets

@@ -187,7 +187,7 @@ class _Scheduler:
             self.anchors[node] = self._claim(node)
             self._kernel(kernel, node.all_input_nodes, [self.anchors[node]], [node.meta["val"]])
         else:
-            facts = ops.info(node.target)  # type: ignore[arg-type]
+            facts = ops.info(node.target)
             self._call(node, node.target, facts.launches if facts else 1)  # type: ignore[arg-type]
 
     def _view(self, node: Node) -> None:
@@ -279,7 +279,7 @@ class _Scheduler:
 
     def _with_refs(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a node, nodes replaced by references."""
-        return map_arg((node.args, dict(node.kwargs)), self._ref)  # type: ignore[arg-type,return-value]
+        return map_arg((node.args, dict(node.kwargs)), self._ref)  # type: ignore[arg-type]
 
     # ---- what the caller sees --------------------------------------------------------------------------------------
 
