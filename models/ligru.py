@@ -1,7 +1,8 @@
-"""Light gated recurrent unit (Ravanelli et al., "Light Gated Recurrent Units for Speech Recognition", 2018) over 1024 steps.
+"""Light gated recurrent unit over 1024 steps.
 
-No reset gate, a rectified candidate, batch normalisation of the input's share: the layer of a public report of a compile that takes a
-quarter of an hour (https://github.com/pytorch/pytorch/issues/97155).
+Ravanelli et al., "Light Gated Recurrent Units for Speech Recognition", 2018. No reset gate, a rectified candidate,
+batch normalisation of the input's share: the layer of a public report of a compile that takes a quarter of an hour
+(https://github.com/pytorch/pytorch/issues/97155).
 """
 
 import torch

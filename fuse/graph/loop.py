@@ -5,8 +5,9 @@
         h = tanh(xs[t] + h @ w)                     h carried, x = xs[t], w the same in each step, h' collected
         hs.append(h)
 
-The body is a captured graph of one step. Its placeholders stand for, in this order: the carried states, what is read of per-step inputs, and
-invariants. Its outputs are the next states, then what is collected. ``forward`` runs the body step by step: the reference and the fallback.
+The body is a captured graph of one step. Its placeholders stand for, in this order: the carried states, what is read of
+per-step inputs, and invariants. Its outputs are the next states, then what is collected. ``forward`` runs the body step
+by step: the reference and the fallback.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class StepInput:
 class LoopSpec:
     """How the body is driven.
 
-    ``carries``: number of carried states; each step reads what the step before wrote (the first: the loop's operand). ``step_inputs``: how the
-    operands that follow are read. ``collected``: number of results that are kept of every step. ``source``: the user's line of the body.
+    ``carries``: number of carried states; each step reads what the step before wrote (the first: the loop's operand).
+    ``step_inputs``: how the operands that follow are read. ``collected``: number of results that are kept of every
+    step. ``source``: the user's line of the body.
     """
 
     trip_count: int
@@ -43,7 +45,10 @@ class LoopSpec:
 
 
 class Loop(nn.Module):
-    """``loop(*initial states, *per-step inputs, *invariants) -> (*last states, *collected results stacked along dimension 0)``."""
+    """``loop(*initial states, *per-step inputs, *invariants) -> (*last states, *collected)``.
+
+    Collected results are stacked along dimension 0.
+    """
 
     def __init__(self, body: GraphModule, spec: LoopSpec) -> None:
         super().__init__()

@@ -2,8 +2,9 @@
 
     a  b c d  b c d  b c d  e      ->      Run(start=1, period=3, count=3)
 
-Equality of two stretches is asked of a polynomial rolling hash (Karp and Rabin, "Efficient randomized pattern-matching algorithms", 1987), so that
-one question costs constant time; a hash that lies costs nothing but time, since every run is proved afterwards.
+Equality of two stretches is asked of a polynomial rolling hash (Karp and Rabin, "Efficient randomized pattern-matching
+algorithms", 1987), so that one question costs constant time; a hash that lies costs nothing but time, since every run
+is proved afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 _MODULUS = (1 << 61) - 1
 _BASE = 1_000_003
 CANDIDATES = 16
-"""Later occurrences of an item that are tried as the period: the number of times one step repeats its first operator, at most."""
+"""Later occurrences of an item that are tried as the period: how often one step may repeat its first operator."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Run:
 
 
 def find_runs(items: Sequence[Hashable], least: int = 3) -> list[Run]:
-    """The runs of at least ``least`` stretches, left to right, none overlapping; at each start the one that covers most.
+    """Runs of at least ``least`` stretches, left to right, none overlapping; at each start the one that covers most.
 
     >>> find_runs("abcdbcdbcde")
     [Run(start=1, period=3, count=3)]

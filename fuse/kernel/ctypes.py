@@ -72,8 +72,10 @@ def stored(dtype: torch.dtype, text: str) -> str:
 def literal(number: bool | int | float, dtype: torch.dtype) -> str:
     """``number`` as a C++ literal of the register type of ``dtype``, exactly.
 
-    >>> literal(0.1, torch.float32), literal(3, torch.int64), literal(float("-inf"), torch.float64), literal(True, torch.bool)
-    ('0.10000000149011612f', 'int64_t(3)', '-__builtin_inf()', 'true')
+    >>> literal(0.1, torch.float32), literal(float("-inf"), torch.float64)
+    ('0.10000000149011612f', '-__builtin_inf()')
+    >>> literal(3, torch.int64), literal(True, torch.bool)
+    ('int64_t(3)', 'true')
     """
     ctype = register(dtype)
     if ctype == "bool":

@@ -1,7 +1,7 @@
 """Print a kernel body as C++ that a person can read.
 
-One ``extern "C"`` function a kernel, scalar code in plain loops: the compiler vectorises it (``#pragma omp simd``), and OpenMP splits the
-outer loops over threads where there is enough work. The user's lines stand above it as a comment.
+One ``extern "C"`` function a kernel, scalar code in plain loops: the compiler vectorises it (``#pragma omp simd``), and
+OpenMP splits the outer loops over threads where there is enough work. The user's lines stand above it as a comment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from fuse.kernel.ir import (
 from fuse.kernel.values import ReduceOp
 
 PARALLEL_WORK = 65_536
-"""Statements executed from which a loop is split over threads; below, waking them costs more (ATen's grain is half of it)."""
+"""Statements executed from which a loop is split over threads; below, waking them costs more.
+
+ATen's grain is half of it.
+"""
 
 _INDENT = "    "
 _IDENTITY = {"sum": "0", "prod": "1", "any": "false", "all": "true"}
@@ -163,8 +166,8 @@ def _pragma(loop: Loop, top: bool) -> str:
 
 
 def _partition(loop: Loop, depth: int) -> list[str]:
-    """Shares at the same time, whatever the number of threads: what stands between two barriers is one loop over the shares, of which a
-    static schedule gives each thread the same ones every time."""
+    """Shares at the same time, whatever the number of threads: what stands between two barriers is one loop over the
+    shares, of which a static schedule gives each thread the same ones every time."""
     pad = _INDENT * depth
     worthwhile = int(work(loop) >= PARALLEL_WORK)
     team = f"{pad}#pragma omp parallel num_threads({loop.extent}) if({worthwhile})"
@@ -273,22 +276,24 @@ def _unwrapped(text: str) -> str:
 
 
 def _contract(statement: Contract) -> list[str]:
-    """A product with packed right operand: ``panel`` columns of one row at a time stay in registers over the whole depth."""
+    """A product with packed right operand: over the whole depth, ``panel`` columns of one row stay in registers."""
     out, left, right = statement.out.name, statement.left.name, statement.right.name
     panels = -(-statement.columns // statement.panel)
+    element = f"{left}[{statement.left_offset} + m * {statement.left_stride} + k]"
     first = f"{out}[{statement.out_offset} + m * {statement.out_stride} + p * {statement.panel} + lane]"
     start = first if statement.accumulate else "0"
+    lanes = f"for (int64_t lane = 0; lane < {statement.panel}; ++lane)"
     return [
         f"for (int64_t p = 0; p < {panels}; ++p) {{",
         f"    for (int64_t m = 0; m < {statement.rows}; ++m) {{",
         f"        {statement.out.ctype} sums[{statement.panel}];",
-        f"        for (int64_t lane = 0; lane < {statement.panel}; ++lane) sums[lane] = {start};",
+        f"        {lanes} sums[lane] = {start};",
         f"        for (int64_t k = 0; k < {statement.depth}; ++k) {{",
-        f"            const {statement.left.ctype} a = {left}[{statement.left_offset} + m * {statement.left_stride} + k];",
+        f"            const {statement.left.ctype} a = {element};",
         f"            const {statement.right.ctype} *b = {right} + (p * {statement.depth} + k) * {statement.panel};",
-        f"            for (int64_t lane = 0; lane < {statement.panel}; ++lane) sums[lane] = fuse_fma(a, b[lane], sums[lane]);",
+        f"            {lanes} sums[lane] = fuse_fma(a, b[lane], sums[lane]);",
         "        }",
-        f"        for (int64_t lane = 0; lane < {statement.panel}; ++lane) {first} = sums[lane];",
+        f"        {lanes} {first} = sums[lane];",
         "    }",
         "}",
     ]

@@ -1,12 +1,13 @@
 """Index arithmetic: affine expressions over loop variables, and how a reshape is undone on them.
 
-A loop variable is an *atom*. The index of every tensor dimension is ``sum(coefficient * atom) + constant``. A reshape regroups digits:
+A loop variable is an *atom*. The index of every tensor dimension is ``sum(coefficient * atom) + constant``. A reshape
+regroups digits:
 
     view [6] -> [2, 3]      flat = 3*i + j, read back as digit of extent 6
     view [2, 3] -> [6]      i = n // 3, j = n % 3: affine only when n is written as 3*hi + lo
 
-The second case asks the schedule to split the atom ``n`` into two loops (``SplitNeeded``), after which the digits are affine again, so
-that no kernel divides.
+The second case asks the schedule to split the atom ``n`` into two loops (``SplitNeeded``), after which the digits are
+affine again, so that no kernel divides.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def offset(index: Index, strides: Sequence[int]) -> Affine:
 
 
 def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: Mapping[str, int]) -> Index:
-    """The index into ``target`` of the element that sits at ``index`` in ``shape`` (both row-major, equally many elements).
+    """The index into ``target`` of the element at ``index`` in ``shape`` (both row-major, equally many elements).
 
     Raises:
         SplitNeeded: an atom must become two loops first.

@@ -1,17 +1,18 @@
 """The kernel IR: loops over buffers, small enough to print.
 
-A kernel is a list of statements. Memory is touched only by ``Load`` and ``Store`` (and ``Contract``), whose offsets are affine in the loop
-variables plus optional indirect terms, so that a transformation can reason about them; arithmetic in between is C++ text over names that
-are defined once.
+A kernel is a list of statements. Memory is touched only by ``Load`` and ``Store`` (and ``Contract``), whose offsets are
+affine in the loop variables plus optional indirect terms, so that a transformation can reason about them; arithmetic in
+between is C++ text over names that are defined once.
 
     for i in 64 (parallel):
         best = -inf
         for j in 768 (vector, reduces best):       x = load a[768*i + j];  best = max(best, x)
         for j in 768 (vector):                     store b[768*i + j] = x - best
 
-Loops over time are ``sequential``: their body runs once a step, in order, over ``Buffer``s with role ``carried``. A ``partition`` loop
-runs one share of the work in each of its iterations, all at the same time, and a ``Barrier`` inside waits for every share: names do not
-outlive it (a thread may run several shares, one after another up to the barrier), so what crosses it goes through a buffer.
+Loops over time are ``sequential``: their body runs once a step, in order, over ``Buffer``s with role ``carried``. A
+``partition`` loop runs one share of the work in each of its iterations, all at the same time, and a ``Barrier`` inside
+waits for every share: names do not outlive it (a thread may run several shares, one after another up to the barrier),
+so what crosses it goes through a buffer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LoopKind = Literal["serial", "vector", "parallel", "sequential", "partition"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of ``extent`` elements of C type ``ctype``; inputs and outputs are arguments, the rest lives in the kernel."""
+    """Memory of ``extent`` elements of C type ``ctype``; inputs and outputs are arguments, the rest is local."""
 
     name: str
     ctype: str
@@ -85,7 +86,10 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Contract:
-    """``out[m, n] (+)= sum_k left[m, k] * right[k, n]`` with ``right`` packed in panels of ``panel`` columns: [n/panel][k][panel]."""
+    """``out[m, n] (+)= sum_k left[m, k] * right[k, n]``.
+
+    ``right`` is packed in panels of ``panel`` columns: ``[n/panel][k][panel]``.
+    """
 
     out: Buffer
     left: Buffer
@@ -103,7 +107,10 @@ class Contract:
 
 @dataclass(frozen=True)
 class Barrier:
-    """All shares of the enclosing ``partition`` loop wait for one another; directly in it, or in a ``sequential`` loop in it."""
+    """All shares of the enclosing ``partition`` loop wait for one another.
+
+    It stands directly in that loop, or in a ``sequential`` loop in it.
+    """
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ class Declare:
 
 @dataclass(frozen=True)
 class Fail:
-    """Leave the kernel with status 1 where ``condition`` (a name) is true: an index is out of range, eager will say which."""
+    """Leave the kernel with status 1 if ``condition`` (a name) is true: an index is out of range, eager says which."""
 
     condition: str
 

@@ -1,7 +1,7 @@
 """Recipes of look-ups: embedding, ``index_select``, ``gather``, ``x[positions]``.
 
-Each is one indirect load an element. Positions are checked before the kernel writes anything; where one is out of range the call is run by
-eager, which raises its own error.
+Each is one indirect load an element. Positions are checked before the kernel writes anything; where one is out of range
+the call is run by eager, which raises its own error.
 """
 
 from __future__ import annotations

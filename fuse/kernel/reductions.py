@@ -1,7 +1,7 @@
 """Recipes of reductions, and of the operators made of them (softmax, norms).
 
-Sums of floats are taken in double, whatever the element type, and variances in two passes, so that fused sums are at least as accurate as
-eager's cascaded ones.
+Sums of floats are taken in double, whatever the element type, and variances in two passes, so that fused sums are at
+least as accurate as eager's cascaded ones.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     outputs without reductions      one nest an output shape      :mod:`fuse.kernel.points`
     outputs with reductions         one nest, a row at a time     :mod:`fuse.kernel.rows`
 
-Positions of look-ups are checked first, before anything is written. A reshape that does not follow the loops splits one of them and the
-nest is tried again (see :mod:`fuse.kernel.index`).
+Positions of look-ups are checked first, before anything is written. A reshape that does not follow the loops splits one
+of them and the nest is tried again (see :mod:`fuse.kernel.index`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     x.transpose(0, 1) ->  Reindex(x, swap the two indices)
     cat([a, b], 1)   ->   Concat((a, b), 1)
 
-Values are immutable and shared: a value used twice is one object. All arguments of a ``Map`` have its shape (broadcasts are explicit
-``Reindex``), a ``Reduce`` keeps reduced dimensions with extent 1.
+Values are immutable and shared: a value used twice is one object. All arguments of a ``Map`` have its shape (broadcasts
+are explicit ``Reindex``), a ``Reduce`` keeps reduced dimensions with extent 1.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Program:
-    """A region as values: what to read and what to store, names for the C++ text, and the user's lines for its comments.
+    """A region as values: what to read, what to store, names for the C++ text, and the user's lines for its comments.
 
     ``names`` are those of the inputs by position, ``value_names`` those of values by ``id``.
     """
@@ -176,7 +176,10 @@ def permute(value: Value, order: Sequence[int]) -> Value:
 
 
 def affine(value: Value, shape: Sequence[int], terms: Sequence[tuple[int | None, int, int]]) -> Value:
-    """Dimension ``d`` of ``value`` is read at ``index[source] * step + start`` with ``terms[d] = (source, step, start)``."""
+    """Read dimension ``d`` of ``value`` at ``index[source] * step + start``, where ``terms[d]`` is those three.
+
+    A ``source`` of None reads at ``start`` whatever the index.
+    """
 
     def where(index: Index, extents: Mapping[str, int]) -> Index:
         return tuple(

@@ -4,8 +4,8 @@
       call_module loop                            loop.body   its trip count
         body: GraphModule
 
-A region's body is not walked, nor that of a loop that runs as one persistent kernel: it is what one launch computes, and no longer
-the passes' business.
+A region's body is not walked, nor that of a loop that runs as one persistent kernel: it is what one launch computes,
+and no longer the passes' business.
 """
 
 from __future__ import annotations

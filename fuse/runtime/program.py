@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fuse.kernel.lower import Kernel, lower
 from fuse.kernel.loop_kernel import loop_prelude
+from fuse.kernel.lower import Kernel, lower
 from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build
 from fuse.runtime.layout import part, same_layout

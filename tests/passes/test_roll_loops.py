@@ -151,8 +151,8 @@ def no_input(m: Cell, x: Tensor) -> object:
 
 
 CELLS = [
-    lstm, gru_reset_inside, gru_reset_outside, reversed_rnn, rnn_over_unbind, rnn_over_split, batch_first, two_states_swapped,
-    masked, elementwise, layer_norm, crf_forward, first_step_differs, no_input,
+    lstm, gru_reset_inside, gru_reset_outside, reversed_rnn, rnn_over_unbind, rnn_over_split, batch_first,
+    two_states_swapped, masked, elementwise, layer_norm, crf_forward, first_step_differs, no_input,
 ]  # fmt: skip
 
 
