@@ -21,7 +21,7 @@ from fuse.kernel.loop_frame import ALIGNMENT, Frame
 from fuse.kernel.loop_rows import rows_text
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.loop_units import units_text
-from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel
+from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, deep_recursion
 from fuse.kernel.recipes import Unsupported
 
 HEADERS = ("threads.h", "products.h")
@@ -71,8 +71,9 @@ def lower_loop(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
     reasons = []
     for share, cut in ((units_text, False), (rows_text, False), (rows_text, True)):
         try:
-            step = read_step(loop, operands, cut)
-            return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results)), share)
+            with deep_recursion():
+                step = read_step(loop, operands, cut)
+                return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results)), share)
         except (Unsupported, NotAffine) as why:
             reasons.append(str(why))
         except SplitNeeded as need:
