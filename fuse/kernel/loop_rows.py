@@ -38,6 +38,9 @@ from fuse.kernel.loop_step import PANEL, Kept, Product, panels_in_block
 _INDENT = "    "
 
 
+_Nest = list[Statement]
+
+
 def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
     """The C++ function of one thread's share, the number of threads that pay, and the bytes of workspace.
 
@@ -48,13 +51,13 @@ def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
     sources, start_names, starts = starts_of(frame)
     before = nest(sources, start_names, starts, {})
     after = nest(frame.states, step.names, lasts_of(frame), {})
-    stages: list[list[Statement] | Product] = []
-    for stage in step.stages:
-        stages.append(stage if isinstance(stage, Product) else _nest(frame, [_kept(frame, stage)]))
+    stages: list[_Nest | Product] = [
+        stage if isinstance(stage, Product) else _nest(frame, [_kept(frame, stage)]) for stage in step.stages
+    ]
     stages.append(_nest(frame, results_of(frame)))
-
     products = [s for s in stages if isinstance(s, Product)]
-    batch = _batch(frame, [before, after, *(s for s in stages if not isinstance(s, Product))])
+    nests = [s for s in stages if not isinstance(s, Product)]
+    batch = _batch(frame, [before, after, *nests])
 
     workspace = Workspace()
     head = pointers(frame, workspace)
@@ -73,25 +76,23 @@ def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
     lines += _statements(before, 1, batch)
     lines += indented(1, ["for (int64_t t = 0; t < steps; ++t) {"])
     lines += indented(2, step_pointers(frame))
-    number = 0
-    for stage_or_product in stages:
-        if isinstance(stage_or_product, Product):
-            lines += indented(2, _multiplied(frame, number, stage_or_product, batch))
-            number += 1
+    for stage in stages:
+        if isinstance(stage, Product):
+            lines += indented(2, _multiplied(frame, products.index(stage), stage, batch))
         else:
-            lines += _statements(stage_or_product, 2, batch)
+            lines += _statements(stage, 2, batch)
     lines += indented(1, ["}"])
     for state in frame.states:
         lines += indented(1, state_pointers(frame, state, "steps")[:1])
     lines += _statements(after, 1, batch)
-    lines += indented(1, ["return 0;"]) + ["}"]
+    lines += [*indented(1, ["return 0;"]), "}"]
     effort = sum(p.result.strides[0] * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
-    effort += sum(work(s) for statements in stages if not isinstance(statements, Product) for s in statements)
+    effort += sum(work(s) for statements in nests for s in statements)
     threads = min(batch, 1 + effort * frame.spec.trip_count // PARALLEL_WORK)
     return "\n".join(lines) + "\n", threads, workspace.size
 
 
-def _nest(frame: Frame, destinations: Sequence[Destination]) -> list[Statement]:
+def _nest(frame: Frame, destinations: Sequence[Destination]) -> _Nest:
     return nest(frame.step.inputs, frame.step.names, destinations, frame.step.value_names)
 
 
@@ -140,8 +141,8 @@ def _multiplied(frame: Frame, number: int, product: Product, batch: int) -> list
 # ---- rows of the batch ---------------------------------------------------------------------------------------------
 
 
-def _batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:
-    """Into how many rows the leading dimensions of the states fall that never read one another: the most, at least 1."""
+def _batch(frame: Frame, nests: Sequence[_Nest]) -> int:
+    """The largest number of rows, by leading dimensions of the states, that never read one another; at least 1."""
     sizes: list[int] = list(itertools.accumulate(frame.states[0].shape, operator.mul))
     for batch in sorted({s for s in sizes if s > 1}, reverse=True):
         own = _own_rows(frame, batch)
@@ -151,7 +152,7 @@ def _batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:
 
 
 def _own_rows(frame: Frame, batch: int) -> dict[str, int]:
-    """Elements of one of ``batch`` rows in all memory that steps share; nothing where some of it does not fall into rows."""
+    """Elements of one row in all memory that steps share, by name; nothing where some of it does not fall into rows."""
     own: dict[str, int] = {}
     for state in frame.states:
         own |= dict.fromkeys(

@@ -5,7 +5,8 @@
     h = o(gates) * tanh(c)
 
 A matrix product is no value: its result is an input of what follows, as are values that must be in memory before others
-can be computed (the computed left operand of a product, the result of a reduction). These are the step's *stages*, in order.
+can be computed (the computed left operand of a product, the result of a reduction). These are the step's *stages*, in
+order.
 """
 
 from __future__ import annotations
@@ -35,19 +36,25 @@ PANEL = 16
 MOST_PANELS = 4
 """Panels in a block, at most."""
 
-RESERVED = (
-    "alignas and args asm auto block bool break case catch char class const continue default delete do double else enum explicit "
-    "export extern false first_block first_row float for friend goto if inline int lane lanes last_block last_row long member mutable "
-    "namespace new not operator or private protected public register return row short signed sizeof static steps struct switch t team "
-    "template this throw true try typedef union unsigned using virtual void volatile while workspace xor "
-    "all any argmax argmin inside max min padded piece position prod sum value"
-).split()
-ELEMENT_SUFFIXES = ("_at", "_element", "_row", "_so_far", "_lane")
+_WORDS = """
+    alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit
+    export extern false float for friend goto if inline int long mutable namespace new not operator or private
+    protected public register return short signed sizeof static struct switch template this throw true try typedef
+    union unsigned using virtual void volatile while xor
+    args block first_block first_row lane lanes last_block last_row last_unit member row steps t team unit workspace
+    all any argmax argmin inside max min padded piece position prod sum value
+"""
+RESERVED = frozenset(_WORDS.split())
+"""Words of C++, then what loop kernels call things themselves, then what they call elements."""
+
+RESERVED_FORMS = re.compile(
+    r".*_(at|element|row|so_far|lane|value)|(weights|sums)_\d+.*|[ip]\d.*|out\d.*|fuse_.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)"
+)
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """An invariant as the right operand of a product: element ``(k, n)`` lies at ``start + k * strides[0] + n * strides[1]``."""
+    """An invariant as a right operand: element ``(k, n)`` lies at ``start + k * strides[0] + n * strides[1]``."""
 
     source: Input
     start: int
@@ -56,7 +63,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """``result = left @ right`` in float32, sums over ``left``'s second dimension; ``left`` is in memory, dense along it."""
+    """``result = left @ right`` in float32; ``left`` is in memory, dense along its second dimension."""
 
     left: Input
     right: Matrix
@@ -73,10 +80,11 @@ class Kept:
 
 @dataclass(frozen=True)
 class Step:
-    """``inputs`` by position: the operands' parts that a step reads (states, step inputs, invariants), then results of stages.
+    """What a step reads, computes and stores.
 
-    ``results`` are the next states, then what is collected. ``names`` are C++ names by position of an input, ``result_names`` those of
-    the results, ``value_names`` those of values by ``id``; ``lines`` the user's lines.
+    ``inputs`` by position: the operands' parts that a step reads (states, step inputs, invariants), then results of
+    stages. ``results``: the next states, then what is collected. ``names`` are C++ names by position of an input,
+    ``result_names`` those of the results, ``value_names`` those of values by ``id``; ``lines`` the user's lines.
     """
 
     inputs: tuple[Input, ...]
@@ -104,7 +112,7 @@ class _Reader:
     def name(self, wanted: str) -> str:
         """A C++ name for memory, never one that an element computed in a kernel may get."""
         stem = plain_name(wanted)
-        if stem in RESERVED or stem.endswith(ELEMENT_SUFFIXES):
+        if stem in RESERVED or RESERVED_FORMS.fullmatch(stem):
             stem += "_input"
         self.taken[stem] = self.taken.get(stem, 0) + 1
         return stem if self.taken[stem] == 1 else f"{stem}_{self.taken[stem]}"
@@ -248,7 +256,8 @@ def _result(value: Result, node: Node) -> Value:
 
 def _part(values: Result, node: Node) -> Value | None:
     """A part of a result; None where it has no kernel, which matters only to who reads it."""
-    assert isinstance(values, tuple) and isinstance(node.args[1], int)
+    assert isinstance(values, tuple)
+    assert isinstance(node.args[1], int)
     part = values[node.args[1]]
     if part is None and node.users:
         raise Unsupported(f"result {node.args[1]} of {node.args[0]} has no kernel")

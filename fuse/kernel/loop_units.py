@@ -1,14 +1,14 @@
-"""A loop kernel whose threads share out the hidden units: each computes its own units of all rows, then waits for the others.
+"""A loop kernel whose threads share out the hidden units: each computes its own for all rows, then waits.
 
     for steps:
         for blocks of 16 units (this thread's):
-            gates = h @ W                   the columns of all gates of these units, weights packed as they are read
+            gates = h @ W                   all gates of these units, weights packed in the order they are read
             c, h  = f(gates, c)             at once, while the sums are in cache
         wait                                h is read whole by the next step
 
-Every weight is read by one thread only, from its own cache. It needs one wait a step, one more for each product that reads
-what the same step computes. Every result must have one element a row and unit, and read products at its own unit (plus a constant:
-the gates).
+Every weight is read by one thread only, from its own cache. It needs one wait a step, one more for each product that
+reads what the same step computes. Every result must have one element a row and unit, and read products at its own unit
+(plus a constant: the gates).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ WORK_FOR_A_THREAD = 16_384
 class _Group:
     """Products of one phase on one left operand: they share a loop over its columns.
 
-    ``panels`` are the parts of them that are read: (product, distance of the column from the unit), in order of packing. ``outlives``
-    says that a later phase reads the sums too.
+    ``panels`` are the parts of them that are read: (product, distance of the column from the unit), in order of
+    packing. ``outlives`` says that a later phase reads the sums too.
     """
 
     number: int

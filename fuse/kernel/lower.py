@@ -78,13 +78,13 @@ def lower(region: GraphModule) -> Kernel | Declined:
     key = _structure(region)
     known = _KERNELS.get(key)
     if known is None:
-        with _deep_recursion():
+        with deep_recursion():
             known = _KERNELS[key] = _lower(region, key)
     return known
 
 
 @contextlib.contextmanager
-def _deep_recursion() -> Iterator[None]:
+def deep_recursion() -> Iterator[None]:
     """Elements are written down recursively, a few frames an operator; a chain of thousands of operators is fine."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, MAX_RECURSION))

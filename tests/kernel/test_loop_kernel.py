@@ -49,7 +49,8 @@ class Example:
         parts = [x.select(r.dim, r.start) for x, r in zip(self.inputs, reads, strict=True)]
         body = capture(Body(), (*self.states, *parts, *self.invariants))
         output = body.graph.output_node()
-        results = tuple(output.args[0])
+        (results,) = output.args
+        assert isinstance(results, tuple)
         output.args = ((*results, results[0]),)
         body.recompile()
         return Loop(body, LoopSpec(steps, len(self.states), reads, len(results) + 1 - len(self.states)))
@@ -308,6 +309,15 @@ def test_rows_that_read_one_another_stay_on_one_thread() -> None:
     _, kernel, _ = lowered(loop)
     assert not kernel.parallel
     assert_same_as_its_steps(loop)
+
+
+def test_a_step_of_a_thousand_operators_has_a_kernel() -> None:
+    def long(h: Tensor, x: Tensor) -> Tensor:
+        for _ in range(500):
+            h = h * 0.5 + x
+        return h
+
+    assert_same_as_its_steps(Example(long, [torch.randn(2, 3)], [torch.randn(3, 2, 3)]))
 
 
 def test_the_kernel_of_equal_loops_is_the_same() -> None:
