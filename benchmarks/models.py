@@ -1,7 +1,7 @@
 """Every other model of ``models/`` at its own size: eager, ``torch.compile`` and fuse.
 
-``torch.compile`` takes a quarter of an hour for a loop of 1,024 steps (https://github.com/pytorch/pytorch/issues/97155), so
-the long loop is timed against eager alone, and against both at 64 steps.
+``torch.compile`` takes a quarter of an hour for a loop of 1,024 steps (https://github.com/pytorch/pytorch/issues/97155),
+so the long loop is timed against eager alone, and against both at 64 steps.
 """
 
 from __future__ import annotations
