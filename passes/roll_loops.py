@@ -15,18 +15,20 @@ Declined where the steps do not correspond, or where the body has no persistent 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from fuse.graph.periods import find_runs
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
-from fuse.rewrite import regions, rolling, surgery
+from fuse.rewrite import effects, regions, rolling, surgery
 from fuse.rewrite.collectors import dimension_of, pieces_of
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import Built, Rolled
+from fuse.rewrite.rolling import Built, Result, Rolled
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
@@ -46,32 +48,54 @@ LEAST_STEPS = 4
 )
 def roll_loops(graph: GraphModule) -> Iterator[Verdict]:
     """Roll an unrolled loop up and run it as one kernel."""
+    yield from roll(graph)
+
+
+def roll(
+    graph: GraphModule,
+    wanted: Callable[[Rolled], bool] = lambda rolled: True,
+    obstacle: Callable[[Rolled], str | None] = lambda rolled: None,
+) -> Iterator[Verdict]:
+    """Roll the loops that are ``wanted`` and meet no ``obstacle``."""
     nodes = rolling.anchors(graph.graph)
-    for run in find_runs([rolling.letter(node) for node in nodes], LEAST_STEPS):
-        period = run.period
-        steps = [nodes[at : at + period] for at in range(run.start, run.end, period)]
-        proved = rolling.prove(steps)
-        if isinstance(proved, str):
-            yield declined(steps[0], proved)
-            continue
-        built = rolling.build(proved)
-        values = result_values(proved, built)
-        kernel = lower_loop(built.loop, [n.meta["val"] for n in built.operands], values)
-        if isinstance(kernel, Declined):
-            yield declined(steps[0], kernel.reason)
-        else:
-            yield rewrite([n for step in steps for n in step], insert_loop, graph, proved, built, values)
+    letters = [rolling.letter(node) for node in nodes]
+    stretches = [(0, len(nodes), len(nodes))]  # from, to, and the period that loops in it stay below
+    while stretches:
+        start, end, below = stretches.pop()
+        for run in find_runs(letters[start:end], LEAST_STEPS, below):
+            first, last = start + run.start, start + run.end
+            steps = [nodes[at : at + run.period] for at in range(first, last, run.period)]
+            proved = rolling.prove(steps)
+            if isinstance(proved, str):
+                yield declined(steps[0], proved)
+                stretches.append((first, last, run.period))  # layers that differ may each hold a loop
+            elif wanted(proved):
+                yield judged(graph, proved, obstacle(proved))
     regions.sort(graph.graph)
+
+
+def judged(graph: GraphModule, proved: Rolled, reason: str | None) -> Verdict:
+    """The offer to roll a proved loop, or why it stays."""
+    if reason is not None:
+        return declined(proved.steps[0], reason)
+    built = rolling.build(proved)
+    values = result_values(proved, built)
+    kernel = lower_loop(built.loop, [n.meta["val"] for n in built.operands], values)
+    if isinstance(kernel, Declined):
+        return declined(proved.steps[0], kernel.reason)
+    nodes = [node for step in proved.steps for node in step]
+    return rewrite(nodes, insert_loop, graph, proved, built, values)
 
 
 def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:
     """Metadata of the loop's results: last states, then what is collected, laid out as its collector wants it."""
-    body_values = built.loop.body.graph.output_node().meta["val"]
-    carries = built.loop.spec.carries
-    values = list(body_values[:carries])
-    for position, value in zip(built.collected, body_values[carries:], strict=True):
-        _, dim = collector_of(rolled, position) or (None, 0)
-        values.append(_collected(value, built.loop.trip_count, dim))
+    values = list(built.loop.body.graph.output_node().meta["val"])
+    for number, carry in enumerate(rolled.carries):
+        if not carry.links:
+            values[number] = carry.result.of(rolled.steps[-1])[0].meta["val"]
+    for number, result in enumerate(built.collected, start=len(rolled.carries)):
+        _, dim = collector_of(rolled, result) or (None, 0)
+        values[number] = _collected(values[number], built.loop.trip_count, dim)
     return values
 
 
@@ -83,17 +107,26 @@ def _collected(value: torch.Tensor, steps: int, dim: int) -> torch.Tensor:
         return stacked.movedim(dim, 0)
 
 
-def collector_of(rolled: Rolled, position: int) -> tuple[Node, int] | None:
-    """The ``stack`` (or ``cat`` of unsqueezed pieces) of one value over all steps in order, and its dimension."""
-    values = [step[position] for step in rolled.steps]
+def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
+    """The contiguous ``stack`` (or ``cat`` of unsqueezed pieces) of one result of all steps in order, its dimension."""
+    values = [node for step in rolled.steps for node in result.of(step)]
     for user in list(values[0].users):
-        if user.target is aten.stack.default and pieces_of(user) == values:
+        if user.target is aten.stack.default and pieces_of(user) == values and _is_contiguous(user):
             return user, dimension_of(user)
         if user.target is aten.unsqueeze.default:
             for collector in user.users:
-                if collector.target is aten.cat.default and _pieces_are(collector, values):
+                if (
+                    collector.target is aten.cat.default
+                    and _pieces_are(collector, values)
+                    and _is_contiguous(collector)
+                ):
                     return collector, dimension_of(collector)
     return None
+
+
+def _is_contiguous(node: Node) -> bool:
+    held = node.meta["val"]
+    return bool(held.stride() == make_contiguous_strides_for(held.shape))
 
 
 def _pieces_are(collector: Node, values: list[Node]) -> bool:
@@ -107,20 +140,23 @@ def _pieces_are(collector: Node, values: list[Node]) -> bool:
 def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor]) -> None:
     """Put the loop where the last step stands and let readers of the steps read its results."""
     parts = _call(graph, rolled, built, values)
-    spec = built.loop.spec
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
+    escaping = effects.escaping(graph)
     after = parts[-1]
-    collected = dict(zip(built.collected, parts[spec.carries :], strict=True))
-    for position, part in collected.items():
-        if found := collector_of(rolled, position):
+    collected = dict(zip(built.collected, parts[len(rolled.carries) :], strict=True))
+    for result, part in collected.items():
+        if found := collector_of(rolled, result):
             after = _replace_collector(graph, after, part, *found)
     for part, carry in zip(parts, rolled.carries, strict=False):
         if not carry.links:
-            _replace_outside(rolled.steps[-1][carry.position], part, place)
-    for position, part in collected.items():
+            _replace_outside({value: part for value in carry.result.of(rolled.steps[-1])}, place)
+    reads: dict[Node, Node] = {}
+    for result, part in collected.items():
         for k, step in enumerate(rolled.steps):
-            if rolling.outside_users(step[position], place):
-                after = _read_step(graph, after, part, k, step[position], place)
+            for value in result.of(step):
+                if rolling.outside_users(value, place):
+                    after = reads[value] = _read_step(graph, after, part, k, value, value in escaping)
+    _replace_outside(reads, place)
     for step in reversed(rolled.steps):
         for node in reversed(step):
             regions.erase_with_users(node)
@@ -154,9 +190,8 @@ def _call(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.T
     return parts
 
 
-def _read_step(
-    graph: GraphModule, after: Node, part: Node, k: int, node: Node, place: dict[Node, tuple[int, int]]
-) -> Node:
+def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, escapes: bool) -> Node:
+    """Step ``k`` of what is collected, in memory of its own where the caller receives it or the layout is another."""
     with graph.graph.inserting_after(after):
         step = graph.graph.call_function(aten.select.int, (part, 0, k))
     value = part.meta["val"]
@@ -164,16 +199,15 @@ def _read_step(
         step.meta["val"] = value.select(0, k)
     step.meta["source"] = node.meta.get("source", "")
     wanted = node.meta["val"]
-    if step.meta["val"].stride() != wanted.stride():
+    if escapes or step.meta["val"].stride() != wanted.stride():
         with graph.graph.inserting_after(step):
             step = graph.graph.call_function(aten.clone.default, (step,), {"memory_format": torch.contiguous_format})
         step.meta.update(val=wanted, source=node.meta.get("source", ""))
-    _replace_outside(node, step, place)
     return step
 
 
-def _replace_outside(node: Node, new: Node, place: dict[Node, tuple[int, int]]) -> None:
-    """Users of ``node`` outside of the loop read ``new``; its views are views of ``new`` then, for readers outside."""
-    for user in list(node.users):
-        if user not in place:
-            user.replace_input_with(node, new)
+def _replace_outside(replaced: Mapping[Node, Node], place: Mapping[Node, tuple[int, int]]) -> None:
+    """Users outside of the loop read what replaces a node; its views are views of that then, for readers outside."""
+    users = {user for node in replaced for user in node.users if user not in place}
+    for user in users:
+        user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda node: replaced.get(node, node))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fuse.kernel import ctypes
-from fuse.kernel.domains import Target, store
+from fuse.kernel.nest import Target, store
 from fuse.kernel.elements import Builder
 from fuse.kernel.emit import text_of
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fuse.kernel.domains import Dimension, Target, builder_for, store
+from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.ir import Buffer, Statement
 from fuse.kernel.values import Output
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fuse.kernel import ctypes
-from fuse.kernel.domains import Dimension, Target
+from fuse.kernel.nest import Dimension, Target
 from fuse.kernel.elements import Builder
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, BufferRole, Fail, KernelBody, Loop, Scope, Statement

@@ -2,13 +2,16 @@
 
     before:  zeros  (addmm sigmoid tanh mul) x 64  stack
     after:   addmm  (addmm region) x 64            ->   64 steps, 4 launches each before and 2 after
+             addmm  loop                           ->   64 steps, 4 launches each before and 0 after
 
 Eager unrolls a Python loop, and so does capture. What repeats in the record of eager's launches is a loop of the
-user's, known by its lines; what those lines still launch after the passes is shared out among the steps.
+user's, known by its lines; what those lines still launch after the passes, and as often as there are steps, is left of
+a step. A loop rolled into one kernel leaves none, however few its steps are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,8 +48,9 @@ class _Launch:
 def loops(dispatches: Sequence[Dispatch], graph: GraphModule) -> tuple[Loop, ...]:
     """The loops of a model, from eager's record and from its graph after the passes.
 
-    The figure after the passes is an average, rounded: a launch that serves all steps at once, or a first step that
-    differs from the others, weighs little in a long loop.
+    After the passes, equal launches (one operator or fused group of the same lines) are counted together and divided by
+    the steps, rounded: what serves all steps at once is no launch of a step, and a first step that differs changes
+    nothing.
     """
     before = list(_dispatched(dispatches))
     after = list(_launched(graph))
@@ -54,12 +58,27 @@ def loops(dispatches: Sequence[Dispatch], graph: GraphModule) -> tuple[Loop, ...
     found = [(run, _lines(before, run)) for run in repeats]
     result = []
     for run, lines in found:
-        remaining = sum(launch.count for launch in after if lines & launch.lines)
+        remaining: Counter[Hashable] = Counter()
+        for launch in after:
+            if lines & launch.lines:
+                remaining[launch.token] += launch.count
         # Two loops on the same lines (a function called twice) share what remains of both.
         trips = sum(other.count for other, others in found if lines & others)
+        each = sum(round(count / trips) for count in remaining.values())
         first = next(iter(before[run.start].lines))
-        result.append(Loop(run.count, _launches(before, run) // run.count, round(remaining / trips), first))
+        result.append(Loop(run.count, _launches(before, run) // run.count, each, first))
     return tuple(result)
+
+
+def formula(launches: int, loops: Sequence[tuple[int, int]]) -> str:
+    """All launches of a model in terms of its loops, each given as launches a step and steps.
+
+    >>> formula(771, [(12, 64)]), formula(3, [(0, 64)])
+    ('12 x 64 + 3', '0 x 64 + 3')
+    """
+    rest = launches - sum(each * steps for each, steps in loops)
+    terms = " + ".join(f"{each:,} x {steps:,}" for each, steps in loops)
+    return f"{terms} {'-' if rest < 0 else '+'} {abs(rest):,}"
 
 
 def _dispatched(dispatches: Sequence[Dispatch]) -> Iterator[_Launch]:
@@ -72,7 +91,8 @@ def _dispatched(dispatches: Sequence[Dispatch]) -> Iterator[_Launch]:
 def _launched(graph: GraphModule) -> Iterator[_Launch]:
     for node in graph.graph.nodes:
         if count := node_launches(node):
-            yield _Launch(node.target, frozenset(_sources(node)), count)
+            lines = frozenset(_sources(node))
+            yield _Launch((kind(node) or node.target, lines), lines, count)
 
 
 def _sources(node: Node) -> Iterator[str]:

@@ -3,8 +3,9 @@
     add --> tanh (both in a region)  -->  mul
     leaf 0  leaf 1                        leaf 2        entries: region (leaves 0 and 1), mul (leaf 2)
 
-Values are followed through the borders of fused groups, through results read by number and through chains of views, so
-that arrows begin and end at operators.
+Values are followed through the borders of fused groups and loops, through results read by number and through chains of
+views, so that arrows begin and end at operators. The body of a loop is read once; what carries a state uses the leaf
+that computes it in the step before, which comes later in the body.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.rewrite.nested import called_module, kind, trip_count
+from fuse.graph.loop import Loop
+from fuse.rewrite.launches import node_launches
+from fuse.rewrite.nested import called_module, kind
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Entry:
-    """One node: the leaves ``start`` to ``stop``; several for a fused group, whose nodes are ``parts``.
+    """One node: the leaves ``start`` to ``stop``; several for a fused group or a loop, whose nodes are ``parts``.
 
     Entries with equal tokens look alike, and their leaves correspond by position.
     """
@@ -128,7 +131,7 @@ _SHORT_DTYPE = {
 
 @dataclass
 class _Level:
-    """One graph, the captured one or the body of a fused group, while it is read."""
+    """One graph, the captured one or the body of a fused group or loop, while it is read."""
 
     reading: Reading
     origins: dict[Node, Origin] = field(default_factory=dict)
@@ -170,8 +173,8 @@ class _Level:
             self.origins[node] = whole[index] if several else whole  # type: ignore[assignment, index]
         elif kind(node) == "region":
             self._add_region(node)
-        elif kind(node) == "loop" and (loop := called_module(node)) is not None:
-            self.add(node, "loop", f"loop x {trip_count(loop)}", self.used_by(node))
+        elif isinstance(loop := called_module(node), Loop):
+            self._add_loop(node, loop)
         elif isinstance(target, OpOverload) and ops.is_view(target):
             self._add_view(node)
         else:
@@ -203,16 +206,54 @@ class _Level:
         region = called_module(node)
         assert isinstance(region, GraphModule)
         start = len(self.reading.marks)
-        inside = _Level(self.reading)
-        for placeholder, argument in zip(region.graph.find_nodes(op="placeholder"), node.args, strict=True):
-            inside.origins[placeholder] = self.leaves(argument)
-        inside.read_body(region)
+        inside = self._read_inside(region, [self.leaves(argument) for argument in node.args])
         self.origins[node] = tuple(inside.leaves(value) for value in _results(region))
-        fused = sum(mark.kind != "view" for mark in self.reading.marks[start:])
-        token = ("region", tuple(part.token for part in inside.entries))
-        stop = len(self.reading.marks)
+        self._add_box(node, "region", f"{self._operators_from(start)} -> 1", start, inside)
+
+    def _add_loop(self, node: Node, loop: Loop) -> None:
+        """A loop, drawn as one step of its body; a state comes from outside at first, then from the step before."""
+        start = len(self.reading.marks)
+        operands = [self.leaves(argument) for argument in node.args]
+        # A state is read before it is computed. Until the body is read, a negative number stands for it.
+        states = range(loop.spec.carries)
+        inside = self._read_inside(loop.body, [(*o, -1 - i) if i in states else o for i, o in enumerate(operands)])
+        results = [inside.leaves(value) for value in _results(loop.body)]
+        uses = self.reading.uses
+        uses[start:] = [_with_states(leaves, results) for leaves in uses[start:]]
+        self.origins[node] = tuple(_with_states(leaves, results) for leaves in results)
+        steps = loop.trip_count
+        label = f"loop x {steps:,}: {self._operators_from(start) * steps:,} -> {node_launches(node):,}"
+        self._add_box(node, "loop", label, start, inside)
+
+    def _read_inside(self, body: GraphModule, operands: Sequence[Leaves]) -> _Level:
+        """The graph inside a node, whose placeholders come from ``operands``."""
+        inside = _Level(self.reading)
+        inside.origins.update(zip(body.graph.find_nodes(op="placeholder"), operands, strict=True))
+        inside.read_body(body)
+        return inside
+
+    def _operators_from(self, start: int) -> int:
+        return sum(mark.kind != "view" for mark in self.reading.marks[start:])
+
+    def _add_box(self, node: Node, sort: str, label: str, start: int, inside: _Level) -> None:
+        """One entry for all leaves from ``start`` on."""
+        token = (sort, label, tuple(part.token for part in inside.entries))
         source = node.meta.get("source", "")
-        self.entries.append(Entry(token, "region", f"{fused} -> 1", source, start, stop, tuple(inside.entries)))
+        stop = len(self.reading.marks)
+        self.entries.append(Entry(token, sort, label, source, start, stop, tuple(inside.entries)))
+
+
+def _with_states(leaves: Leaves, results: Sequence[Leaves]) -> Leaves:
+    """``leaves`` with every state, a negative number, replaced by the leaves that compute it."""
+    found = dict.fromkeys(leaves)
+    pending = [leaf for leaf in found if leaf < 0]
+    while pending:
+        for leaf in results[-1 - pending.pop()]:
+            if leaf not in found:
+                found[leaf] = None
+                if leaf < 0:
+                    pending.append(leaf)
+    return tuple(leaf for leaf in found if leaf >= 0)
 
 
 def _sort(target: object) -> str:

@@ -25,7 +25,7 @@ READABLE_NODES = 400
 
 @dataclass(frozen=True)
 class Box:
-    """A frame around marks (by number) and other boxes: a fused group (``region``), or a ``repeat``."""
+    """A frame around marks (by number) and other boxes: a fused group (``region``), a ``loop``, or a ``repeat``."""
 
     kind: str
     label: str

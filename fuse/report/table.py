@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuse.cost.count import Count
+from fuse.report.loops import formula
 from fuse.report.show import Report
 
 WIDTH = 110
@@ -119,7 +120,14 @@ def _sections(report: Report) -> Iterator[RenderableType]:
             ]
             for loop in report.loops
         ]
-        yield columns(["loops: launches a step", "steps", "before", "after"], rows)
+        before = formula(
+            report.before.launches, [(one.launches_per_step_before, one.trip_count) for one in report.loops]
+        )
+        after = formula(report.after.launches, [(one.launches_per_step_after, one.trip_count) for one in report.loops])
+        yield Group(
+            columns(["loops: launches a step", "steps", "before", "after"], rows),
+            Text(f"launches = {before} before, {after} after"),
+        )
     if report.fired:
         rows = [
             [one.pass_name + (f" ({one.pattern})" if one.pattern else ""), f"{one.count:,}", f"{one.launches_saved:,}"]

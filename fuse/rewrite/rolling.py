@@ -46,7 +46,7 @@ class Rolled:
     """A proved loop, ready to be built."""
 
     steps: list[list[Node]]
-    carries: list[Carry] = field(default_factory=list)
+    carries: dict[Carry, Any] = field(default_factory=dict)  # with the metadata of the state in the second step
     inputs: list[MovingInput] = field(default_factory=list)
     invariants: list[Node] = field(default_factory=list)
     slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
@@ -58,12 +58,33 @@ class Rolled:
 
 
 @dataclass(frozen=True)
-class Carry:
-    """State: ``links`` of node ``position`` of the step before; ``first`` in the first step."""
+class Result:
+    """What node ``position`` of a step computes, or one ``part`` of it where it computes several tensors."""
 
     position: int
+    part: int | None = None
+
+    def of(self, step: Sequence[Node]) -> list[Node]:
+        """The nodes of ``step`` that stand for it; none where a part is not read."""
+        node = step[self.position]
+        return [node] if self.part is None else [n for part, n in _parts(node) if part == self.part]
+
+
+@dataclass(frozen=True)
+class Carry:
+    """State: ``links`` of ``result`` of the step before; ``first`` in the first step."""
+
+    result: Result
     links: tuple[Link, ...]
     first: Node
+
+
+@dataclass(frozen=True)
+class StateRead:
+    """``links`` of a state."""
+
+    carry: Carry
+    links: tuple[Link, ...]
 
 
 @dataclass(frozen=True)
@@ -83,7 +104,7 @@ class Within:
     links: tuple[Link, ...]
 
 
-Slot = Carry | MovingInput | Within | Node
+Slot = StateRead | MovingInput | Within | Node
 """What an operand of the body is; a bare node is an invariant."""
 
 
@@ -134,11 +155,12 @@ def prove(steps: list[list[Node]]) -> Rolled | str:
         if len({len(o) for o in operands}) != 1:
             return f"{steps[0][j].name} reads one value twice in some steps only"
         for slot in range(len(operands[0])):
-            found = _classify([read_of(o[slot]) for o in operands], place)
+            reads = [read_of(o[slot]) for o in operands]
+            found = _classify(reads, place)
             if isinstance(found, str):
                 return f"operand {slot} of {steps[0][j].name} ({steps[0][j].meta.get('source', '')}) {found}"
             rolled.slots[(j, slot)] = found
-            _note(rolled, found)
+            _note(rolled, found, reads[1])
     if not rolled.carries:
         return "no value is carried from one step to the next"
     if late := _depends_on(rolled.operands, place):
@@ -146,11 +168,10 @@ def prove(steps: list[list[Node]]) -> Rolled | str:
     return rolled
 
 
-def _note(rolled: Rolled, found: Slot) -> None:
+def _note(rolled: Rolled, found: Slot, second: Read) -> None:
     match found:
-        case Carry():
-            if found not in rolled.carries:
-                rolled.carries.append(found)
+        case StateRead():
+            rolled.carries.setdefault(found.carry, _below(second.node, len(found.links)).meta["val"])
         case MovingInput():
             if all((found.source, found.how) != (m.source, m.how) for m in rolled.inputs):
                 rolled.inputs.append(found)
@@ -175,12 +196,32 @@ def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]]) -> Slot
             return f"comes from {max(lags)} steps before"
         if at[0] is not None:
             return "is carried, and in the first step a value of that step"
-        if _layout(reads[0].node) != _layout(reads[1].node):
-            return "has another shape or dtype in the first step"
-        return Carry(positions.pop(), reads[1].links, reads[0].node)
+        return _state(positions.pop(), reads[0], reads[1])
     if any(p is not None for p in at):
         return "is a value of the loop in some steps and an outside one in others"
     return _outside(reads)
+
+
+def _state(position: int, first: Read, second: Read) -> StateRead | str:
+    """A value of the step before: the whole of it is the state, if what the first step reads is the same view of such."""
+    links = second.links
+    several = not isinstance(second.root.meta["val"], torch.Tensor)
+    result = Result(position, links[0][1][0]) if several else Result(position)  # type: ignore[arg-type]
+    views = links[1:] if several else links
+    if views == first.links[len(first.links) - len(views) :]:
+        whole = _below(first.node, len(views))
+        if _layout(whole) == _layout(_below(second.node, len(views))):
+            return StateRead(Carry(result, (), whole), views)
+    if _layout(first.node) != _layout(second.node):
+        return "has another shape or dtype in the first step"
+    return StateRead(Carry(result, views, first.node), ())
+
+
+def _below(node: Node, links: int) -> Node:
+    """What the last ``links`` views of a chain are views of."""
+    for _ in range(links):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _outside(reads: Sequence[Read]) -> Slot | str:
@@ -201,10 +242,8 @@ def _outside(reads: Sequence[Read]) -> Slot | str:
     step = indices[1] - indices[0]
     if any(b - a != step for a, b in pairwise(indices)):
         return "is read at positions that are not evenly spaced"
-    dim = starts[0][0]  # type: ignore[index]
-    source = first.node
-    for _ in range(len(first.links) - moving[0]):
-        source = source.args[0]  # type: ignore[assignment]
+    source = _below(first.node, len(first.links) - moving[0])
+    dim = starts[0][0] % source.meta["val"].dim()  # type: ignore[index]
     extent = source.meta["val"].shape[dim]
     start = indices[0] % extent
     if not 0 <= start + step * (len(reads) - 1) < extent:
@@ -222,8 +261,8 @@ def _selected(link: Link) -> tuple[int, int] | None:
         return None
     if op is aten.select.int:
         return int(args[0]), int(args[1])  # type: ignore[call-overload]
-    if op is aten.slice.Tensor and len(args) >= 3 and args[2] == args[1] + 1:  # type: ignore[operator]
-        return int(args[0]), int(args[1])  # type: ignore[call-overload]
+    if op is aten.slice.Tensor and len(args) >= 3 and isinstance(args[1], int) and args[2] == args[1] + 1:
+        return int(args[0]), args[1]  # type: ignore[call-overload]
     return None
 
 
@@ -245,18 +284,18 @@ def _depends_on(nodes: Sequence[Node], place: dict[Node, tuple[int, int]]) -> No
 
 @dataclass(frozen=True)
 class Built:
-    """A loop module, its operands, and the positions in the body whose values it collects of every step."""
+    """A loop module, its operands, and what it collects of every step."""
 
     loop: Loop
     operands: tuple[Node, ...]
-    collected: tuple[int, ...]
+    collected: tuple[Result, ...]
 
 
 def build(rolled: Rolled) -> Built:
     """The body and its loop; nothing in the graph is touched."""
     typical = rolled.steps[1]
     body = Graph()
-    states = [_placeholder(body, f"state_{i}", _carried(rolled, c)) for i, c in enumerate(rolled.carries)]
+    states = {c: _placeholder(body, f"state_{i}", value) for i, (c, value) in enumerate(rolled.carries.items())}
     reads = [_read_placeholder(body, i, m) for i, m in enumerate(rolled.inputs)]
     fixed = [_placeholder(body, n.name, n.meta["val"]) for n in rolled.invariants]
     inner: dict[Node, Node] = {}
@@ -267,8 +306,8 @@ def build(rolled: Rolled) -> Built:
             match found:
                 case Within():
                     resolved[operand] = _apply(body, found.links, inner[typical[found.position]], node)
-                case Carry():
-                    resolved[operand] = states[rolled.carries.index(found)]
+                case StateRead():
+                    resolved[operand] = _apply(body, found.links, states[found.carry], node)
                 case MovingInput():
                     which = next(
                         i for i, m in enumerate(rolled.inputs) if (m.source, m.how) == (found.source, found.how)
@@ -277,23 +316,19 @@ def build(rolled: Rolled) -> Built:
                 case Node():
                     resolved[operand] = fixed[rolled.invariants.index(found)]
         inner[node] = body.node_copy(node, lambda n, r=resolved: r[n])  # type: ignore[misc]
-    results = [_apply(body, c.links, inner[typical[c.position]], typical[c.position]) for c in rolled.carries]
     collected = _read_outside(rolled)
-    kept = [inner[typical[j]] for j in collected]
-    output = body.output((*results, *kept))
-    output.meta.update(val=tuple(r.meta["val"] for r in (*results, *kept)), source="")
+    ends = [*((c.result, c.links) for c in rolled.carries), *((result, ()) for result in collected)]
+    results = []
+    for result, views in ends:
+        links = views if result.part is None else ((operator.getitem, (result.part,), ()), *views)
+        node = typical[result.position]
+        results.append(_apply(body, links, inner[node], node))
+    output = body.output(tuple(results))
+    output.meta.update(val=tuple(r.meta["val"] for r in results), source="")
     module = _LazyGraphModule(Module(), body)
     source = typical[0].meta.get("source", "")
-    spec = LoopSpec(len(rolled.steps), len(states), tuple(m.how for m in rolled.inputs), len(kept), source)
+    spec = LoopSpec(len(rolled.steps), len(states), tuple(m.how for m in rolled.inputs), len(collected), source)
     return Built(Loop(module, spec), rolled.operands, tuple(collected))
-
-
-def _carried(rolled: Rolled, carry: Carry) -> object:
-    """The metadata of a state as the second step reads it."""
-    for (j, slot), found in rolled.slots.items():
-        if found == carry:
-            return rolled.steps[1][j].all_input_nodes[slot].meta["val"]
-    raise AssertionError("a carry that no operand reads")
 
 
 def _placeholder(body: Graph, name: str, value: object) -> Node:
@@ -333,18 +368,25 @@ def _shared_call(body: Graph, op: object, args: tuple[object, ...], kwargs: dict
     return node
 
 
-def _read_outside(rolled: Rolled) -> list[int]:
-    """Positions whose values are read outside of the loop, other than as a last state."""
+def _read_outside(rolled: Rolled) -> list[Result]:
+    """Results that are read outside of the loop, other than as a last state."""
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     last = len(rolled.steps) - 1
-    states = {c.position for c in rolled.carries if not c.links}
-    wanted: dict[int, None] = {}
+    states = {c.result for c in rolled.carries if not c.links}
+    wanted: set[Result] = set()
     for node, (k, j) in place.items():
-        if (k == last and j in states) or j in wanted:
-            continue
-        if any(True for _ in outside_users(node, place)):
-            wanted[j] = None
-    return sorted(wanted)
+        for part, value in _parts(node):
+            result = Result(j, part)
+            if (k < last or result not in states) and result not in wanted and outside_users(value, place):
+                wanted.add(result)
+    return sorted(wanted, key=lambda r: (r.position, r.part or 0))
+
+
+def _parts(node: Node) -> list[tuple[int | None, Node]]:
+    """The tensors that ``node`` computes: itself, or the parts that are read."""
+    if isinstance(node.meta["val"], torch.Tensor):
+        return [(None, node)]
+    return [(user.args[1], user) for user in node.users if user.target is operator.getitem]  # type: ignore[misc]
 
 
 def outside_users(node: Node, place: dict[Node, tuple[int, int]]) -> list[Node]:

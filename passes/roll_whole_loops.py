@@ -1,0 +1,64 @@
+"""Roll a loop up with the products of its inputs inside.
+
+    for t: h = tanh(xs[t] @ u + h @ w)      ->      h, hs = loop(h0, xs, u, w)      both products in the step
+
+Taking ``xs @ u`` out of the loop makes one large product of many small ones, and its result makes a trip through memory. Inside, both products run
+on packed weights in the same kernel, and a library that is slow on this processor is not called at all. That is the better choice as long as all
+weights stay in cache, or enough rows share each weight that is read; otherwise the products are merged first and ``roll_loops`` rolls what is left.
+
+Declined where the weights are too large for the batch, or where a step has reductions (its rows are then shared out, not its units).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.passes.roll_loops import roll
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.rolling import MovingInput, Rolled
+from fuse.rewrite.verdict import Verdict
+
+aten = torch.ops.aten
+CACHED_BYTES = 2 * 2**20
+"""Weights up to this size stay in the second-level caches of two cores between steps."""
+SHARING_ROWS = 8
+"""Rows from which a step is bound by arithmetic, not by reading weights."""
+
+
+@register_pass(
+    after=("collect_writes", "view_chains", "no_ops"), before=("merge_shared_weight_gemms", "merge_sibling_gemms")
+)
+def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
+    """Roll a loop up with the products of its inputs inside, where that is the faster way."""
+    yield from roll(graph, wanted=has_projection, obstacle=obstacle)
+
+
+def has_projection(rolled: Rolled) -> bool:
+    """Whether a step multiplies what it reads of an input, so that the choice exists."""
+    return any(
+        node.target in (aten.mm.default, aten.addmm.default) and isinstance(rolled.slots[(j, slot)], MovingInput)
+        for j, node in enumerate(rolled.steps[0])
+        for slot in range(len(node.all_input_nodes))
+    )
+
+
+def obstacle(rolled: Rolled) -> str | None:
+    """Why the products had better leave the loop, or None."""
+    step = rolled.steps[1]
+    if any(ops.kind(node.target) == "reduction" for node in step):  # type: ignore[arg-type]
+        return "a step has reductions: the input's products leave the loop"
+    products = [node for node in step if ops.kind(node.target) == "gemm"]  # type: ignore[arg-type]
+    rows = min(node.meta["val"].shape[0] for node in products)
+    if rows < SHARING_ROWS and sum(map(weight_bytes, products)) > CACHED_BYTES:
+        return "the weights do not stay in cache: the input's products leave the loop"
+    return None
+
+
+def weight_bytes(product: Node) -> int:
+    weight = product.args[-1].meta["val"]  # type: ignore[union-attr]
+    return math.prod(weight.shape) * int(weight.itemsize)

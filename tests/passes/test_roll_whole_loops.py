@@ -1,0 +1,56 @@
+"""The input's products stay in the step where their weights stay in cache, and leave it where they do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuse.testing import assert_fuses
+
+STEPS = 6
+
+
+class Recurrence(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inputs, self.states = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x[0]
+        for step in x:
+            h = torch.tanh(self.inputs(step) + self.states(h))
+        return h
+
+
+class Normalised(Recurrence):
+    def forward(self, x: Tensor) -> Tensor:
+        h = x[0]
+        for step in x:
+            h = torch.softmax(self.inputs(step) + self.states(h), 1)
+        return h
+
+
+class NothingToProject(Recurrence):
+    def forward(self, x: Tensor) -> Tensor:
+        h = x[0]
+        for step in x:
+            h = torch.tanh(step + self.states(h))
+        return h
+
+
+@pytest.mark.parametrize(("width", "batch"), [(16, 1), (16, 3), (1024, 8)])
+def test_products_of_the_input_stay_in_the_step(width: int, batch: int) -> None:
+    x = torch.randn(STEPS, batch, width)
+    assert_fuses(Recurrence(width), x, launches=1, fired={"roll_whole_loops": 1, "merge_shared_weight_gemms": 0})
+
+
+def test_large_weights_and_few_rows_are_one_product_before_the_loop() -> None:
+    x = torch.randn(STEPS, 2, 1024)
+    fired = {"roll_whole_loops": 0, "merge_shared_weight_gemms": 1, "roll_loops": 1}
+    assert_fuses(Recurrence(1024), x, launches=2, fired=fired, rejected={"roll_whole_loops": 1})
+
+
+@pytest.mark.parametrize("model", [Normalised, NothingToProject])
+def test_near_misses_are_left_to_the_other_pass(model: type[Recurrence]) -> None:
+    assert_fuses(model(16), torch.randn(STEPS, 3, 16), fired={"roll_whole_loops": 0, "roll_loops": 1})
