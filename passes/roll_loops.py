@@ -115,12 +115,8 @@ def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
             return user, dimension_of(user)
         if user.target is aten.unsqueeze.default:
             for collector in user.users:
-                if (
-                    collector.target is aten.cat.default
-                    and _pieces_are(collector, values)
-                    and _is_contiguous(collector)
-                ):
-                    return collector, dimension_of(collector)
+                if collector.target is aten.cat.default and _pieces_are(collector, values):
+                    return (collector, dimension_of(collector)) if _is_contiguous(collector) else None
     return None
 
 
@@ -149,7 +145,7 @@ def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[t
             after = _replace_collector(graph, after, part, *found)
     for part, carry in zip(parts, rolled.carries, strict=False):
         if not carry.links:
-            _replace_outside({value: part for value in carry.result.of(rolled.steps[-1])}, place)
+            _replace_outside(dict.fromkeys(carry.result.of(rolled.steps[-1]), part), place)
     reads: dict[Node, Node] = {}
     for result, part in collected.items():
         for k, step in enumerate(rolled.steps):

@@ -31,11 +31,15 @@ class Run:
         return self.start + self.period * self.count
 
 
-def find_runs(items: Sequence[Hashable], least: int = 3) -> list[Run]:
+def find_runs(items: Sequence[Hashable], least: int = 3, below: int | None = None) -> list[Run]:
     """Runs of at least ``least`` stretches, left to right, none overlapping; at each start the one that covers most.
+
+    With ``below``, only those with shorter periods.
 
     >>> find_runs("abcdbcdbcde")
     [Run(start=1, period=3, count=3)]
+    >>> find_runs("aaabaaabaaab", below=4)
+    [Run(start=0, period=1, count=3), Run(start=4, period=1, count=3), Run(start=8, period=1, count=3)]
     >>> find_runs("abcabd")
     []
     """
@@ -50,7 +54,7 @@ def find_runs(items: Sequence[Hashable], least: int = 3) -> list[Run]:
         at = start
         for _ in range(CANDIDATES):
             at = following[at]
-            if at < 0:
+            if at < 0 or (below is not None and at - start >= below):
                 break
             count = hashes.repeats(start, at - start)
             if count >= least and (best is None or count * (at - start) > best.end - best.start):
