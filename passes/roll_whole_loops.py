@@ -2,11 +2,13 @@
 
     for t: h = tanh(xs[t] @ u + h @ w)      ->      h, hs = loop(h0, xs, u, w)      both products in the step
 
-Taking ``xs @ u`` out of the loop makes one large product of many small ones, and its result makes a trip through memory. Inside, both products run
-on packed weights in the same kernel, and a library that is slow on this processor is not called at all. That is the better choice as long as all
-weights stay in cache, or enough rows share each weight that is read; otherwise the products are merged first and ``roll_loops`` rolls what is left.
+Taking ``xs @ u`` out of the loop makes one large product of many small ones, and its result makes a trip through
+memory. Inside, both products run on packed weights in the same kernel, and a library that is slow on this processor is
+not called at all. That is the better choice as long as all weights stay in cache, or enough rows share each weight that
+is read; otherwise the products are merged first and ``roll_loops`` rolls what is left.
 
-Declined where the weights are too large for the batch, or where a step has reductions (its rows are then shared out, not its units).
+Declined where the weights are too large for the batch, or where a step has reductions (its rows are then shared out,
+not its units).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -60,5 +63,5 @@ def obstacle(rolled: Rolled) -> str | None:
 
 
 def weight_bytes(product: Node) -> int:
-    weight = product.args[-1].meta["val"]  # type: ignore[union-attr]
-    return math.prod(weight.shape) * int(weight.itemsize)
+    weight: Tensor = product.args[-1].meta["val"]  # type: ignore[union-attr]
+    return math.prod(weight.shape) * weight.itemsize

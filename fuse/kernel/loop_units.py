@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 import torch
 
 from fuse.kernel import ctypes
-from fuse.kernel.nest import Target, store
 from fuse.kernel.elements import Builder
 from fuse.kernel.emit import text_of
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine
@@ -40,6 +39,7 @@ from fuse.kernel.loop_frame import (
     step_pointers,
 )
 from fuse.kernel.loop_step import MOST_PANELS, PANEL, Kept, Product
+from fuse.kernel.nest import Target, store
 from fuse.kernel.values import Gather, Input, Value
 from fuse.kernel.walks import within_stage
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.ir import Buffer, Statement
+from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.values import Output
 
 

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fuse.kernel import ctypes
-from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.emit import combined, identity
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Declare, Let, Load, Statement, Store
+from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.values import Map, Reduce, Reindex, Value
 from fuse.kernel.walks import cost_within_stage, stages, within_stage
 

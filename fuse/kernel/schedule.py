@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fuse.kernel import ctypes
-from fuse.kernel.nest import Dimension, Target
 from fuse.kernel.elements import Builder
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, BufferRole, Fail, KernelBody, Loop, Scope, Statement
+from fuse.kernel.nest import Dimension, Target
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest
 from fuse.kernel.tidy import tidy

@@ -214,13 +214,15 @@ class _Level:
         """A loop, drawn as one step of its body; a state comes from outside at first, then from the step before."""
         start = len(self.reading.marks)
         operands = [self.leaves(argument) for argument in node.args]
+        carries = loop.spec.carries
         # A state is read before it is computed. Until the body is read, a negative number stands for it.
-        states = range(loop.spec.carries)
-        inside = self._read_inside(loop.body, [(*o, -1 - i) if i in states else o for i, o in enumerate(operands)])
+        inside = self._read_inside(loop.body, [(-1 - i,) for i in range(carries)] + operands[carries:])
         results = [inside.leaves(value) for value in _results(loop.body)]
+        begun = [first + later for first, later in zip(operands, results[:carries], strict=False)]
         uses = self.reading.uses
-        uses[start:] = [_with_states(leaves, results) for leaves in uses[start:]]
-        self.origins[node] = tuple(_with_states(leaves, results) for leaves in results)
+        uses[start:] = [_with_states(leaves, begun) for leaves in uses[start:]]
+        # After the last step, states are what steps computed; only one that is never computed is what it was at first.
+        self.origins[node] = tuple(_with_states(r, results) or _with_states(r, begun) for r in results)
         steps = loop.trip_count
         label = f"loop x {steps:,}: {self._operators_from(start) * steps:,} -> {node_launches(node):,}"
         self._add_box(node, "loop", label, start, inside)

@@ -23,15 +23,24 @@ class Product:
     """``left @ right``, plus ``bias`` for ``addmm``, whose factors ``alpha`` and ``beta`` are in ``factors``.
 
     ``depth`` is the largest number of products on a path to this one, itself included: products of equal depth are
-    independent.
+    independent. The operands are what they are now: merging other products may have replaced them.
     """
 
     node: Node
-    left: Node
-    right: Node
-    bias: Node | None
     factors: tuple[tuple[str, float], ...]
     depth: int
+
+    @property
+    def left(self) -> Node:
+        return self.node.args[-2]  # type: ignore[return-value]
+
+    @property
+    def right(self) -> Node:
+        return self.node.args[-1]  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Node | None:
+        return self.node.args[0] if len(self.node.args) == 3 else None  # type: ignore[return-value]
 
     @property
     def columns(self) -> int:
@@ -52,9 +61,8 @@ def products(graph: GraphModule) -> list[Product]:
         depth[node] = max((depth[operand] for operand in node.all_input_nodes), default=0)
         if node.target in PRODUCTS:
             depth[node] += 1
-            *bias, left, right = node.args
             factors = tuple((name, value) for name, value in sorted(node.kwargs.items()) if value != 1)
-            found.append(Product(node, left, right, bias[0] if bias else None, factors, depth[node]))
+            found.append(Product(node, factors, depth[node]))
     return found
 
 

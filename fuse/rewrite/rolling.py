@@ -203,7 +203,7 @@ def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]]) -> Slot
 
 
 def _state(position: int, first: Read, second: Read) -> StateRead | str:
-    """A value of the step before: the whole of it is the state, if what the first step reads is the same view of such."""
+    """A value of the step before. The state is the whole of it where the first step reads the same view of the like."""
     links = second.links
     several = not isinstance(second.root.meta["val"], torch.Tensor)
     result = Result(position, links[0][1][0]) if several else Result(position)  # type: ignore[arg-type]

@@ -60,6 +60,25 @@ def test_groups_that_compute_the_same_share_one_kernel() -> None:
     assert "tanh" in text
 
 
+class Recurrent(nn.Module):
+    """Eight steps on two states that begin as one tensor."""
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        h = c = torch.zeros(2, 4)
+        for step in x:
+            c = c + step
+            h = torch.tanh(h @ w + c)
+        return h
+
+
+def test_a_rolled_loop_is_listed_with_its_kernel_and_lines() -> None:
+    text = listing(show(Recurrent(), (torch.ones(8, 2, 4), torch.ones(4, 4))).graph)
+    assert text.startswith("// loop_0\n")
+    assert "const int64_t steps = 8;" in text
+    assert "test_listing.py:" in text
+    assert "runs operator by operator" not in text
+
+
 def test_a_graph_without_groups_says_so() -> None:
     report = show(Chain(), (torch.ones(4, 4),), passes=[])
     assert listing(report.graph) == "// no fused groups, so no kernels of our own"

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fuse.check.oracle import check
+
 PASSES = ["common_subexpressions", "view_chains", "merge_shared_weight_gemms"]
 
 
@@ -156,3 +158,21 @@ def test_gates_and_steps_merge_into_one_product(rewritten):
     passes = ["common_subexpressions", "merge_sibling_gemms", "merge_shared_weight_gemms"]
     result = rewritten(Cell(), torch.randn(2, 8, 6), passes=passes, exact=False)
     assert result.count("addmm") == 1
+
+
+class ProductOfProduct(nn.Module):
+    """A chain of steps, each of which reads two products, one of them of the other's result."""
+
+    def forward(self, h: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
+        results = []
+        for _ in range(4):
+            results.append(torch.tanh((h @ first) @ second))
+            h = torch.tanh(h)
+        return results
+
+
+def test_operands_that_are_merged_products_themselves_are_read_as_they_are_then() -> None:
+    with torch.no_grad():
+        report = check(ProductOfProduct(), (torch.randn(1, 3), torch.randn(3, 3), torch.randn(3, 3)))
+    assert report.passed, report
+    assert not report.fallbacks

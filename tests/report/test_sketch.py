@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from fuse.graph.capture import capture
-from fuse.report.loops import loops
+from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.report.loops import formula, loops
 from fuse.report.reading import describe
+from fuse.report.show import show
 from fuse.report.sketch import Box, Sketch, sketch
 
 
@@ -126,6 +128,41 @@ def test_equal_fused_groups_repeat_like_operators() -> None:
     assert len(drawing.marks) < 12
 
 
+def rolled_cell(steps: int) -> GraphModule:
+    """The graph of ``Cell`` with its steps rolled into one loop."""
+    with torch.no_grad():
+        return show(Cell(), (torch.ones(2, steps, 4),)).graph
+
+
+def test_a_rolled_loop_is_a_box_around_one_step_that_says_how_many_became_one() -> None:
+    drawing = sketch(rolled_cell(64))
+    (loop,) = boxes(drawing.parts)
+    assert (loop.kind, loop.label) == ("loop", "loop x 64: 192 -> 1")
+    inside = [drawing.marks[part].label for part in loop.parts if isinstance(part, int)]
+    assert [label for label in inside if label in ("addmm", "add", "tanh")] == ["addmm", "add", "tanh"]
+
+
+def test_the_state_of_a_rolled_loop_comes_from_outside_and_from_the_step_before() -> None:
+    drawing = sketch(rolled_cell(64))
+    ends = {(drawing.marks[a.start].label, drawing.marks[a.stop].label, a.carried) for a in drawing.arrows}
+    assert {("zeros", "addmm", False), ("tanh", "addmm", True), ("tanh", "output", False)} <= ends
+
+
+def test_a_state_that_is_handed_on_is_followed_to_what_computes_it() -> None:
+    class Step(nn.Module):
+        def forward(self, last: Tensor, before: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.ops.aten.add.Tensor(x, before), last
+
+    loop = Loop(torch.fx.symbolic_trace(Step()), LoopSpec(8, carries=2, step_inputs=(StepInput(0, 0, 1),), collected=0))
+    graph = Graph()
+    start, x = graph.placeholder("start"), graph.placeholder("x")
+    call = graph.call_module("loop", (start, start, x))
+    graph.output(tuple(graph.call_function(operator.getitem, (call, number)) for number in range(2)))
+    drawing = sketch(GraphModule({"loop": loop}, graph))
+    ends = {(drawing.marks[a.start].label, drawing.marks[a.stop].label) for a in drawing.arrows}
+    assert ends == {("start", "add"), ("x", "add"), ("add", "output")}
+
+
 def test_arrows_enter_and_leave_a_fused_group_at_its_operators() -> None:
     drawing = sketch(fused_cell(1))
     ends = {(drawing.marks[arrow.start].label, drawing.marks[arrow.stop].label) for arrow in drawing.arrows}
@@ -220,6 +257,21 @@ def test_steps_that_became_one_launch_count_as_none_each() -> None:
     fuse_by_hand(graph, [node.name for node in products])
     (loop,) = loops(dispatches, graph)
     assert (loop.launches_per_step_before, loop.launches_per_step_after) == (3, 0)
+
+
+@pytest.mark.parametrize("steps", [4, 64])
+def test_a_rolled_loop_leaves_no_launch_of_a_step_however_few_they_are(steps: int) -> None:
+    graph = rolled_cell(steps)
+    (loop,) = loops(graph.meta["signature"].dispatches, graph)
+    assert (loop.trip_count, loop.launches_per_step_before, loop.launches_per_step_after) == (steps, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("launches", "parts", "text"),
+    [(771, [(12, 64)], "12 x 64 + 3"), (63, [(1, 64)], "1 x 64 - 1"), (9, [(2, 3), (0, 4)], "2 x 3 + 0 x 4 + 3")],
+)
+def test_launches_are_said_in_terms_of_the_loops(launches: int, parts: list[tuple[int, int]], text: str) -> None:
+    assert formula(launches, parts) == text
 
 
 def test_straight_code_has_no_loops() -> None:
