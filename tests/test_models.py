@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuse.check.oracle import check
 from fuse.graph.load import LoadedModel, load
 
 MODELS = Path(__file__).parent.parent / "models"
+SHORT = {"ligru": ("seq_length=32",)}
 
 
 class Dispatches(TorchDispatchMode):
@@ -45,7 +48,7 @@ def dispatched(loaded: LoadedModel) -> list[str]:
     return dispatches.names
 
 
-@pytest.mark.parametrize("name", ["lstm_loop", "gru_loop", "mlp", "albert"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.py")))
 def test_every_model_loads_without_allocating_and_runs_for_real(name: str) -> None:
     fake = load(str(MODELS / f"{name}.py"))
     assert fake.fake_mode is not None
@@ -53,6 +56,16 @@ def test_every_model_loads_without_allocating_and_runs_for_real(name: str) -> No
     assert not fake.model.training
     for leaf in torch.utils._pytree.tree_leaves(run(real(name))):
         assert leaf.isfinite().all()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.py")))
+def test_every_model_runs_fused_as_predicted(name: str) -> None:
+    loaded = real(name, *SHORT.get(name, ()))
+    with torch.no_grad():
+        report = check(loaded.model, loaded.args, loaded.kwargs)
+    assert report.passed, report
+    assert not report.fallbacks
+    assert report.predicted == report.observed
 
 
 @pytest.mark.parametrize("steps", [1, 5, 64])
@@ -180,3 +193,60 @@ def test_albert_sizes_can_be_set_one_by_one() -> None:
     assert loaded.kwargs["input_ids"].shape == (2, 6)
     assert loaded.model.encoder.embeddings.to_hidden.weight.shape == (96, 128)  # type: ignore[union-attr]
     assert run(loaded)["start_logits"].shape == (2, 6)
+
+
+@pytest.mark.parametrize(("name", "published"), [("resnet18", 11_689_512), ("mobilenet", 3_504_872)])
+def test_image_models_have_as_many_parameters_as_the_published_ones(name: str, published: int) -> None:
+    loaded = load(str(MODELS / f"{name}.py"))
+    assert sum(parameter.numel() for parameter in loaded.model.parameters()) == published
+
+
+def test_a_segmentation_has_the_size_of_the_image() -> None:
+    assert run(real("unet", "num_classes=3", "image_size=32", "width=4", "batch_size=2")).shape == (2, 3, 32, 32)
+
+
+@pytest.mark.parametrize("decode", ["teacher", "greedy"])
+def test_padding_does_not_change_a_translation(decode: str) -> None:
+    loaded = real("rnnsearch", f"decode={decode}")
+    source, mask, target = loaded.args
+    assert not mask.all()
+    scores, attention = run(loaded)
+    torch.testing.assert_close(attention.sum(dim=2), torch.ones(attention.shape[:2]))
+    with torch.inference_mode():
+        others, _ = loaded.model(torch.where(mask, source, 7), mask, target)
+    torch.testing.assert_close(others, scores)
+
+
+def test_a_greedy_translation_reads_the_words_it_chose() -> None:
+    torch.manual_seed(3)
+    loaded = real("rnnsearch", "decode=greedy")
+    source, mask, _ = loaded.args
+    scores, _ = run(loaded)
+    teacher = real("rnnsearch")
+    teacher.model.load_state_dict(loaded.model.state_dict())
+    with torch.inference_mode():
+        torch.testing.assert_close(teacher.model(source, mask, scores.argmax(dim=2))[0], scores)
+
+
+def test_a_document_is_classified_by_its_words_only() -> None:
+    loaded = real("texting")
+    words, adjacency, mask = loaded.args
+    expected = run(loaded)
+    with torch.inference_mode():
+        result = loaded.model(torch.where(mask.unsqueeze(2), words, 5.0), adjacency, mask)
+    torch.testing.assert_close(result, expected)
+
+
+def test_the_tagger_scores_all_paths_and_finds_the_best() -> None:
+    crf = real("bert_crf", "num_tags=3").model.crf
+    emissions, mask = torch.randn(2, 4, 3), torch.tensor([[True] * 4, [True, True, False, False]])
+    with torch.inference_mode():
+        likely = crf.decode(emissions, mask)
+        for row, length in enumerate((4, 2)):
+            inputs = emissions[row : row + 1, :length]
+            paths = torch.tensor(list(itertools.product(range(3), repeat=length)))
+            whole = torch.ones(1, length, dtype=torch.bool)
+            scores = torch.stack([crf.path_score(inputs, path.unsqueeze(0), whole) for path in paths]).squeeze(1)
+            together = crf.log_partition(emissions, mask)[row]
+            torch.testing.assert_close(together, scores.logsumexp(0))
+            assert likely[row, :length].tolist() == paths[scores.argmax()].tolist()
