@@ -2,7 +2,7 @@
 //
 //     out[row, gate, lane] = sum over k of left[row, k] * packed[k, gate, lane]
 //
-// A panel is 16 columns, a block up to four panels ("gates": the same units of several gates, or neighbouring columns).
+// A panel is 16 columns, in as many vectors as that takes; a block up to four panels ("gates": the same units of several gates, or neighbouring columns).
 // The sums of a few rows and one block stay in registers over the whole depth, so that each step reads every weight once
 // for those rows. Products may be fused with additions here, unlike in the rest of a kernel.
 #pragma once
@@ -16,20 +16,37 @@
 #define FUSE_CONTRACT
 #endif
 
-typedef float fuse_panel __attribute__((vector_size(64), aligned(64)));
-typedef float fuse_loose_panel __attribute__((vector_size(64), aligned(4)));
-typedef int32_t fuse_lanes __attribute__((vector_size(64)));
+// Vectors are as wide as the processor's registers: wider ones the compiler takes apart badly.
+#if defined(__AVX512F__)
+#define FUSE_WIDTH 16
+#elif defined(__AVX__)
+#define FUSE_WIDTH 8
+#else
+#define FUSE_WIDTH 4
+#endif
+typedef float fuse_vector __attribute__((vector_size(4 * FUSE_WIDTH)));
+typedef float fuse_loose_vector __attribute__((vector_size(4 * FUSE_WIDTH), aligned(4)));
+typedef int32_t fuse_lanes __attribute__((vector_size(4 * FUSE_WIDTH)));
+inline constexpr int fuse_vectors = 16 / FUSE_WIDTH;  // in a panel
 
-// Sums held at once: 24 of 32 registers with AVX-512, 12 of 16 with AVX2 and 24 of 32 with NEON, where a panel takes several.
+// Sums held at once: 24 of 32 registers with AVX-512 and NEON, 12 of 16 with AVX2.
 #ifdef __AVX512F__
 template <int Gates> inline constexpr int fuse_gates_at_once = Gates;
 template <int Gates> inline constexpr int fuse_most_rows = Gates == 4 ? 6 : 8;
-// Keeps the compiler from reading the panel again for every row: a core loads one a cycle, and multiplies as many.
-#define FUSE_IN_REGISTER(panel) __asm__("" : "+v"(panel))
 #else
-#define FUSE_IN_REGISTER(panel)
 template <int Gates> inline constexpr int fuse_gates_at_once = 1;
 template <int Gates> inline constexpr int fuse_most_rows = 6;
+#endif
+
+// Keeps the compiler from reading the weights again for every row: a core loads less than it multiplies.
+#if defined(__AVX512F__)
+#define FUSE_IN_REGISTER(vector) __asm__("" : "+v"(vector))
+#elif defined(__x86_64__)
+#define FUSE_IN_REGISTER(vector) __asm__("" : "+x"(vector))
+#elif defined(__aarch64__)
+#define FUSE_IN_REGISTER(vector) __asm__("" : "+w"(vector))
+#else
+#define FUSE_IN_REGISTER(vector)
 #endif
 
 // Rows x Gates sums; few of them are split into several chains of additions, which do not wait for one another.
@@ -38,33 +55,44 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
     float *__restrict out, int64_t row_stride, int64_t gate_stride, const float *__restrict left, int64_t left_stride,
     const float *__restrict packed, int64_t packed_stride, int64_t depth) {
     FUSE_CONTRACT
-    constexpr int chains = Rows * Gates >= 8 ? 1 : Rows * Gates >= 4 ? 2 : 4;
-    fuse_panel sums[chains][Rows][Gates] = {};
+    constexpr int vectors = Gates * fuse_vectors;
+    constexpr int chains = Rows * vectors >= 8 ? 1 : Rows * vectors >= 4 ? 2 : 4;
+    fuse_vector sums[chains][Rows][vectors] = {};
     int64_t k = 0;
     for (; k + chains <= depth; k += chains) {
+#pragma GCC unroll 24
         for (int chain = 0; chain < chains; ++chain) {
-            fuse_panel weights[Gates];
-            for (int gate = 0; gate < Gates; ++gate) {
-                weights[gate] = ((const fuse_panel *)(packed + (k + chain) * packed_stride))[gate];
-                FUSE_IN_REGISTER(weights[gate]);
+            fuse_vector weights[vectors];
+#pragma GCC unroll 24
+            for (int part = 0; part < vectors; ++part) {
+                weights[part] = ((const fuse_vector *)(packed + (k + chain) * packed_stride))[part];
+                FUSE_IN_REGISTER(weights[part]);
             }
+#pragma GCC unroll 24
             for (int row = 0; row < Rows; ++row) {
                 const float factor = left[row * left_stride + k + chain];
-                for (int gate = 0; gate < Gates; ++gate) sums[chain][row][gate] += factor * weights[gate];
+#pragma GCC unroll 24
+                for (int part = 0; part < vectors; ++part) sums[chain][row][part] += factor * weights[part];
             }
         }
     }
     for (; k < depth; ++k) {
-        const fuse_panel *weights = (const fuse_panel *)(packed + k * packed_stride);
+        const fuse_vector *weights = (const fuse_vector *)(packed + k * packed_stride);
+#pragma GCC unroll 24
         for (int row = 0; row < Rows; ++row) {
-            for (int gate = 0; gate < Gates; ++gate) sums[0][row][gate] += left[row * left_stride + k] * weights[gate];
+#pragma GCC unroll 24
+            for (int part = 0; part < vectors; ++part) sums[0][row][part] += left[row * left_stride + k] * weights[part];
         }
     }
+#pragma GCC unroll 24
     for (int row = 0; row < Rows; ++row) {
-        for (int gate = 0; gate < Gates; ++gate) {
-            fuse_panel total = sums[0][row][gate];
-            for (int chain = 1; chain < chains; ++chain) total += sums[chain][row][gate];
-            *(fuse_loose_panel *)(out + row * row_stride + gate * gate_stride) = total;
+#pragma GCC unroll 24
+        for (int part = 0; part < vectors; ++part) {
+            fuse_vector total = sums[0][row][part];
+#pragma GCC unroll 24
+            for (int chain = 1; chain < chains; ++chain) total += sums[chain][row][part];
+            float *to = out + row * row_stride + part / fuse_vectors * gate_stride + part % fuse_vectors * FUSE_WIDTH;
+            *(fuse_loose_vector *)to = total;
         }
     }
 }
@@ -111,37 +139,33 @@ static inline void fuse_product_rows(float *out, int64_t row_stride, int64_t gat
     }
 }
 
-// Lane `from[lane]` of the 32 lanes of both.
-static inline fuse_panel fuse_shuffle(fuse_panel first, fuse_panel second, fuse_lanes from) {
+// Lane `from[lane]` of the lanes of both.
+static inline fuse_vector fuse_shuffle(fuse_vector first, fuse_vector second, fuse_lanes from) {
 #ifdef __clang__
-    fuse_panel result;
-    for (int lane = 0; lane < 16; ++lane) result[lane] = from[lane] < 16 ? first[from[lane]] : second[from[lane] - 16];
+    fuse_vector result;
+    for (int lane = 0; lane < FUSE_WIDTH; ++lane) {
+        result[lane] = from[lane] < FUSE_WIDTH ? first[from[lane]] : second[from[lane] - FUSE_WIDTH];
+    }
     return result;
 #else
     return __builtin_shuffle(first, second, from);
 #endif
 }
 
-// 16 x 16 elements turned over their diagonal, in four rounds that swap halves, quarters, eighths and sixteenths.
-template <int Distance> static inline void fuse_swap_parts(fuse_panel *rows) {
+// A square of elements turned over its diagonal, in rounds that swap halves, quarters and so on.
+template <int Distance> static inline void fuse_transpose(fuse_vector *rows) {
     fuse_lanes low, high;
-    for (int lane = 0; lane < 16; ++lane) {
-        low[lane] = lane & Distance ? 16 + lane - Distance : lane;
-        high[lane] = lane & Distance ? 16 + lane : lane + Distance;
+    for (int lane = 0; lane < FUSE_WIDTH; ++lane) {
+        low[lane] = lane & Distance ? FUSE_WIDTH + lane - Distance : lane;
+        high[lane] = lane & Distance ? FUSE_WIDTH + lane : lane + Distance;
     }
-    for (int row = 0; row < 16; ++row) {
+    for (int row = 0; row < FUSE_WIDTH; ++row) {
         if (row & Distance) continue;
-        const fuse_panel first = rows[row], second = rows[row + Distance];
+        const fuse_vector first = rows[row], second = rows[row + Distance];
         rows[row] = fuse_shuffle(first, second, low);
         rows[row + Distance] = fuse_shuffle(first, second, high);
     }
-}
-
-static inline void fuse_transpose(fuse_panel *rows) {
-    fuse_swap_parts<8>(rows);
-    fuse_swap_parts<4>(rows);
-    fuse_swap_parts<2>(rows);
-    fuse_swap_parts<1>(rows);
+    if constexpr (Distance > 1) fuse_transpose<Distance / 2>(rows);
 }
 
 // Columns [column, column + 16) of `right` as one panel, `to[k * stride + lane]`; zero from column `columns` on.
@@ -151,13 +175,20 @@ static inline void fuse_pack(float *to, int64_t stride, const float *right, int6
     right += column * column_stride;
     int64_t k = 0;
     if (lanes == 16 && column_stride == 1) {
-        for (; k < depth; ++k) *(fuse_panel *)(to + k * stride) = *(const fuse_loose_panel *)(right + k * depth_stride);
+        for (; k < depth; ++k) {
+            for (int lane = 0; lane < 16; lane += FUSE_WIDTH) {
+                *(fuse_vector *)(to + k * stride + lane) = *(const fuse_loose_vector *)(right + k * depth_stride + lane);
+            }
+        }
     } else if (lanes == 16 && depth_stride == 1) {
-        for (; k + 16 <= depth; k += 16) {
-            fuse_panel rows[16];
-            for (int lane = 0; lane < 16; ++lane) rows[lane] = *(const fuse_loose_panel *)(right + k + lane * column_stride);
-            fuse_transpose(rows);
-            for (int row = 0; row < 16; ++row) *(fuse_panel *)(to + (k + row) * stride) = rows[row];
+        for (; k + FUSE_WIDTH <= depth; k += FUSE_WIDTH) {
+            for (int lane = 0; lane < 16; lane += FUSE_WIDTH) {
+                const float *from = right + k + lane * column_stride;
+                fuse_vector rows[FUSE_WIDTH];
+                for (int row = 0; row < FUSE_WIDTH; ++row) rows[row] = *(const fuse_loose_vector *)(from + row * column_stride);
+                fuse_transpose<FUSE_WIDTH / 2>(rows);
+                for (int row = 0; row < FUSE_WIDTH; ++row) *(fuse_vector *)(to + (k + row) * stride + lane) = rows[row];
+            }
         }
     }
     for (; k < depth; ++k) {
