@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fuse.kernel import ctypes
-from fuse.kernel.index import Affine, Index, NotAffine, offset
+from fuse.kernel.index import Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Accumulator, Buffer, Let, Load, Loop, LoopKind, Statement
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Reduce, Reindex, Value
 
@@ -146,7 +146,7 @@ class Builder:
         buffer: Buffer,
         dtype: torch.dtype,
         where: Affine,
-        indirect: tuple[tuple[str, int], ...],
+        indirect: tuple[tuple[str, Stride], ...],
         guard: str,
         hint: str,
     ) -> tuple[str, int]:
@@ -214,4 +214,5 @@ class Builder:
         strides = table.strides[: value.dim] + table.strides[value.dim + 1 :]
         buffer = self.inputs[table.position]
         where = offset(value.rest(index), strides)
-        return self._load(buffer, table.dtype, where, ((row, table.strides[value.dim]),), guard, buffer.name)
+        stride = table.strides[value.dim]
+        return self._load(buffer, table.dtype, where, ((row, stride),), guard, buffer.name)

@@ -8,26 +8,51 @@ regroups digits:
 
 The second case asks the schedule to split the atom ``n`` into two loops (``SplitNeeded``), after which the digits are
 affine again, so that no kernel divides.
+
+A stride may be a ``Size``, a number that only the call knows. Offsets then are affine with named coefficients besides:
+``2 * j + i * x_stride0``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number that only the call knows: a name in C++, and its ``value`` in the call at hand.
+
+    Sizes of one name are equal whatever their values, so that what is generated cannot depend on them.
+    """
+
+    name: str
+    value: int = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Stride = int | Size
 
 
 @dataclass(frozen=True)
 class Affine:
-    """``constant + sum(coefficient * atom)``; ``terms`` holds non-zero coefficients, sorted by atom name.
+    """``constant + sum(coefficient * atom) + sum(size * index)``.
+
+    ``terms`` holds non-zero coefficients, sorted by atom name; ``sized`` the factors of sizes, by name of the size.
 
     >>> i, j = Affine.of("i"), Affine.of("j")
     >>> str(i * 4 + j + 1)
     '4 * i + j + 1'
+    >>> str(j + (i * 2 + 1).times(Size("stride", 100)))
+    'j + (2 * i + 1) * stride'
     """
 
     terms: tuple[tuple[str, int], ...] = ()
     constant: int = 0
+    sized: tuple[tuple[str, Affine], ...] = ()
 
     @staticmethod
     def of(atom: str) -> Affine:
@@ -35,7 +60,13 @@ class Affine:
 
     def __add__(self, other: Affine | int) -> Affine:
         if isinstance(other, int):
-            return Affine(self.terms, self.constant + other)
+            return Affine(self.terms, self.constant + other, self.sized)
+        if self.sized or other.sized:
+            factors = dict(self.sized)
+            for name, factor in other.sized:
+                factors[name] = factors.get(name, ZERO) + factor
+            plain = Affine(self.terms, self.constant) + Affine(other.terms, other.constant)
+            return Affine(plain.terms, plain.constant, tuple(sorted(i for i in factors.items() if i[1] != ZERO)))
         if not other.terms:
             return Affine(self.terms, self.constant + other.constant)
         if not self.terms:
@@ -48,19 +79,56 @@ class Affine:
     def __mul__(self, factor: int) -> Affine:
         if factor == 0:
             return ZERO
-        return Affine(tuple((a, c * factor) for a, c in self.terms), self.constant * factor)
+        sized = tuple((name, f * factor) for name, f in self.sized)
+        return Affine(tuple((a, c * factor) for a, c in self.terms), self.constant * factor, sized)
+
+    def times(self, stride: Stride) -> Affine:
+        """This index ``stride`` elements apart; it must have no sizes yet."""
+        if not isinstance(stride, Size):
+            return self * stride
+        assert not self.sized
+        return Affine(sized=((stride.name, self),)) if self != ZERO else ZERO
 
     def atoms(self) -> tuple[str, ...]:
-        return tuple(atom for atom, _ in self.terms)
+        return (*(atom for atom, _ in self.terms), *(atom for _, factor in self.sized for atom in factor.atoms()))
 
     def coefficient(self, atom: str) -> int:
+        """The coefficient of ``atom`` among ``terms``."""
         return dict(self.terms).get(atom, 0)
+
+    def step(self, atom: str) -> Affine:
+        """How far one step of ``atom`` leads: no atoms in it, but maybe sizes.
+
+        >>> str((Affine.of("i") * 2 + 1).times(Size("stride", 100)).step("i"))
+        '2 * stride'
+        """
+        factors = ((name, Affine((), factor.coefficient(atom))) for name, factor in self.sized)
+        return Affine((), self.coefficient(atom), tuple(item for item in factors if item[1] != ZERO))
+
+    def start(self) -> Affine:
+        """Where all atoms are 0."""
+        factors = ((name, Affine((), factor.constant)) for name, factor in self.sized)
+        return Affine((), self.constant, tuple(item for item in factors if item[1] != ZERO))
+
+    def without(self, atom: str) -> Affine:
+        """The same where ``atom`` is 0."""
+        factors = ((name, factor.without(atom)) for name, factor in self.sized)
+        terms = tuple(term for term in self.terms if term[0] != atom)
+        return Affine(terms, self.constant, tuple(item for item in factors if item[1] != ZERO))
 
     def __str__(self) -> str:
         parts = [atom if c == 1 else f"{c} * {atom}" for atom, c in sorted(self.terms, key=lambda t: -abs(t[1]))]
-        if self.constant or not parts:
+        if self.constant or not (parts or self.sized):
             parts.append(str(self.constant))
+        parts += [_scaled(factor, name) for name, factor in self.sized]
         return " + ".join(parts).replace("+ -", "- ")
+
+
+def _scaled(factor: Affine, size: str) -> str:
+    if factor == Affine((), 1):
+        return size
+    single = len(factor.terms) + bool(factor.constant) == 1
+    return f"{factor} * {size}" if single else f"({factor}) * {size}"
 
 
 ZERO = Affine()
@@ -100,12 +168,12 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def offset(index: Index, strides: Sequence[int]) -> Affine:
+def offset(index: Index, strides: Sequence[Stride]) -> Affine:
     """Elements from the first one to ``index`` in a buffer with these strides."""
     total = ZERO
     for i, stride in zip(index, strides, strict=True):
         if stride and (i.terms or i.constant):
-            total = total + i * stride
+            total = total + i.times(stride)
     return total
 
 

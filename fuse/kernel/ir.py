@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuse.kernel.index import ZERO, Affine
+from fuse.kernel.index import ZERO, Affine, Stride
 from fuse.kernel.values import ReduceOp
 
 BufferRole = Literal["input", "output", "scratch", "carried", "packed"]
@@ -45,7 +45,7 @@ class Load:
     ctype: str
     buffer: Buffer
     offset: Affine
-    indirect: tuple[tuple[str, int], ...] = ()
+    indirect: tuple[tuple[str, Stride], ...] = ()
     guard: str = ""
 
 

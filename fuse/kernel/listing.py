@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
-from fuse.kernel.loop_kernel import lower_loop
+from fuse.kernel.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel, lower
 from fuse.rewrite.nested import called_module, kind, walk
 
@@ -13,7 +13,8 @@ from fuse.rewrite.nested import called_module, kind, walk
 def listing(graph: GraphModule) -> str:
     """Every kernel of the fused groups and the loops of ``graph``, in order of first use.
 
-    Groups that compute the same share one kernel, and the line above it says how many do. A group that cannot be
+    Groups that compute the same share one kernel, and the line above it says how many do; above a loop's kernel stand
+    the sizes that it is given, the trip count first. A group that cannot be
     lowered is listed with the reason. The functions that kernels call (``fuse_tanh``, ``fuse_product`` and so on) stand
     in ``fuse/kernel/vecmath.h`` and the headers beside it.
 
@@ -21,27 +22,42 @@ def listing(graph: GraphModule) -> str:
     >>> listing(fuse.capture(torch.nn.Identity(), (torch.ones(3),)))
     '// no fused groups, so no kernels of our own'
     """
-    users: dict[Kernel | Declined, list[str]] = {}
+    users: dict[str, list[tuple[str, Kernel | Declined]]] = {}
+    made: Made = {}
     for body, _ in walk(graph):
         for node in body.graph.nodes:
             if kind(node) in ("region", "loop"):
-                users.setdefault(_lowered(node), []).append(node.name)
+                kernel = _lowered(node, made)
+                users.setdefault(_text(kernel), []).append((node.name, kernel))
     if not users:
         return "// no fused groups, so no kernels of our own"
-    return "\n\n".join(_described(kernel, names) for kernel, names in users.items())
+    return "\n\n".join(_described(text, callers) for text, callers in users.items())
 
 
-def _lowered(node: Node) -> Kernel | Declined:
+def _lowered(node: Node, made: Made) -> Kernel | Declined:
     module = called_module(node)
     if isinstance(module, Loop):
         operands = [operand.meta["val"] for operand in node.args if isinstance(operand, Node)]
-        return lower_loop(module, operands, node.meta["val"])
+        return lower_loop(module, operands, node.meta["val"], made)
     assert isinstance(module, GraphModule)
     return lower(module)
 
 
-def _described(kernel: Kernel | Declined, names: list[str]) -> str:
-    shared = f" and {len(names) - 1} more" if len(names) > 1 else ""
+def _text(kernel: Kernel | Declined) -> str:
+    return kernel.source.strip() if isinstance(kernel, Kernel) else kernel.reason
+
+
+def _described(text: str, callers: list[tuple[str, Kernel | Declined]]) -> str:
+    """A kernel below the names of its callers, or why they have none; each loop with the sizes it gives the kernel."""
+    (name, kernel), *others = callers
+    shared = f" and {len(others)} more" if others else ""
     if isinstance(kernel, Declined):
-        return f"// {names[0]}{shared}: runs operator by operator, because {kernel.reason}"
-    return f"// {names[0]}{shared}\n{kernel.source.strip()}"
+        return f"// {name}{shared}: runs operator by operator, because {text}"
+    if not kernel.sizes:
+        return f"// {name}{shared}\n{text}"
+    lines = [f"// {name}: {_sizes(k)}" for name, k in callers if isinstance(k, Kernel)]
+    return "\n".join([*lines, text])
+
+
+def _sizes(kernel: Kernel) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in kernel.sizes)

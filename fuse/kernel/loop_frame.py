@@ -1,6 +1,6 @@
 """What all loop kernels share: memory, pointers, and the nests of one step.
 
-args:  operands, results, workspace
+args:  operands, results, workspace, sizes (the trip count, strides over time)
 state  h:     h_start (operand)  ->  h, h_next (workspace, change places every step)  ->  h_last (result)
 input  x:     x_steps (operand)  ->  x (this step's part)
 result y:     y_steps (result)   ->  y (this step's place)
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fuse.graph.loop import LoopSpec
 from fuse.kernel import ctypes
-from fuse.kernel.index import contiguous_strides
+from fuse.kernel.index import ZERO, Size, Stride, contiguous_strides
 from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
+from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_step import Kept, Matrix, Product, Step
 from fuse.kernel.schedule import schedule
 from fuse.kernel.values import Input, Output, Program, Value
@@ -56,13 +57,38 @@ class Frame:
     def states(self) -> tuple[Input, ...]:
         return self.step.inputs[: self.spec.carries]
 
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """What the kernel is told in every call, in this order."""
+        names = [self.step.names[position] for position in range(len(self.operands))]
+        return sizes_of(self.spec, self.operands, self.results, names, self.step.result_names)
+
     def name(self, value: Input) -> str:
         return self.step.names[value.position]
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one thread does: ``text`` defines the function, which needs ``workspace`` bytes.
+
+    At most ``threads`` pay. With ``work``, that much in a step, so many steps may be too few for all of them.
+    """
+
+    text: str
+    workspace: int
+    threads: int
+    work: int | None = None
+
+
 def elements(value: Input) -> int:
-    """Elements of memory that ``value`` takes, padding included."""
-    return value.shape[0] * value.strides[0] if value.shape else 1
+    """Elements of memory of our own that ``value`` takes, padding included."""
+    return value.shape[0] * known(value.strides[0]) if value.shape else 1
+
+
+def known(stride: Stride) -> int:
+    """A stride in memory of our own, which does not differ from call to call."""
+    assert isinstance(stride, int)
+    return stride
 
 
 def pointers(frame: Frame, workspace: Workspace) -> list[str]:
@@ -79,7 +105,10 @@ def pointers(frame: Frame, workspace: Workspace) -> list[str]:
         ctype = ctypes.storage(result.dtype)
         name = f"{step.names[number]}_last" if number < spec.carries else f"{step.result_names[number]}_steps"
         lines.append(f"{ctype} *{name} = ({ctype} *)args[{len(frame.operands) + number}];")
-    lines.append(f"char *workspace = fuse_aligned(args[{len(frame.operands) + len(frame.results)}]);")
+    last = len(frame.operands) + len(frame.results)
+    lines.append(f"char *workspace = fuse_aligned(args[{last}]);")
+    lines.append(f"const int64_t *sizes = (const int64_t *)args[{last + 1}];")
+    lines += [f"const int64_t {size} = sizes[{number}];" for number, size in enumerate(frame.sizes)]
     for state in frame.states:
         workspace.take(
             f"{frame.name(state)}_memory", ctypes.storage(state.dtype), 2 * elements(state), state.dtype.itemsize
@@ -93,15 +122,12 @@ def step_pointers(frame: Frame) -> list[str]:
     lines = []
     for state in frame.states:
         lines += state_pointers(frame, state, "t")
-    for number, read in enumerate(spec.step_inputs):
-        position = spec.carries + number
-        operand = frame.operands[position]
-        ctype, name = ctypes.storage(operand.dtype), step.names[position]
-        where = f"({read.start} + {read.step} * t) * {operand.stride(read.dim)}"
-        lines.append(f"const {ctype} *{name} = {name}_steps + {where};")
+    for position in range(spec.carries, spec.carries + len(spec.step_inputs)):
+        ctype, name = ctypes.storage(frame.operands[position].dtype), step.names[position]
+        lines.append(f"const {ctype} *{name} = {name}_steps + {name}_first + t * {name}_pace;")
     for number in range(spec.carries, len(frame.results)):
         result, name = frame.results[number], step.result_names[number]
-        lines.append(f"{ctypes.storage(result.dtype)} *{name} = {name}_steps + t * {result.stride(0)};")
+        lines.append(f"{ctypes.storage(result.dtype)} *{name} = {name}_steps + t * {name}_pace;")
     return lines
 
 
@@ -120,7 +146,7 @@ class Destination:
 
     value: Value
     name: str
-    strides: tuple[int, ...]
+    strides: tuple[Stride, ...]
 
 
 def results_of(frame: Frame) -> list[Destination]:
@@ -131,20 +157,26 @@ def results_of(frame: Frame) -> list[Destination]:
         if number < carries:
             found.append(Destination(value, f"{step.names[number]}_next", step.inputs[number].strides))
         else:
-            found.append(Destination(value, step.result_names[number], tuple(frame.results[number].stride()[1:])))
+            name = step.result_names[number]
+            found.append(Destination(value, name, strides_in(frame.results[number], name, without=0)))
     return found
 
 
 def starts_of(frame: Frame) -> tuple[list[Input], dict[int, str], list[Destination]]:
     """The copies of the operands' states into memory of our own: what is read, its names, where it goes."""
-    sources = [Input(s.shape, s.dtype, s.position, tuple(frame.operands[s.position].stride())) for s in frame.states]
     names = {s.position: f"{frame.name(s)}_start" for s in frame.states}
+    sources = [
+        Input(s.shape, s.dtype, s.position, strides_in(frame.operands[s.position], names[s.position]))
+        for s in frame.states
+    ]
     return sources, names, [Destination(s, f"{frame.name(s)}_memory", contiguous_strides(s.shape)) for s in sources]
 
 
 def lasts_of(frame: Frame) -> list[Destination]:
     """The copies of the last states to the results."""
-    return [Destination(s, f"{frame.name(s)}_last", tuple(frame.results[s.position].stride())) for s in frame.states]
+    names = [f"{frame.name(s)}_last" for s in frame.states]
+    results = [frame.results[s.position] for s in frame.states]
+    return [Destination(s, n, strides_in(r, n)) for s, n, r in zip(frame.states, names, results, strict=True)]
 
 
 def nest(
@@ -184,7 +216,7 @@ def packing(
     target: str, panels: int, panel: int, matrix: Matrix, name: str, depth: int, column: str, columns: int
 ) -> str:
     """The call that packs one panel of a weight: columns from ``column`` on, up to ``columns`` of the matrix."""
-    source = f"{name} + {matrix.start}" if matrix.start else name
+    source = name if matrix.start == ZERO else f"{name} + {matrix.start}"
     strides = f"{matrix.strides[0]}, {matrix.strides[1]}"
     where = f"{target} + {16 * panel}" if panel else target
     return f"fuse_pack({where}, {16 * panels}, {source}, {strides}, {depth}, {column}, {columns});"

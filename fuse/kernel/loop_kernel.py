@@ -9,25 +9,27 @@ Sharing out units is tried first: it serves recurrent cells, whose products read
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
 from torch import Tensor
 
 from fuse.graph.loop import Loop
+from fuse.kernel.emit import PARALLEL_WORK
 from fuse.kernel.index import NotAffine, SplitNeeded
-from fuse.kernel.loop_frame import ALIGNMENT, Frame
+from fuse.kernel.loop_frame import ALIGNMENT, Frame, Share, indented
 from fuse.kernel.loop_rows import rows_text
+from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.loop_units import units_text
-from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, deep_recursion
+from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, deep_recursion, structure
 from fuse.kernel.recipes import Unsupported
 
 HEADERS = ("threads.h", "products.h")
 
-Share = Callable[[Frame, str], tuple[str, int, int]]
-"""A schedule: the text of one thread's function, the number of threads that pay, bytes of workspace."""
+Schedule = Callable[[Frame, str], Share]
 
 
 @cache
@@ -42,17 +44,25 @@ def loop_prelude() -> str:
     return "\n".join(text.replace("#pragma once\n", "") for text in texts)
 
 
-def lower_loop(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | Declined:
+Made = dict[Hashable, Kernel | Declined]
+"""Kernels of loops by :func:`loop_structure`."""
+
+
+def lower_loop(
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], made: Made | None = None
+) -> Kernel | Declined:
     """The kernel that runs all steps of ``loop``, or the reason why there is none.
 
     Args:
         loop: its body is a captured graph of one step.
         operands: as ``loop`` is called; only shapes, strides, dtypes and devices are read.
         results: as the caller allocates them: last states, then what is collected, with their strides.
+        made: the kernels of other loops, of which one serves this loop too if it computes the same; the new one is
+            added. (Layers and directions of one network differ in names and lines only.)
 
     Returns:
-        A kernel whose arguments are pointers to the operands, the results, and ``workspace_bytes`` of memory. Its
-        source needs :func:`loop_prelude` behind the prelude.
+        A kernel whose arguments are pointers to the operands, the results, ``workspace_bytes`` of memory, and its
+        ``sizes``. Its source needs :func:`loop_prelude` behind the prelude, and is the same for any trip count.
 
     >>> import torch
     >>> from fuse.graph.capture import capture
@@ -65,15 +75,43 @@ def lower_loop(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
     >>> kernel = lower_loop(loop, [h, w], [h])
     >>> kernel.parallel, kernel.source.count("fuse_tanh")
     (False, 1)
+    >>> kernel.sizes
+    (('steps', 9),)
     """
+    key = loop_structure(loop, operands, results)
+    found = made.get(key) if made is not None else None
+    if found is None:
+        found = _lowered(loop, operands, results)
+        if made is not None:
+            made[key] = found
+    if isinstance(found, Declined):
+        return found
+    names, result_names = [""] * len(operands), [""] * len(results)
+    sizes = sizes_of(loop.spec, operands, results, names, result_names)
+    return replace(found, sizes=tuple((name, s.value) for (name, _), s in zip(found.sizes, sizes, strict=True)))
+
+
+def loop_structure(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Hashable:
+    """Equal for loops that one kernel can serve: they may differ in names, lines and sizes."""
+    spec = loop.spec
+    dims = [read.dim for read in spec.step_inputs]
+    without = [None] * spec.carries + dims + [None] * (len(operands) - spec.carries - len(dims))
+    strides = [strides_in(operand, str(i), dim) for i, (operand, dim) in enumerate(zip(operands, without, strict=True))]
+    ends = [strides_in(r, str(i), None if i < spec.carries else 0) for i, r in enumerate(results)]
+    dtypes = [value.dtype for value in (*operands, *results)]
+    return structure(loop.body, named=False), spec.carries, tuple(strides), tuple(ends), tuple(dtypes)
+
+
+def _lowered(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | Declined:
     if not loop.spec.carries:
         return Declined("no state is carried from step to step")
     reasons = []
-    for share, cut in ((units_text, False), (rows_text, False), (rows_text, True)):
+    schedules: tuple[tuple[Schedule, bool], ...] = ((units_text, False), (rows_text, False), (rows_text, True))
+    for schedule, cut in schedules:
         try:
             with deep_recursion():
                 step = read_step(loop, operands, cut)
-                return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results)), share)
+                return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results)), schedule)
         except (Unsupported, NotAffine) as why:
             reasons.append(str(why))
         except SplitNeeded as need:
@@ -81,15 +119,33 @@ def lower_loop(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
     return Declined(reasons[-1])
 
 
-def _kernel(frame: Frame, share: Share) -> Kernel:
-    text, threads, size = share(frame, "LOOP")
+def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
+    share = schedule(frame, "LOOP")
     comment = "".join(f"// {line}\n" for line in frame.step.lines)
-    digest = hashlib.sha256(f"{threads} {size} {comment} {text}".encode()).hexdigest()[:8]
+    entry = _entry(frame, share)
+    digest = hashlib.sha256(f"{share.workspace} {comment} {share.text} {entry}".encode()).hexdigest()[:8]
     parts = list(dict.fromkeys(frame.step.value_names.values()))[:MAX_NAME_PARTS]
     name = "_".join(["loop", *parts, digest])
-    entry = f"""extern "C" int {name}(char *const *args) {{
-    return fuse_run_team({name}_share, args, {threads});
-}}
-"""
-    source = comment + text.replace("LOOP_share", f"{name}_share") + entry
-    return Kernel(name, source, frozenset(), threads > 1, size + ALIGNMENT)
+    source = comment + (share.text + entry).replace("LOOP", name)
+    sizes = tuple((size.name, size.value) for size in frame.sizes)
+    parallel = threads_that_pay(share, frame.spec.trip_count) > 1
+    return Kernel(name, source, frozenset(), parallel, share.workspace + ALIGNMENT, sizes)
+
+
+def threads_that_pay(share: Share, steps: int) -> int:
+    """How many threads a loop of so many steps asks for."""
+    return share.threads if share.work is None else min(share.threads, 1 + share.work * steps // PARALLEL_WORK)
+
+
+def _entry(frame: Frame, share: Share) -> str:
+    """The kernel itself: it asks for the threads that pay, as :func:`threads_that_pay` says."""
+    threads, lines = str(share.threads), []
+    if share.work is not None and share.threads > 1:
+        sizes = len(frame.operands) + len(frame.results) + 1
+        lines = [
+            f"const int64_t steps = *(const int64_t *)args[{sizes}];",
+            f"const int64_t threads = 1 + {share.work} * steps / {PARALLEL_WORK};",
+        ]
+        threads = f"threads < {share.threads} ? threads : {share.threads}"
+    lines.append(f"return fuse_run_team(LOOP_share, args, {threads});")
+    return "\n".join(['extern "C" int LOOP(char *const *args) {', *indented(1, lines), "}\n"])

@@ -14,12 +14,13 @@ import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 
-from fuse.kernel.emit import PARALLEL_WORK, text_of, work
+from fuse.kernel.emit import text_of, work
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Load, Loop, Scope, Statement, Store
 from fuse.kernel.loop_frame import (
     Destination,
     Frame,
+    Share,
     Workspace,
     elements,
     indented,
@@ -33,7 +34,7 @@ from fuse.kernel.loop_frame import (
     state_pointers,
     step_pointers,
 )
-from fuse.kernel.loop_step import PANEL, Kept, Product, panels_in_block
+from fuse.kernel.loop_step import PANEL, Kept, Product, padded_columns, panels_in_block
 
 _INDENT = "    "
 
@@ -41,8 +42,8 @@ _INDENT = "    "
 _Nest = list[Statement]
 
 
-def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
-    """The C++ function of one thread's share, the number of threads that pay, and the bytes of workspace.
+def rows_text(frame: Frame, name: str) -> Share:
+    """One thread's share.
 
     Raises:
         NotAffine: the step has no such loops; the message is a reason.
@@ -64,11 +65,11 @@ def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
     stage_memory(frame, workspace, step.stages)
     packed = []
     for number, product in enumerate(products):
-        workspace.take(f"weights_{number}", "float", product.left.shape[1] * product.result.strides[0], 4)
+        size = product.left.shape[1] * padded_columns(product.result.shape[1])
+        workspace.take(f"weights_{number}", "float", size, 4)
         packed += _packed(frame, number, product)
     lines = [f"static int {name}_share(char *const *args, fuse_team *team, int64_t member) {{"]
     lines += indented(1, head + workspace.lines)
-    lines += indented(1, [f"const int64_t steps = {frame.spec.trip_count};"])
     if batch > 1:
         lines += indented(1, [f"const int64_t first_row = {batch} * member / team->members;"])
         lines += indented(1, [f"const int64_t last_row = {batch} * (member + 1) / team->members;"])
@@ -86,10 +87,9 @@ def rows_text(frame: Frame, name: str) -> tuple[str, int, int]:
         lines += indented(1, state_pointers(frame, state, "steps")[:1])
     lines += _statements(after, 1, batch)
     lines += [*indented(1, ["return 0;"]), "}"]
-    effort = sum(p.result.strides[0] * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
+    effort = sum(padded_columns(p.result.shape[1]) * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
     effort += sum(work(s) for statements in nests for s in statements)
-    threads = min(batch, 1 + effort * frame.spec.trip_count // PARALLEL_WORK)
-    return "\n".join(lines) + "\n", threads, workspace.size
+    return Share("\n".join(lines) + "\n", workspace.size, batch, effort)
 
 
 def _nest(frame: Frame, destinations: Sequence[Destination]) -> _Nest:
@@ -122,12 +122,12 @@ def _multiplied(frame: Frame, number: int, product: Product, batch: int) -> list
     """Lines that compute a product for the rows of this thread."""
     rows, depth = product.left.shape
     panels = panels_in_block(product.result.shape[1])
-    width, wide = PANEL * panels, product.result.strides[0]
+    width, wide = PANEL * panels, padded_columns(product.result.shape[1])
     left, out, first, count = frame.name(product.left), frame.name(product.result), "", str(rows)
     stride = product.left.strides[0]
     if batch > 1:
         each = rows // batch
-        left += f" + first_row * {each * stride}"
+        left += f" + {(Affine.of('first_row') * each).times(stride)}"
         first = f" + first_row * {each * wide}"
         count = f"(last_row - first_row) * {each}"
     return [

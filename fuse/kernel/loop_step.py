@@ -23,7 +23,8 @@ from torch.fx import Node
 
 from fuse.graph.loop import Loop, LoopSpec
 from fuse.kernel import ctypes, elementwise, lookups, movement, reductions  # noqa: F401  (importing registers the recipes)
-from fuse.kernel.index import Affine, contiguous_strides, offset
+from fuse.kernel.index import Affine, Stride, contiguous_strides, offset
+from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.recipes import Result, Unsupported, apply, bind, translate
 from fuse.kernel.values import Input, Map, Reindex, Shape, Value
 from fuse.kernel.walks import reductions_below
@@ -41,24 +42,29 @@ _WORDS = """
     export extern false float for friend goto if inline int long mutable namespace new not operator or private
     protected public register return short signed sizeof static struct switch template this throw true try typedef
     union unsigned using virtual void volatile while xor
-    args block first_block first_row lane lanes last_block last_row last_unit member row steps t team unit workspace
+    args block first_block first_row lane lanes last_block last_row last_unit member row sizes steps t team threads
+    unit workspace
     all any argmax argmin inside max min padded piece position prod sum value
 """
 RESERVED = frozenset(_WORDS.split())
 """Words of C++, then what loop kernels call things themselves, then what they call elements."""
 
 RESERVED_FORMS = re.compile(
-    r".*_(at|element|row|so_far|lane|value)|(weights|sums)_\d+.*|[ip]\d.*|out\d.*|fuse_.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)"
+    r".*_(at|element|row|so_far|lane|value|start|steps|first|pace|stride|next|memory|last)"
+    r"|(weights|sums)_\d+.*|[ip]\d.*|out\d.*|fuse_.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)"
 )
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """An invariant as a right operand: element ``(k, n)`` lies at ``start + k * strides[0] + n * strides[1]``."""
+    """An invariant as a right operand: element ``(k, n)`` lies at ``start + k * strides[0] + n * strides[1]``.
+
+    These are numbers, sizes among them.
+    """
 
     source: Input
-    start: int
-    strides: tuple[int, int]
+    start: Affine
+    strides: tuple[Affine, Affine]
 
 
 @dataclass(frozen=True)
@@ -122,15 +128,16 @@ class _Reader:
         stem = plain_name(node.name)
         return f"{stem}_value" if stem in self.taken else stem
 
-    def input(self, shape: Shape, dtype: torch.dtype, strides: tuple[int, ...], name: str) -> Input:
+    def input(self, shape: Shape, dtype: torch.dtype, strides: tuple[Stride, ...], name: str) -> Input:
+        """Memory called ``name``, which is taken."""
         value = Input(shape, dtype, len(self.inputs), strides)
         self.inputs.append(value)
-        self.names[value.position] = self.name(name)
+        self.names[value.position] = name
         return value
 
     def keep(self, value: Value, name: str) -> Input:
         """``value`` in memory."""
-        result = self.input(value.shape, value.dtype, contiguous_strides(value.shape), name)
+        result = self.input(value.shape, value.dtype, contiguous_strides(value.shape), self.name(name))
         self.stages.append(Kept(value, result))
         return result
 
@@ -144,7 +151,8 @@ class _Reader:
             left = self.keep(left, f"{plain_name(node.name)}_left")
         rows, columns = left.shape[0], right.shape[1]
         strides = (padded_columns(columns), 1)
-        result = self.input((rows, columns), torch.float32, strides, f"{plain_name(node.name)}_sums")
+        name = self.name(f"{plain_name(node.name)}_sums")
+        result = self.input((rows, columns), torch.float32, strides, name)
         self.stages.append(Product(left, matrix, result))
         return result
 
@@ -191,16 +199,15 @@ def _placeholder(reader: _Reader, node: Node, operand: Tensor) -> Input:
     """A state lies in memory of the kernel's own, dense; step inputs and invariants lie where the caller has them."""
     position, spec = len(reader.inputs), reader.spec
     _check(operand)
-    shape, strides = tuple(operand.shape), tuple(operand.stride())
-    if position < spec.carries:
-        strides = contiguous_strides(shape)
-    elif position < spec.carries + len(spec.step_inputs):
+    name, shape, dim = reader.name(node.name), tuple(operand.shape), None
+    if spec.carries <= position < spec.carries + len(spec.step_inputs):
         dim = spec.step_inputs[position - spec.carries].dim
-        shape, strides = shape[:dim] + shape[dim + 1 :], strides[:dim] + strides[dim + 1 :]
+        shape = shape[:dim] + shape[dim + 1 :]
     held = node.meta["val"]
     if tuple(held.shape) != shape or held.dtype != operand.dtype:
         raise Unsupported(f"{node.name} is {held.dtype}{list(held.shape)} in the body and another tensor outside")
-    return reader.input(shape, operand.dtype, strides, node.name)
+    strides = contiguous_strides(shape) if position < spec.carries else strides_in(operand, name, dim)
+    return reader.input(shape, operand.dtype, strides, name)
 
 
 def _check(value: object) -> None:
@@ -278,7 +285,7 @@ def matrix_of(value: Value) -> Matrix:
     if not isinstance(value, Input):
         raise Unsupported("the right operand of a product is computed in the step")
     where = offset(index, value.strides)
-    return Matrix(value, where.constant, (where.coefficient("k"), where.coefficient("n")))
+    return Matrix(value, where.start(), (where.step("k"), where.step("n")))
 
 
 def panels_in_block(columns: int) -> int:

@@ -21,11 +21,12 @@ import torch
 from fuse.kernel import ctypes
 from fuse.kernel.elements import Builder
 from fuse.kernel.emit import text_of
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, Loop, Statement
 from fuse.kernel.loop_frame import (
     Destination,
     Frame,
+    Share,
     Workspace,
     indented,
     lasts_of,
@@ -126,8 +127,8 @@ class _Phase:
     statements: tuple[Statement, ...]
 
 
-def units_text(frame: Frame, name: str) -> tuple[str, int, int]:
-    """The C++ function of one thread's share, the number of threads that pay, and the bytes of workspace.
+def units_text(frame: Frame, name: str) -> Share:
+    """One thread's share.
 
     Raises:
         NotAffine: the step is not of this form; the message is a reason.
@@ -143,7 +144,6 @@ def units_text(frame: Frame, name: str) -> tuple[str, int, int]:
         workspace.take(f"weights_{group.number}", "float", domain.blocks * depth * panels * PANEL, 4)
         workspace.take(f"sums_{group.number}_memory", "float", domain.blocks * panels * domain.rows * PANEL, 4)
     share = [
-        f"const int64_t steps = {frame.spec.trip_count};",
         f"const int64_t first_block = {domain.blocks} * member / team->members;",
         f"const int64_t last_block = {domain.blocks} * (member + 1) / team->members;",
     ]
@@ -166,7 +166,7 @@ def units_text(frame: Frame, name: str) -> tuple[str, int, int]:
     lines += indented(1, _copied(frame.states, frame.step.names, lasts_of(frame), domain))
     lines += ["    return 0;", "}"]
     threads = max(1, min(domain.blocks, multiplications(frame) // WORK_FOR_A_THREAD))
-    return "\n".join(lines) + "\n", threads, workspace.size
+    return Share("\n".join(lines) + "\n", workspace.size, threads)
 
 
 def _domain(frame: Frame) -> _Domain:
@@ -337,5 +337,5 @@ def _copied(
     return [*lines, "    }", "}"]
 
 
-def _place(strides: Sequence[int]) -> str:
-    return f"{strides[0]} * row + {strides[1]} * unit"
+def _place(strides: Sequence[Stride]) -> str:
+    return str(offset((Affine.of("row"), Affine.of("unit")), strides))

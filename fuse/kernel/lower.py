@@ -41,7 +41,9 @@ class Kernel:
     ``source`` defines ``extern "C" int name(char *const *args)``: pointers to the inputs in placeholder order, then to
     the outputs. ``in_place`` lists (input, output) positions that may be the same memory, because the kernel reads the
     input only where it is just about to write. ``parallel`` says that it asks for threads. A kernel with
-    ``workspace_bytes`` takes one more pointer, to that much memory that is nobody else's during the call.
+    ``workspace_bytes`` takes one more pointer, to that much memory that is nobody else's during the call. One with
+    ``sizes`` takes a last pointer, to these numbers (``int64_t``, each given with its name); they are no part of the
+    source, so that calls that differ in nothing else share a kernel.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Kernel:
     in_place: frozenset[tuple[int, int]]
     parallel: bool
     workspace_bytes: int = 0
+    sizes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def lower(region: GraphModule) -> Kernel | Declined:
     >>> kernel.name.rsplit("_", 1)[0], kernel.in_place
     ('tanh_add', frozenset({(0, 0)}))
     """
-    key = _structure(region)
+    key = structure(region)
     known = _KERNELS.get(key)
     if known is None:
         with deep_recursion():
@@ -236,18 +239,18 @@ def _read_directly(value: Value, wanted: Input) -> bool:
     return True
 
 
-def _structure(region: GraphModule) -> str:
-    """A text that is equal for regions that need the same kernel."""
+def structure(region: GraphModule, named: bool = True) -> str:
+    """A text that is equal for regions that need the same kernel; ``named``: with the same names and lines in it."""
     numbers: dict[Node, int] = {}
     lines = []
     for node in region.graph.nodes:
         numbers[node] = len(numbers)
         if node.op == "placeholder":
-            lines.append(f"{_plain_name(node.name)} {_layout(node.meta['val'])}")
+            lines.append(f"{_plain_name(node.name) if named else ''} {_layout(node.meta['val'])}")
         else:
             args = map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))  # type: ignore[arg-type,return-value]
             layouts = ",".join(_layout(v) for v in _parts(node.meta.get("val")))
-            lines.append(f"{node.target} {args!r} {layouts} {node.meta.get('source', '')}")
+            lines.append(f"{node.target} {args!r} {layouts} {node.meta.get('source', '') if named else ''}")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fuse.kernel.elements import Builder
-from fuse.kernel.index import ZERO, Affine, Index, contiguous_strides, offset
+from fuse.kernel.index import ZERO, Affine, Index, Stride, contiguous_strides, offset
 from fuse.kernel.ir import Buffer, Store
 from fuse.kernel.values import Value
 
@@ -42,8 +42,8 @@ class Target:
 
     value: Value
     buffer: Buffer
-    strides: tuple[int, ...]
-    start: int = 0
+    strides: tuple[Stride, ...]
+    start: Affine = ZERO
 
 
 def builder_for(dimensions: Sequence[Dimension], inputs: list[Buffer], names: Mapping[int, str]) -> Builder:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from fuse.kernel.index import Size
 from fuse.kernel.ir import Buffer, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.values import Output
@@ -36,4 +37,5 @@ def point_nest(
 def order_of_loops(output: Output) -> tuple[int, ...]:
     """Dimensions from the largest stride to the smallest."""
     shape = output.value.shape
-    return tuple(sorted(range(len(shape)), key=lambda d: (-output.strides[d] if shape[d] > 1 else -math.inf, d)))
+    strides = [s.value if isinstance(s, Size) else s for s in output.strides]
+    return tuple(sorted(range(len(shape)), key=lambda d: (-strides[d] if shape[d] > 1 else -math.inf, d)))

@@ -134,7 +134,7 @@ def _pieces(target: Target) -> list[Target]:
     pieces, start = [], target.start
     for piece in value.pieces:
         pieces.append(Target(piece, target.buffer, target.strides, start))
-        start += piece.shape[value.dim] * target.strides[value.dim]
+        start += Affine((), piece.shape[value.dim]).times(target.strides[value.dim])
     return pieces
 
 

@@ -54,11 +54,10 @@ def _mergeable(statement: Statement, outer: str, inner: Loop) -> bool:
         return not {outer, inner.atom} & set(statement.atoms)
     if not isinstance(statement, (Load, Store)):
         return False
-    return all(o.coefficient(outer) == o.coefficient(inner.atom) * inner.extent for o in _offsets(statement))
+    return all(o.step(outer) == o.step(inner.atom) * inner.extent for o in _offsets(statement))
 
 
 def _without(statement: Statement, atom: str) -> Statement:
     if isinstance(statement, (Load, Store)):
-        terms = tuple(t for t in statement.offset.terms if t[0] != atom)
-        return replace(statement, offset=Affine(terms, statement.offset.constant))
+        return replace(statement, offset=statement.offset.without(atom))
     return statement

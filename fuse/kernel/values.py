@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from fuse.kernel.index import ZERO, Affine, Index, reshape
+from fuse.kernel.index import ZERO, Affine, Index, Stride, reshape
 
 Shape = tuple[int, ...]
 ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
@@ -35,7 +35,7 @@ class Input(Value):
     """Argument ``position`` of the kernel, read with these strides (elements)."""
 
     position: int
-    strides: tuple[int, ...]
+    strides: tuple[Stride, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ class Output:
     """Store ``value`` with these strides (elements)."""
 
     value: Value
-    strides: tuple[int, ...]
+    strides: tuple[Stride, ...]
 
 
 @dataclass(frozen=True)

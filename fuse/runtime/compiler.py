@@ -73,6 +73,8 @@ def build_many(sources: Sequence[str], *, flags: Sequence[str] = ()) -> list[cty
     >>> one.one(), two.two()
     (1, 2)
     """
+    if len(sources) < 2:
+        return [build(source, flags=flags) for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda source: build(source, flags=flags), sources))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from fuse.kernel.loop_kernel import loop_prelude
 from fuse.kernel.lower import Kernel, lower
 from fuse.kernel.prelude import prelude
-from fuse.runtime.compiler import build
+from fuse.runtime.compiler import build_many
 from fuse.runtime.layout import part, same_layout
 from fuse.runtime.plan import Arena, Lifetime, arrange
 from fuse.runtime.schedule import schedule
@@ -184,14 +184,18 @@ class Program:
         return _Workspace(memory, memory.data_ptr(), tuple(tensors))
 
 
-def _build(kernels: Any) -> dict[str, int]:
-    """Addresses of all kernels, built as one translation unit."""
-    kernels = list(kernels)
-    if not kernels:
-        return {}
-    extra = [loop_prelude()] if any(k.workspace_bytes for k in kernels) else []
-    library = build("\n".join([prelude(), *extra, *(k.source for k in kernels)]))
-    return {k.name: _function_address(library, k.name) for k in kernels}
+def _build(kernels: Iterable[Kernel]) -> dict[str, int]:
+    """Addresses of all kernels. Each loop is a translation unit of its own: it serves other lengths, for which the
+    other kernels, one unit together, are others."""
+    loops = [[k] for k in kernels if k.sizes]
+    others = [k for k in kernels if not k.sizes]
+    units = [*loops, others] if others else loops
+    sources = []
+    for unit in units:
+        extra = [loop_prelude()] if unit[0].sizes else []
+        sources.append("\n".join([prelude(), *extra, *(k.source for k in unit)]))
+    libraries = build_many(sources)
+    return {k.name: _function_address(lib, k.name) for unit, lib in zip(units, libraries, strict=True) for k in unit}
 
 
 def _function_address(library: ctypes.CDLL, name: str) -> int:

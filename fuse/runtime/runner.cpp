@@ -26,6 +26,8 @@ struct Step {
 
 enum StepKind : int64_t { KERNEL = 0, COPY = 1, PRODUCT_F32 = 2, PRODUCT_F64 = 3, BATCH_F32 = 4, BATCH_F64 = 5 };
 
+// Details of a kernel: its sizes.
+//
 // Details of a copy, arguments (to, from): rank and element size, then for every dimension its size and two strides in bytes.
 struct CopyDimension {
     int64_t size, to, from;
@@ -136,7 +138,8 @@ extern "C" int64_t fuse_run(const Program *program, int64_t first, int64_t last,
         const int64_t *detail = program->details + step->detail;
         for (int64_t i = 0; i < step->count; ++i) pointers[i] = bases[argument[i].base] + argument[i].offset;
         switch (step->kind) {
-            case KERNEL:
+            case KERNEL:  // which finds its sizes, if it has any, behind its arguments
+                pointers[step->count] = reinterpret_cast<char *>(const_cast<int64_t *>(detail));
                 if (reinterpret_cast<int (*)(char *const *)>(step->function)(pointers)) return -1;
                 ++kernels;
                 break;

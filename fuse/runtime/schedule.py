@@ -25,7 +25,7 @@ from fuse import ops
 from fuse.errors import FuseError
 from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
-from fuse.kernel.loop_kernel import lower_loop
+from fuse.kernel.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.layout import dense, extent, is_lazy, origin_bytes, part, restrided, same_layout
@@ -74,6 +74,7 @@ class _Scheduler:
         self.parts: dict[Node, list[tuple[int, int] | None]] = {}
         self.refs: dict[Node, Ref] = {}  # nodes that exist as Python tensors
         self.lone: dict[object, Kernel | Declined] = {}
+        self.loops: Made = {}
         self.assembled: dict[Node, int] = {}
         self.waiting = placed_pieces(graph)  # piece -> (assemble node, offset in elements)
 
@@ -151,7 +152,7 @@ class _Scheduler:
     ) -> Kernel | Declined:
         """The kernel of a region or loop, compiled for the layouts that its inputs have and its results get."""
         if isinstance(region, Loop):
-            return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]))
+            return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]), self.loops)
         if not isinstance(region, GraphModule) or region.meta.get("kind") != "region":
             return Declined("there is no kernel for this kind of module yet")
         body_inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
@@ -225,7 +226,8 @@ class _Scheduler:
     ) -> None:
         shareable = tuple((i, o) for i, o in sorted(kernel.in_place) if same_layout(inputs[i].meta["val"], values[o]))
         writes = tuple(Place(b, shift + origin_bytes(v)) for (b, shift), v in zip(anchors, values, strict=True))
-        self.steps.append(KernelStep(kernel, tuple(map(self._place, inputs)), writes, shareable))
+        sizes = tuple(value for _, value in kernel.sizes)
+        self.steps.append(KernelStep(kernel, tuple(map(self._place, inputs)), writes, shareable, sizes))
 
     def _copy(self, source: Node, target: Place, stride: Sequence[int]) -> None:
         value: Tensor = source.meta["val"]

@@ -51,12 +51,16 @@ class Ref:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """One generated kernel. ``shareable`` are its (input, output) positions that may be one place in memory."""
+    """One generated kernel. ``shareable`` are its (input, output) positions that may be one place in memory.
+
+    ``sizes`` are the numbers that this call of it is given.
+    """
 
     kernel: Kernel
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
     shareable: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Tables:
         if isinstance(step, KernelStep):
             kind, function = _KERNEL, self.functions[step.kernel.name]
             places = (*step.reads, *step.writes)
+            self.details.extend(step.sizes)
         elif isinstance(step, CopyStep):
             kind, function = _COPY, 0
             places = (*step.writes, *step.reads)
@@ -129,7 +130,7 @@ def scratch_bytes(steps: Sequence[Step]) -> int:
     for step in steps:
         if isinstance(step, CallStep):
             continue
-        needed = max(needed, len(step.reads) + len(step.writes))
+        needed = max(needed, len(step.reads) + len(step.writes) + 1)
         if isinstance(step, ProductStep):
             needed = max(needed, len(step.reads) + len(step.writes) + 3 * step.product.batch)
     return needed * _POINTER_BYTES

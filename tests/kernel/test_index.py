@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size, SplitNeeded, contiguous_strides, offset, reshape
 
 
 def value_of(index: Affine, at: dict[str, int]) -> int:
@@ -30,6 +30,27 @@ def test_sums_and_multiples_are_those_of_the_values(a: Affine, b: Affine, factor
     assert value_of(a + b, at) == value_of(a, at) + value_of(b, at)
     assert value_of(a * factor + 3, at) == value_of(a, at) * factor + 3
     assert value_of(a, at) == eval(str(a), {}, dict(at))
+
+
+@given(affines, affines, affines, st.integers(-5, 5), points)
+def test_a_size_is_a_factor_that_only_the_call_knows(
+    a: Affine, b: Affine, c: Affine, factor: int, at: dict[str, int]
+) -> None:
+    total = (a + b.times(Size("s", 7)) + c.times(Size("s", 7))) * factor
+    names = at | {"s": 7}
+    expected = (value_of(a, at) + 7 * value_of(b, at) + 7 * value_of(c, at)) * factor
+    assert eval(str(total), {}, names) == expected
+    whole = eval(str(total.start()), {}, names) + sum(at[i] * eval(str(total.step(i)), {}, names) for i in "ijk")
+    assert whole == expected
+    assert eval(str(total.without("i")), {}, names) == eval(str(total), {}, names | {"i": 0})
+    assert set(total.without("i").atoms()) == set(total.atoms()) - {"i"}
+
+
+def test_sizes_of_one_name_are_equal_whatever_their_values() -> None:
+    i = Affine.of("i")
+    assert i.times(Size("s", 7)) == i.times(Size("s", 8))
+    assert i.times(Size("s", 7)) != i.times(Size("r", 7))
+    assert offset((i, i), (Size("s", 7), 1)) + offset((i, i), (Size("s", 7), 1)) * -1 == ZERO
 
 
 @given(affines)

@@ -73,8 +73,8 @@ class Recurrent(nn.Module):
 
 def test_a_rolled_loop_is_listed_with_its_kernel_and_lines() -> None:
     text = listing(show(Recurrent(), (torch.ones(8, 2, 4), torch.ones(4, 4))).graph)
-    assert text.startswith("// loop_0\n")
-    assert "const int64_t steps = 8;" in text
+    assert text.startswith("// loop_0: steps = 8, ")
+    assert "const int64_t steps = sizes[0];" in text
     assert "test_listing.py:" in text
     assert "runs operator by operator" not in text
 

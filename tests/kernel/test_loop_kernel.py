@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fuse.graph.capture import capture
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.kernel.loop_kernel import loop_prelude, lower_loop
+from fuse.kernel.loop_kernel import Made, loop_prelude, lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.prelude import prelude
 from fuse.runtime import compiler
@@ -72,7 +72,8 @@ def call(library: ctypes.CDLL, kernel: Kernel, operands: Sequence[Tensor], resul
     workspace = torch.full(
         (kernel.workspace_bytes,), 0xFF, dtype=torch.uint8
     )  # NaN as float: nothing may rely on zeros
-    pointers = [t.data_ptr() for t in (*operands, *results, workspace)]
+    sizes = torch.tensor([value for _, value in kernel.sizes])
+    pointers = [t.data_ptr() for t in (*operands, *results, workspace, sizes)]
     return int(getattr(library, kernel.name)((ctypes.c_void_p * len(pointers))(*pointers)))
 
 
@@ -318,6 +319,70 @@ def test_a_step_of_a_thousand_operators_has_a_kernel() -> None:
         return h
 
     assert_same_as_its_steps(Example(long, [torch.randn(2, 3)], [torch.randn(3, 2, 3)]))
+
+
+def batch_first(cell: StepFunction, steps: int, reverse: bool) -> Example:
+    """Batch in front of time in all that is read step by step, and in what states begin from."""
+    w, inputs = weight(4 * 32, 32), torch.randn(3, steps, 4 * 32)
+    h, c = torch.randn(3, steps, 32)[:, 0], torch.randn(32, 3).t()
+    read = StepInput(1, steps - 1, -1) if reverse else StepInput(1, 0, 1)
+    if cell is lstm:
+        return Example(lstm, [h, c], [inputs], [w], [read], steps)
+    if cell is lstm_with_layer_norm:
+        return Example(cell, [h, c], [inputs], [w.t()], [read], steps)
+    table = torch.randn(32, steps, 32)[:, 1]
+    return Example(elman, [h], [inputs[..., :32]], [table, torch.randn(32, steps)[:, 0]], [read], steps)
+
+
+@pytest.mark.parametrize("cell", [lstm, lstm_with_layer_norm, elman], ids=lambda cell: cell.__name__)
+def test_one_source_serves_all_lengths_and_directions(cell: StepFunction) -> None:
+    loops = [batch_first(cell, steps, reverse) for steps in (2, 3, 50) for reverse in (False, True)]
+    assert len({lowered(loop)[1].source for loop in loops}) == 1
+    assert_same_as_its_steps(*loops)
+
+
+def test_a_source_names_what_the_call_says_of_lengths() -> None:
+    _, kernel, _ = lowered(batch_first(lstm, 50, reverse=True))
+    values = [value for _, value in kernel.sizes]
+    assert [name.rpartition("_")[2] for name, _ in kernel.sizes] == [
+        "steps",
+        "stride0",
+        "first",
+        "pace",
+        "stride0",
+        "pace",
+    ]
+    assert values == [50, 50 * 32, 49 * 128, -128, 50 * 128, 3 * 32]
+
+
+def test_loops_that_differ_in_names_only_share_a_kernel() -> None:
+    def other_names(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor) -> Tensor:
+        return torch.tanh(second + functional.linear(first, third, fourth))
+
+    def subtracted(h: Tensor, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.tanh(x - functional.linear(h, w, b))
+
+    made: Made = {}
+    kernels = []
+    for cell, steps in ((elman, 4), (other_names, 9), (subtracted, 4)):
+        one = replace(example(elman, steps, 2, 16), step=cell)
+        loop = one.loop()
+        kernels.append(lower_loop(loop, one.operands, list(loop(*one.operands)), made))
+    first, second, third = kernels
+    assert isinstance(first, Kernel)
+    assert isinstance(second, Kernel)
+    assert (first.source, first.sizes[0], second.sizes[0]) == (second.source, ("steps", 4), ("steps", 9))
+    assert isinstance(third, Kernel)
+    assert third.source != first.source
+
+
+@pytest.mark.usefixtures("threads")
+def test_more_steps_pay_for_more_threads_of_the_same_kernel() -> None:
+    torch.set_num_threads(2)
+    short, long = (example(lstm_with_layer_norm, steps, 4, 16) for steps in (1, 400))
+    assert lowered(short)[1].source == lowered(long)[1].source
+    assert [lowered(loop)[1].parallel for loop in (short, long)] == [False, True]
+    assert_same_as_its_steps(short, long)
 
 
 def test_the_kernel_of_equal_loops_is_the_same() -> None:

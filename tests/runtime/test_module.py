@@ -269,10 +269,10 @@ def test_without_a_compiler_the_model_runs_op_by_op_with_a_warning(monkeypatch: 
     from fuse.runtime import program
     from fuse.runtime.compiler import CompilerMissing
 
-    def missing(source: str) -> None:
+    def missing(sources: list[str]) -> None:
         raise CompilerMissing("no C++ compiler")
 
-    monkeypatch.setattr(program, "build", missing)
+    monkeypatch.setattr(program, "build_many", missing)
     twin = copy.deepcopy(model := Tricky())
     fused = fuse.compile(model)
     x, y = torch.randn(3, 4), torch.randn(3, 4)

@@ -1,0 +1,78 @@
+"""What differs between loops of one body and different lengths: numbers that a loop kernel is told in every call.
+
+    x[b, t, h] of a tensor 3 x T x 16  ->  x_steps[x_first + t * x_pace + b * x_stride0 + h]
+
+The trip count is one, and so is where a step's part of a tensor lies: its first element, how far apart steps are, and
+every stride from the first gap on (with the batch in front of time, ``x_stride0`` is ``16 * T``). Strides below the
+first gap are constants of the source, which is then equal for all lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fuse.graph.loop import LoopSpec, StepInput
+from fuse.kernel.index import Size, Stride
+
+
+def strides_in(value: Tensor, name: str, without: int | None = None) -> tuple[Stride, ...]:
+    """The strides of a tensor's part at one position of dimension ``without``, or of the whole tensor.
+
+    >>> import torch
+    >>> [str(s) for s in strides_in(torch.empty(3, 8, 16), "x", without=1)]
+    ['x_stride0', '1']
+    >>> strides_in(torch.empty(3, 8, 16), "w"), strides_in(torch.empty(16, 8).t(), "w")
+    ((128, 16, 1), (1, 8))
+    """
+    kept = [d for d in range(value.dim()) if d != without]
+    found: dict[int, Stride] = {}
+    dense, gap = 1, False
+    for number, d in sorted(enumerate(kept), key=lambda item: (value.stride(item[1]), item[0])):
+        size, stride = value.shape[d], value.stride(d)
+        if size == 1 or stride == 0:
+            found[number] = min(stride, 1)  # never moved along, or to where it was
+            continue
+        gap = gap or stride != dense
+        found[number] = Size(f"{name}_stride{number}", stride) if gap else stride
+        dense = stride * size
+    return tuple(found[number] for number in range(len(kept)))
+
+
+def first_of(name: str, read: StepInput, operand: Tensor) -> Size:
+    """Elements from a tensor's first one to what step 0 reads."""
+    return Size(f"{name}_first", read.start * operand.stride(read.dim))
+
+
+def pace_of(name: str, steps: int, stride: int) -> Size:
+    """Elements from what one step reads or writes to the same of the next."""
+    return Size(f"{name}_pace", steps * stride)
+
+
+def sizes_of(
+    spec: LoopSpec,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    names: Sequence[str],
+    result_names: Sequence[str],
+) -> tuple[Size, ...]:
+    """All sizes of a loop, in the order in which its kernel finds them; the trip count comes first."""
+    found = [Size("steps", spec.trip_count)]
+    last_read = spec.carries + len(spec.step_inputs)
+    for position, (operand, name) in enumerate(zip(operands, names, strict=True)):
+        dim = None
+        if spec.carries <= position < last_read:
+            read = spec.step_inputs[position - spec.carries]
+            dim = read.dim
+            found += [first_of(name, read, operand), pace_of(name, read.step, operand.stride(dim))]
+        elif position < spec.carries:
+            name = f"{name}_start"
+        found += [s for s in strides_in(operand, name, dim) if isinstance(s, Size)]
+    for number, (result, name) in enumerate(zip(results, result_names, strict=True)):
+        if number < spec.carries:
+            found += [s for s in strides_in(result, f"{names[number]}_last") if isinstance(s, Size)]
+        else:
+            found.append(pace_of(name, 1, result.stride(0)))
+            found += [s for s in strides_in(result, name, 0) if isinstance(s, Size)]
+    return tuple(found)
