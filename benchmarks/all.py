@@ -8,5 +8,5 @@ import sys
 from benchmarks.common import ROOT
 
 if __name__ == "__main__":
-    for name in ("overhead", "recurrent", "limit", "lstm", "models", "tables"):
+    for name in ("overhead", "capture", "recurrent", "lstm", "models", "tables"):
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, check=True)

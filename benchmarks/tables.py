@@ -73,6 +73,25 @@ def recurrent_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def capture_table(results: dict[str, Any]) -> list[str]:
+    """A row a length: what it takes to capture a loop and to run all passes over it."""
+    lines = [
+        "| loop | operators | capture s | passes s | s for 1,000 operators | graph nodes |",
+        f"|---{'|--:' * 5}|",
+    ]
+    for case in results["cases"]:
+        cells = [
+            case["what"],
+            f"{case['operators']:,}",
+            f"{case['capture_seconds_real']:.2f}",
+            f"{case['passes_seconds']:.2f}",
+            f"{case['seconds_per_1000_operators']:.2f}",
+            f"{case['nodes']:,} -> {case['nodes_after']:,}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def overhead_table(results: dict[str, Any]) -> list[str]:
     """Microseconds a launch and a call."""
     chain, small = results["cases"]
@@ -100,7 +119,13 @@ def conditions(results: dict[str, Any]) -> str:
     )
 
 
-TABLES = {"lstm": speed_table, "models": speed_table, "overhead": overhead_table, "recurrent": recurrent_table}
+TABLES = {
+    "capture": capture_table,
+    "lstm": speed_table,
+    "models": speed_table,
+    "overhead": overhead_table,
+    "recurrent": recurrent_table,
+}
 
 
 def rendered(text: str) -> str:

@@ -97,7 +97,7 @@ def load(
     if real:
         return _build(file, requests, None, train, seed)
     try:
-        return _build(file, requests, FakeTensorMode(allow_non_fake_inputs=True), train, seed)
+        return _build(file, requests, _SharedMode(allow_non_fake_inputs=True), train, seed)
     except FuseError as failure:
         if failure.__cause__ is None or not _may_need_values(failure.__cause__, file):
             raise
@@ -127,6 +127,13 @@ def _build(
             with blame(file, "calling eval()"):
                 model.eval()
     return LoadedModel(model, args, kwargs, fake_mode, (), file.path, name)
+
+
+class _SharedMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # of its own __init_subclass__
+    """A mode that deep copies of its tensors stay in: the layers of a stack are often copies of the first."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SharedMode:
+        return self
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import graphviz
 
 from fuse.report.palette import colour
 from fuse.report.reading import Mark
-from fuse.report.sketch import Box, Sketch
+from fuse.report.sketch import Box, Sketch, boxes_of, marks_of
 
 FONT = "Helvetica,Arial,sans-serif"
 
@@ -52,6 +52,7 @@ def dot(before: Sketch, after: Sketch, titles: tuple[str, str]) -> str:
         with picture.subgraph(name=f"cluster_{prefix}") as half:
             half.attr(label=f"<<b>{_text(title)}</b>>", labelloc="t", fontsize="16", penwidth="0", margin="18")
             _draw_parts(half, sketch, sketch.parts, prefix)
+            _place_titles(half, sketch, prefix)
             for arrow in sketch.arrows:
                 thin = sketch.marks[arrow.start].kind == "view" or sketch.marks[arrow.stop].kind == "view"
                 half.edge(
@@ -65,26 +66,56 @@ def dot(before: Sketch, after: Sketch, titles: tuple[str, str]) -> str:
 
 
 def _draw_parts(into: graphviz.Digraph, sketch: Sketch, parts: tuple[int | Box, ...], prefix: str) -> None:
-    """The marks and boxes of one level; a box's name is unique by the first mark inside it and its nesting."""
+    """The marks and boxes of one level."""
     for part in parts:
         if isinstance(part, int):
             _draw_mark(into, f"{prefix}{part}", sketch.marks[part])
             continue
         look = colour(part.kind)
-        with into.subgraph(name=f"cluster_{prefix}_{part.kind}_{_first(part)}") as frame:
+        title = _title_name(part, prefix)
+        with into.subgraph(name=f"cluster_{title}") as frame:
             frame.attr(
-                label=f"<<b>{_text(part.label)}</b>>",
-                labelloc="t",
-                labeljust="l",
-                fontsize="12",
-                fontcolor=look.border,
+                label="",
                 style="rounded,filled" + (",dashed" if part.kind == "repeat" else ""),
                 fillcolor=look.fill,
                 color=look.border,
                 penwidth="1.0" if part.kind == "repeat" else "2.0",
                 margin="10",
             )
+            frame.node(
+                title,
+                label=f"<<b>{_text(part.label)}</b>>",
+                shape="plaintext",
+                style="",
+                fontcolor=look.border,
+                height="0.1",
+                margin="0.02",
+            )
             _draw_parts(frame, sketch, part.parts, prefix)
+
+
+def _place_titles(half: graphviz.Digraph, sketch: Sketch, prefix: str) -> None:
+    """Keep the title of every box below what enters the box and above all inside.
+
+    It is a node, not a label of Graphviz's: arrows pass by nodes, but run over labels.
+    """
+    uses: dict[int, list[int]] = {}
+    for arrow in sketch.arrows:
+        if not arrow.carried:
+            uses.setdefault(arrow.stop, []).append(arrow.start)
+    for box in boxes_of(sketch.parts):
+        title, inside = _title_name(box, prefix), dict.fromkeys(marks_of(box))
+        entering = dict.fromkeys(start for mark in inside for start in uses.get(mark, ()) if start not in inside)
+        for start in entering:
+            half.edge(f"{prefix}{start}", title, style="invis")
+        for mark in inside:
+            if not any(start in inside for start in uses.get(mark, ())):
+                half.edge(title, f"{prefix}{mark}", style="invis")
+
+
+def _title_name(box: Box, prefix: str) -> str:
+    """A name of its own for each box: by the first mark inside and, where boxes are nested, by its kind."""
+    return f"{prefix}_{box.kind}_{next(marks_of(box))}"
 
 
 def _draw_mark(into: graphviz.Digraph, name: str, mark: Mark) -> None:
@@ -130,9 +161,3 @@ def _text(text: str) -> str:
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     # A backslash would begin an escape sequence of Graphviz (``\N`` is the node's name) even inside HTML-like labels.
     return html.escape(printable).replace("\\", "&#92;")
-
-
-def _first(box: Box) -> int:
-    """The number of the first mark inside a box."""
-    part = box.parts[0]
-    return part if isinstance(part, int) else _first(part)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from fuse.report.palette import colour
 from fuse.report.reading import Mark
-from fuse.report.sketch import Arrow, Box, Sketch
+from fuse.report.sketch import Arrow, Box, Sketch, marks_of
 
 LETTER_WIDTH = 7.0
 MARK_HEIGHT = 42.0
@@ -107,7 +107,7 @@ def _sized(part: int | Box, sketch: Sketch) -> _Placed:
 
 def _rows(parts: tuple[int | Box, ...], arrows: tuple[Arrow, ...]) -> list[int]:
     """For each part of one level the row it stands in."""
-    owner = {mark: position for position, part in enumerate(parts) for mark in _marks(part)}
+    owner = {mark: position for position, part in enumerate(parts) for mark in marks_of(part)}
     feeding: dict[int, list[int]] = {}
     for arrow in arrows:
         if arrow.start in owner and arrow.stop in owner and owner[arrow.start] < owner[arrow.stop]:
@@ -116,14 +116,6 @@ def _rows(parts: tuple[int | Box, ...], arrows: tuple[Arrow, ...]) -> list[int]:
     for position in range(len(parts)):
         rows.append(1 + max((rows[source] for source in feeding.get(position, ())), default=-1))
     return rows
-
-
-def _marks(part: int | Box) -> Iterator[int]:
-    if isinstance(part, int):
-        yield part
-    else:
-        for inner in part.parts:
-            yield from _marks(inner)
 
 
 def _lines(mark: Mark) -> list[str]:

@@ -1,98 +1,278 @@
-"""Repeated steps: how many launches each takes before and after.
+"""The loops of a model: launches of a step before and after, and what became of each.
 
     before:  zeros  (addmm sigmoid tanh mul) x 64  stack
     after:   addmm  (addmm region) x 64            ->   64 steps, 4 launches each before and 2 after
-             addmm  loop                           ->   64 steps, 4 launches each before and 0 after
+             addmm  loop                           ->   64 steps, 4 launches each before and 0 after, one addmm hoisted
 
 Eager unrolls a Python loop, and so does capture. What repeats in the record of eager's launches is a loop of the
 user's, known by its lines; what those lines still launch after the passes, and as often as there are steps, is left of
-a step. A loop rolled into one kernel leaves none, however few its steps are.
+a step. A loop rolled into one kernel leaves none, however few its steps are; what its lines still launch beside the
+kernel was hoisted, or belongs to a step that differs and was peeled off.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.loop import Loop as LoopModule
 from fuse.graph.signature import Dispatch
-from fuse.report.repeats import Run, fold, runs
+from fuse.passes.roll_loops import LEAST_STEPS
+from fuse.report.reading import describe
+from fuse.report.repeats import Folding, Run, fold, runs
 from fuse.rewrite.launches import node_launches
+from fuse.rewrite.ledger import Ledger
 from fuse.rewrite.nested import called_module, kind
 
+Found = tuple[Run, frozenset[str]]
+"""A repetition in eager's record, and the lines of its steps."""
 MINIMUM_TRIP_COUNT = 3  # less is a function called twice
+ROLLING = ("roll_whole_loops", "roll_loops")
+"""The passes whose reasons say why a loop stays unrolled, or what stays in its steps."""
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """A loop that runs as one kernel.
+
+    ``states`` are carried from step to step, ``reads`` are the parts of inputs that one step reads, ``keeps`` is what
+    is collected of each step: dtype and shape of each, as in ``f32[4, 128]``.
+    """
+
+    trip_count: int
+    states: tuple[str, ...]
+    reads: tuple[str, ...]
+    keeps: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Steps that repeat, with the launches of one of them; ``source`` is the user line on which a step begins."""
+    """Steps that repeat, with the launches of one of them; ``source`` is the user line on which a step begins.
+
+    ``rolled`` has the kernels that run them: none for a loop left as it was, several where the steps hold loops.
+    ``outside`` says what else the lines of a rolled loop launch: what was hoisted, and ``peeled`` steps that differ.
+    ``reasons`` is what the passes that roll loops declined on those lines, and why.
+    """
 
     trip_count: int
     launches_per_step_before: int
     launches_per_step_after: int
     source: str
+    rolled: tuple[Rolled, ...] = ()
+    outside: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def peeled(self) -> int:
+        """Steps that run before or after the kernel because they differ from the others."""
+        return max(0, self.trip_count - self.rolled[0].trip_count) if len(self.rolled) == 1 else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The loop as plain values, ready for JSON."""
+        return {
+            "trip_count": self.trip_count,
+            "launches_per_step_before": self.launches_per_step_before,
+            "launches_per_step_after": self.launches_per_step_after,
+            "source": self.source,
+            "rolled": [
+                {"trip_count": r.trip_count, "states": [*r.states], "reads": [*r.reads], "keeps": [*r.keeps]}
+                for r in self.rolled
+            ],
+            "peeled": self.peeled,
+            "outside": [*self.outside],
+            "reasons": [*self.reasons],
+        }
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """Launches of one dispatch or node: what they are, and the user lines they come from."""
+    """What is launched (an operator, or a fused group), its kind, and the user lines it comes from, its own first."""
 
-    token: Hashable
+    what: Hashable
+    kind: str
+    source: str
     lines: frozenset[str]
-    count: int = 1
 
 
-def loops(dispatches: Sequence[Dispatch], graph: GraphModule) -> tuple[Loop, ...]:
-    """The loops of a model, from eager's record and from its graph after the passes.
+def loops(dispatches: Sequence[Dispatch], graph: GraphModule, ledger: Ledger) -> tuple[Loop, ...]:
+    """The loops of a model, from eager's record, its graph after the passes, and what the passes said.
 
     After the passes, equal launches (one operator or fused group of the same lines) are counted together and divided by
     the steps, rounded: what serves all steps at once is no launch of a step, and a first step that differs changes
-    nothing.
+    nothing. Rolled loops that eager's record does not show, their steps being on lines of their own, come last.
     """
     before = list(_dispatched(dispatches))
-    after = list(_launched(graph))
-    repeats = [run for run in runs(fold([launch.token for launch in before])) if run.count >= MINIMUM_TRIP_COUNT]
-    found = [(run, _lines(before, run)) for run in repeats]
+    found = [(run, _lines(before, run)) for run in _repetitions(fold(before))]
+    after = list(_shared_out(_launched(graph), found))
+    kernels, unseen = _kernels(graph, found)
     result = []
-    for run, lines in found:
-        remaining: Counter[Hashable] = Counter()
-        for launch in after:
-            if lines & launch.lines:
-                remaining[launch.token] += launch.count
-        # Two loops on the same lines (a function called twice) share what remains of both.
-        trips = sum(other.count for other, others in found if lines & others)
-        each = sum(round(count / trips) for count in remaining.values())
-        first = next(iter(before[run.start].lines))
-        result.append(Loop(run.count, _launches(before, run) // run.count, each, first))
-    return tuple(result)
+    for number, (run, lines) in enumerate(found):
+        remaining = [(launch, count, each) for launch, count, owners, each in after if number in owners]
+        rolled = tuple(_rolled(node) for node in kernels.get(number, ()))
+        once = [(launch, count) for launch, count, each in remaining if not each and launch.kind != "loop"]
+        outside = [_described(launch, count) for launch, count in once if rolled and launch.source in lines]
+        result.append(
+            Loop(
+                trip_count=run.count,
+                launches_per_step_before=run.period,
+                launches_per_step_after=sum(each for _, _, each in remaining),
+                source=before[run.start].source,
+                rolled=rolled,
+                outside=tuple(outside),
+                reasons=_reasons(ledger, lines, run.count, bool(rolled)),
+            )
+        )
+    return (*result, *(_unseen(node) for node in unseen))
 
 
 def formula(launches: int, loops: Sequence[tuple[int, int]]) -> str:
     """All launches of a model in terms of its loops, each given as launches a step and steps.
 
-    >>> formula(771, [(12, 64)]), formula(3, [(0, 64)])
-    ('12 x 64 + 3', '0 x 64 + 3')
+    Loops of as many steps share one term; ``trip_names`` says what its name stands for.
+
+    >>> formula(771, [(12, 64)]), formula(2, [(0, 64)]), formula(1160, [(12, 64), (1, 64), (3, 99)])
+    ('3 + 12*T', '2', '31 + 13*T1 + 3*T2')
     """
-    rest = launches - sum(each * steps for each, steps in loops)
-    terms = " + ".join(f"{each:,} x {steps:,}" for each, steps in loops)
-    return f"{terms} {'-' if rest < 0 else '+'} {abs(rest):,}"
+    names = trip_names([steps for _, steps in loops])
+    each: Counter[int] = Counter()
+    for count, steps in loops:
+        each[steps] += count
+    rest = launches - sum(count * steps for steps, count in each.items())
+    return " + ".join([f"{rest:,}", *(f"{count:,}*{names[steps]}" for steps, count in each.items() if count)])
+
+
+def trip_names(trip_counts: Sequence[int]) -> dict[int, str]:
+    """The name of each number of steps in a formula.
+
+    >>> trip_names([64, 64]), trip_names([64, 99])
+    ({64: 'T'}, {64: 'T1', 99: 'T2'})
+    """
+    different = list(dict.fromkeys(trip_counts))
+    return {steps: f"T{number}" if len(different) > 1 else "T" for number, steps in enumerate(different, start=1)}
+
+
+def _repetitions(parts: Folding) -> Iterator[Run]:
+    """The repetitions of a folding that are loops to their user; of nested ones the longer that holds most of them.
+
+    An encoder of two directions, or a stack of layers, repeats a whole loop over time.
+    """
+    for run in runs(parts):
+        inner = [part for part in runs(run.body) if part.count > run.count]
+        if run.count >= MINIMUM_TRIP_COUNT and 2 * sum(part.period * part.count for part in inner) <= run.period:
+            yield run
+            continue
+        for repeat in range(run.count):
+            for part in _repetitions(run.body):
+                yield replace(part, start=part.start + repeat * run.period)
 
 
 def _dispatched(dispatches: Sequence[Dispatch]) -> Iterator[_Launch]:
     for dispatch in dispatches:
         known = ops.info(dispatch.op)
         if dispatch.source and (known is None or known.launches):
-            yield _Launch((dispatch.op, dispatch.source), frozenset([dispatch.source]))
+            yield _Launch(dispatch.op, ops.kind(dispatch.op), dispatch.source, frozenset([dispatch.source]))
 
 
-def _launched(graph: GraphModule) -> Iterator[_Launch]:
+def _launched(graph: GraphModule) -> Counter[_Launch]:
+    """Every launch of a graph, and how often: one operator, or fused groups of the same lines."""
+    launched: Counter[_Launch] = Counter()
     for node in graph.graph.nodes:
         if count := node_launches(node):
-            lines = frozenset(_sources(node))
-            yield _Launch((kind(node) or node.target, lines), lines, count)
+            group, source = kind(node), node.meta.get("source", "")
+            what, sort = (group, group) if group else (node.target, ops.kind(node.target))
+            launched[_Launch(what, sort, source, frozenset(_sources(node)))] += count
+    return launched
+
+
+def _shared_out(
+    launched: Counter[_Launch], found: Sequence[Found]
+) -> Iterator[tuple[_Launch, int, Sequence[int], int]]:
+    """Each launch, how often, the loops (by number) it is part of, and how often in one step of them.
+
+    Loops on the same lines (a function called twice) share what is left of those. A function that different loops call
+    has its lines in all of them: its launches are of the loops whose steps they are as many as.
+    """
+    for launch, count in launched.items():
+        owners = _owners(launch.lines, [lines for _, lines in found])
+        if not owners:
+            continue
+        alike: dict[frozenset[str], list[int]] = {}
+        for owner in owners:
+            alike.setdefault(found[owner][1], []).append(owner)
+        candidates = [owners, *alike.values()]
+        each = [count / sum(found[owner][0].count for owner in some) for some in candidates]
+        misfit = [abs(ratio - round(ratio)) if ratio > 0.5 else 1.0 for ratio in each]
+        best = misfit.index(min(misfit))
+        yield launch, count, candidates[best], round(each[best])
+
+
+def _owners(lines: frozenset[str], loops: Sequence[frozenset[str]]) -> list[int]:
+    """The numbers of the loops that ``lines`` are in: wholly, or else in part (a group that reaches out of a loop)."""
+    inside = [number for number, others in enumerate(loops) if lines <= others]
+    return inside or [number for number, others in enumerate(loops) if lines & others]
+
+
+def _kernels(graph: GraphModule, found: Sequence[Found]) -> tuple[dict[int, list[Node]], list[Node]]:
+    """For each repetition, by number, the rolled loops of its lines; and the rolled loops of no repetition.
+
+    A function called twice makes two repetitions on the same lines: each gets the next loop that is not longer. Loops
+    beyond that are inside the steps of a repetition.
+    """
+    kernels: dict[int, list[Node]] = {}
+    unseen = []
+    for node in graph.graph.nodes:
+        if not isinstance(module := called_module(node), LoopModule):
+            continue
+        owners = _owners(frozenset(_sources(node)), [lines for _, lines in found])
+        free = [number for number in owners if number not in kernels and found[number][0].count >= module.trip_count]
+        if owners:
+            kernels.setdefault((free or owners)[0], []).append(node)
+        else:
+            unseen.append(node)
+    return kernels, unseen
+
+
+def _rolled(node: Node) -> Rolled:
+    module = called_module(node)
+    assert isinstance(module, LoopModule)
+    carries, reads = module.spec.carries, len(module.spec.step_inputs)
+    operands = [place.meta["val"] for place in module.body.graph.find_nodes(op="placeholder")]
+    results = module.body.graph.output_node().meta["val"]
+    return Rolled(
+        module.trip_count,
+        tuple(map(describe, operands[:carries])),
+        tuple(map(describe, operands[carries : carries + reads])),
+        tuple(map(describe, results[carries:])),
+    )
+
+
+def _unseen(node: Node) -> Loop:
+    rolled, module = _rolled(node), called_module(node)
+    assert isinstance(module, LoopModule)
+    each = sum(node_launches(inner) for inner in module.body.graph.nodes)
+    return Loop(rolled.trip_count, each, 0, node.meta.get("source", ""), (rolled,))
+
+
+def _described(launch: _Launch, count: int) -> str:
+    times = f"{count:,} x " if count > 1 else ""
+    return f"{times}{launch.kind} ({launch.source})"
+
+
+def _reasons(ledger: Ledger, lines: frozenset[str], trip_count: int, rolled: bool) -> tuple[str, ...]:
+    """What the passes that roll loops said of these lines, or why they were silent."""
+    said = [one for one in ledger.rejected if one.pass_name in ROLLING and lines.intersection(one.sources)]
+    if said or rolled:
+        return tuple(f"{one.pass_name}: {one.reason}" for one in said)
+    if not set(ROLLING).intersection(ledger.passes):
+        return ("the passes that roll loops were left out",)
+    if trip_count < LEAST_STEPS:
+        return (f"a loop of fewer than {LEAST_STEPS} steps is not rolled",)
+    return ()
 
 
 def _sources(node: Node) -> Iterator[str]:
@@ -109,14 +289,10 @@ def _sources(node: Node) -> Iterator[str]:
 def _inside(node: Node) -> GraphModule | None:
     """The graph of a fused group or of one step of a loop."""
     module = called_module(node)
-    if module is not None and kind(node) == "loop":
-        module = module.get_submodule("body")
+    if isinstance(module, LoopModule):
+        return module.body
     return module if isinstance(module, GraphModule) else None
 
 
 def _lines(launches: Sequence[_Launch], run: Run) -> frozenset[str]:
     return frozenset().union(*(launch.lines for launch in launches[run.start : run.start + run.period]))
-
-
-def _launches(launches: Sequence[_Launch], run: Run) -> int:
-    return sum(launch.count for launch in launches[run.start : run.stop])

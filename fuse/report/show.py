@@ -76,15 +76,7 @@ class Report:
             "passes": list(self.ledger.passes),
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
-            "loops": [
-                {
-                    "trip_count": loop.trip_count,
-                    "launches_per_step_before": loop.launches_per_step_before,
-                    "launches_per_step_after": loop.launches_per_step_after,
-                    "source": loop.source,
-                }
-                for loop in self.loops
-            ],
+            "loops": [loop.to_dict() for loop in self.loops],
             "fired": [
                 {
                     "pass": one.pass_name,
@@ -162,7 +154,7 @@ def show(
         device=device,
         before=before,
         after=count_graph(graph, profile),
-        loops=loops(dispatches, graph),
+        loops=loops(dispatches, graph, ledger),
         lines=_lines(by_source(dispatches), by_source(graph)),
         unknown_ops=tuple(unknown_ops(dispatches)),
         seconds={"capture": captured - started, "passes": passed - counted},

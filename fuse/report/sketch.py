@@ -82,6 +82,31 @@ def sketch(graph: GraphModule, limit: int = READABLE_NODES) -> Sketch:
     return Sketch(marks, parts, tuple(_arrows(reading, chosen)))
 
 
+def marks_of(part: int | Box) -> Iterator[int]:
+    """The numbers of the marks inside of a part.
+
+    >>> list(marks_of(Box("loop", "x 8", (3, Box("region", "2 -> 1", (4, 5))))))
+    [3, 4, 5]
+    """
+    if isinstance(part, int):
+        yield part
+    else:
+        for inner in part.parts:
+            yield from marks_of(inner)
+
+
+def boxes_of(parts: Iterable[int | Box]) -> Iterator[Box]:
+    """Every box among ``parts`` and inside of them, outer ones first.
+
+    >>> [box.label for box in boxes_of((1, Box("loop", "x 8", (3, Box("region", "2 -> 1", (4, 5))))))]
+    ['x 8', '2 -> 1']
+    """
+    for part in parts:
+        if isinstance(part, Box):
+            yield part
+            yield from boxes_of(part.parts)
+
+
 def _arrange(entries: Sequence[Entry], reading: Reading, chosen: dict[int, int]) -> tuple[int | Box, ...]:
     """Boxes and marks for ``entries`` with repeats folded; ``chosen`` learns which leaf is drawn for each leaf."""
     folding = fold([entry.token for entry in entries])
@@ -107,7 +132,7 @@ def _arrange(entries: Sequence[Entry], reading: Reading, chosen: dict[int, int])
                 reading.marks[single] = replace(reading.marks[single], count=part.count)
                 yield single
             else:
-                yield Box("repeat", f"x {part.count}", tuple(place(part.body)))
+                yield Box("repeat", f"x {part.count:,}", tuple(place(part.body)))
 
     return tuple(place(folding))
 

@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fuse.cost.count import Count
-from fuse.report.loops import formula
+from fuse.report.loops import Loop, formula, trip_names
 from fuse.report.show import Report
 
 WIDTH = 110
 TOP_LINES = 6
+TOP_LOOPS = 4
 TOP_REASONS = 12
 
 
@@ -110,24 +111,7 @@ def _sections(report: Report) -> Iterator[RenderableType]:
             [line.source or "(no line)", f"{line.before:,}", f"{line.after:,}"] for line in report.lines[:TOP_LINES]
         ]
         yield columns(["launches by line", "before", "after"], rows)
-    if report.loops:
-        rows = [
-            [
-                loop.source,
-                f"{loop.trip_count:,}",
-                f"{loop.launches_per_step_before:,}",
-                f"{loop.launches_per_step_after:,}",
-            ]
-            for loop in report.loops
-        ]
-        before = formula(
-            report.before.launches, [(one.launches_per_step_before, one.trip_count) for one in report.loops]
-        )
-        after = formula(report.after.launches, [(one.launches_per_step_after, one.trip_count) for one in report.loops])
-        yield Group(
-            columns(["loops: launches a step", "steps", "before", "after"], rows),
-            Text(f"launches = {before} before, {after} after"),
-        )
+    yield from _loops(report)
     if report.fired:
         rows = [
             [one.pass_name + (f" ({one.pattern})" if one.pattern else ""), f"{one.count:,}", f"{one.launches_saved:,}"]
@@ -141,6 +125,46 @@ def _sections(report: Report) -> Iterator[RenderableType]:
         yield Text(f"unknown operators, each counted once: {', '.join(report.unknown_ops)}")
     yield Text(f"capture {report.seconds['capture']:.2f} s, passes {report.seconds['passes']:.2f} s")
     yield Text(f"next: {_next_step(report)}")
+
+
+def _loops(report: Report) -> Iterator[RenderableType]:
+    """The loops' launches as figures and as a formula, then what became of each loop; equal ones are said once."""
+    if not report.loops:
+        return
+    rows = [
+        [one.source, *(f"{n:,}" for n in (one.trip_count, one.launches_per_step_before, one.launches_per_step_after))]
+        for one in report.loops
+    ]
+    before = formula(report.before.launches, [(one.launches_per_step_before, one.trip_count) for one in report.loops])
+    after = formula(report.after.launches, [(one.launches_per_step_after, one.trip_count) for one in report.loops])
+    names = ", ".join(f"{name} = {n:,}" for n, name in trip_names([one.trip_count for one in report.loops]).items())
+    yield Group(
+        columns(["loops: launches a step", "steps", "before", "after"], rows),
+        Text(f"launches = {before} -> {after}  with {names}"),
+    )
+    different = list(dict.fromkeys(report.loops))
+    facts = [fact for one in different[:TOP_LOOPS] for fact in _facts(one)]
+    if len(different) > TOP_LOOPS:
+        facts.append([f"{len(different) - TOP_LOOPS} more (--json has all)", "", ""])
+    yield columns(["inside the loops", "", ""], facts, numbers_from=3)
+
+
+def _facts(loop: Loop) -> Iterator[list[str]]:
+    """What became of one loop, a line a fact."""
+    how = "one kernel, time inside" if len(loop.rolled) == 1 else f"{len(loop.rolled):,} kernels, time inside"
+    facts = [("runs as", how if loop.rolled else "its steps, one after another")]
+    for rolled in dict.fromkeys(loop.rolled):
+        if len(loop.rolled) > 1:
+            facts.append(("kernel", f"{loop.rolled.count(rolled):,} x {rolled.trip_count:,} steps"))
+        for label, values in (("carries", rolled.states), ("reads", rolled.reads), ("keeps", rolled.keeps)):
+            if values:
+                each = "" if label == "carries" else " a step"
+                facts.append((label, f"{len(values)}: {', '.join(values)}{each}"))
+    if loop.peeled:
+        facts.append(("peeled", f"{loop.peeled:,} of {loop.trip_count:,} steps"))
+    facts += [("outside" if loop.peeled else "hoisted", one) for one in loop.outside]
+    facts += [("because", one) for one in loop.reasons]
+    return ([loop.source if not n else "", label, text] for n, (label, text) in enumerate(facts))
 
 
 def _rejected(report: Report) -> Iterator[RenderableType]:

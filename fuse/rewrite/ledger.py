@@ -36,14 +36,19 @@ class Firings:
 
 @dataclass(frozen=True)
 class Rejections:
-    """All candidates that one pass (and pattern) declined for one reason, with the first one's name and line."""
+    """All candidates that one pass (and pattern) declined for one reason: the first one's name, and all their lines."""
 
     pass_name: str
     pattern: str | None
     reason: str
     count: int
     example: str
-    source: str
+    sources: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """The line of the first candidate that has one."""
+        return self.sources[0] if self.sources else ""
 
 
 @dataclass(frozen=True)

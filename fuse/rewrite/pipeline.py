@@ -57,21 +57,32 @@ class _Book:
 
     fuel: int | None
     rewrites: list[Fired] = field(default_factory=list)
-    rejections: dict[tuple[str, str | None, str], Rejections] = field(default_factory=dict)
+    rejections: dict[tuple[str, str | None, str], _Rejected] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def has_fuel(self) -> bool:
         return self.fuel is None or len(self.rewrites) < self.fuel
 
     def reject(self, info: PassInfo, verdict: Declined) -> None:
-        key = (info.name, verdict.pattern, verdict.reason)
-        known = self.rejections.get(key)
-        example, source = (known.example, known.source) if known else _place(verdict.nodes)
-        self.rejections[key] = Rejections(*key, known.count + 1 if known else 1, example, source)
+        name, source = _place(verdict.nodes)
+        rejected = self.rejections.setdefault((info.name, verdict.pattern, verdict.reason), _Rejected(name))
+        rejected.count += 1
+        if source:
+            rejected.sources[source] = None
 
     def ledger(self, chosen: Iterable[PassInfo]) -> Ledger:
         names = tuple(info.name for info in chosen)
-        return Ledger(names, tuple(self.rewrites), tuple(self.rejections.values()), self.seconds)
+        rejected = (Rejections(*key, r.count, r.example, tuple(r.sources)) for key, r in self.rejections.items())
+        return Ledger(names, tuple(self.rewrites), tuple(rejected), self.seconds)
+
+
+@dataclass
+class _Rejected:
+    """Candidates declined for one reason: the first one's name, how many, and their lines."""
+
+    example: str
+    count: int = 0
+    sources: dict[str, None] = field(default_factory=dict)
 
 
 def _run_pass(info: PassInfo, graph: GraphModule, steps: int, book: _Book) -> bool:

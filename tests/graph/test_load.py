@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import fuse
 from fuse.errors import FuseError
+from fuse.graph.capture import capture
 from fuse.graph.load import load
 from fuse.graph.model_file import ModelFile, is_user_code
 
@@ -137,6 +138,23 @@ def test_models_are_in_eval_mode_unless_training_is_asked_for(write: Write) -> N
 
 
 # Fake and real tensors
+
+
+def test_layers_that_are_copies_of_one_another_are_captured_without_allocating(write: Write) -> None:
+    path = write("""
+        import copy, torch
+        layer = torch.nn.Linear(1_000_000, 1_000_000)
+        model = torch.nn.Sequential(layer, copy.deepcopy(layer))
+        example_inputs = (torch.ones(2, 1_000_000),)
+    """)
+    loaded = load(path)
+    assert loaded.fake_mode is not None
+    assert (
+        len(
+            capture(loaded.model, loaded.args).graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
+        )
+        == 2
+    )
 
 
 def test_a_model_far_larger_than_memory_is_loaded_without_allocating(write: Write) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import random
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,10 +13,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from fuse.graph.capture import capture
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.report.loops import formula, loops
 from fuse.report.reading import describe
 from fuse.report.show import show
-from fuse.report.sketch import Box, Sketch, sketch
+from fuse.report.sketch import Sketch, boxes_of, sketch
 
 
 class Cell(nn.Module):
@@ -86,20 +84,13 @@ def fused_cell(steps: int) -> GraphModule:
     return graph
 
 
-def boxes(parts: tuple[int | Box, ...]) -> Iterator[Box]:
-    for part in parts:
-        if isinstance(part, Box):
-            yield part
-            yield from boxes(part.parts)
-
-
 def labels(drawing: Sketch) -> list[str]:
     return [mark.label for mark in drawing.marks.values()]
 
 
 def test_the_steps_of_a_loop_are_drawn_once() -> None:
     drawing = sketch(capture(Cell(), (torch.ones(2, 64, 4),)))
-    (repeat,) = boxes(drawing.parts)
+    (repeat,) = boxes_of(drawing.parts)
     assert (repeat.kind, repeat.label) == ("repeat", "x 64")
     assert labels(drawing).count("addmm") == labels(drawing).count("tanh") == 1
 
@@ -113,7 +104,7 @@ def test_the_state_of_a_loop_is_an_arrow_back() -> None:
 
 def test_a_fused_group_is_a_box_that_says_how_many_became_one() -> None:
     drawing = sketch(fused_cell(2))
-    regions = [box for box in boxes(drawing.parts) if box.kind == "region"]
+    regions = [box for box in boxes_of(drawing.parts) if box.kind == "region"]
     assert [box.label for box in regions] == ["2 -> 1", "2 -> 1"]
     assert [[drawing.marks[part].label for part in box.parts if isinstance(part, int)] for box in regions] == [
         ["add", "tanh"],
@@ -123,7 +114,7 @@ def test_a_fused_group_is_a_box_that_says_how_many_became_one() -> None:
 
 def test_equal_fused_groups_repeat_like_operators() -> None:
     drawing = sketch(fused_cell(64))
-    repeat, region = boxes(drawing.parts)
+    repeat, region = boxes_of(drawing.parts)
     assert (repeat.label, region.label) == ("x 64", "2 -> 1")
     assert len(drawing.marks) < 12
 
@@ -136,7 +127,7 @@ def rolled_cell(steps: int) -> GraphModule:
 
 def test_a_rolled_loop_is_a_box_around_one_step_that_says_how_many_became_one() -> None:
     drawing = sketch(rolled_cell(64))
-    (loop,) = boxes(drawing.parts)
+    (loop,) = boxes_of(drawing.parts)
     assert (loop.kind, loop.label) == ("loop", "loop x 64: 192 -> 1")
     inside = [drawing.marks[part].label for part in loop.parts if isinstance(part, int)]
     assert [label for label in inside if label in ("addmm", "add", "tanh")] == ["addmm", "add", "tanh"]
@@ -240,40 +231,3 @@ def test_twenty_thousand_operators_become_a_readable_picture_quickly() -> None:
 )
 def test_values_are_described_by_dtype_and_shape(value: object, text: str) -> None:
     assert describe(value) == text
-
-
-def test_a_loop_is_reported_with_launches_of_a_step_before_and_after() -> None:
-    graph = fused_cell(16)
-    dispatches = graph.meta["signature"].dispatches
-    (loop,) = loops(dispatches, graph)
-    assert (loop.trip_count, loop.launches_per_step_before, loop.launches_per_step_after) == (16, 3, 2)
-    assert loop.source.startswith("test_sketch.py:")
-
-
-def test_steps_that_became_one_launch_count_as_none_each() -> None:
-    graph = capture(Cell(), (torch.ones(2, 16, 4),))
-    dispatches = graph.meta["signature"].dispatches
-    products = [node for node in graph.graph.nodes if node.op == "call_function"]
-    fuse_by_hand(graph, [node.name for node in products])
-    (loop,) = loops(dispatches, graph)
-    assert (loop.launches_per_step_before, loop.launches_per_step_after) == (3, 0)
-
-
-@pytest.mark.parametrize("steps", [4, 64])
-def test_a_rolled_loop_leaves_no_launch_of_a_step_however_few_they_are(steps: int) -> None:
-    graph = rolled_cell(steps)
-    (loop,) = loops(graph.meta["signature"].dispatches, graph)
-    assert (loop.trip_count, loop.launches_per_step_before, loop.launches_per_step_after) == (steps, 3, 0)
-
-
-@pytest.mark.parametrize(
-    ("launches", "parts", "text"),
-    [(771, [(12, 64)], "12 x 64 + 3"), (63, [(1, 64)], "1 x 64 - 1"), (9, [(2, 3), (0, 4)], "2 x 3 + 0 x 4 + 3")],
-)
-def test_launches_are_said_in_terms_of_the_loops(launches: int, parts: list[tuple[int, int]], text: str) -> None:
-    assert formula(launches, parts) == text
-
-
-def test_straight_code_has_no_loops() -> None:
-    graph = capture(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.ones(2, 4),))
-    assert loops(graph.meta["signature"].dispatches, graph) == ()
