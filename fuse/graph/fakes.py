@@ -7,12 +7,13 @@ A loop dispatches the same few operators on the same layouts again and again, an
 millisecond each time. What a tensor operator of ATen returns for a fake tensor depends on its arguments' layouts and
 on its other arguments only, so results are remembered by them, for one capture. Remembered are new tensors, views of
 the first argument and arguments returned themselves; everything else (factories, constants that carry numbers, custom
-operators) is asked anew.
+operators) is asked anew. A loop reads another place in every step: ``select`` and ``slice`` are worked out here, and
+where an operand begins is no part of what is remembered of operators that compute something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,10 @@ class Look:
     storage_bytes: int
     requires_grad: bool
 
+    def placed(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[Any, ...]:
+        """The facts of a view of this tensor, where no gradients are recorded."""
+        return (self.dtype, size, stride, offset, self.device, self.storage_bytes, False)
+
 
 @dataclass(frozen=True)
 class _Recipe:
@@ -57,6 +62,7 @@ class FakeRunner:
         self._mode = fake_mode
         self._looks: dict[int, tuple[Tensor, Look | None]] = {}  # the tensor is held so that its id stays its own
         self._interned: dict[tuple[Any, ...], Look] = {}
+        self._anywhere: dict[Look, Look] = {}  # a look -> the same without a place in memory
         self._recipes: dict[tuple[Any, ...], tuple[type, tuple[_Recipe, ...]] | None] = {}
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -65,8 +71,18 @@ class FakeRunner:
             return op(*args, **kwargs)
         if torch.Tag.inplace_view in op.tags:  # it returns its argument, changed
             return op(*args, **kwargs)
+        recording = torch.is_grad_enabled()
+        if op in _PARTS and not kwargs and not recording and (part := self._part(op, args)) is not None:
+            return part
+        computes = ops.kind(op) in _COMPUTING
         try:
-            key = (op, torch.get_default_dtype(), self._key(args), self._key(tuple(kwargs.items())))
+            key = (
+                op,
+                torch.get_default_dtype(),
+                recording,
+                self._key(args, computes),
+                self._key(tuple(kwargs.items()), computes),
+            )
             recipes = self._recipes.get(key)
         except (_Unremembered, TypeError):
             return op(*args, **kwargs)
@@ -83,16 +99,40 @@ class FakeRunner:
         """``tensor`` is about to change its shape in place."""
         self._looks.pop(id(tensor), None)
 
-    def _key(self, value: Any) -> Any:
+    def _part(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
+        """The part that ``select`` or ``slice`` reads, or None where torch had better be asked."""
+        look = self._look(args[0])
+        layout = _PARTS[op](look, *args[1:]) if look is not None else None
+        if look is None or layout is None:
+            return None
+        facts = look.placed(*layout)
+        return self._make(_Recipe(self._intern(facts), is_view=True), args)
+
+    def _key(self, value: Any, anywhere: bool) -> Any:
+        """What is remembered of an argument; ``anywhere``: not where in its memory a tensor begins."""
         kind = type(value)
         if kind is tuple or kind is list:
-            return (kind, *[self._key(item) for item in value])
+            return (kind, *[self._key(item, anywhere) for item in value])
         if isinstance(value, Tensor):
             look = self._look(value)
             if look is None:
                 raise _Unremembered
-            return look
+            return self._moved(look) if anywhere else look
         return kind, value
+
+    def _moved(self, look: Look) -> Look:
+        """The same for all tensors that differ in their place only."""
+        moved = self._anywhere.get(look)
+        if moved is None:
+            facts = (look.dtype, look.size, look.stride, 0, look.device, -1, look.requires_grad)
+            moved = self._anywhere[look] = self._intern(facts)
+        return moved
+
+    def _intern(self, facts: tuple[Any, ...]) -> Look:
+        known = self._interned.get(facts)
+        if known is None:
+            known = self._interned[facts] = Look(*facts)
+        return known
 
     def _look(self, tensor: Tensor) -> Look | None:
         known = self._looks.get(id(tensor))
@@ -115,7 +155,7 @@ class FakeRunner:
             tensor.untyped_storage().nbytes(),
             tensor.requires_grad,
         )
-        return self._interned.setdefault(facts, Look(*facts))
+        return self._intern(facts)
 
     def _learn(self, op: OpOverload, args: tuple[Any, ...], result: Any) -> tuple[type, tuple[_Recipe, ...]] | None:
         parts = result if isinstance(result, (tuple, list)) else (result,)
@@ -153,3 +193,41 @@ class FakeRunner:
             made = FakeTensor(self._mode, meta, look.device)
         self._looks[id(made)] = made, look
         return made
+
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def _selected(look: Look, dim: Any, index: Any) -> _Layout | None:
+    """``select(x, dim, index)``: size, stride and offset."""
+    rank = len(look.size)
+    if type(dim) is not int or type(index) is not int or not -rank <= dim < rank:
+        return None
+    dim %= rank
+    extent, stride = look.size[dim], look.stride[dim]
+    if not -extent <= index < extent:
+        return None
+    size, strides = look.size[:dim] + look.size[dim + 1 :], look.stride[:dim] + look.stride[dim + 1 :]
+    return size, strides, look.offset + index % extent * stride
+
+
+def _sliced(look: Look, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> _Layout | None:
+    """``slice(x, dim, start, end, step)``: size, stride and offset."""
+    rank = len(look.size)
+    bounds_are_numbers = all(type(bound) is int or bound is None for bound in (start, end))
+    if type(dim) is not int or type(step) is not int or step < 1 or not bounds_are_numbers or not -rank <= dim < rank:
+        return None
+    dim %= rank
+    first, last, _ = slice(start, end, step).indices(look.size[dim])
+    size, strides = list(look.size), list(look.stride)
+    size[dim] = max(-((first - last) // step), 0)
+    strides[dim] *= step
+    return tuple(size), tuple(strides), look.offset + first * look.stride[dim]
+
+
+_PARTS: dict[OpOverload, Callable[..., _Layout | None]] = {
+    torch.ops.aten.select.int: _selected,
+    torch.ops.aten.slice.Tensor: _sliced,
+}
+_COMPUTING = frozenset(["pointwise", "gemm", "reduction"])
+"""Kinds of operators that make a new tensor, of whose layout it says nothing where the operands begin."""
