@@ -144,8 +144,11 @@ def constant_key(value: Any) -> Hashable:
     >>> constant_key(0.0) == constant_key(-0.0) or constant_key(1) == constant_key(True)
     False
     """
+    kind = type(value)
+    if kind in _COMPARABLE:
+        return (kind, value)
     if isinstance(value, (list, tuple)):
-        return ("sequence", *(constant_key(item) for item in value))
+        return ("sequence", *[constant_key(item) for item in value])
     if isinstance(value, dict):
         return ("mapping", *((name, constant_key(item)) for name, item in sorted(value.items())))
     if isinstance(value, float):
@@ -154,4 +157,8 @@ def constant_key(value: Any) -> Hashable:
         return ("complex", constant_key(value.real), constant_key(value.imag))
     if isinstance(value, slice):
         return ("slice", constant_key(value.start), constant_key(value.stop), constant_key(value.step))
-    return (type(value), value)
+    return (kind, value)
+
+
+_COMPARABLE = frozenset([Node, int, bool, str, type(None), torch.dtype, torch.device])
+"""What most arguments are: values that are the same constant when they are of one type and equal."""
