@@ -96,3 +96,51 @@ def test_a_tensor_that_changed_its_shape_is_looked_at_again(mode: FakeTensorMode
     runner.forget(x)
     x.unsqueeze_(0)
     assert runner.run(aten.neg.default, (x,), {}).shape == (1, 3)
+
+
+PARTS = {
+    "row": (aten.select.int, [(0, 2), (0, -1), (1, 7), (-1, 0), (-2, -4)]),
+    "slice": (
+        aten.slice.Tensor,
+        [(0, 1, 3), (1, -3, 9223372036854775807), (1, 1, 8, 3), (0,), (), (1, 6, 2), (0, None, 2)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("op", "places"), PARTS.values(), ids=PARTS.keys())
+def test_what_a_step_reads_is_what_torch_reads(op: Any, places: list[tuple[Any, ...]], mode: FakeTensorMode) -> None:
+    runner = FakeRunner(mode)
+    for base in (torch.empty(4, 8), transposed(), torch.empty(6, 16)[2:, ::2]):
+        for place in places:
+            with torch.no_grad():
+                part, expected = runner.run(op, (base, *place), {}), op(base, *place)
+            assert facts(part) == facts(expected)
+            assert sharing(part, base) == [True]
+
+
+@pytest.mark.parametrize(
+    ("op", "place"), [(aten.select.int, (0, 4)), (aten.select.int, (2, 0)), (aten.slice.Tensor, (3,))]
+)
+def test_a_place_that_does_not_exist_is_torchs_error(op: Any, place: tuple[int, ...], mode: FakeTensorMode) -> None:
+    with pytest.raises(IndexError), torch.no_grad():
+        FakeRunner(mode).run(op, (torch.empty(4, 8), *place), {})
+
+
+def test_where_an_operand_begins_says_nothing_of_what_is_computed(mode: FakeTensorMode) -> None:
+    runner, whole = FakeRunner(mode), torch.empty(6, 8)
+    for op, args in (
+        (aten.add.Tensor, lambda x: (x, x)),
+        (aten.sum.dim_IntList, lambda x: (x, [0])),
+        (aten.mm.default, lambda x: (x, x.t())),
+    ):
+        for place in (whole[:2], whole[2:4], whole[4:]):
+            assert facts(runner.run(op, args(place), {})) == facts(op(*args(place)))
+
+
+def test_gradients_are_recorded_where_they_are_on(mode: FakeTensorMode) -> None:
+    runner, weight = FakeRunner(mode), torch.empty(4, 8, requires_grad=True)
+    with torch.no_grad():
+        assert not runner.run(aten.tanh.default, (weight,), {}).requires_grad
+        assert not runner.run(aten.select.int, (weight, 0, 0), {}).requires_grad
+    assert runner.run(aten.tanh.default, (weight,), {}).requires_grad
+    assert runner.run(aten.select.int, (weight, 0, 0), {}).requires_grad
