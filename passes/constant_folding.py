@@ -46,7 +46,7 @@ def constant_folding(graph: GraphModule) -> Iterator[Verdict]:
         elif node in escaping or "signature" not in graph.meta:
             yield declined(node, "the constant would be a result, which is made anew in each call")
         else:
-            yield rewrite(node, fold_to_constant, graph, node, value)
+            yield rewrite(node, fold_to_constant, graph, node, value, values)
 
 
 def given_constants(graph: GraphModule) -> dict[Node, Tensor | None]:
@@ -96,8 +96,10 @@ def fold_to_fill(node: Node, value: Tensor) -> None:
     surgery.replace(node, fill)
 
 
-def fold_to_constant(graph: GraphModule, node: Node, value: Tensor) -> None:
-    """Let a new constant of the graph stand for ``node``."""
+def fold_to_constant(graph: GraphModule, node: Node, value: Tensor, values: dict[Node, Tensor | None]) -> None:
+    """Let a new constant of the graph stand for ``node``, known to whatever is folded next."""
     val = node.meta["val"]
     tensor = torch.empty_strided(val.size(), val.stride(), dtype=val.dtype, device=val.device).copy_(value)
-    surgery.replace(node, surgery.add_constant(graph, tensor, like=node))
+    constant = surgery.add_constant(graph, tensor, like=node)
+    values[constant] = value
+    surgery.replace(node, constant)

@@ -64,6 +64,14 @@ class HugeButUniform(nn.Module):
         return x + (torch.zeros(1 << 20, 1 << 20).view(-1) + 1).mul(2)[:4]
 
 
+class EachIsNeeded(nn.Module):
+    """Equal elements that are not contiguous are no ``full``; the second is computed from the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.ones(2, 3).t().mul(3)
+        return x + first - first.mul(3)
+
+
 class SizeOnly(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.ones_like(x)
@@ -93,6 +101,11 @@ def test_equal_elements_become_a_fill(rewritten):
     result = rewritten(EqualElements(), torch.randn(4), passes=PASSES)
     fill = next(node for node in result.graph.graph.nodes if "full" in str(node.target))
     assert (result.launches, fill.args) == (2, ([4], 3.0))
+
+
+def test_each_of_a_chain_of_constants_may_be_needed(rewritten):
+    result = rewritten(EachIsNeeded(), torch.randn(3, 2), passes=PASSES)
+    assert (result.fired["constant_folding"], result.launches) == (2, 2)
 
 
 def test_integers_stay_exact(rewritten):
