@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fuse.kernel.emit import text_of, work
 from fuse.kernel.index import Affine
-from fuse.kernel.ir import Load, Loop, Scope, Statement, Store
+from fuse.kernel.ir import Accumulate, Accumulator, Declare, Load, Loop, Scope, Statement, Store
 from fuse.kernel.loop_frame import (
     Destination,
     Frame,
@@ -166,12 +166,16 @@ def _own_rows(frame: Frame, batch: int) -> dict[str, int]:
 
 
 def _row_by_row(statement: Statement, batch: int, own: Mapping[str, int]) -> bool:
-    """Whether a nest's outer loop runs over rows of the batch, and touches shared memory only in its own row."""
+    """Whether a nest's outer loop runs over rows of the batch, and touches what rows share only in its own row."""
     if isinstance(statement, Scope):
+        scratch = [s.buffer for s in statement.body if isinstance(s, Declare)]
+        if any(buffer.extent % batch for buffer in scratch):
+            return False
+        own = {**own, **{buffer.name: buffer.extent // batch for buffer in scratch}}
         return all(_row_by_row(s, batch, own) for s in statement.body)
     if not isinstance(statement, Loop):
         return not isinstance(statement, (Load, Store)) or statement.buffer.name not in own
-    if statement.extent % batch or statement.reduces:
+    if statement.extent % batch or _reduces_rows(statement):
         return False
     trips = statement.extent // batch
     for access, extents in _accesses(statement, {}):
@@ -185,6 +189,20 @@ def _row_by_row(statement: Statement, batch: int, own: Mapping[str, int]) -> boo
         if isinstance(access, Load) and access.indirect:
             return False
     return True
+
+
+def _reduces_rows(loop: Loop) -> bool:
+    """Whether the loop adds to an accumulator that stands outside of it: to one of all its rows."""
+    inside, added, stack = set(), set(), list(loop.body)
+    while stack:
+        statement = stack.pop()
+        if isinstance(statement, (Loop, Scope)):
+            stack += statement.body
+        elif isinstance(statement, Accumulator):
+            inside.add(statement.name)
+        elif isinstance(statement, Accumulate):
+            added.add(statement.accumulator.name)
+    return not added <= inside
 
 
 def _accesses(statement: Loop | Scope, outside: Mapping[str, int]) -> Iterator[tuple[Load | Store, Mapping[str, int]]]:

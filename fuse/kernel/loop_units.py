@@ -260,7 +260,8 @@ def _packed(frame: Frame, group: _Group, domain: _Domain) -> list[str]:
             product, distance = group.panels[panel]
             column = f"{PANEL} * block" + _plus(distance)
             matrix, source = product.right, frame.name(product.right.source)
-            lines.append(packing(target, len(chunk), number, matrix, source, depth, column, distance + domain.units))
+            columns = min(distance + domain.units, product.result.shape[1])
+            lines.append(packing(target, len(chunk), number, matrix, source, depth, column, columns))
     return lines
 
 

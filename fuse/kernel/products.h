@@ -168,19 +168,21 @@ template <int Distance> static inline void fuse_transpose(fuse_vector *rows) {
     if constexpr (Distance > 1) fuse_transpose<Distance / 2>(rows);
 }
 
-// Columns [column, column + 16) of `right` as one panel, `to[k * stride + lane]`; zero from column `columns` on.
+// Columns [column, column + 16) of `right` as one panel, `to[k * stride + lane]`; zero where there is no such column,
+// before the first and from column `columns` on.
 static inline void fuse_pack(float *to, int64_t stride, const float *right, int64_t depth_stride, int64_t column_stride,
                              int64_t depth, int64_t column, int64_t columns) {
+    const int64_t first = column < 0 ? -column : 0;
     const int64_t lanes = columns - column >= 16 ? 16 : columns > column ? columns - column : 0;
     right += column * column_stride;
     int64_t k = 0;
-    if (lanes == 16 && column_stride == 1) {
+    if (first == 0 && lanes == 16 && column_stride == 1) {
         for (; k < depth; ++k) {
             for (int lane = 0; lane < 16; lane += FUSE_WIDTH) {
                 *(fuse_vector *)(to + k * stride + lane) = *(const fuse_loose_vector *)(right + k * depth_stride + lane);
             }
         }
-    } else if (lanes == 16 && depth_stride == 1) {
+    } else if (first == 0 && lanes == 16 && depth_stride == 1) {
         for (; k + FUSE_WIDTH <= depth; k += FUSE_WIDTH) {
             for (int lane = 0; lane < 16; lane += FUSE_WIDTH) {
                 const float *from = right + k + lane * column_stride;
@@ -193,7 +195,8 @@ static inline void fuse_pack(float *to, int64_t stride, const float *right, int6
     }
     for (; k < depth; ++k) {
         for (int64_t lane = 0; lane < 16; ++lane) {
-            to[k * stride + lane] = lane < lanes ? right[k * depth_stride + lane * column_stride] : 0.0f;
+            const bool inside = lane >= first && lane < lanes;
+            to[k * stride + lane] = inside ? right[k * depth_stride + lane * column_stride] : 0.0f;
         }
     }
 }

@@ -68,10 +68,15 @@ def lowered(example: Example) -> tuple[Loop, Kernel, list[Tensor]]:
     return loop, kernel, results
 
 
-def call(library: ctypes.CDLL, kernel: Kernel, operands: Sequence[Tensor], results: Sequence[Tensor]) -> int:
-    workspace = torch.full(
-        (kernel.workspace_bytes,), 0xFF, dtype=torch.uint8
-    )  # NaN as float: nothing may rely on zeros
+def call(
+    library: ctypes.CDLL,
+    kernel: Kernel,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    workspace: Tensor | None = None,
+) -> int:
+    if workspace is None:  # NaN as float: nothing may rely on zeros
+        workspace = torch.full((kernel.workspace_bytes,), 0xFF, dtype=torch.uint8)
     sizes = torch.tensor([value for _, value in kernel.sizes])
     pointers = [t.data_ptr() for t in (*operands, *results, workspace, sizes)]
     return int(getattr(library, kernel.name)((ctypes.c_void_p * len(pointers))(*pointers)))
@@ -310,6 +315,53 @@ def test_rows_that_read_one_another_stay_on_one_thread() -> None:
     _, kernel, _ = lowered(loop)
     assert not kernel.parallel
     assert_same_as_its_steps(loop)
+
+
+def _softmax_over_rows(h: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(3 * h.softmax(0) + x)
+
+
+def _mean_of_all(h: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(h - h.mean() + x)
+
+
+def _first_of_the_best_row(h: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(h - h.argmax(0) + x)
+
+
+@pytest.mark.parametrize("cell", [_softmax_over_rows, _mean_of_all, _first_of_the_best_row], ids=lambda c: c.__name__)
+def test_reductions_over_rows_stay_on_one_thread(cell: StepFunction) -> None:
+    loop = Example(cell, [torch.randn(64, 128)], [torch.randn(20, 64, 128)])
+    _, kernel, _ = lowered(loop)
+    assert not kernel.parallel
+    assert_same_as_its_steps(loop)
+
+
+def test_a_batch_of_one_is_not_shared_out_by_what_it_reduces() -> None:
+    def best(h: Tensor, w: Tensor) -> Tensor:
+        return torch.max(h.unsqueeze(2) * w, 1).values.tanh()
+
+    loop = Example(best, [torch.randn(1, 64)], [], [torch.randn(64, 64)], trip_count=50)
+    _, kernel, _ = lowered(loop)
+    assert not kernel.parallel
+    assert_same_as_its_steps(loop)
+
+
+def test_nothing_beside_a_weight_is_read() -> None:
+    """Products are read a unit to the left and to the right, where they have no columns."""
+
+    def shifted(h: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(functional.pad((h @ v)[:, 1:], (0, 1)) + functional.pad((h @ w)[:, :-1], (1, 0)))
+
+    marked = torch.full((5, 20, 20), 1234.5)
+    v, w = marked[1].copy_(weight(20, 20)), marked[3].copy_(weight(20, 20))
+    loop = Example(shifted, [torch.randn(2, 20)], [], [v, w], trip_count=3)
+    assert_same_as_its_steps(loop)
+    _, kernel, results = lowered(loop)
+    workspace = torch.zeros(kernel.workspace_bytes // 4)
+    assert call(built(kernel), kernel, loop.operands, results, workspace) == 0
+    assert (workspace == v[3, 3]).any()
+    assert not (workspace == 1234.5).any()
 
 
 def test_a_step_of_a_thousand_operators_has_a_kernel() -> None:
