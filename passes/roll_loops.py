@@ -80,6 +80,7 @@ def judged(graph: GraphModule, proved: Rolled, reason: str | None) -> Verdict:
         return declined(proved.steps[0], reason)
     built = rolling.build(proved)
     values = result_values(proved, built)
+    built.loop.strides = tuple(value.stride() for value in values)
     kernel = lower_loop(built.loop, [n.meta["val"] for n in built.operands], values)
     if isinstance(kernel, Declined):
         return declined(proved.steps[0], kernel.reason)

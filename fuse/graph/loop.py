@@ -47,13 +47,15 @@ class LoopSpec:
 class Loop(nn.Module):
     """``loop(*initial states, *per-step inputs, *invariants) -> (*last states, *collected)``.
 
-    Collected results are stacked along dimension 0.
+    Collected results are stacked along dimension 0. ``strides`` are those that the graph around promises of the
+    results; None: as they come.
     """
 
     def __init__(self, body: GraphModule, spec: LoopSpec) -> None:
         super().__init__()
         self.body = body
         self.spec = spec
+        self.strides: tuple[tuple[int, ...], ...] | None = None
         self.meta = {"kind": "loop"}
 
     @property
@@ -77,4 +79,16 @@ class Loop(nn.Module):
             states = list(results[: spec.carries])
             for kept, result in zip(collected, results[spec.carries :], strict=True):
                 kept.append(result)
-        return (*states, *(torch.stack(kept) for kept in collected))
+        if self.strides is None:
+            return (*states, *(torch.stack(kept) for kept in collected))
+        lasts = [_laid_out(state, stride) for state, stride in zip(states, self.strides, strict=False)]
+        return (*lasts, *map(_stacked, collected, self.strides[spec.carries :]))
+
+
+def _laid_out(value: Tensor, stride: tuple[int, ...]) -> Tensor:
+    return value if value.stride() == stride else value.new_empty_strided(value.shape, stride).copy_(value)
+
+
+def _stacked(values: list[Tensor], stride: tuple[int, ...]) -> Tensor:
+    result = values[0].new_empty_strided((len(values), *values[0].shape), stride)
+    return torch.stack(values, out=result)

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fuse
+from fuse.check.oracle import check
 from fuse.graph.capture import capture
+from fuse.kernel.lower import Declined
 from fuse.rewrite.pipeline import run_passes
+from fuse.runtime import compiler, program, schedule
 
 BATCH, WIDTH, LENGTHS = 3, 20, (5, 8, 17)
 Step = Callable[..., object]
@@ -182,6 +185,31 @@ def test_a_loop_is_right_and_its_launches_do_not_grow(loop: Step) -> None:
         assert rolled(model, x) == 1
         launches.add(fused.last_run.launches)
     assert len(launches) == 1, launches
+
+
+def views_of_what_is_collected(m: Cell, x: Tensor) -> object:
+    h, outputs = x[0], []
+    for step in x:
+        h = torch.tanh(m.square(h) + step)
+        outputs.append(h)
+    collected = torch.stack(outputs, 1)
+    return collected, collected.view(-1, WIDTH) + 1, collected[:, -1] * 2
+
+
+@pytest.mark.parametrize("missing", ["kernel", "compiler"])
+def test_without_a_kernel_a_loop_gives_what_its_steps_give(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(*source: object) -> None:
+        raise compiler.CompilerMissing("no C++ compiler")
+
+    if missing == "kernel":
+        monkeypatch.setattr(schedule, "lower_loop", lambda *loop: Declined("no kernel today"))
+    else:
+        monkeypatch.setattr(program, "build", no_compiler)
+    with pytest.warns(UserWarning, match="no kernel today|no C"):
+        report = check(Cell(views_of_what_is_collected).eval(), (torch.randn(8, BATCH, WIDTH),))
+    # what is missing shows in the launches, which are more than predicted, and in nothing else
+    assert [problem for problem in report.problems if "predicted" not in problem] == []
+    assert report.observed[1] > 8
 
 
 def changed_body(m: Cell, x: Tensor) -> object:
