@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from fuse.check.oracle import CheckReport, check
+from fuse.kernel import emit, loop_rows, loop_units
+from fuse.passes.roll_loops import LEAST_STEPS
+from fuse.rewrite.ledger import Ledger
+from fuse.rewrite.pipeline import run_passes
+from fuse.runtime import engine
 
-EXAMPLES = int(os.environ.get("FUSE_LOOP_PROGRAMS", "60"))
+EXAMPLES = int(os.environ.get("FUSE_LOOP_PROGRAMS", "100"))
 LARGEST = 50.0  # values beyond would drown an error elsewhere
 TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 0.15}
 WIDTHS = (1, 2, 5, 16, 17, 24, 40)
@@ -84,15 +90,16 @@ KEPT = ("stack", "stack", "cat", "rows", "columns", "last", "some", "reversed", 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A model as text, the widths of its values, and what it is called with."""
+    """A model as text, the widths of its values, what it is called with, and whether threads share small work too."""
 
     text: str
     widths: tuple[int, int, int]
     inputs: tuple[Tensor, ...]
+    shared_out: bool
 
     def __repr__(self) -> str:
         made = ", ".join(f"{t.dtype}{tuple(t.shape)} strides {t.stride()}" for t in self.inputs)
-        return f"\n# widths {self.widths}; {made}\n{self.text}"
+        return f"\n# widths {self.widths}; {made}{'; shared out' if self.shared_out else ''}\n{self.text}"
 
     def model(self) -> Model:
         return Model(self.text, self.widths).to(self.inputs[0].dtype).eval()
@@ -132,7 +139,7 @@ def programs(draw: DrawFn) -> Drawn:
     )
     program = _Program(draw, widths)
     text = program.text()
-    return Drawn(text, widths, inputs)  # type: ignore[arg-type]
+    return Drawn(text, widths, inputs, draw(st.booleans()))  # type: ignore[arg-type]
 
 
 class _Program:
@@ -248,18 +255,41 @@ class _Program:
         )
 
 
-SHARE: Counter[str] = Counter()
+SHARE: Counter[bool] = Counter()
+"""Whether the loop rolled, of each program with steps enough."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def share_of_rolled_loops() -> Any:
+def share_of_rolled_loops() -> Iterator[None]:
     yield
-    print(f"\nloops that rolled: {SHARE['rolled']} of {SHARE['long enough']}")
+    print(f"\nloops that rolled: {SHARE[True]} of {SHARE.total()}")
+
+
+def recorded(graph: GraphModule, *rest: Any) -> Ledger:
+    """Runs the passes and counts the loops that they roll."""
+    ledger = run_passes(graph, *rest)
+    SHARE[any(f.pass_name in ("roll_loops", "roll_whole_loops") for f in ledger.fired)] += 1
+    return ledger
+
+
+@pytest.fixture(scope="module", autouse=True)
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 def held_to_eager(program: Drawn) -> CheckReport:
     tolerance = TOLERANCES[program.inputs[0].dtype]
-    report = check(program.model(), program.inputs, atol=tolerance, rtol=tolerance)
+    with pytest.MonkeyPatch.context() as patched:
+        if len(program.inputs[0]) >= LEAST_STEPS:
+            patched.setattr(engine, "run_passes", recorded)
+        if program.shared_out:
+            patched.setattr(emit, "PARALLEL_WORK", 1)
+            patched.setattr(loop_rows, "PARALLEL_WORK", 1)
+            patched.setattr(loop_units, "WORK_FOR_A_THREAD", 1)
+        report = check(program.model(), program.inputs, atol=tolerance, rtol=tolerance)
     assert report.passed, f"{program}\n{report}"
     failed = [f for f in report.fallbacks if "internal error" in f.reason or "failed (" in f.reason]
     assert not failed, f"{program}\n{report}"
@@ -270,7 +300,7 @@ def held_to_eager(program: Drawn) -> CheckReport:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize=EXAMPLES == 60,
+    derandomize="FUSE_LOOP_PROGRAMS" not in os.environ,
     suppress_health_check=list(HealthCheck),
     database=None,
 )

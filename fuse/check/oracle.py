@@ -134,7 +134,7 @@ def check(
         eager = _outcome(copied(call), None, seed, train, counting)
         exact, reference = _reference(call, eager, seed, train, bool(counting.by_kind["random"]))
         fused_call = copied(call)
-        state = {name: t.detach().clone() for name, t in fused_call.tensors().items()}
+        memory = {name: _bytes(t).clone() for name, t in fused_call.tensors().items()}
         engine = Engine(fused_call.model, False, passes, fuel)
         fused = Fused(engine)
         first = _outcome(fused_call, fused, seed, train)
@@ -146,7 +146,7 @@ def check(
         problems += _structure_problems(first, eager)
         after = run.launches if compiled is not None else counting.launches
         if compiled is not None:
-            _restore(fused_call.tensors(), state)
+            _restore(fused_call.tensors(), memory)
             again, counted = _again(fused_call, compiled, seed)
             later = _compare_all(again, eager, exact, atol, rtol)
             problems += [f"{c.name}, second call: {c.problem}" for c in later if c.problem and not problems]
@@ -225,10 +225,14 @@ def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
     return _described(compiled.rebuild(values, tensors), call.tensors(), {}), counted
 
 
-def _restore(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.data.copy_(state[name])
+def _restore(tensors: Mapping[str, Tensor], memory: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        _bytes(tensor).copy_(memory[name])
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The whole memory behind ``tensor``: elements that share a place, as expanded ones, cannot be written singly."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _reference(call: Call, eager: _Outcome, seed: int, train: bool, random: bool) -> tuple[_Outcome | None, str]:

@@ -56,6 +56,11 @@ def test_random_models_are_compared_with_eager() -> None:
     assert "random" in report.reference
 
 
+def test_expanded_inputs_are_compared_too() -> None:
+    report = check(nn.Tanh(), (torch.randn(3, 1).expand(3, 4),))
+    assert report.passed, str(report)
+
+
 class FixedDtype(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x @ torch.eye(4, dtype=torch.float32)
