@@ -16,7 +16,7 @@ from fuse.check.oracle import check
 from fuse.graph.capture import capture
 from fuse.kernel.lower import Declined
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime import compiler, program, schedule
+from fuse.runtime import compiler, engine, schedule
 
 BATCH, WIDTH, LENGTHS = 3, 20, (5, 8, 17)
 Step = Callable[..., object]
@@ -204,7 +204,7 @@ def test_without_a_kernel_a_loop_gives_what_its_steps_give(missing: str, monkeyp
     if missing == "kernel":
         monkeypatch.setattr(schedule, "lower_loop", lambda *loop: Declined("no kernel today"))
     else:
-        monkeypatch.setattr(program, "build", no_compiler)
+        monkeypatch.setattr(engine, "Program", no_compiler)
     with pytest.warns(UserWarning, match="no kernel today|no C"):
         report = check(Cell(views_of_what_is_collected).eval(), (torch.randn(8, BATCH, WIDTH),))
     # what is missing shows in the launches, which are more than predicted, and in nothing else
