@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse.check.oracle import CheckReport, check
-from fuse.kernel import emit, loop_rows, loop_units
+from fuse.kernel import emit, loop_kernel, loop_units
 from fuse.passes.roll_loops import LEAST_STEPS
 from fuse.rewrite.ledger import Ledger
 from fuse.rewrite.pipeline import run_passes
@@ -287,7 +287,7 @@ def held_to_eager(program: Drawn) -> CheckReport:
             patched.setattr(engine, "run_passes", recorded)
         if program.shared_out:
             patched.setattr(emit, "PARALLEL_WORK", 1)
-            patched.setattr(loop_rows, "PARALLEL_WORK", 1)
+            patched.setattr(loop_kernel, "PARALLEL_WORK", 1)
             patched.setattr(loop_units, "WORK_FOR_A_THREAD", 1)
         report = check(program.model(), program.inputs, atol=tolerance, rtol=tolerance)
     assert report.passed, f"{program}\n{report}"
