@@ -126,34 +126,68 @@ def check(request: Request, to: Output, atol: float | None, rtol: float | None) 
     click.option(
         "--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="Time to spend on each peer."
     ),
+    click.option(
+        "--scan",
+        "scanned",
+        metavar="NAME=16:256:x2",
+        help="Set this constant to each value in turn; fit launches and time as a + b*NAME.",
+    ),
+    path_option("--graph", metavar="OUT.svg", help="With --scan: plot the times."),
 )
 def bench(
-    request: Request, to: Output, atol: float | None, rtol: float | None, against: tuple[str, ...], seconds: float
+    request: Request,
+    to: Output,
+    atol: float | None,
+    rtol: float | None,
+    against: tuple[str, ...],
+    seconds: float,
+    scanned: str | None,
+    graph: Path | None,
 ) -> int:
     """Time eager, fused and other peers, interleaved in one process."""
     _require_this_machine(request)
+    if graph is not None and (scanned is None or graph.suffix != ".svg"):
+        raise FuseError(f"--graph {graph} plots the times of a --scan into an .svg file")
+    from fuse.report.bench import BenchReport, bench_table
     from fuse.report.bench import bench as measure
-    from fuse.report.bench import bench_table
+    from fuse.report.scan import parse_scan, scan, scan_picture, scan_table
 
-    loaded, passes = request.load(to, real=True), request.passes()
-    with to.stage(f"timing fused and {', '.join(against)}"):
-        report = measure(
-            loaded.model,
-            loaded.args,
-            loaded.kwargs,
-            against=against,
-            passes=passes,
-            train=request.train,
-            seconds=seconds,
-            atol=atol,
-            rtol=rtol,
-            target=request.target,
-        )
-    to.emit(report.to_dict(), lambda: bench_table(report))
-    for reason in report.disagreements:
+    passes = request.passes()
+
+    def measured(request: Request, peers: tuple[str, ...], what: str = "") -> BenchReport:
+        loaded = request.load(to, real=True)
+        with to.stage(f"timing fused and {', '.join(peers)}{what}"):
+            return measure(
+                loaded.model,
+                loaded.args,
+                loaded.kwargs,
+                against=peers,
+                passes=passes,
+                train=request.train,
+                seconds=seconds,
+                atol=atol,
+                rtol=rtol,
+                target=request.target,
+            )
+
+    if scanned is None:
+        reports: tuple[BenchReport, ...] = (measured(request, against),)
+        to.emit(reports[0].to_dict(), lambda: bench_table(reports[0]))
+    else:
+        values, peers = parse_scan(scanned), tuple(dict.fromkeys(["eager", *against]))
+        report = scan(values, lambda n: measured(request.setting(values.name, n), peers, f" at {values.name} = {n:,}"))
+        reports = report.reports
+        if graph is not None:
+            from fuse.report.files import write
+
+            write(graph, scan_picture(report))
+            to.say(f"wrote {graph}")
+        to.emit(report.to_dict(), lambda: scan_table(report))
+    disagreements = [reason for one in reports for reason in one.disagreements]
+    for reason in disagreements:
         click.echo(f"fuse: failed: {reason}", err=True)
-    within = request.within_budget(report.observed_after)
-    return GOOD if within and not report.disagreements else FAILED
+    within = request.within_budget(max(one.observed_after for one in reports))
+    return GOOD if within and not disagreements else FAILED
 
 
 @commands.command()

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,10 @@ class Request:
         for note in loaded.notes:
             to.say(note)
         return loaded
+
+    def setting(self, name: str, value: int) -> Request:
+        """The same request with one more constant set."""
+        return replace(self, settings=(*self.settings, f"{name}={value}"))
 
     def passes(self) -> list[str]:
         """Names of the passes that the flags leave; ``FuseError`` with a suggestion for an unknown one."""
