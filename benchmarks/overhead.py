@@ -10,13 +10,13 @@ one call is what passes outside of the native program: guards, allocation of the
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,13 +55,13 @@ def slope() -> dict[str, Any]:
     """Microseconds of calls by length, and the line through them."""
     samples = interleaved({str(length): chain_call(length) for length in LENGTHS}, SECONDS)
     medians = [1e6 * quartiles(samples[str(length)]).median for length in LENGTHS]
-    per_launch, fixed = np.polyfit(LENGTHS, medians, 1)
+    per_launch, fixed = statistics.linear_regression(LENGTHS, medians)
     return {
         "what": f"{LENGTHS[0]} to {LENGTHS[-1]} kernels in one call, {ELEMENTS} elements each",
         "kernels": list(LENGTHS),
         "microseconds": medians,
-        "microseconds_per_launch": float(per_launch),
-        "fixed_microseconds": float(fixed),
+        "microseconds_per_launch": per_launch,
+        "fixed_microseconds": fixed,
     }
 
 

@@ -6,6 +6,7 @@ Names are resolved on first use, so that ``fuse --help`` answers without importi
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ _HOME = {
 
 __all__ = ["capture", "compile", "register_pass", "run_passes", "show"]
 __version__ = "0.1.0"
+
+# In a clone the passes lie beside this package, not in it; Python started there shall find them all the same.
+_HERE = Path(__file__).parent
+if not (_HERE / "passes").is_dir() and (_HERE.parent / "passes").is_dir():
+    __path__.append(str(_HERE.parent))
 
 
 def __getattr__(name: str) -> Any:
