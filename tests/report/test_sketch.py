@@ -214,9 +214,9 @@ def test_twenty_thousand_operators_become_a_readable_picture_quickly() -> None:
             with graph.graph.inserting_before(graph.graph.output_node()):
                 last = graph.graph.node_copy(node)
     graph.graph.output_node().replace_input_with(step[-1], last)
-    started = time.perf_counter()
+    started = time.process_time()  # other programs must not count
     drawing = sketch(graph)
-    assert time.perf_counter() - started < 3.0
+    assert time.process_time() - started < 3.0
     assert len(drawing.marks) <= 40
 
 
