@@ -213,7 +213,7 @@ def _shared_out(
 
 def _owners(lines: frozenset[str], loops: Sequence[frozenset[str]]) -> list[int]:
     """The numbers of the loops that ``lines`` are in: wholly, or else in part (a group that reaches out of a loop)."""
-    inside = [number for number, others in enumerate(loops) if lines <= others]
+    inside = [number for number, others in enumerate(loops) if lines and lines <= others]
     return inside or [number for number, others in enumerate(loops) if lines & others]
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fuse
 from fuse.report.loops import Loop, Rolled, formula
 from fuse.report.show import Report
+from fuse.rewrite.registry import register_pass, unregister
+from fuse.rewrite.verdict import Verdict, rewrite
 
 
 class Cell(nn.Module):
@@ -151,6 +155,20 @@ def test_a_loop_of_lines_of_their_own_is_found_by_its_kernel() -> None:
 
     (loop,) = fuse.show(Written(), (torch.ones(2, 4, 4),)).loops
     assert figures(loop) == (4, 3, 0)
+
+
+def test_launches_without_a_line_are_of_no_loop() -> None:
+    def without_lines(graph: GraphModule) -> Iterator[Verdict]:
+        """Forget the lines of all operators."""
+        output = graph.graph.output_node()
+        yield rewrite(output, lambda: [n.meta.update(source="") for n in graph.graph.nodes if n.op == "call_function"])
+
+    register_pass(enabled=False)(without_lines)
+    try:
+        (loop,) = fuse.show(Normalised(), (torch.ones(8, 2, 4),), passes=["without_lines"]).loops
+    finally:
+        unregister("without_lines")
+    assert figures(loop) == (8, 4, 0)
 
 
 def test_straight_code_has_no_loops() -> None:
