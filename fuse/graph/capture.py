@@ -69,7 +69,8 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
-    with _fake_mode(model, args, kwargs or {}) as fake_mode:
+    # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
+    with torch.inference_mode(False), _fake_mode(model, args, kwargs or {}) as fake_mode:
         recorder = Recorder(model, fake_mode)
         return recorder.run(args, dict(kwargs or {}))
 

@@ -29,6 +29,12 @@ template <typename T> FUSE_INLINE T fuse_logsigmoid(T x) {
     return fuse_minimum(x, (T)0) - fuse_log1p(fuse_exp(-fuse_abs(x)));
 }
 
+// log(e^a + e^b); where both are the same infinity there is no distance between them.
+template <typename T> FUSE_INLINE T fuse_logaddexp(T a, T b) {
+    T distance = a == b ? (T)0 : fuse_abs(a - b);
+    return fuse_maximum(a, b) + fuse_log1p(fuse_exp(-distance));
+}
+
 template <typename T> FUSE_INLINE T fuse_hardsigmoid(T x) { return fuse_clamp(x + 3, 0, 6) / 6; }
 template <typename T> FUSE_INLINE T fuse_hardswish(T x) { return x * fuse_clamp(x + 3, 0, 6) / 6; }
 

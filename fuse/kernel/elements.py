@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 from fuse.kernel import ctypes
-from fuse.kernel.index import Affine, Index, NotAffine, Stride, offset
-from fuse.kernel.ir import Accumulator, Buffer, Let, Load, Loop, LoopKind, Statement
+from fuse.kernel.index import Affine, Index, NotAffine, offset
+from fuse.kernel.ir import Accumulator, Buffer, Indirect, Let, Load, Loop, LoopKind, Statement
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Reduce, Reindex, Value
 
 MAX_PIECES_IN_EXPRESSION = 8
@@ -146,11 +146,11 @@ class Builder:
         buffer: Buffer,
         dtype: torch.dtype,
         where: Affine,
-        indirect: tuple[tuple[str, Stride], ...],
+        indirect: tuple[Indirect, ...],
         guard: str,
         hint: str,
     ) -> tuple[str, int]:
-        depth = max([self.depth_of(where), self.depth(guard), *(self.depth(n) for n, _ in indirect)])
+        depth = max([self.depth_of(where), self.depth(guard), *(self.depth(term.variable) for term in indirect)])
         name = self.fresh(f"{hint}_element" if buffer.role == "scratch" else f"{hint}_at")
         self.blocks[depth].statements.append(Load(name, ctypes.register(dtype), buffer, where, indirect, guard))
         self.depths[name] = depth
@@ -214,5 +214,5 @@ class Builder:
         strides = table.strides[: value.dim] + table.strides[value.dim + 1 :]
         buffer = self.inputs[table.position]
         where = offset(value.rest(index), strides)
-        stride = table.strides[value.dim]
-        return self._load(buffer, table.dtype, where, ((row, stride),), guard, buffer.name)
+        looked_up = Indirect(row, table.strides[value.dim], extent)
+        return self._load(buffer, table.dtype, where, (looked_up,), guard, buffer.name)

@@ -130,6 +130,11 @@ def _sum(call: Call, symbol: str, first: str, second: str) -> Value:
     return call.map(arithmetic(symbol, call.dtype), first, scaled)
 
 
+@recipe("logaddexp")
+def logaddexp(call: Call) -> Value:
+    return call.map("fuse_logaddexp({0}, {1})", "self", "other", cost=2 * TRANSCENDENTAL)
+
+
 @recipe("add")
 def add(call: Call) -> Value:
     return _sum(call, "+", "self", "other")

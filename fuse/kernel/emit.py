@@ -204,7 +204,8 @@ def _waits(loop: Loop) -> bool:
 
 
 def _heading(loop: Loop) -> str:
-    return f"for (int64_t {loop.atom} = 0; {loop.atom} < {loop.extent}; ++{loop.atom}) {{"
+    first, last = loop.bounds or ("0", str(loop.extent))
+    return f"for (int64_t {loop.atom} = {first}; {loop.atom} < {last}; ++{loop.atom}) {{"
 
 
 def _perfectly_nested(loop: Loop) -> int:
@@ -251,8 +252,8 @@ def _accumulate(statement: Accumulate) -> str:
 
 def _load(load: Load) -> str:
     where = str(load.offset)
-    for variable, stride in load.indirect:
-        where += f" + {variable} * {stride}" if stride != 1 else f" + {variable}"
+    for term in load.indirect:
+        where += f" + {term.variable} * {term.stride}" if term.stride != 1 else f" + {term.variable}"
     text = f"{load.buffer.name}[{where}]"
     if load.buffer.ctype in ("fuse_bf16", "fuse_f16"):
         text = f"fuse_to_float({text})"

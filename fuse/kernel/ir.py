@@ -38,14 +38,23 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Indirect:
+    """``stride * variable``; the variable was checked to lie in ``range(extent)``."""
+
+    variable: str
+    stride: Stride
+    extent: int
+
+
+@dataclass(frozen=True)
 class Load:
-    """``name = buffer[offset + sum(stride * variable)]``, or zero where ``guard`` is false."""
+    """``name = buffer[offset + sum of indirect terms]``, or zero where ``guard`` is false."""
 
     name: str
     ctype: str
     buffer: Buffer
     offset: Affine
-    indirect: tuple[tuple[str, Stride], ...] = ()
+    indirect: tuple[Indirect, ...] = ()
     guard: str = ""
 
 
@@ -134,13 +143,17 @@ class Comment:
 
 @dataclass(frozen=True)
 class Loop:
-    """``for atom in range(extent)``; ``reduces`` names the accumulators that a vector loop combines lane by lane."""
+    """``for atom in range(extent)``; ``reduces`` names the accumulators that a vector loop combines lane by lane.
+
+    ``bounds`` are C++ texts of the first iteration and the one behind the last, where only a share of them is run.
+    """
 
     atom: str
     extent: int
     body: tuple[Statement, ...]
     kind: LoopKind = "serial"
     reduces: tuple[Accumulator, ...] = ()
+    bounds: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

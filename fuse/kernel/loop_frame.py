@@ -19,7 +19,8 @@ from fuse.kernel import ctypes
 from fuse.kernel.index import ZERO, Size, Stride, contiguous_strides
 from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
 from fuse.kernel.loop_sizes import sizes_of, strides_in
-from fuse.kernel.loop_step import Kept, Matrix, Product, Step
+from fuse.kernel.loop_stages import Kept, Product, Step
+from fuse.kernel.placement import Placement
 from fuse.kernel.schedule import schedule
 from fuse.kernel.values import Input, Output, Program, Value
 
@@ -213,7 +214,7 @@ def stage_memory(frame: Frame, workspace: Workspace, stages: Iterable[Product | 
 
 
 def packing(
-    target: str, panels: int, panel: int, matrix: Matrix, name: str, depth: int, column: str, columns: int
+    target: str, panels: int, panel: int, matrix: Placement, name: str, depth: int, column: str, columns: int
 ) -> str:
     """The call that packs one panel of a weight: columns from ``column`` on, up to ``columns`` of the matrix."""
     source = name if matrix.start == ZERO else f"{name} + {matrix.start}"

@@ -12,149 +12,31 @@ order.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fuse.graph.loop import Loop, LoopSpec
-from fuse.kernel import ctypes, elementwise, lookups, movement, reductions  # noqa: F401  (importing registers the recipes)
-from fuse.kernel.index import Affine, Stride, contiguous_strides, offset
+from fuse.graph.loop import Loop
+from fuse.kernel import ctypes, elementwise, lookups, movement, reductions, scans  # noqa: F401  (registers the recipes)
+from fuse.kernel.index import contiguous_strides
+from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
 from fuse.kernel.loop_sizes import strides_in
-from fuse.kernel.recipes import Result, Unsupported, apply, bind, translate
-from fuse.kernel.values import Input, Map, Reindex, Shape, Value
+from fuse.kernel.loop_stages import Step, StepReader, plain_name
+from fuse.kernel.placement import as_memory
+from fuse.kernel.recipes import Call, Result, Unsupported, bind, translate
+from fuse.kernel.values import Constant, Input, Map, Value
 from fuse.kernel.walks import reductions_below
 
 aten = torch.ops.aten
 
-PANEL = 16
-"""Columns of a product that are packed side by side: one AVX-512 register of floats."""
+EMPTY = (aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default)
+"""Operators that promise no elements: zeros do."""
 
-MOST_PANELS = 4
-"""Panels in a block, at most."""
-
-_WORDS = """
-    alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit
-    export extern false float for friend goto if inline int long mutable namespace new not operator or private
-    protected public register return short signed sizeof static struct switch template this throw true try typedef
-    union unsigned using virtual void volatile while xor
-    args block first_block first_row lane lanes last_block last_row last_unit member row sizes steps t team threads
-    unit workspace
-    all any argmax argmin inside max min padded piece position prod sum value
-"""
-RESERVED = frozenset(_WORDS.split())
-"""Words of C++, then what loop kernels call things themselves, then what they call elements."""
-
-RESERVED_FORMS = re.compile(
-    r".*_(at|element|row|so_far|lane|value|start|steps|first|pace|stride|next|memory|last)"
-    r"|(weights|sums)_\d+.*|[ip]\d.*|out\d.*|fuse_.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)"
-)
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """An invariant as a right operand: element ``(k, n)`` lies at ``start + k * strides[0] + n * strides[1]``.
-
-    These are numbers, sizes among them.
-    """
-
-    source: Input
-    start: Affine
-    strides: tuple[Affine, Affine]
-
-
-@dataclass(frozen=True)
-class Product:
-    """``result = left @ right`` in float32; ``left`` is in memory, dense along its second dimension."""
-
-    left: Input
-    right: Matrix
-    result: Input
-
-
-@dataclass(frozen=True)
-class Kept:
-    """``value`` is computed for all of its elements before what reads ``result``."""
-
-    value: Value
-    result: Input
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a step reads, computes and stores.
-
-    ``inputs`` by position: the operands' parts that a step reads (states, step inputs, invariants), then results of
-    stages. ``results``: the next states, then what is collected. ``names`` are C++ names by position of an input,
-    ``result_names`` those of the results, ``value_names`` those of values by ``id``; ``lines`` the user's lines.
-    """
-
-    inputs: tuple[Input, ...]
-    stages: tuple[Product | Kept, ...]
-    results: tuple[Value, ...]
-    names: Mapping[int, str]
-    result_names: tuple[str, ...]
-    value_names: Mapping[int, str]
-    lines: tuple[str, ...]
-
-
-@dataclass
-class _Reader:
-    """State while the body's nodes are read in order."""
-
-    spec: LoopSpec
-    cut: bool
-    operands: int
-    inputs: list[Input] = field(default_factory=list)
-    stages: list[Product | Kept] = field(default_factory=list)
-    names: dict[int, str] = field(default_factory=dict)
-    value_names: dict[int, str] = field(default_factory=dict)
-    taken: dict[str, int] = field(default_factory=dict)
-
-    def name(self, wanted: str) -> str:
-        """A C++ name for memory, never one that an element computed in a kernel may get."""
-        stem = plain_name(wanted)
-        if stem in RESERVED or RESERVED_FORMS.fullmatch(stem):
-            stem += "_input"
-        self.taken[stem] = self.taken.get(stem, 0) + 1
-        return stem if self.taken[stem] == 1 else f"{stem}_{self.taken[stem]}"
-
-    def hint(self, node: Node) -> str:
-        """The name of elements that ``node`` computes."""
-        stem = plain_name(node.name)
-        return f"{stem}_value" if stem in self.taken else stem
-
-    def input(self, shape: Shape, dtype: torch.dtype, strides: tuple[Stride, ...], name: str) -> Input:
-        """Memory called ``name``, which is taken."""
-        value = Input(shape, dtype, len(self.inputs), strides)
-        self.inputs.append(value)
-        self.names[value.position] = name
-        return value
-
-    def keep(self, value: Value, name: str) -> Input:
-        """``value`` in memory."""
-        result = self.input(value.shape, value.dtype, contiguous_strides(value.shape), self.name(name))
-        self.stages.append(Kept(value, result))
-        return result
-
-    def product(self, node: Node, left: Value, right: Value) -> Input:
-        if left.dtype is not torch.float32 or right.dtype is not torch.float32:
-            raise Unsupported(f"a product of {left.dtype} in a loop")
-        matrix = matrix_of(right)
-        if not self.spec.carries + len(self.spec.step_inputs) <= matrix.source.position < self.operands:
-            raise Unsupported("the right operand of a product changes from step to step")
-        if not isinstance(left, Input) or left.strides[1] != 1:
-            left = self.keep(left, f"{plain_name(node.name)}_left")
-        rows, columns = left.shape[0], right.shape[1]
-        strides = (padded_columns(columns), 1)
-        name = self.name(f"{plain_name(node.name)}_sums")
-        result = self.input((rows, columns), torch.float32, strides, name)
-        self.stages.append(Product(left, matrix, result))
-        return result
+TABLES = (aten.gather.default, aten.index_select.default, aten.index.Tensor, aten.embedding.default)
+"""Operators that look their first argument up, which must be in memory."""
 
 
 def read_step(loop: Loop, operands: Sequence[Tensor], cut: bool) -> Step:
@@ -164,7 +46,7 @@ def read_step(loop: Loop, operands: Sequence[Tensor], cut: bool) -> Step:
         Unsupported: an operator, dtype or layout that loops do not handle.
     """
     spec = loop.spec
-    reader = _Reader(spec, cut, len(operands))
+    reader = StepReader(spec, cut, len(operands))
     values: dict[Node, Any] = {}  # None: a part of a result without a kernel
     results: list[Value] = []
     result_names: list[str] = []
@@ -195,7 +77,7 @@ def read_step(loop: Loop, operands: Sequence[Tensor], cut: bool) -> Step:
     )
 
 
-def _placeholder(reader: _Reader, node: Node, operand: Tensor) -> Input:
+def _placeholder(reader: StepReader, node: Node, operand: Tensor) -> Input:
     """A state lies in memory of the kernel's own, dense; step inputs and invariants lie where the caller has them."""
     position, spec = len(reader.inputs), reader.spec
     _check(operand)
@@ -223,13 +105,20 @@ def _check(value: object) -> None:
         raise Unsupported(f"device {value.device.type} has no loop kernels yet")
 
 
-def _call(reader: _Reader, node: Node, values: Mapping[Node, Result]) -> Result:
+def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Result:
     held = node.meta["val"]
     for part in held if isinstance(held, (tuple, list)) else (held,):
         _check(part)
-    if node.target in (aten.mm.default, aten.addmm.default):
-        return _product(reader, node, values)
-    result = translate(node, values)
+    if node.target in FACTORS:
+        result: Result = product_of(reader, node, _bound(node, values))
+    elif node.target is aten.convolution.default:
+        result = convolution_of(reader, node, _bound(node, values))
+    elif node.target in scans.OPS:
+        result = _scan(reader, node, _bound(node, values))
+    elif node.target in EMPTY:
+        result = Constant(tuple(held.shape), held.dtype, 0)
+    else:
+        result = translate(node, _with_tables(reader, node, values))
     parts = result if isinstance(result, tuple) else (result,)
     for part in parts:
         if isinstance(part, Map):
@@ -243,15 +132,31 @@ def _call(reader: _Reader, node: Node, values: Mapping[Node, Result]) -> Result:
     return tuple(reader.keep(p, name) if p is not None and i in used else None for i, p in enumerate(result))
 
 
-def _product(reader: _Reader, node: Node, values: Mapping[Node, Result]) -> Value:
+def _bound(node: Node, values: Mapping[Node, Result]) -> dict[str, Any]:
+    """The arguments of ``node`` by name, tensors as values."""
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])  # type: ignore[arg-type,return-value]
-    bound = bind(node.target, args, kwargs)  # type: ignore[arg-type]
-    if node.target is aten.mm.default:
-        return reader.product(node, bound["self"], bound["mat2"])
-    if bound["alpha"] != 1 or bound["beta"] != 1:
-        raise Unsupported("addmm with factors")
-    product = reader.product(node, bound["mat1"], bound["mat2"])
-    return apply("({0} + {1})", [product, bound["self"]], torch.float32, product.shape)
+    return bind(node.target, args, kwargs)  # type: ignore[arg-type]
+
+
+def _with_tables(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Mapping[Node, Result]:
+    """``values`` with the table of a look-up in memory."""
+    if node.target not in TABLES:
+        return values
+    table = node.args[0]
+    assert isinstance(table, Node)
+    value = values[table]
+    assert isinstance(value, Value)
+    return {**values, table: as_memory(value) or reader.keep(value, f"{plain_name(node.name)}_table")}
+
+
+def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
+    """A scan, in memory: what reads it reads any element."""
+    if reductions_below([bound["self"]]):
+        bound = {**bound, "self": reader.keep(bound["self"], f"{plain_name(node.name)}_source")}
+    result = scans.scan_of(Call(node.target, bound, node.meta["val"]))  # type: ignore[arg-type]
+    parts = result if isinstance(result, tuple) else (result,)
+    kept = tuple(reader.keep(part, plain_name(node.name)) if part else None for part in parts)
+    return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]
 
 
 def _result(value: Result, node: Node) -> Value:
@@ -269,49 +174,3 @@ def _part(values: Result, node: Node) -> Value | None:
     if part is None and node.users:
         raise Unsupported(f"result {node.args[1]} of {node.args[0]} has no kernel")
     return part
-
-
-def matrix_of(value: Value) -> Matrix:
-    """Where an operand's elements lie, through views.
-
-    Raises:
-        Unsupported: it is computed inside the step.
-    """
-    index = (Affine.of("k"), Affine.of("n"))
-    extents = {"k": value.shape[0], "n": value.shape[1]}
-    while isinstance(value, Reindex):
-        index = value.where(index, extents)  # type: ignore[assignment]
-        value = value.source
-    if not isinstance(value, Input):
-        raise Unsupported("the right operand of a product is computed in the step")
-    where = offset(index, value.strides)
-    return Matrix(value, where.start(), (where.step("k"), where.step("n")))
-
-
-def panels_in_block(columns: int) -> int:
-    """How many panels of a wide product are computed at once: as many as possible while few are padding.
-
-    >>> [panels_in_block(n) for n in (16, 80, 128, 400)]
-    [1, 3, 4, 4]
-    """
-    panels = -(-columns // PANEL)
-    return min(range(1, MOST_PANELS + 1), key=lambda n: (-(-panels // n) * n / panels > 1.3, -n))
-
-
-def padded_columns(columns: int) -> int:
-    """Columns of a product's result with the padding of its last block.
-
-    >>> padded_columns(5), padded_columns(128)
-    (16, 128)
-    """
-    width = PANEL * panels_in_block(columns)
-    return -(-columns // width) * width
-
-
-def plain_name(name: str) -> str:
-    """A node's name without the number that makes it unique, fit for C++.
-
-    >>> plain_name("sigmoid_1")
-    'sigmoid'
-    """
-    return re.sub(r"\W", "_", re.sub(r"(_\d+)+$", "", name)).strip("_") or "value"

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from fuse.kernel import ctypes
 from fuse.kernel.elements import Builder
 from fuse.kernel.emit import text_of
@@ -39,7 +37,7 @@ from fuse.kernel.loop_frame import (
     state_pointers,
     step_pointers,
 )
-from fuse.kernel.loop_step import MOST_PANELS, PANEL, Kept, Product
+from fuse.kernel.loop_stages import MOST_PANELS, PANEL, Kept, Product
 from fuse.kernel.nest import Target, store
 from fuse.kernel.values import Gather, Input, Value
 from fuse.kernel.walks import within_stage
@@ -115,8 +113,9 @@ class _TileBuilder(Builder):
         group.outlives |= group.phase < self.phase
         panel = group.panel(product, distance.constant)
         where = row * PANEL + Affine.of("lane") + panel * self.domain.rows * PANEL
-        buffer = Buffer(f"sums_{group.number}", "float", "scratch")
-        return self._load(buffer, torch.float32, where, (), guard, buffer.name)
+        real = group.left.dtype
+        buffer = Buffer(f"sums_{group.number}", ctypes.storage(real), "scratch")
+        return self._load(buffer, real, where, (), guard, buffer.name)
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,10 @@ def units_text(frame: Frame, name: str) -> Share:
     head = pointers(frame, workspace)
     stage_memory(frame, workspace, [s for s in frame.step.stages if isinstance(s, Kept)])
     for group in groups:
-        panels, depth = len(group.panels), group.left.shape[1]
-        workspace.take(f"weights_{group.number}", "float", domain.blocks * depth * panels * PANEL, 4)
-        workspace.take(f"sums_{group.number}_memory", "float", domain.blocks * panels * domain.rows * PANEL, 4)
+        panels, depth, real = len(group.panels), group.left.shape[1], group.left.dtype
+        size, ctype = domain.blocks * panels * PANEL, ctypes.storage(real)
+        workspace.take(f"weights_{group.number}", ctype, size * depth, real.itemsize)
+        workspace.take(f"sums_{group.number}_memory", ctype, size * domain.rows, real.itemsize)
     share = [
         f"const int64_t first_block = {domain.blocks} * member / team->members;",
         f"const int64_t last_block = {domain.blocks} * (member + 1) / team->members;",
@@ -283,7 +283,8 @@ def _phase_text(frame: Frame, phase: _Phase, groups: Sequence[_Group], domain: _
         for group in groups:
             size = len(group.panels) * domain.rows * PANEL
             place = "block" if group.outlives else "first_block"
-            lines += indented(3, [f"float *sums_{group.number} = sums_{group.number}_memory + {place} * {size};"])
+            ctype = ctypes.storage(group.left.dtype)
+            lines += indented(3, [f"{ctype} *sums_{group.number} = sums_{group.number}_memory + {place} * {size};"])
         for group in phase.groups:
             lines += indented(3, _multiplied(frame, group, domain))
         lines += _rows_and_lanes(statement.body, domain, 3)

@@ -93,6 +93,21 @@ def flipped(call: Call) -> Value:
     return affine(value, call.shape, [(d, -1, extents[d] - 1) if d in dims else (d, 1, 0) for d in range(len(extents))])
 
 
+@recipe("roll")
+def rolled(call: Call) -> Value:
+    """The end of each dimension, then its beginning."""
+    value = call.tensor("self")
+    if not call["dims"]:
+        raise Unsupported("roll over all dimensions as one")
+    for shift, dim in zip(call["shifts"], call["dims"], strict=True):
+        dim %= len(value.shape)
+        extent = value.shape[dim]
+        cut = -shift % extent
+        pieces = [_part(value, dim, cut, extent), _part(value, dim, 0, cut)]
+        value = concat(pieces, dim, value.shape, value.dtype)
+    return value
+
+
 @recipe("diagonal")
 def diagonal(call: Call) -> Value:
     value = call.tensor("self")
@@ -108,6 +123,26 @@ def diagonal(call: Call) -> Value:
         else:
             terms.append((next(kept), 1, 0))
     return affine(value, call.shape, terms)
+
+
+@recipe("pixel_shuffle")
+def pixel_shuffled(call: Call) -> Value:
+    """Channels become squares of pixels."""
+    value, factor = call.tensor("self"), call["upscale_factor"]
+    *batch, channels, rows, columns = value.shape
+    apart = view(value, (*batch, channels // factor**2, factor, factor, rows, columns))
+    at = len(batch)
+    return view(permute(apart, (*range(at + 1), at + 3, at + 1, at + 4, at + 2)), call.shape)
+
+
+@recipe("pixel_unshuffle")
+def pixel_unshuffled(call: Call) -> Value:
+    """Squares of pixels become channels."""
+    value, factor = call.tensor("self"), call["downscale_factor"]
+    *batch, channels, rows, columns = value.shape
+    apart = view(value, (*batch, channels, rows // factor, factor, columns // factor, factor))
+    at = len(batch)
+    return view(permute(apart, (*range(at + 1), at + 2, at + 4, at + 1, at + 3)), call.shape)
 
 
 @recipe("repeat")

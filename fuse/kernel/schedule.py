@@ -21,8 +21,9 @@ from fuse.kernel.ir import Accumulate, Accumulator, Buffer, BufferRole, Fail, Ke
 from fuse.kernel.nest import Dimension, Target
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest
+from fuse.kernel.scans import scan_nest
 from fuse.kernel.tidy import tidy
-from fuse.kernel.values import Concat, Gather, Output, Program, Shape, view
+from fuse.kernel.values import Concat, Gather, Output, Program, Scan, Shape, view
 from fuse.kernel.walks import reductions_below, within_stage
 
 MAX_SPLITS = 32
@@ -85,23 +86,23 @@ def _squeezed(output: Output) -> Output:
     """The same stores without dimensions of extent 1, so that outputs that differ in nothing else share a nest."""
     shape = output.value.shape
     kept = [d for d, extent in enumerate(shape) if extent != 1]
-    if len(kept) == len(shape) or isinstance(output.value, Concat) or reductions_below([output.value]):
+    if len(kept) == len(shape) or isinstance(output.value, (Concat, Scan)) or reductions_below([output.value]):
         return output
     return Output(view(output.value, [shape[d] for d in kept]), tuple(output.strides[d] for d in kept))
 
 
 def _groups(outputs: Sequence[Output]) -> list[list[int]]:
     """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides. A
-    concatenation stands alone: its pieces have loops of their own."""
+    concatenation and a scan stand alone: they have loops of their own."""
     with_reductions: list[int] = []
     alone: list[list[int]] = []
     by_shape: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
     reducing = [bool(reductions_below([o.value])) for o in outputs]
     full = max((math.prod(r.source.shape) for o in outputs for r in reductions_below([o.value])), default=-1)
     for i, output in enumerate(outputs):
-        if reducing[i] or (full == math.prod(output.value.shape) and not isinstance(output.value, Concat)):
+        if reducing[i] or (full == math.prod(output.value.shape) and not isinstance(output.value, (Concat, Scan))):
             with_reductions.append(i)
-        elif isinstance(output.value, Concat):
+        elif isinstance(output.value, (Concat, Scan)):
             alone.append([i])
         else:
             by_shape.setdefault((output.value.shape, order_of_loops(output)), []).append(i)
@@ -116,6 +117,8 @@ def _nest(targets: list[Target], inputs: list[Buffer], program: Program) -> list
         rows = RowNest(targets, inputs, program.value_names, reductions)
         return _with_splits(shape, rows.build)
     first = targets[0]
+    if isinstance(first.value, Scan):
+        return _with_splits(first.value.shape, lambda d: scan_nest(first, inputs, program.value_names, d))
     if isinstance(first.value, Concat):
         pieces = _pieces(first)
         return [s for piece in pieces for s in _scoped(_nest([piece], inputs, program))]

@@ -118,6 +118,15 @@ class Reduce(Value):
     op: ReduceOp
 
 
+@dataclass(frozen=True, eq=False)
+class Scan(Value):
+    """``op`` over the elements of ``source`` along ``dim``, up to each: a kernel stores it, and reads it no further."""
+
+    source: Value
+    dim: int
+    op: ReduceOp
+
+
 @dataclass(frozen=True)
 class Output:
     """Store ``value`` with these strides (elements)."""

@@ -19,6 +19,7 @@ from fuse.kernel.ir import (
     Contract,
     Declare,
     Fail,
+    Indirect,
     KernelBody,
     Let,
     Load,
@@ -70,7 +71,9 @@ def test_a_guarded_load_does_not_touch_memory_where_the_guard_is_false() -> None
 
 def test_an_indirect_load_looks_its_row_up() -> None:
     rows = Buffer("rows", "int64_t", "input")
-    inner = Loop("j", 4, (Load("a", "float", X, AT_J, (("row", 4),)), Store(OUT, AT_I * 4 + AT_J, "a")), "vector")
+    inner = Loop(
+        "j", 4, (Load("a", "float", X, AT_J, (Indirect("row", 4, 5),)), Store(OUT, AT_I * 4 + AT_J, "a")), "vector"
+    )
     loop = Loop("i", 3, (Load("row", "int64_t", rows, AT_I), inner))
     x, positions, out = torch.randn(5, 4), torch.tensor([4, 0, 4]), torch.zeros(3, 4)
     call(KernelBody((X, rows), (OUT,), (loop,)), x, positions, out)

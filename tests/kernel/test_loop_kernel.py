@@ -37,6 +37,12 @@ class Example:
     def operands(self) -> list[Tensor]:
         return [*self.states, *self.inputs, *self.invariants]
 
+    def to(self, dtype: torch.dtype) -> Example:
+        states, inputs, invariants = (
+            [t.to(dtype) for t in group] for group in (self.states, self.inputs, self.invariants)
+        )
+        return replace(self, states=states, inputs=inputs, invariants=invariants)
+
     def loop(self) -> Loop:
         step = self.step
         reads = tuple(self.reads) or tuple(StepInput(0, 0, 1) for _ in self.inputs)
@@ -231,6 +237,15 @@ def test_an_lstm_is_right_at_awkward_sizes() -> None:
     assert_same_as_its_steps(*(example(lstm, *size) for size in sizes))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_products_may_be_of_doubles_or_halves(dtype: torch.dtype) -> None:
+    examples = [
+        *(example(lstm, *size) for size in [(2, 17, 40), (3, 1, 1), (2, 13, 24)]),
+        *(example(lstm_with_layer_norm, *size) for size in [(2, 9, 33), (2, 1, 16)]),
+    ]
+    assert_same_as_its_steps(*(e.to(dtype) for e in examples))
+
+
 def test_inputs_may_be_read_backwards_and_along_any_dimension() -> None:
     steps, w = 9, weight(16, 16)
     backwards = [torch.randn(3, steps, 16)], [w, torch.randn(16)], [StepInput(1, steps - 1, -1)], steps
@@ -307,11 +322,22 @@ def test_a_small_step_runs_on_one_thread() -> None:
     assert not kernel.parallel
 
 
-def test_rows_that_read_one_another_stay_on_one_thread() -> None:
-    def mixed(h: Tensor, x: Tensor) -> Tensor:
-        return torch.tanh(h.flip(0) + x)
+def flipped(h: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(h.flip(0) + x)
 
-    loop = Example(mixed, [torch.randn(64, 512)], [torch.randn(20, 64, 512)])
+
+def normalised_over_rows(h: Tensor, x: Tensor) -> Tensor:
+    h = torch.tanh(h + x)
+    return (h - h.mean(0)) / (h.var(0) + 1e-5).sqrt()
+
+
+def moved_by_columns(h: Tensor, x: Tensor) -> Tensor:
+    return torch.sigmoid(h) * x + h.roll(1, 0)
+
+
+@pytest.mark.parametrize("step", [flipped, normalised_over_rows, moved_by_columns], ids=lambda step: step.__name__)
+def test_rows_that_read_one_another_stay_on_one_thread(step: StepFunction) -> None:
+    loop = Example(step, [torch.randn(64, 512)], [torch.randn(20, 64, 512)])
     _, kernel, _ = lowered(loop)
     assert not kernel.parallel
     assert_same_as_its_steps(loop)
@@ -362,6 +388,27 @@ def test_nothing_beside_a_weight_is_read() -> None:
     assert call(built(kernel), kernel, loop.operands, results, workspace) == 0
     assert (workspace == v[3, 3]).any()
     assert not (workspace == 1234.5).any()
+
+
+def follow(h: Tensor, token: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """A state of integers that is looked up."""
+    h = torch.tanh(h + functional.embedding(token, table))
+    return h, h.argmax(1)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("count", [1, 5])
+def test_threads_look_up_and_check_their_own_rows(count: int) -> None:
+    torch.set_num_threads(count)
+    rows, width, tokens = 16, 256, torch.arange(16)
+    loop = Example(follow, [torch.randn(rows, width), tokens], invariants=[torch.randn(width, width)], trip_count=50)
+    assert_same_as_its_steps(loop)
+    _, kernel, results = lowered(loop)
+    assert kernel.parallel
+    for row, token in [(0, width), (rows - 1, -1)]:
+        outside = tokens.clone()
+        outside[row] = token
+        assert call(built(kernel), kernel, [loop.states[0], outside, *loop.invariants], results) == 1
 
 
 def test_a_step_of_a_thousand_operators_has_a_kernel() -> None:
@@ -442,33 +489,33 @@ def test_the_kernel_of_equal_loops_is_the_same() -> None:
     assert lowered(example(gru, 4, 3, 16))[1].name != lowered(example(gru, 4, 3, 17))[1].name
 
 
-def _weight_read_step_by_step(h: Tensor, w: Tensor) -> Tensor:
-    return torch.tanh(h @ w)
-
-
-def _weight_computed_in_the_step(h: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    return x + h @ torch.relu(w)
-
-
 def _sorted_in_the_step(h: Tensor, x: Tensor) -> Tensor:
     return torch.sort(h + x, 1).values
 
 
-STATE, WEIGHT = torch.zeros(2, 4), torch.zeros(4, 4)
+def _positions_of_running_maxima(h: Tensor, x: Tensor) -> Tensor:
+    return h + torch.cummax(x, 1).indices
+
+
+def _transposed_convolution(h: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return functional.conv_transpose1d(h, w) + x
+
+
+STATE = torch.zeros(2, 4)
 
 
 @pytest.mark.parametrize(
     ("example", "reason"),
     [
-        (Example(_weight_read_step_by_step, [STATE], [torch.zeros(3, 4, 4)]), "changes from step to step"),
-        (Example(_weight_computed_in_the_step, [STATE], [torch.zeros(3, 2, 4)], [WEIGHT]), "computed in the step"),
         (Example(_sorted_in_the_step, [STATE], [torch.zeros(3, 2, 4)]), "aten.sort"),
+        (Example(_positions_of_running_maxima, [STATE], [torch.zeros(3, 2, 4)]), "cummax has no kernel"),
         (
-            Example(elman, [STATE.double()], [torch.zeros(3, 2, 4).double()], [WEIGHT.double(), WEIGHT[0].double()]),
-            "product of torch.float64",
+            Example(_transposed_convolution, [torch.zeros(2, 4, 5)], [torch.zeros(3, 2, 4, 5)], [torch.zeros(4, 4, 1)]),
+            "transposed convolution",
         ),
+        (Example(flipped, [STATE.cfloat()], [torch.zeros(3, 2, 4).cfloat()]), "complex64"),
     ],
-    ids=["weight of each step", "computed weight", "sort", "double"],
+    ids=["sort", "cummax", "transposed convolution", "complex"],
 )
 def test_what_has_no_kernel_is_declined_with_the_reason(example: Example, reason: str) -> None:
     _, kernel, _ = lower(example)

@@ -211,6 +211,8 @@ def transcendental_cases() -> Cases:
         cases |= {f"{name} {short}": (f, values) for name, f in TRANSCENDENTAL.items() if name != "gelu"}
         cases[f"gelu {short}"] = (functional.gelu, values.nan_to_num(posinf=40.0))  # of infinity eager's loop makes NaN
         cases[f"atan2 {short}"] = (torch.atan2, values, values.flip(0))
+        cases[f"logaddexp {short}"] = (torch.logaddexp, values, values.flip(0))
+        cases[f"logaddexp of equals {short}"] = (torch.logaddexp, values, values)
         cases[f"hypot {short}"] = (torch.hypot, values, values.flip(0))
     cases |= {
         f"{name} int32": (TRANSCENDENTAL[name], torch.arange(-5, 30)) for name in ("exp", "log", "tanh", "sigmoid")

@@ -244,6 +244,17 @@ def test_exceptions_are_those_of_eager(args: tuple[Any, ...]) -> None:
     assert str(raised.value) == str(expected.value)
 
 
+class SameViews(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(x[0]) + y[0]
+
+
+def test_the_same_view_of_several_inputs_is_captured_in_inference_mode() -> None:
+    model, x, y = SameViews(), torch.randn(3, 4), torch.randn(3, 4)
+    with torch.inference_mode():
+        assert_fused(fuse.compile(model), model, x, y)
+
+
 def test_inference_mode_gives_inference_tensors() -> None:
     model, x = Net(), torch.randn(3, 4)
     fused = fuse.compile(model)

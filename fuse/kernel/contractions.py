@@ -1,0 +1,120 @@
+"""Matrix products as sums of products, for operands that change from step to step of a loop.
+
+    bmm(a, b)[i, m, n]     ->     Reduce(sum over k, a[i, m, k] * b[i, k, n])
+
+The sum is a reduction like any other, in a nest of its own: the loop over what lies side by side in memory comes last
+and is vectorised, be it over ``n`` (an accumulator for each), ``k`` (one sum) or ``m``. An outer product has nothing to
+sum and is elementwise.
+
+Large products on weights that stay are better off packed (:mod:`fuse.kernel.loop_products`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from fuse.kernel import ctypes
+from fuse.kernel.elementwise import arithmetic
+from fuse.kernel.index import Affine, Index, NotAffine, SplitNeeded, offset
+from fuse.kernel.recipes import Unsupported, apply, convert
+from fuse.kernel.values import Input, Reduce, Reindex, Value, expand, permute, view
+from fuse.kernel.walks import children
+
+FULL_VECTOR = 16
+"""Elements from which a loop fills vector registers."""
+
+
+def product(left: Value, right: Value, keep: Callable[[Value], Value]) -> Value:
+    """``left[..., m, k] @ right[..., k, n]``; both have the same leading dimensions.
+
+    The sums are given to ``keep`` in the order of their loops; what it answers stands for them.
+    Floats are summed in their own type, halves in float, which the result keeps; integers wrap around.
+
+    Raises:
+        Unsupported: a dtype that eager does not multiply either.
+    """
+    *batch, rows, depth = left.shape
+    columns = right.shape[-1]
+    dtype = left.dtype
+    wide = torch.float32 if dtype in ctypes.HALVES else dtype
+    if dtype is torch.bool:
+        raise Unsupported("a product of bools")
+    left, right = convert(left, wide), convert(right, wide)
+    full = (*batch, rows, depth, columns)
+    spread_left = expand(view(left, (*left.shape, 1)), full)
+    spread_right = expand(view(right, (*batch, 1, depth, columns)), full)
+    terms = apply(arithmetic("*", wide), [spread_left, spread_right], wide, full)
+    if depth == 1:
+        return view(terms, (*batch, rows, columns))
+    at = len(batch)
+    order = [*range(at), *(at + d for d in loop_order(left, right))]
+    summed = order.index(at + 1)
+    turned = permute(terms, order)
+    shape = (*turned.shape[:summed], 1, *turned.shape[summed + 1 :])
+    total = keep(Reduce(shape, wide, turned, (summed,), "sum"))
+    back = permute(total, [order.index(d) for d in range(len(order))])
+    return view(back, (*batch, rows, columns))
+
+
+def loop_order(left: Value, right: Value) -> tuple[int, int, int]:
+    """The loops over rows (0), depth (1) and columns (2), outermost first.
+
+    The innermost is the one along which most elements lie side by side.
+    """
+    rows, depth = left.shape[-2:]
+    columns = right.shape[-1]
+    side_by_side = [0.0, 0.0, 0.0]
+    for value, (first, second) in ((left, (0, 1)), (right, (1, 2))):
+        for dim, number in elements_side_by_side(value).items():
+            side_by_side[first if dim == 0 else second] += number
+    extents = (rows, depth, columns)
+    useful = [min(e, FULL_VECTOR) * number for e, number in zip(extents, side_by_side, strict=True)]
+    innermost = max((2, 1, 0), key=lambda loop: useful[loop])
+    return {2: (0, 1, 2), 1: (0, 2, 1), 0: (2, 1, 0)}[innermost]  # type: ignore[return-value]
+
+
+def times_computed(left: Value, right: Value) -> tuple[int, int]:
+    """How often an element of each factor is computed in these loops, where it is not read from memory.
+
+    An element is computed outside of the loops inside of its own, and again in each step of those outside of them.
+    """
+    rows, columns = left.shape[-2], right.shape[-1]
+    order = loop_order(left, right)
+    return columns if order.index(2) < order.index(1) else 1, rows if order.index(0) < order.index(1) else 1
+
+
+def elements_side_by_side(value: Value) -> Mapping[int, int]:
+    """For the last two dimensions (0 and 1): how many elements in memory are neighbours along it."""
+    atoms = [f"d{d}" for d in range(len(value.shape))]
+    extents = dict(zip(atoms, value.shape, strict=True))
+    found = {0: 0, 1: 0}
+    for where in _offsets(value, tuple(Affine.of(a) for a in atoms), extents):
+        for number, atom in enumerate(atoms[-2:]):
+            if where.coefficient(atom) == 1:
+                found[number] += math.prod(extents[a] for a in atoms[-2:] if where.coefficient(a))
+    return found
+
+
+def _offsets(value: Value, index: Index, extents: Mapping[str, int]) -> Sequence[Affine]:
+    """Where the inputs below ``value`` are read for its element at ``index``, as far as that is affine."""
+    found: list[Affine] = []
+    seen: set[tuple[int, Index]] = set()
+    stack = [(value, index)]
+    while stack:
+        current, at = stack.pop()
+        if (id(current), at) in seen:
+            continue
+        seen.add((id(current), at))
+        if isinstance(current, Input):
+            found.append(offset(at, current.strides))
+        elif isinstance(current, Reindex):
+            try:
+                stack.append((current.source, current.where(at, extents)))
+            except (SplitNeeded, NotAffine):
+                continue
+        else:
+            stack.extend((child, at) for child in children(current) if child.shape == current.shape)
+    return found

@@ -1,0 +1,131 @@
+"""Placement products of a step: on weights that stay, a stage of packed panels; on anything else, sums of products.
+
+addmm(b, h, W.t())        ->   Product(h, W), its result plus b
+bmm(q, k)                 ->   Reduce(sum, q * k)                        (:mod:`fuse.kernel.contractions`)
+convolution(h, W)         ->   Product(patches of h, W)                  (:mod:`fuse.kernel.convolutions`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fuse.kernel import contractions, convolutions, ctypes
+from fuse.kernel.elementwise import arithmetic
+from fuse.kernel.loop_stages import Product, StepReader, padded_columns, plain_name
+from fuse.kernel.placement import Placement, placement
+from fuse.kernel.recipes import Number, Unsupported, apply, convert
+from fuse.kernel.rows import WORTH_KEEPING
+from fuse.kernel.values import Input, Value, permute, view
+from fuse.kernel.walks import cost_within_stage
+
+aten = torch.ops.aten
+
+FACTORS: dict[Any, tuple[str, str]] = {
+    aten.mm.default: ("self", "mat2"),
+    aten.addmm.default: ("mat1", "mat2"),
+    aten.bmm.default: ("self", "mat2"),
+    aten.baddbmm.default: ("batch1", "batch2"),
+    aten.mv.default: ("self", "vec"),
+    aten.addmv.default: ("mat", "vec"),
+    aten.dot.default: ("self", "tensor"),
+}
+"""Operators that multiply matrices: names of the factors. A ``self`` that is no factor is added."""
+
+
+def product_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Value:
+    """The value of an operator that multiplies matrices; ``bound`` are its arguments by name."""
+    first, second = FACTORS[node.target]
+    left, right, shape = bound[first], bound[second], tuple(node.meta["val"].shape)
+    if len(right.shape) == 1:  # a matrix (or a vector) times a vector: the vector as one row on the left
+        rows = left if len(left.shape) == 2 else view(left, (1, *left.shape))
+        left, right = view(right, (1, *right.shape)), permute(rows, (1, 0))
+    product = view(_product(reader, node, left, right), shape)
+    if "beta" in bound:
+        product = _added(product, bound["self"], bound["alpha"], bound["beta"])
+    return convert(product, node.meta["val"].dtype)
+
+
+def _added(product: Value, addend: Value, alpha: Number, beta: Number) -> Value:
+    """``alpha * product + beta * addend``; what is multiplied by zero is not read, be it NaN."""
+    dtype, shape = product.dtype, product.shape
+    if alpha != 1:
+        product = apply(arithmetic("*", dtype), [product, alpha], dtype, shape)
+    if beta == 0:
+        return product
+    addend = convert(addend, dtype)
+    if beta != 1:
+        addend = apply(arithmetic("*", dtype), [addend, beta], dtype, addend.shape)
+    return apply(arithmetic("+", dtype), [product, addend], dtype, shape)
+
+
+def convolution_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Value:
+    """The value of a convolution; ``bound`` are its arguments by name."""
+    x, weight, bias, groups = bound["input"], bound["weight"], bound["bias"], bound["groups"]
+    held = node.meta["val"]
+    if len(x.shape) != len(weight.shape):
+        raise Unsupported("a convolution of an image without a batch")
+    batch, _, *places = held.shape
+    window = convolutions.Window.of(bound, len(places))
+    left = convolutions.patches(x, window, weight.shape[2:], places, groups)
+    right = convolutions.weights(weight, groups)
+    if groups == 1:
+        left, right = view(left, left.shape[1:]), view(right, right.shape[1:])
+    product = _product(reader, node, left, right)
+    result = convolutions.as_image(view(product, (groups, left.shape[-2], right.shape[-1])), batch, places)
+    if bias is not None:
+        column = convert(view(bias, (*bias.shape, *(1 for _ in places))), result.dtype)
+        result = apply(arithmetic("+", result.dtype), [result, column], result.dtype, result.shape)
+    return convert(result, held.dtype)
+
+
+def _product(reader: StepReader, node: Node, left: Value, right: Value) -> Value:
+    """``left @ right``, a stage of its own where one of them is a weight, else a sum of products."""
+    if matrix := _weight(reader, right):
+        return _product_with_weight(reader, node, left, matrix, right.shape[1])
+    if len(left.shape) == 2 and (matrix := _weight(reader, permute(left, (1, 0)))):
+        result = _product_with_weight(reader, node, permute(right, (1, 0)), matrix, left.shape[0])
+        return permute(result, (1, 0))
+    name = f"{plain_name(node.name)}_sums"
+    again = contractions.times_computed(left, right)
+    left, right = (
+        reader.keep(operand, f"{plain_name(node.name)}_{side}") if _worth_keeping(operand, times) else operand
+        for operand, side, times in zip((left, right), ("left", "right"), again, strict=True)
+    )
+    return contractions.product(left, right, lambda sums: reader.keep(sums, name) if reader.cut else sums)
+
+
+def _weight(reader: StepReader, value: Value) -> Placement | None:
+    """Where the elements of a matrix lie that is the same in every step; None for any other."""
+    if len(value.shape) != 2 or not value.dtype.is_floating_point:
+        return None
+    found = placement(value)
+    first = reader.spec.carries + len(reader.spec.step_inputs)
+    return found if found and first <= found.source.position < reader.operands else None
+
+
+def _product_with_weight(reader: StepReader, node: Node, left: Value, weight: Placement, columns: int) -> Input:
+    left = _factor(reader, left, f"{plain_name(node.name)}_left")
+    strides = (padded_columns(columns), 1)
+    name = reader.name(f"{plain_name(node.name)}_sums")
+    result = reader.input((left.shape[0], columns), left.dtype, strides, name)
+    reader.stages.append(Product(left, weight, result))
+    return result
+
+
+def _factor(reader: StepReader, value: Value, name: str) -> Input:
+    """``value`` in memory as the left operand of a product: rows of floats or doubles, one for all that read it."""
+    wide = torch.float32 if value.dtype in ctypes.HALVES else value.dtype
+    if isinstance(value, Input) and value.dtype == wide and value.strides[1] == 1:
+        return value
+    if id(value) not in reader.factors:
+        reader.factors[id(value)] = (value, reader.keep(convert(value, wide), name))
+    return reader.factors[id(value)][1]
+
+
+def _worth_keeping(value: Value, times: int) -> bool:
+    """Whether an element that is needed this often is computed once and kept in memory."""
+    return (times - 1) * cost_within_stage(value) >= WORTH_KEEPING

@@ -1,0 +1,159 @@
+"""The stages of one step of a loop, and the memory that they work on.
+
+    gates = h @ W.t()          product: its own kind of loops
+    e = exp(q . k)             kept: computed for all of its elements before what follows reads it
+
+Both leave their result in memory, where it is an input of what follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from fuse.graph.loop import LoopSpec
+from fuse.kernel.index import Stride, contiguous_strides
+from fuse.kernel.placement import Placement
+from fuse.kernel.values import Input, Shape, Value
+
+PANEL = 16
+"""Columns of a product that are packed side by side: one AVX-512 register of floats."""
+
+MOST_PANELS = 4
+"""Panels in a block, at most."""
+
+_WORDS = """
+    alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit
+    export extern false float for friend goto if inline int long mutable namespace new not operator or private
+    protected public register return short signed sizeof static struct switch template this throw true try typedef
+    union unsigned using virtual void volatile while xor
+    args block first_block first_row lane lanes last_block last_row last_unit member row sizes steps t team threads
+    unit workspace
+    all any argmax argmin inside max min padded piece position prod sum value
+"""
+RESERVED = frozenset(_WORDS.split())
+"""Words of C++, then what loop kernels call things themselves, then what they call elements."""
+
+RESERVED_FORMS = re.compile(
+    r".*_(at|element|row|so_far|lane|value|start|steps|first|pace|stride|next|memory|last)"
+    r"|(weights|sums)_\d+.*|[ip]\d.*|out\d.*|fuse_.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)"
+)
+
+
+@dataclass(frozen=True)
+class Product:
+    """``result = left @ right`` in float or double.
+
+    ``left`` is in memory, dense along its second dimension; ``right`` is the same in every step.
+    """
+
+    left: Input
+    right: Placement
+    result: Input
+
+
+@dataclass(frozen=True)
+class Kept:
+    """``value`` is computed for all of its elements before what reads ``result``."""
+
+    value: Value
+    result: Input
+
+
+Stage = Product | Kept
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step reads, computes and stores.
+
+    ``inputs`` by position: the operands' parts that a step reads (states, step inputs, invariants), then results of
+    stages. ``results``: the next states, then what is collected. ``names`` are C++ names by position of an input,
+    ``result_names`` those of the results, ``value_names`` those of values by ``id``; ``lines`` the user's lines.
+    """
+
+    inputs: tuple[Input, ...]
+    stages: tuple[Stage, ...]
+    results: tuple[Value, ...]
+    names: Mapping[int, str]
+    result_names: tuple[str, ...]
+    value_names: Mapping[int, str]
+    lines: tuple[str, ...]
+
+
+@dataclass
+class StepReader:
+    """What is known while the body's nodes are read in order: memory by position, its names, the stages so far.
+
+    ``cut``: the result of every reduction is kept. ``factors`` are left operands of products that are in memory, by
+    ``id`` of the value.
+    """
+
+    spec: LoopSpec
+    cut: bool
+    operands: int
+    inputs: list[Input] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    value_names: dict[int, str] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+    factors: dict[int, tuple[Value, Input]] = field(default_factory=dict)
+
+    def name(self, wanted: str) -> str:
+        """A C++ name for memory, never one that an element computed in a kernel may get."""
+        stem = plain_name(wanted)
+        if stem in RESERVED or RESERVED_FORMS.fullmatch(stem):
+            stem += "_input"
+        self.taken[stem] = self.taken.get(stem, 0) + 1
+        return stem if self.taken[stem] == 1 else f"{stem}_{self.taken[stem]}"
+
+    def hint(self, node: Node) -> str:
+        """The name of elements that ``node`` computes."""
+        stem = plain_name(node.name)
+        return f"{stem}_value" if stem in self.taken else stem
+
+    def input(self, shape: Shape, dtype: torch.dtype, strides: tuple[Stride, ...], name: str) -> Input:
+        """Memory called ``name``, which is taken."""
+        value = Input(shape, dtype, len(self.inputs), strides)
+        self.inputs.append(value)
+        self.names[value.position] = name
+        return value
+
+    def keep(self, value: Value, name: str) -> Input:
+        """``value`` in memory."""
+        result = self.input(value.shape, value.dtype, contiguous_strides(value.shape), self.name(name))
+        self.stages.append(Kept(value, result))
+        return result
+
+
+def panels_in_block(columns: int) -> int:
+    """How many panels of a wide product are computed at once: as many as possible while few are padding.
+
+    >>> [panels_in_block(n) for n in (16, 80, 128, 400)]
+    [1, 3, 4, 4]
+    """
+    panels = -(-columns // PANEL)
+    return min(range(1, MOST_PANELS + 1), key=lambda n: (-(-panels // n) * n / panels > 1.3, -n))
+
+
+def padded_columns(columns: int) -> int:
+    """Columns of a product's result with the padding of its last block.
+
+    >>> padded_columns(5), padded_columns(128)
+    (16, 128)
+    """
+    width = PANEL * panels_in_block(columns)
+    return -(-columns // width) * width
+
+
+def plain_name(name: str) -> str:
+    """A node's name without the number that makes it unique, fit for C++.
+
+    >>> plain_name("sigmoid_1")
+    'sigmoid'
+    """
+    return re.sub(r"\W", "_", re.sub(r"(_\d+)+$", "", name)).strip("_") or "value"
