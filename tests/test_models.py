@@ -250,3 +250,73 @@ def test_the_tagger_scores_all_paths_and_finds_the_best() -> None:
             together = crf.log_partition(emissions, mask)[row]
             torch.testing.assert_close(together, scores.logsumexp(0))
             assert likely[row, :length].tolist() == paths[scores.argmax()].tolist()
+
+
+def test_the_chain_scores_all_paths_and_finds_the_best() -> None:
+    crf = real("crf", "tags=3").model
+    emissions, mask = torch.randn(4, 2, 3), torch.tensor([[True, True], [True, True], [True, False], [True, False]])
+    with torch.inference_mode():
+        together, likely = crf.log_partition(emissions, mask), crf.viterbi(emissions, mask)
+        for row, length in enumerate((4, 2)):
+            paths = torch.tensor(list(itertools.product(range(3), repeat=length)))
+            scores = crf.start[paths[:, 0]] + crf.end[paths[:, -1]] + emissions[range(length), row, paths].sum(1)
+            scores = scores + crf.transitions[paths[:, :-1], paths[:, 1:]].sum(1)
+            torch.testing.assert_close(together[row], scores.logsumexp(0))
+            assert likely[:length, row].tolist() == paths[scores.argmax()].tolist()
+
+
+def test_viterbi_runs_as_two_loops() -> None:
+    loaded = real("crf", "decode=True", "seq_length=24")
+    with torch.no_grad():
+        report = check(loaded.model, loaded.args, loaded.kwargs)
+    assert report.passed, report
+    assert not report.fallbacks
+    _, after = report.observed
+    assert after < 8
+
+
+def test_a_selective_scan_adds_up_what_decays() -> None:
+    model = real("selective_scan", "model_size=4", "state_size=3").model.double()
+    x = torch.randn(2, 6, 8, dtype=torch.double)
+    with torch.inference_mode():
+        step, write, read = model.select(x).split(model.sizes, dim=2)
+        step = functional.softplus(model.to_step(step))
+        since = step.cumsum(1)
+        expected = model.skip * x
+        for t in range(x.shape[1]):
+            for s in range(t + 1):
+                kept = torch.exp((since[:, t] - since[:, s]).unsqueeze(2) * -model.log_decay.exp())
+                mixed = torch.einsum("bdn,bn,bn->bd", kept, write[:, s], read[:, t])
+                expected[:, t] += step[:, s] * x[:, s] * mixed
+        torch.testing.assert_close(model.scan(x), expected)
+
+
+def test_half_the_step_makes_a_sixteenth_of_the_error() -> None:
+    def ends_at(steps: int) -> Tensor:
+        torch.manual_seed(0)
+        loaded = real("neural_ode", f"steps={steps}")
+        with torch.inference_mode():
+            result: Tensor = loaded.model.double()(loaded.args[0].double())[-1]
+        return result
+
+    exact = ends_at(256)
+    errors = [(ends_at(steps) - exact).norm() for steps in (8, 16)]
+    assert math.isclose(errors[0] / errors[1], 16, rel_tol=0.2)
+
+
+def test_a_greedy_decoder_reads_the_tokens_it_chose_until_the_end() -> None:
+    torch.manual_seed(0)
+    loaded = real("decoder_greedy", "vocabulary=5", "longest=20", "batch_size=8")
+    tokens, likelihoods = run(loaded)
+    model, h = loaded.model, loaded.args[0]
+    ended = torch.zeros(8, dtype=torch.bool)
+    read = torch.ones(8, dtype=torch.long)
+    with torch.inference_mode():
+        for t in range(20):
+            h = model.cell(model.embedding(read), h)
+            best, chosen = model.to_scores(h).log_softmax(1).max(1)
+            read = tokens[:, t]
+            assert torch.equal(read, chosen.masked_fill(ended, 0))
+            torch.testing.assert_close(likelihoods[:, t], best.masked_fill(ended, 0.0))
+            ended |= chosen == 2
+    assert ended.any()
