@@ -22,7 +22,7 @@ from fuse import ops
 from fuse.check.compare import compare
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.runtime.engine import Compiled
-from fuse.runtime.program import Program
+from fuse.runtime.program import program_of
 
 
 def first_difference(compiled: Compiled, captured: GraphModule, tensors: Sequence[Tensor]) -> str:
@@ -96,7 +96,7 @@ def isolated(graph: GraphModule, node: Node) -> GraphModule:
 
 
 def _alone(graph: GraphModule, node: Node, values: Mapping[str, Any]) -> Any:
-    program = Program(isolated(graph, node))
+    program = program_of(isolated(graph, node))
     # The kernel is compiled for the predicted strides, which the value of an op-by-op run need not have.
     tensors = [_laid_out(values[n.name], n.meta["val"]) for n in node.all_input_nodes]
     results, _ = program.run(tensors)

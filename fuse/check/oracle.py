@@ -114,12 +114,13 @@ def check(
     rtol: float | None = None,
     passes: Sequence[str] | None = None,
     fuel: int | None = None,
+    dynamic_shapes: Any = None,
 ) -> CheckReport:
     """Run one call eager and fused and compare everything that a caller could notice.
 
     The model and the arguments are copied, not changed. ``train`` runs with gradients and compares those of every
     parameter and input; ``atol`` and ``rtol`` replace the default tolerance; ``passes`` and ``fuel`` are those of
-    ``run_passes``.
+    ``run_passes``, ``dynamic_shapes`` those of ``fuse.compile``.
 
     Raises:
         FuseError: the call cannot be copied.
@@ -135,7 +136,7 @@ def check(
         exact, reference = _reference(call, eager, seed, train, bool(counting.by_kind["random"]))
         fused_call = copied(call)
         memory = {name: _bytes(t).clone() for name, t in fused_call.tensors().items()}
-        engine = Engine(fused_call.model, False, passes, fuel)
+        engine = Engine(fused_call.model, False, passes, fuel, dynamic_shapes)
         fused = Fused(engine)
         first = _outcome(fused_call, fused, seed, train)
         run = fused.last_run
@@ -155,7 +156,7 @@ def check(
         predicted = _predicted(call, compiled)
         problems += _count_problems(predicted, (counting.launches, after))
         where = ""
-        if compiled is not None and any(c.problem for c in comparisons):
+        if compiled is not None and compiled.graph is not None and any(c.problem for c in comparisons):
             where = _locate(call, compiled)
     return CheckReport(
         tuple(comparisons),

@@ -7,6 +7,7 @@ OpenMP splits the outer loops over threads where there is enough work. The user'
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from fuse.kernel.ir import (
     Accumulate,
@@ -56,7 +57,11 @@ _CLAUSE = {"sum": "+", "prod": "*", "max": "fuse_max", "min": "fuse_min", "any":
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
 
 
-def emit(body: KernelBody, name: str) -> str:
+Threads = Literal["one", "if worth it", "asked in the call"]
+"""Whether an outer loop is split over threads: where its work, known now or in the call, is worth waking them."""
+
+
+def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
     """The C++ text of one kernel: ``extern "C" int name(char *const *args)``, arguments in order, inputs then outputs.
 
     It returns 0, or 1 where it found an index out of range and wrote nothing.
@@ -69,7 +74,7 @@ def emit(body: KernelBody, name: str) -> str:
             f"{_INDENT}{qualifier}{buffer.ctype} *{buffer.name} = ({qualifier}{buffer.ctype} *)args[{position}];"
         )
     for statement in body.statements:
-        lines += _statement(statement, 1, top=True)
+        lines += _statement(statement, 1, threads)
     lines += [f"{_INDENT}return 0;", "}"]
     return "\n".join(lines) + "\n"
 
@@ -105,7 +110,7 @@ def work(statement: Statement) -> int:
             return 1
 
 
-def _statement(statement: Statement, depth: int, top: bool = False) -> list[str]:
+def _statement(statement: Statement, depth: int, threads: Threads = "one") -> list[str]:
     pad = _INDENT * depth
     match statement:
         case Load():
@@ -130,18 +135,18 @@ def _statement(statement: Statement, depth: int, top: bool = False) -> list[str]
         case Contract():
             return [pad + line for line in _contract(statement)]
         case Scope():
-            inner = [line for s in statement.body for line in _statement(s, depth + 1, top)]
+            inner = [line for s in statement.body for line in _statement(s, depth + 1, threads)]
             return [f"{pad}{{", *inner, f"{pad}}}"]
         case Loop() if statement.kind == "partition":
             return _partition(statement, depth)
         case Loop():
-            return _loop(statement, depth, top)
+            return _loop(statement, depth, threads)
 
 
-def _loop(loop: Loop, depth: int, top: bool) -> list[str]:
+def _loop(loop: Loop, depth: int, threads: Threads) -> list[str]:
     pad = _INDENT * depth
     lines = []
-    if pragma := _pragma(loop, top):
+    if pragma := _pragma(loop, threads):
         lines.append(f"{pad}#pragma omp {pragma}")
     lines.append(f"{pad}{_heading(loop)}")
     for statement in loop.body:
@@ -150,17 +155,20 @@ def _loop(loop: Loop, depth: int, top: bool) -> list[str]:
     return lines
 
 
-def _pragma(loop: Loop, top: bool) -> str:
-    threads = top and work(loop) >= PARALLEL_WORK and loop.kind in ("parallel", "vector") and loop.extent > 1
+def _pragma(loop: Loop, threads: Threads) -> str:
+    asked = threads == "asked in the call"
+    splits = asked or (threads == "if worth it" and work(loop) >= PARALLEL_WORK)
+    splits = splits and loop.kind in ("parallel", "vector") and loop.extent > 1
     sequential = any(a.op in ("argmax", "argmin") for a in loop.reduces)
     simd = loop.kind == "vector" and not sequential
     if sequential:
         return ""
-    clauses = "".join(f" reduction({_clause(a)} : {a.name})" for a in loop.reduces)
-    if threads and loop.kind == "parallel":
+    clauses = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if splits and asked else ""
+    clauses += "".join(f" reduction({_clause(a)} : {a.name})" for a in loop.reduces)
+    if splits and loop.kind == "parallel":
         levels = _perfectly_nested(loop)
         return "parallel for" + (f" collapse({levels})" if levels > 1 else "") + clauses
-    if threads and simd:
+    if splits and simd:
         return "parallel for simd" + clauses
     return "simd" + clauses if simd else ""
 
@@ -182,7 +190,7 @@ def _shares(partition: Loop, statements: Sequence[Statement], depth: int) -> lis
     def finish() -> None:
         if between:
             share = Loop(partition.atom, partition.extent, tuple(between))
-            lines.extend([f"{pad}#pragma omp for schedule(static) nowait", *_loop(share, depth, top=False)])
+            lines.extend([f"{pad}#pragma omp for schedule(static) nowait", *_loop(share, depth, "one")])
             between.clear()
 
     for statement in statements:

@@ -100,6 +100,7 @@ class StepReader:
     stages: list[Stage] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     value_names: dict[int, str] = field(default_factory=dict)
+    named: list[Value] = field(default_factory=list)  # kept alive: no other value may get the ``id`` of one
     taken: dict[str, int] = field(default_factory=dict)
     factors: dict[int, tuple[Value, Input]] = field(default_factory=dict)
 

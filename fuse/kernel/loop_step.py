@@ -123,6 +123,7 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
     for part in parts:
         if isinstance(part, Map):
             reader.value_names.setdefault(id(part), reader.hint(node))
+            reader.named.append(part)
     if not reader.cut or not reductions_below(p for p in parts if p is not None):
         return result
     name = f"{plain_name(node.name)}_kept"

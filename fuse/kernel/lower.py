@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.kernel import ctypes, elementwise, lookups, movement, reductions  # noqa: F401  (importing registers the recipes)
-from fuse.kernel.emit import emit, is_parallel
+from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
 from fuse.kernel.schedule import schedule
@@ -69,8 +69,8 @@ def can_lower(node: Node) -> bool:
 _KERNELS: dict[str, Kernel | Declined] = {}
 
 
-def lower(region: GraphModule) -> Kernel | Declined:
-    """The kernel of ``region``, or the reason why there is none.
+def lower(region: GraphModule, threads: Threads = "if worth it") -> Kernel | Declined:
+    """The kernel of ``region``, or the reason why there is none. ``threads``: see :func:`fuse.kernel.emit.emit`.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(torch.randn(4, 8))
@@ -78,11 +78,11 @@ def lower(region: GraphModule) -> Kernel | Declined:
     >>> kernel.name.rsplit("_", 1)[0], kernel.in_place
     ('tanh_add', frozenset({(0, 0)}))
     """
-    key = structure(region)
+    key = f"{structure(region)}\n{threads}"
     known = _KERNELS.get(key)
     if known is None:
         with deep_recursion():
-            known = _KERNELS[key] = _lower(region, key)
+            known = _KERNELS[key] = _lower(region, key, threads)
     return known
 
 
@@ -97,7 +97,7 @@ def deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def _lower(region: GraphModule, key: str) -> Kernel | Declined:
+def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined:
     try:
         program = _program(region)
         body = schedule(program)
@@ -106,7 +106,7 @@ def _lower(region: GraphModule, key: str) -> Kernel | Declined:
     except SplitNeeded as need:
         return Declined(f"the loop over {need.atom} would have to be split")
     name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    return Kernel(name, emit(body, name), _in_place_pairs(program), is_parallel(body))
+    return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body))
 
 
 def values_of_call(node: Node) -> list[Value] | Declined:

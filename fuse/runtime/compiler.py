@@ -73,7 +73,9 @@ def build_many(sources: Sequence[str], *, flags: Sequence[str] = ()) -> list[cty
     >>> one.one(), two.two()
     (1, 2)
     """
-    if len(sources) < 2:
+    compiler = toolchain.find()
+    options = (*toolchain.tuning_options(compiler), *flags)
+    if sum(_key(source, compiler, options) not in _loaded for source in sources) < 2:
         return [build(source, flags=flags) for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda source: build(source, flags=flags), sources))

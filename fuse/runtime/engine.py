@@ -27,11 +27,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.signature import InputSpec, Signature
+from fuse.rewrite import registry
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
+from fuse.runtime.declared import Arguments, DeclaredLengths, Refused
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps
 from fuse.runtime.playback import Playback, playback
-from fuse.runtime.program import PositionOutOfRange, Program
+from fuse.runtime.program import PositionOutOfRange, Program, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.steps import Fallback, Launches
 
@@ -60,7 +62,8 @@ class LastRun:
 @dataclass(frozen=True)
 class Compiled:
     """One graph, built: for the calls that ``guard`` accepts. ``program`` is None where these calls run eager, for
-    ``reason``."""
+    ``reason``; ``graph`` also where no graph was captured for these calls, because they differ from others in a length
+    that was declared to vary."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -81,11 +84,23 @@ class _State:
 class Engine:
     """The variants of one model, and what the last call did."""
 
-    def __init__(self, model: nn.Module, freeze: bool, passes: Sequence[str] | None, fuel: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        freeze: bool,
+        passes: Sequence[str] | None,
+        fuel: int | None = None,
+        dynamic_shapes: Any = None,
+    ) -> None:
         self.model = model
         self.freeze = freeze
         self.passes = passes
         self.fuel = fuel
+        self.dynamic_shapes = dynamic_shapes
+        self._told = False  # that calls are captured although a length was declared to vary
+        self._lengths = None
+        if dynamic_shapes is not None:
+            self._lengths = DeclaredLengths(model, dynamic_shapes, self._short_graph, watch_tensors=not freeze)
         self._states: tuple[_State, ...] = ()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
@@ -138,6 +153,8 @@ class Engine:
     def forget(self) -> None:
         """Make every variant anew when it is next needed."""
         self._states = ()
+        if self._lengths is not None:
+            self._lengths.forget()
 
     # ---- finding ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +186,7 @@ class Engine:
         if current is None:
             current = _State(StateGuard(self.model, watch_tensors=not self.freeze))
         variants = (compiled, *current.variants)
-        if len(variants) > LARGEST_VARIANTS:
+        if len(variants) > LARGEST_VARIANTS and (compiled.graph is not None or compiled.program is None):
             self._warn(
                 f"{self._name()} was called with more than {LARGEST_VARIANTS} different input signatures; "
                 "the oldest are forgotten and compiled again when they return: pad or bucket the inputs"
@@ -183,12 +200,15 @@ class Engine:
         if self._needs_gradients(leaves):
             reason = "the call needs gradients; use torch.no_grad() or torch.inference_mode() to run it fused"
             return self._declined(leaves, spec, Fallback(self._name(), "", reason))
+        graph: GraphModule | None = None
         try:
-            graph = capture(self.model, args, kwargs)
-            if self.freeze:
-                _freeze(graph, self.model)
-            run_passes(graph, self.passes, self.fuel)
-            program = self._build(graph)
+            program: Program | Reference
+            signature: Signature
+            if found := self._of_any_length(args, kwargs, leaves):
+                program, signature = found
+            else:
+                graph = self._graph(args, kwargs)
+                program, signature = self._build(graph), graph.meta["signature"]
         except FuseError as error:  # CaptureError among them
             return self._declined(leaves, spec, Fallback(self._name(), "", str(error)))
         except Exception as error:  # a fault of ours must not become the user's
@@ -197,19 +217,48 @@ class Engine:
             return self._declined(leaves, spec, Fallback(self._name(), "", reason))
         for fallback in program.fallbacks:
             self._warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
-        signature: Signature = graph.meta["signature"]
         sources = [_source(spec, self.model) for spec in signature.inputs]
         guard = call_guard(leaves, spec, sources, self._tensors())
         written = frozenset(mutation.input_index for mutation in signature.mutations)
         return Compiled(guard, program, graph, playback(signature), written)
 
-    def _build(self, graph: GraphModule) -> Program | Reference:
-        devices = {v.device.type for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), Tensor)}
-        if devices - {"cpu"}:
-            where = ", ".join(sorted(devices - {"cpu"}))
-            return Reference(graph, Fallback(self._name(), "", f"there are no kernels for {where} yet"))
+    def _graph(self, args: tuple[Any, ...], kwargs: dict[str, Any], left_out: Sequence[str] = ()) -> GraphModule:
+        """The call, captured and rewritten but for the passes that are left out."""
+        graph = capture(self.model, args, kwargs)
+        if self.freeze:
+            _freeze(graph, self.model)
+        passes = self.passes
+        if left_out:
+            passes = [info.name for info in registry.select(passes, ignore=left_out)]
+        run_passes(graph, passes, self.fuel)
+        return graph
+
+    def _short_graph(self, arguments: Arguments, left_out: Sequence[str]) -> GraphModule:
+        """The graph of a call that stands for longer ones."""
+        graph = self._graph(*arguments, left_out)
+        if reason := _without_kernels(graph):
+            raise FuseError(reason)
+        return graph
+
+    def _of_any_length(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]
+    ) -> tuple[Program, Signature] | None:
+        """The program of a call whose length was declared to vary, made without capturing that length."""
+        if self._lengths is None:
+            return None
         try:
-            return Program(graph)
+            return self._lengths.program(args, kwargs, leaves)
+        except (Refused, FuseError) as why:
+            if not self._told:
+                self._told = True
+                self._warn(f"{self._name()} is captured at each length, although one is declared to vary: {why}")
+            return None
+
+    def _build(self, graph: GraphModule) -> Program | Reference:
+        if reason := _without_kernels(graph):
+            return Reference(graph, Fallback(self._name(), "", reason))
+        try:
+            return program_of(graph)
         except (CompilerMissing, CompileFailed) as error:
             return Reference(graph, Fallback(self._name(), "", str(error)))
 
@@ -268,6 +317,12 @@ def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
     if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
         return Fallback("", "", "the call is made under fake tensors")
     return None
+
+
+def _without_kernels(graph: GraphModule) -> str | None:
+    """Why there are no kernels for the devices of a graph, or None."""
+    devices = {v.device.type for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), Tensor)}
+    return f"there are no kernels for {', '.join(sorted(devices - {'cpu'}))} yet" if devices - {"cpu"} else None
 
 
 def _source(spec: InputSpec, model: nn.Module) -> int | Tensor:

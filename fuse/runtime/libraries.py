@@ -23,7 +23,7 @@ from fuse.runtime.layout import is_lazy
 
 aten = torch.ops.aten
 _PREFIX = {torch.float32: "s", torch.float64: "d"}
-_LARGEST = 2**31 - 1  # BLAS takes 32-bit integers
+LARGEST_NUMBER = 2**31 - 1  # BLAS takes 32-bit integers
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class Product:
     batch: int = 1
     batch_strides: tuple[int, int, int] = (0, 0, 0)  # left, right, result
     bias_layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def largest(self) -> int:
+        """The largest number that BLAS is given."""
+        leading = (self.left_form[1], self.right_form[1], self.result_leading)
+        return max(self.batch, self.m, self.n, self.k, *leading)
 
 
 @cache
@@ -127,7 +133,7 @@ def _describe(node: Node, left: object, right: object, bias: object = None) -> P
     result_form = matrix_form(m, n, *c_strides[1:])
     if left_form is None or right_form is None or result_form is None or result_form[0]:
         return None
-    if k == 0 or max(batch, m, n, k, left_form[1], right_form[1], result_form[1]) > _LARGEST:
+    if k == 0:
         return None
     found = Product(
         left,
@@ -143,6 +149,8 @@ def _describe(node: Node, left: object, right: object, bias: object = None) -> P
         batch=batch,
         batch_strides=(a_strides[0], b_strides[0], c_strides[0]),
     )
+    if found.largest > LARGEST_NUMBER:
+        return None
     return _with_bias(found, bias, node) if isinstance(bias, Node) else found
 
 

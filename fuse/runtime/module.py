@@ -20,7 +20,9 @@ from fuse.runtime.engine import Compiled, Engine, LastRun
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
-def compile(model: nn.Module, freeze: bool = False, passes: Sequence[str] | None = None) -> Fused:
+def compile(
+    model: nn.Module, freeze: bool = False, passes: Sequence[str] | None = None, dynamic_shapes: Any = None
+) -> Fused:
     """Run ``model`` fused.
 
     The first call of each input signature (structure, shapes, strides, dtypes and plain values of the arguments)
@@ -33,9 +35,13 @@ def compile(model: nn.Module, freeze: bool = False, passes: Sequence[str] | None
         freeze: for inference: fold and pack the weights as they are at the first call. Announce later
             changes by ``refresh()``.
         passes: names of the passes to run; None for all that are enabled.
+        dynamic_shapes: which dimensions of the arguments are, or follow from, one length that varies, in the notation
+            of ``torch.export``: ``{"x": {0: torch.export.Dim("time")}}``. You assert that ``forward`` is one function
+            of that length. It is then captured at three short lengths, and longer ones are served without capturing
+            again; where the three do not correspond, each length is captured, with one warning.
 
     Raises:
-        FuseError: ``model`` is not a module, or a pass does not exist.
+        FuseError: ``model`` is not a module, a pass does not exist, or ``forward`` has no such argument.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     >>> fused = compile(model)
@@ -50,7 +56,7 @@ def compile(model: nn.Module, freeze: bool = False, passes: Sequence[str] | None
     if not isinstance(model, nn.Module):
         raise FuseError(f"fuse.compile takes an nn.Module, not a {type(model).__name__}; wrap a function in a module")
     registry.select(passes)  # an unknown name is an error now, not at the first call
-    return Fused(Engine(model, freeze, passes))
+    return Fused(Engine(model, freeze, passes, dynamic_shapes=dynamic_shapes))
 
 
 class Fused(nn.Module):
@@ -121,4 +127,5 @@ class Fused(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
         engine = self._own()
-        return Fused(Engine(copy.deepcopy(engine.model, memo), engine.freeze, engine.passes, engine.fuel))
+        model = copy.deepcopy(engine.model, memo)
+        return Fused(Engine(model, engine.freeze, engine.passes, engine.fuel, engine.dynamic_shapes))

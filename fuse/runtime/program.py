@@ -65,8 +65,17 @@ class PositionOutOfRange(Exception):
     """A kernel found a position of a look-up out of range and stopped before it wrote anything."""
 
 
+def program_of(graph: GraphModule) -> Program:
+    """The program of a captured (and rewritten) graph.
+
+    Raises:
+        CompilerMissing, CompileFailed: see :mod:`fuse.runtime.compiler`.
+    """
+    return Program(schedule(graph, lower))
+
+
 class Program:
-    """A built graph. ``run`` may be called from several threads at once.
+    """A built schedule. ``run`` may be called from several threads at once.
 
     Attributes:
         regions: number of regions that run as one kernel each.
@@ -75,8 +84,7 @@ class Program:
         workspace_bytes: memory for intermediate values.
     """
 
-    def __init__(self, graph: GraphModule) -> None:
-        plan = schedule(graph, lower)
+    def __init__(self, plan: Schedule) -> None:
         self.regions = plan.regions
         self.fallbacks: tuple[Fallback, ...] = plan.fallbacks
         self.kernels: dict[str, Kernel] = {s.kernel.name: s.kernel for s in plan.steps if isinstance(s, KernelStep)}
@@ -185,14 +193,15 @@ class Program:
 
 
 def _build(kernels: Iterable[Kernel]) -> dict[str, int]:
-    """Addresses of all kernels. Each loop is a translation unit of its own: it serves other lengths, for which the
-    other kernels, one unit together, are others."""
-    loops = [[k] for k in kernels if k.sizes]
-    others = [k for k in kernels if not k.sizes]
-    units = [*loops, others] if others else loops
+    """Addresses of all kernels. Each loop is a translation unit of its own: it serves other lengths, for which other
+    kernels may be others."""
+    loops = [[k] for k in kernels if k.workspace_bytes]
+    others = [k for k in kernels if not k.workspace_bytes]
+    groups = [[k for k in others if k.sizes], [k for k in others if not k.sizes]]
+    units = [*loops, *filter(None, groups)]
     sources = []
     for unit in units:
-        extra = [loop_prelude()] if unit[0].sizes else []
+        extra = [loop_prelude()] if unit[0].workspace_bytes else []
         sources.append("\n".join([prelude(), *extra, *(k.source for k in unit)]))
     libraries = build_many(sources)
     return {k.name: _function_address(lib, k.name) for unit, lib in zip(units, libraries, strict=True) for k in unit}

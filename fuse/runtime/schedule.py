@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -337,11 +338,12 @@ class _Scheduler:
             )
 
 
+@dataclass(frozen=True)
 class _Nth:
     """One tensor of a view operator that returns several (``split``, ``unbind``)."""
 
-    def __init__(self, function: Callable[..., Any], index: int) -> None:
-        self.function, self.index = function, index
+    function: Callable[..., Any]
+    index: int
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = self.function(*args, **kwargs)[self.index]

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from fuse.graph.capture import capture
 from fuse.runtime import libraries
-from fuse.runtime.program import Program
+from fuse.runtime.program import program_of
 from fuse.runtime.steps import Launches
 
 
@@ -34,7 +34,7 @@ def run(function: Callable[..., Any], *args: Tensor) -> tuple[list[Tensor | None
     graph = capture(Function(function), args)
     sources = graph.meta["signature"].inputs
     tensors = [args[s.index] if s.kind == "argument" else s.value for s in sources]
-    values, launches = Program(graph).run(tensors)
+    values, launches = program_of(graph).run(tensors)
     return values, Launches.unpack(launches), graph
 
 
@@ -149,7 +149,7 @@ def test_results_are_never_in_memory_that_is_used_again() -> None:
         return b, c, (c + a).exp()
 
     graph = capture(Function(function), (x := torch.randn(4, 8),))
-    program = Program(graph)
+    program = program_of(graph)
     first, _ = program.run([x])
     kept = [v.clone() for v in first if v is not None]
     program.run([x * 5])
@@ -185,7 +185,7 @@ def test_writes_follow_the_strides_of_the_input() -> None:
 
 def test_calls_at_the_same_time_do_not_share_memory() -> None:
     graph = capture(Function(lambda x: ((x * 2).exp() @ x.t()).tanh().sort()[0]), (torch.randn(32, 32),))
-    program = Program(graph)
+    program = program_of(graph)
     inputs = [torch.randn(32, 32) for _ in range(8)]
     expected = [program.run([x])[0][0] for x in inputs]
     wrong: list[int] = []
@@ -211,7 +211,7 @@ def test_a_long_chain_reuses_two_places() -> None:
             x = x.tanh()
         return x
 
-    program = Program(capture(Function(chain), (torch.randn(64),)))
+    program = program_of(capture(Function(chain), (torch.randn(64),)))
     assert program.workspace_bytes <= 64 + 2 * 256
     assert len(program.kernels) == 1
 
@@ -225,7 +225,7 @@ def test_a_launch_of_a_small_kernel_costs_less_than_a_microsecond() -> None:
     x = torch.randn(64)
     seconds = []
     for length in (10, 1000):
-        program = Program(capture(Function(lambda x, n=length: chain(x, n)), (x,)))
+        program = program_of(capture(Function(lambda x, n=length: chain(x, n)), (x,)))
         best = float("inf")
         for _ in range(50):
             start = time.perf_counter()
