@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fuse.graph.capture import capture as capture
     from fuse.report.show import show as show
+    from fuse.rewrite.patterns.language import const as const
+    from fuse.rewrite.patterns.language import either as either
+    from fuse.rewrite.patterns.language import many as many
+    from fuse.rewrite.patterns.language import optional as optional
+    from fuse.rewrite.patterns.language import tensor as tensor
+    from fuse.rewrite.patterns.registry import pattern as pattern
     from fuse.rewrite.pipeline import run_passes as run_passes
     from fuse.rewrite.registry import register_pass as register_pass
     from fuse.runtime.module import compile as compile
@@ -19,12 +25,30 @@ if TYPE_CHECKING:
 _HOME = {
     "capture": "fuse.graph.capture",
     "compile": "fuse.runtime.module",
+    "const": "fuse.rewrite.patterns.language",
+    "either": "fuse.rewrite.patterns.language",
+    "many": "fuse.rewrite.patterns.language",
+    "optional": "fuse.rewrite.patterns.language",
+    "pattern": "fuse.rewrite.patterns.registry",
     "register_pass": "fuse.rewrite.registry",
     "run_passes": "fuse.rewrite.pipeline",
     "show": "fuse.report.show",
+    "tensor": "fuse.rewrite.patterns.language",
 }
 
-__all__ = ["capture", "compile", "register_pass", "run_passes", "show"]
+__all__ = [
+    "capture",
+    "compile",
+    "const",
+    "either",
+    "many",
+    "optional",
+    "pattern",
+    "register_pass",
+    "run_passes",
+    "show",
+    "tensor",
+]
 __version__ = "0.1.0"
 
 # In a clone the passes lie beside this package, not in it; Python started there shall find them all the same.

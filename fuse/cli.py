@@ -229,6 +229,37 @@ def passes(to: Output) -> int:
     return GOOD
 
 
+@commands.command()
+@output_verb()
+def patterns(to: Output) -> int:
+    """List the installed patterns, in the order in which they are matched."""
+    from rich.text import Text
+
+    from fuse.report.table import columns
+    from fuse.rewrite.patterns.registry import broken_plugins, registered
+
+    installed: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "origin": one.origin,
+            "source": one.source,
+            "priority": one.priority,
+            "enabled": one.enabled,
+            "summary": one.summary,
+        }
+        for one in sorted(registered(), key=lambda one: -one.priority)
+    ]
+    broken = [{"name": plugin.name, "origin": plugin.origin, "error": plugin.error} for plugin in broken_plugins()]
+    for plugin in broken:
+        to.say(f"warning: plugin {plugin['name']} of {plugin['origin']} does not load: {plugin['error']}")
+    rows = [[one["name"], one["source"], one["summary"]] for one in installed]
+    to.emit(
+        {"patterns": installed, "broken": broken},
+        lambda: columns(["pattern", "from", "is"], rows, numbers_from=3) if rows else Text("no pattern is installed"),
+    )
+    return GOOD
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the command ``fuse``; never returns."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))

@@ -12,6 +12,7 @@ from fuse.passes import fuse_horizontal as fuse_horizontal
 from fuse.passes import fuse_movement as fuse_movement
 from fuse.passes import fuse_pointwise as fuse_pointwise
 from fuse.passes import fuse_reductions as fuse_reductions
+from fuse.passes import match_patterns as match_patterns
 from fuse.passes import merge_shared_weight_gemms as merge_shared_weight_gemms
 from fuse.passes import merge_sibling_gemms as merge_sibling_gemms
 from fuse.passes import no_ops as no_ops

@@ -1,0 +1,146 @@
+"""From one operator call to its term: arguments bound to the schema, then the operator's rule.
+
+    aten.softmax(x, dim=-1)  and  aten.softmax(x, 1)      ->      _softmax(x, dim=1, half_to_float=False)
+
+Binding makes keywords, positions and defaults one; dimensions are counted from the front, lists are tuples, and numbers
+beside a floating tensor are floats. What no rule knows is spelled as it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fuse import ops
+from fuse.rewrite.patterns import views
+from fuse.rewrite.patterns.rules import Arguments, Rule, made_by_rule, operand, rule_for
+from fuse.rewrite.patterns.terms import PART, Look, Term, Terms, look_of
+
+_DIMENSIONS = frozenset(["dim", "dims", "dim0", "dim1"])
+_OPERANDS = frozenset(["self", "other", "exponent"])
+"""Arguments of elementwise operators that may be a tensor or a number."""
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """What of an operator's schema a term is made by."""
+
+    name: str
+    defaults: Mapping[str, Any]
+    numbers: frozenset[str]
+    elementwise: bool
+    commutative: bool
+    rule: Rule | None
+    makes: frozenset[str]
+
+
+@cache
+def _schema(op: OpOverload) -> _Schema:
+    arguments = op._schema.arguments
+    packet = op._schema.name.removeprefix("aten::").replace("::", ".")
+    elementwise = ops.is_pointwise(op) and len(op._schema.returns) == 1
+    name = packet if elementwise or op._overloadname in ("", "default") else f"{packet}.{op._overloadname}"
+    return _Schema(
+        name,
+        {argument.name: argument.default_value for argument in arguments},
+        frozenset(argument.name for argument in arguments if str(argument.type).startswith(("number", "Optional[num"))),
+        elementwise,
+        ops.is_commutative(op),
+        rule_for(packet),
+        made_by_rule(packet) | {name},
+    )
+
+
+def may_make(op: OpOverload) -> frozenset[str]:
+    """The names of the terms that compute something which a call of ``op`` may become.
+
+    >>> sorted(may_make(torch.ops.aten.sqrt.default))
+    ['pow', 'sqrt']
+    """
+    return _schema(op).makes
+
+
+def term_of_node(terms: Terms, node: Node, term_of: Callable[[Node], Term]) -> Term:
+    """The term of a ``call_function`` node; ``term_of`` has those of its operands."""
+    args, kwargs = _with_terms(node.args, term_of), _with_terms(node.kwargs, term_of)
+    terms.origin = node
+    if node.target is operator.getitem:
+        whole, index = args
+        return terms.make(PART, [whole], whole.look[index], [("index", index)])
+    assert isinstance(node.target, OpOverload)
+    return term_of_call(terms, node.target, args, kwargs, look_of(node.meta["val"]))
+
+
+def _with_terms(arguments: Any, term_of: Callable[[Node], Term]) -> Any:
+    """Arguments of a node with the terms of nodes in their place."""
+    if isinstance(arguments, Node):
+        return term_of(arguments)
+    if isinstance(arguments, (tuple, list)):
+        return [_with_terms(argument, term_of) for argument in arguments]
+    if isinstance(arguments, dict):
+        return {name: _with_terms(argument, term_of) for name, argument in arguments.items()}
+    return arguments
+
+
+def term_of_call(terms: Terms, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], look: Any) -> Term:
+    """The term of one call of ``op``, whose tensor arguments are terms and whose result looks like ``look``.
+
+    >>> terms = Terms()
+    >>> x = terms.leaf("x", Look((2, 8), torch.float32, None))
+    >>> aten = torch.ops.aten
+    >>> quarter = term_of_call(terms, aten.div.Tensor, (x, 4), {}, x.look)
+    >>> str(quarter), quarter is term_of_call(terms, aten.mul.Tensor, (x,), {"other": 0.25}, x.look)
+    ('mul(x, 0.25)', True)
+    """
+    schema = _schema(op)
+    arguments: Arguments = {**schema.defaults, **dict(zip(schema.defaults, args, strict=False)), **kwargs}
+    if schema.rule is not None and isinstance(look, Look) and (term := schema.rule(terms, arguments, look)) is not None:
+        return term
+    return _as_it_is(terms, schema, arguments, look)
+
+
+def _as_it_is(terms: Terms, schema: _Schema, arguments: Arguments, look: Any) -> Term:
+    """The term of an operator that no rule knows: its tensors as operands, everything else as constants."""
+    first = next((term for value in arguments.values() for term in _terms_in(value)), None)
+    operands: list[Term] = []
+    constants = []
+    for name, value in arguments.items():
+        if schema.elementwise and name in schema.numbers and first is not None and value is not None:
+            number = operand(terms, value, first)
+            if name in _OPERANDS:
+                operands.append(number)
+                continue
+            value = number.value
+        if name in _DIMENSIONS and first is not None and isinstance(first.look, Look):
+            value = _counted_from_front(value, len(first.shape))
+        operands.extend(_terms_in(value))
+        if not isinstance(value, Term):
+            constants.append((name, _without_terms(value)))
+    if schema.elementwise and isinstance(look, Look):
+        return views.pointwise(terms, schema.name, operands, look, constants, commutative=schema.commutative)
+    return terms.make(schema.name, operands, look, constants)
+
+
+def _terms_in(value: Any) -> list[Term]:
+    if isinstance(value, Term):
+        return [value]
+    return [term for item in value for term in _terms_in(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _without_terms(value: Any) -> Any:
+    """``value`` as a constant: lists as tuples, tensors in lists as a mark."""
+    if isinstance(value, Term):
+        return "tensor"
+    return tuple(_without_terms(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _counted_from_front(dims: Any, rank: int) -> Any:
+    if isinstance(dims, int) and not isinstance(dims, bool):
+        return dims % rank if -rank <= dims < rank else dims
+    return tuple(_counted_from_front(dim, rank) for dim in dims) if isinstance(dims, (list, tuple)) else dims

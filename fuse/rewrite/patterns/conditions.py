@@ -1,0 +1,295 @@
+"""Whether a form that lies in the graph may be rewritten there: what the pattern demands, and what must not be lost.
+
+    constraint          fuse.tensor(...) of a parameter, or check(m)
+    used outside        something else reads a value between the pattern's inputs and its results
+    alias or mutation   the pattern draws random numbers, or the caller would notice whose memory a result is in
+    not convex          a path leads from one result, around the pattern, back into it
+
+Each answers with a reason or None; the reasons are what the user reads.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.errors import FuseError
+from fuse.graph.signature import Signature
+from fuse.rewrite import effects, regions, surgery
+from fuse.rewrite.patterns.definition import Failure, Match
+from fuse.rewrite.patterns.differences import called
+from fuse.rewrite.patterns.exact import Found, Given
+from fuse.rewrite.patterns.forms import InputKey
+from fuse.rewrite.patterns.language import ManySpec, TensorSpec
+
+aten = torch.ops.aten
+
+Kind = Literal[
+    "structure",
+    "constraint",
+    "alias or mutation",
+    "used outside",
+    "not convex",
+    "overlapped",
+    "refused by lowering",
+    "matched",
+]
+"""Verdicts on a candidate, by how far it came."""
+
+MAX_WALK = 5000
+"""Nodes visited to see whether a path leads back into one match."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a match is not used: its kind, the reason, the node it is seen at, and what to change in the pattern."""
+
+    kind: Kind
+    reason: str
+    node: Node | None = None
+    change: str = ""
+
+
+class Surroundings:
+    """What is asked of the graph around every match: made once for a graph."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.graph = graph
+        self.results = set(effects.results(graph))
+        self.escaping = effects.escaping(graph)
+        self.place = {node: place for place, node in enumerate(graph.graph.nodes)}
+        self._fixed: dict[Node, bool] = {}
+        signature: Signature | None = graph.meta.get("signature")
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        kinds = [spec.kind for spec in signature.inputs] if signature else []
+        for node, kind in zip(placeholders, kinds, strict=False):
+            self._fixed[node] = kind != "argument"
+
+    def why_output(self, node: Node) -> str:
+        """Why the graph has ``node`` among its outputs."""
+        signature: Signature | None = self.graph.meta.get("signature")
+        written = {mutation.value_index for mutation in signature.mutations} if signature else set()
+        outputs = list(self.graph.graph.output_node().args[0])  # type: ignore[arg-type]
+        places = [place for place, output in enumerate(outputs) if output is node]
+        return "it is written to an input of the model" if set(places) <= written else "the model returns it"
+
+    def is_fixed(self, node: Node) -> bool:
+        """Whether ``node`` has the same value in every call, as long as no weight is changed."""
+        worklist = [node]
+        while worklist:
+            current = worklist[-1]
+            unknown = [operand for operand in current.all_input_nodes if operand not in self._fixed]
+            if current in self._fixed or not unknown:
+                pure = current.op == "call_function" and effects.is_pure(current)
+                answer = pure and all(self._fixed[operand] for operand in current.all_input_nodes)
+                self._fixed.setdefault(current, answer)
+                worklist.pop()
+            else:
+                worklist.extend(unknown)
+        return self._fixed[node]
+
+
+def members(found: Found) -> list[Node]:
+    """The nodes between inputs and results that do something, in program order."""
+    return [n for n in found.inside if regions.owner(n) is n and not regions.is_constructor(n) and not _is_part(n)]
+
+
+def _is_part(node: Node) -> bool:
+    return node.target is operator.getitem
+
+
+def obstacle(found: Found, around: Surroundings) -> Obstacle | None:
+    """The first reason not to rewrite ``found``."""
+    return (
+        _unmet(found, around)
+        or _impure(found)
+        or _unread(found)
+        or _used_outside(found, around)
+        or _alias(found, around)
+        or _not_convex(found, around)
+    )
+
+
+# ---- what the pattern demands --------------------------------------------------------------------------------------
+
+
+def _unmet(found: Found, around: Surroundings) -> Obstacle | None:
+    sizes: dict[str, int] = {}
+    for (name, _), given in _in_order(found):
+        spec = next(one.spec for one in found.form.pattern.parameters if one.name == name)
+        if isinstance(spec, TensorSpec) and (reason := _unlike(name, spec, given, sizes, around)):
+            return Obstacle("constraint", reason, given.node, f"another fuse.tensor(...) for {name!r}")
+    return _rejected(found)
+
+
+def _rejected(found: Found) -> Obstacle | None:
+    """What the pattern's own ``check`` says."""
+    pattern = found.form.pattern
+    if pattern.check is None:
+        return None
+    with _named_nodes(found) as names:
+        match = Match(found.inside, tuple(output.node for output in found.outputs), names)
+        try:
+            answer = pattern.check(match)
+        except Exception as error:
+            raise FuseError(
+                f"pattern {pattern.name!r} ({pattern.source}): check failed, {type(error).__name__}: {error}"
+            ) from error
+    if answer is None:
+        return None
+    if not isinstance(answer, Failure):
+        return Obstacle("constraint", f"check gave {answer!r}, neither None nor m.fail(...)")
+    return Obstacle("constraint", answer.reason, answer.node, "another check(self, m)")
+
+
+@contextmanager
+def _named_nodes(found: Found) -> Iterator[dict[str, Any]]:
+    """Everything that a pattern names, by name: nodes, constants, alternatives.
+
+    For an input that is turned a node is put into the graph, for as long as this lasts.
+    """
+    views: list[Node] = []
+    names: dict[str, Any] = {}
+
+    def node_of(given: Given) -> Node:
+        if given.dims is None:
+            return given.node
+        views.append(surgery.insert(given.node.next, aten.permute.default, given.node, list(given.dims)))
+        return views[-1]
+
+    for parameter in found.form.pattern.parameters:
+        nodes = [node_of(given) for (name, _), given in _in_order(found) if name == parameter.name]
+        names[parameter.name] = nodes if isinstance(parameter.spec, ManySpec) else nodes[0] if nodes else None
+    try:
+        yield {**names, **found.constants, **found.form.choices}
+    finally:
+        surgery.erase(*views)
+
+
+def _unlike(name: str, spec: TensorSpec, given: Given, sizes: dict[str, int], around: Surroundings) -> str | None:
+    """Why a tensor is not what ``spec`` wants."""
+    value = given.value()
+    dtypes = spec.dtype if isinstance(spec.dtype, tuple) else (spec.dtype,)
+    if spec.dtype is not None and value.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return f"`{name}` is {str(value.dtype).removeprefix('torch.')}, the pattern wants {wanted}"
+    if spec.device is not None and value.device.type != spec.device:
+        return f"`{name}` is on {value.device.type}, the pattern wants {spec.device}"
+    if spec.layout is not None and not value.is_contiguous(memory_format=_FORMATS[spec.layout]):
+        return f"`{name}` is not {spec.layout}"
+    if spec.constant is not None and around.is_fixed(given.node) != spec.constant:
+        return f"`{name}` {'changes from call to call' if spec.constant else 'is the same in every call'}"
+    return _other_shape(name, spec, value, sizes)
+
+
+def _other_shape(name: str, spec: TensorSpec, value: Tensor, sizes: dict[str, int]) -> str | None:
+    if not spec.shape:
+        return None
+    shape = list(spec.shape)
+    if ... in shape:
+        gap = shape.index(...)
+        shape[gap : gap + 1] = [None] * (value.dim() - len(shape) + 1)
+    if len(shape) != value.dim():
+        return f"`{name}` has {value.dim()} dimensions, the pattern wants {len(shape)}"
+    for dim, (want, size) in enumerate(zip(shape, value.shape, strict=True)):
+        have = int(size)
+        wanted = sizes.setdefault(want, have) if isinstance(want, str) else want
+        if wanted is not None and wanted != have:
+            called = f" (`{want}`)" if isinstance(want, str) else ""
+            return f"dimension {dim} of `{name}` is {have}, the pattern wants {wanted}{called}"
+    return None
+
+
+_FORMATS: Mapping[str, torch.memory_format] = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+}
+
+
+# ---- what must not be lost -----------------------------------------------------------------------------------------
+
+
+def _impure(found: Found) -> Obstacle | None:
+    for node in found.inside:
+        if not effects.is_pure(node):
+            random = isinstance(node.target, OpOverload) and ops.is_random(node.target)
+            reason = "draws random numbers, in an order that must stay" if random else "does more than give its value"
+            return Obstacle("alias or mutation", f"`{called(node)}` {reason}", node)
+    return None
+
+
+def _unread(found: Found) -> Obstacle | None:
+    if any(output.node.users for output in found.outputs if not output.is_input):
+        return None
+    return Obstacle("used outside", "nothing reads the results", found.outputs[0].node)
+
+
+def _used_outside(found: Found, around: Surroundings) -> Obstacle | None:
+    """A value between inputs and results that someone else reads; views of results are the results' business."""
+    inside = set(found.inside)
+    results = {output.node for output in found.outputs}
+    for node in found.inside:
+        if regions.owner(node) not in inside or regions.is_constructor(node) or _looks_at(node, results):
+            continue
+        if found.form.pattern.replace is None and any(_looks_at(result, {node}) for result in results):
+            continue  # a region gives the memory that the result is a view of
+        for user in node.users:
+            if user not in inside:
+                reader = around.why_output(node) if user.op == "output" else f"`{called(user)}` reads it, too"
+                change = "return it as one more result of the pattern"
+                return Obstacle("used outside", f"`{called(node)}` is used outside: {reader}", node, change)
+    return None
+
+
+def _looks_at(node: Node, values: set[Node]) -> bool:
+    """Whether ``node`` is one of ``values`` or a view of one."""
+    current: Node | None = node
+    while current is not None and current not in values:
+        current = effects.view_base(current)
+    return current is not None
+
+
+def _alias(found: Found, around: Surroundings) -> Obstacle | None:
+    """A result that is a view of an input: a replacement would have memory of its own."""
+    if found.form.pattern.replace is None:
+        return None
+    inside = set(found.inside)
+    for output in found.outputs:
+        seen = output.node in around.escaping and regions.owner(output.node) not in inside
+        if seen and not output.is_input:
+            return Obstacle("alias or mutation", "a result is a view of an input, and the caller sees it", output.node)
+    return None
+
+
+def _not_convex(found: Found, around: Surroundings) -> Obstacle | None:
+    """A path from a result around the pattern and back into it. One result alone can have none."""
+    inside = set(found.inside)
+    if sum(not output.is_input for output in found.outputs) < 2:
+        return None
+    last = max(around.place[node] for node in inside)
+    stack = [user for node in inside for user in node.users if user not in inside]
+    seen: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in inside:
+            return Obstacle("not convex", "a path leads out of the pattern and back into it", node)
+        if node in seen or around.place.get(node, 0) > last:
+            continue
+        seen.add(node)
+        if len(seen) > MAX_WALK:
+            return Obstacle("not convex", "its nodes lie too far apart to be sure that no path leads back into it")
+        stack.extend(node.users)
+    return None
+
+
+def _in_order(found: Found) -> list[tuple[InputKey, Given]]:
+    return sorted(found.inputs.items(), key=lambda item: item[0])

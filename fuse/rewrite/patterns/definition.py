@@ -1,0 +1,152 @@
+"""A pattern as it is registered: a function, or a class with ``pattern`` and, as it likes, the other methods.
+
+@fuse.pattern                          @fuse.pattern
+def swish(x):                          class ResidualTail:
+    return x * torch.sigmoid(x)            def pattern(self, x, weight, skip): ...
+                                           def check(self, m): ...
+                                           def replace(self, x, weight, skip): ...
+                                           def examples(self): ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.fx import Node
+
+from fuse.errors import FuseError
+from fuse.rewrite.patterns.language import ManySpec, TensorSpec
+
+METHODS = frozenset(["pattern", "check", "replace", "examples"])
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor, or list of tensors, that the pattern is given."""
+
+    name: str
+    spec: TensorSpec | ManySpec
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """A registered pattern. ``source`` is its file and line; of two that want the same node, ``priority`` wins."""
+
+    name: str
+    origin: str
+    summary: str
+    source: str
+    priority: int
+    enabled: bool
+    function: Callable[..., Any]
+    parameters: tuple[Parameter, ...]
+    check: Callable[[Match], Failure | None] | None
+    replace: Callable[..., Any] | None
+    examples: Callable[[], Any] | None
+
+    @property
+    def file(self) -> str:
+        """The file's name as it stands in front of lines in reports."""
+        return self.source.partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What :meth:`Match.fail` answers: why a match must not be used."""
+
+    reason: str
+    node: Node | None
+
+
+@dataclass(frozen=True)
+class Match:
+    """What ``check`` is asked to judge: ``m["x"]`` is the node that the pattern's ``x`` is in the graph.
+
+    A list of nodes for a parameter that is ``fuse.many()``, None for one that the alternative taken does not read; the
+    value of a ``fuse.const``, and the position of a ``fuse.either``, under their names. ``nodes`` are those that the
+    pattern covers, ``outputs`` those that stand for its results.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    bound: Mapping[str, Any] = field(repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.bound:
+            raise KeyError(f"the pattern has no {name!r}; it has {', '.join(self.bound)}")
+        return self.bound[name]
+
+    def fail(self, reason: str, node: Node | None = None) -> Failure:
+        """The pattern must not fire here, for ``reason``, which the user reads as it stands."""
+        return Failure(reason, node)
+
+
+def define(source: Any, priority: int = 0, enabled: bool = True) -> Pattern:
+    """The pattern that a function or a class describes.
+
+    Raises:
+        FuseError: a class without ``pattern``, with an unknown public method, or whose ``replace`` takes other
+            parameters; a parameter that is not positional.
+    """
+    name = source.__name__
+    if not inspect.isclass(source):
+        return _pattern(name, source, source, {}, priority, enabled)
+    methods = {key for key, value in vars(source).items() if callable(value) and not key.startswith("_")}
+    if "pattern" not in methods:
+        raise FuseError(f"pattern {name!r} has no method 'pattern'")
+    if unknown := sorted(methods - METHODS):
+        raise FuseError(f"pattern {name!r} has a method {unknown[0]!r}; known are {', '.join(sorted(METHODS))}")
+    instance: Any = source()
+    parts = {key: getattr(instance, key) for key in methods - {"pattern"}}
+    return _pattern(name, source, instance.pattern, parts, priority, enabled)
+
+
+def _pattern(
+    name: str, source: Any, function: Callable[..., Any], parts: Mapping[str, Any], priority: int, enabled: bool
+) -> Pattern:
+    parameters = _parameters(name, function)
+    replace = parts.get("replace")
+    if replace is not None and _names(replace) != [one.name for one in parameters]:
+        raise FuseError(f"pattern {name!r}: replace must take the parameters of pattern, in their order")
+    return Pattern(
+        name=name,
+        origin=source.__module__,
+        summary=(inspect.getdoc(source) or "").partition("\n")[0],
+        source=_place(function),
+        priority=priority,
+        enabled=enabled,
+        function=function,
+        parameters=parameters,
+        check=parts.get("check"),
+        replace=replace,
+        examples=parts.get("examples"),
+    )
+
+
+def _parameters(name: str, function: Callable[..., Any]) -> tuple[Parameter, ...]:
+    found = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            raise FuseError(f"pattern {name!r}: parameter {parameter.name!r} must be an ordinary one")
+        spec = TensorSpec() if parameter.default is inspect.Parameter.empty else parameter.default
+        if not isinstance(spec, (TensorSpec, ManySpec)):
+            raise FuseError(
+                f"pattern {name!r}: the default of {parameter.name!r} must be fuse.tensor(...) or fuse.many()"
+            )
+        found.append(Parameter(parameter.name, spec))
+    if not found:
+        raise FuseError(f"pattern {name!r} takes no tensor")
+    return tuple(found)
+
+
+def _names(function: Callable[..., Any]) -> Sequence[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _place(function: Callable[..., Any]) -> str:
+    code = inspect.unwrap(function).__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"

@@ -1,0 +1,146 @@
+"""What keeps two terms from being one: the first difference on each path, in words, and what to change.
+
+pattern   cat(x, y, dim=1)          graph   cat(x, y, dim=0)
+"`cat` has dim 0, the pattern wants 1"      change: dim=0, or fuse.const("dim") for any
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from fuse.rewrite.patterns.canonical import may_make
+from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term, below
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference. ``reason`` is what the user reads; ``change``, where it is known, the change of the pattern that
+    would lift it. ``wanted`` is the operator of the pattern, ``node`` the place in the graph. ``written``: what differs
+    is that a tensor is written in between.
+    """
+
+    reason: str
+    change: str = ""
+    wanted: Node | None = None
+    node: Node | None = None
+    written: bool = False
+
+
+def differences(wanted: Term, found: Term) -> Iterator[Difference]:
+    """How the graph's term ``found`` differs from the pattern's ``wanted``; both are of one table."""
+    if wanted is found:
+        return
+    if wanted.name != found.name or len(wanted.operands) != len(found.operands):
+        yield other_operator(wanted, found)
+        return
+    if wanted.name == NUMBER:
+        reason = f"the number is {found}, the pattern wants {wanted}"
+        yield _difference(wanted, found, reason, f"write {found}, or fuse.const(...) for any number")
+        return
+    if wanted.name == LEAF:
+        yield _difference(wanted, found, "an operand is another value than the pattern's")
+        return
+    inner = list(_other_constants(wanted, found))
+    for one, two in paired(wanted, found):
+        inner += list(differences(one, two))
+    if not inner:
+        yield _difference(wanted, found, f"`{found.name}` gives {found.look}, the pattern's gives {wanted.look}")
+    yield from inner
+
+
+def _other_constants(wanted: Term, found: Term) -> Iterator[Difference]:
+    for (name, want), (_, have) in zip(wanted.constants, found.constants, strict=False):
+        if want != have:
+            reason = f"`{found.name}` has {name} {_shown(have)}, the pattern wants {_shown(want)}"
+            yield _difference(wanted, found, reason, f'{name}={_shown(have)}, or fuse.const("{name}") for any')
+
+
+def other_operator(wanted: Term, found: Term) -> Difference:
+    """The difference between two operators, or between one and a value that is given."""
+    if wanted.name == found.name:
+        reason = f"`{found.name}` has {len(found.operands)} operands, the pattern wants {len(wanted.operands)}"
+        return _difference(wanted, found, reason, "take them as a list: a parameter with the default fuse.many()")
+    if LEAF in (wanted.name, found.name) or wanted.is_view != found.is_view:
+        extra = wanted.name == LEAF or (found.is_view and found.name != LEAF)
+        term, owner, other = (found, "graph", "pattern") if extra else (wanted, "pattern", "graph")
+        name = f"`cast` to {term.look}" if term.name == "cast" else f"`{term.name}`"
+        change = f"put {name} into the pattern" if owner == "graph" else f"take {name} out of the pattern"
+        return _difference(wanted, found, f"the {owner} has {name} where the {other} has none", change)
+    return _difference(wanted, found, *_other_names(wanted, found))
+
+
+def _other_names(wanted: Term, found: Term) -> tuple[str, str]:
+    """Reason and change where the graph has the operator of ``found`` and the pattern that of ``wanted``."""
+    place = _place(found)
+    if place is not None and isinstance(place.target, OpOverload) and wanted.name in may_make(place.target):
+        return other_factors(place, found) or other_names(*_names(wanted, found))
+    return other_names(*_names(wanted, found))
+
+
+def other_factors(place: Node, found: Term) -> tuple[str, str] | None:
+    """Reason and change where ``found``, inside of what ``place`` computes, is a product with a number; -1 is none."""
+    if found.name == "mul" and any(operand.name == NUMBER and operand.value == -1 for operand in found.operands):
+        return None
+    name = called(place)
+    return f"`{name}` has factors that the pattern does not have", f"write `{name}` itself, with its factors"
+
+
+def other_names(wanted: str, found: str) -> tuple[str, str]:
+    """Reason and change where the graph has the operator ``found`` and the pattern ``wanted``."""
+    return f"`{found}` where the pattern has `{wanted}`", f"fuse.either(...) of `{wanted}` and `{found}`"
+
+
+def _names(wanted: Term, found: Term) -> tuple[str, str]:
+    """What two terms are called: as the operators that they were made for, unless those are of one name."""
+    operators = _place(wanted), _place(found)
+    if operators[0] is not None and operators[1] is not None:
+        names = called(operators[0]), called(operators[1])
+        if names[0] != names[1]:
+            return names
+    return wanted.name, found.name
+
+
+def _difference(wanted: Term, found: Term, reason: str, change: str = "") -> Difference:
+    return Difference(reason, change, _place(wanted), _place(found))
+
+
+def called(node: Node) -> str:
+    """The operator of a node, for reasons that are counted together whatever the node's number.
+
+    >>> called(torch.fx.Graph().call_function(torch.ops.aten.add.Tensor, (1, 2)))
+    'add'
+    """
+    return str(node.target).removeprefix("aten.").partition(".")[0] if node.op == "call_function" else node.op
+
+
+def paired(wanted: Term, found: Term) -> list[tuple[Term, Term]]:
+    """The operands of both, the equal ones together where the order does not matter."""
+    if not wanted.commutative:
+        return list(zip(wanted.operands, found.operands, strict=True))
+    left, right = list(wanted.operands), list(found.operands)
+    pairs = []
+    for same in (lambda one, two: one is two, lambda one, two: one.name == two.name):
+        for one in list(left):
+            two = next((term for term in right if same(one, term)), None)
+            if two is not None:
+                pairs.append((one, two))
+                left.remove(one)
+                right.remove(two)
+    return pairs + list(zip(left, right, strict=True))
+
+
+def common(wanted: Sequence[Term], found: Sequence[Term]) -> set[Term]:
+    """The terms of the pattern that the graph has as they are."""
+    return set(below(*wanted)) & set(below(*found))
+
+
+def _place(term: Term) -> Node | None:
+    return term.origin if isinstance(term.origin, Node) else None
+
+
+def _shown(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,257 @@
+"""Compare a form with the place in a graph where it could lie: the pattern is run with the shapes that it has there.
+
+    placement    x -> relu_3 (f32[4, 16]), weight -> w (f32[8, 16])
+    pattern      traced with those    ->    term over leaves relu_3 and w
+    graph        cut at those nodes   ->    term over leaves relu_3 and w        one term: it matches
+
+Terms of both are made by the same rules in one table, so that the comparison is one of identity.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fuse.rewrite.patterns import views
+from fuse.rewrite.patterns.canonical import term_of_node
+from fuse.rewrite.patterns.differences import Difference, common, differences
+from fuse.rewrite.patterns.forms import Form, InputKey
+from fuse.rewrite.patterns.index import GraphIndex
+from fuse.rewrite.patterns.language import ManySpec
+from fuse.rewrite.patterns.search import Placement
+from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, look_of
+from fuse.rewrite.patterns.trace import terms_of
+
+MAX_BINDINGS = 16
+MAX_MORE_VIEWS = 4
+MAX_VIEWS = 16
+_UNREAD = torch.empty(1, device="meta")
+
+
+@dataclass(frozen=True)
+class Given:
+    """The value of an input: a node, with its dimensions in another order where ``dims`` says so."""
+
+    node: Node
+    dims: tuple[int, ...] | None = None
+
+    def value(self) -> Tensor:
+        value: Tensor = self.node.meta["val"]
+        return value if self.dims is None else value.permute(self.dims)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result of the pattern. ``node`` holds it, in another shape where ``reshaped``; an input may be a result."""
+
+    node: Node
+    reshaped: bool
+    is_input: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """A form that lies in the graph as it is: what it is given, what it gives, and the nodes between (``inside``)."""
+
+    form: Form
+    inputs: Mapping[InputKey, Given]
+    constants: Mapping[str, Any]
+    outputs: tuple[Output, ...]
+    inside: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Near:
+    """A form that lies in the graph but for ``differences``: ``matched`` of its ``total`` operators are as it wants."""
+
+    form: Form
+    matched: int
+    total: int
+    differences: tuple[Difference, ...]
+
+
+def compare(form: Form, placement: Placement, index: GraphIndex) -> Found | Near:
+    """Whether ``form`` is what the graph has at ``placement``, for one of the nodes that each input may be."""
+    try:
+        constants = {name: slot.read(placement.steps[slot.term].term) for name, slot in form.slots.items()}
+    except (LookupError, TypeError, ZeroDivisionError):
+        return _unlike(form, "a constant of the pattern is none in the graph")
+    answers = []
+    for inputs in _bindings(form, placement):
+        answer = _compare(form, placement, inputs, constants, index)
+        if isinstance(answer, Found) and not any(output.reshaped for output in answer.outputs):
+            return answer
+        answers.append(answer)
+    found = [answer for answer in answers if isinstance(answer, Found)]
+    near = [answer for answer in answers if isinstance(answer, Near)]
+    return found[0] if found else max(near, key=lambda answer: answer.matched)
+
+
+def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Given]]:
+    """What the inputs may be, the likely first: each as many views away as in the form, or all of them some more."""
+    plain = {key: [Given(node) for node in nodes] for key, nodes in placement.inputs.items()}
+    likely = {key: len(form.views_above(key)) for key in plain}
+    turned = {key: _turned(form, key, nodes) or plain[key] for key, nodes in placement.inputs.items()}
+    seen = set()
+    for more in range(MAX_MORE_VIEWS):
+        for choices, start in ((plain, likely), (turned, dict.fromkeys(plain, 0))):
+            chosen = {key: given[min(start[key] + more, len(given) - 1)] for key, given in choices.items()}
+            if (marks := tuple(chosen.values())) not in seen:
+                seen.add(marks)
+                yield chosen
+    places = itertools.product(*(range(len(given)) for given in plain.values()))
+    by_likelihood = sorted(
+        itertools.islice(places, MAX_BINDINGS**2),
+        key=lambda chosen: sum(abs(place - want) for place, want in zip(chosen, likely.values(), strict=True)),
+    )
+    for places_of in by_likelihood[:MAX_BINDINGS]:
+        chosen = {key: given[place] for (key, given), place in zip(plain.items(), places_of, strict=True)}
+        if tuple(chosen.values()) not in seen:
+            yield chosen
+
+
+def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Given]:
+    """Where the form turns an input before it reads it: the nodes turned back, for the graph may have turned before."""
+    turn = next((term for term in form.views_above(key) if term.name == "permute"), None)
+    if turn is None:
+        return []
+    dims: tuple[int, ...] = dict(turn.constants)["dims"]
+    back = [dims.index(dim) for dim in range(len(dims))]
+    found = []
+    for node in nodes:
+        lead = node.meta["val"].dim() - len(dims)
+        if lead >= 0:
+            found.append(Given(node, (*range(lead), *(lead + dim for dim in back))))
+    return found
+
+
+def _compare(
+    form: Form, placement: Placement, inputs: Mapping[InputKey, Given], constants: Mapping[str, Any], index: GraphIndex
+) -> Found | Near:
+    keys, arguments = _arguments(form, inputs)
+    traced = form.traced(arguments, constants)
+    if isinstance(traced, str):
+        return _unlike(form, f"the pattern does not run on these tensors: {traced}")
+    terms = Terms()
+    cut = _Cut(terms, index, placement, {given.node for given in inputs.values()})
+    holders = [_holders(root, placement, inputs, index) for root in form.roots]
+    found = [[cut.term(node) for node in nodes] for nodes in holders]
+    leaves = [cut.given(inputs[key]) if key in inputs else terms.leaf(key, look_of(_UNREAD)) for key in keys]
+    known = terms_of(traced, terms, leaves)
+    wanted = [known[node] for node in traced.outputs]
+    outputs = [
+        _output(terms, want, nodes, values, root.name == LEAF)
+        for want, nodes, values, root in zip(wanted, holders, found, form.roots, strict=True)
+    ]
+    results = tuple(output for output in outputs if output is not None)
+    if len(results) == len(outputs):
+        inside = cut.inside(output.node for output in results)
+        return Found(form, inputs, constants, results, inside)
+    have = [min(values, key=lambda term: term.serial) if values else None for values in found]
+    pairs = [(want, term) for want, term, done in zip(wanted, have, outputs, strict=True) if term and done is None]
+    reasons = [one for want, term in pairs for one in differences(want, term)]
+    same = common(wanted, [term for values in found for term in values])
+    operators = [term for node, term in known.items() if node.op == "call_function" and term.computes]
+    if not reasons:
+        return _unlike(form, "a result of the pattern is inside of another operator")
+    return Near(form, sum(term in same for term in operators), len(operators), tuple(reasons))
+
+
+def _unlike(form: Form, reason: str) -> Near:
+    return Near(form, 0, len(form.operators), (Difference(reason),))
+
+
+def _arguments(form: Form, inputs: Mapping[InputKey, Given]) -> tuple[list[InputKey], list[Any]]:
+    """The tensors to run the pattern with, and which inputs they are; one element where an input is not read."""
+    keys: list[InputKey] = []
+    arguments: list[Any] = []
+    for parameter in form.pattern.parameters:
+        count = form.lists if isinstance(parameter.spec, ManySpec) else 1
+        own = [(parameter.name, place) for place in range(count)]
+        values = [inputs[key].value() if key in inputs else _UNREAD for key in own]
+        keys += own
+        arguments.append(values if isinstance(parameter.spec, ManySpec) else values[0])
+    return keys, arguments
+
+
+def _holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], index: GraphIndex) -> list[Node]:
+    """The nodes that may hold a result: that of its last step, then the views of it."""
+    step = views.stripped(root)
+    if root.name == LEAF:
+        return [inputs[root.value].node]
+    if step.name == LEAF:
+        start = inputs[step.value].node
+    else:
+        place = placement.steps[step]
+        if index.last_step(place.node) != place:
+            return []
+        start = place.node
+    nodes = [start]
+    for node in nodes:
+        nodes += [user for user in node.users if index.own(user) is not None and index.last_step(user) is None][
+            :MAX_VIEWS
+        ]
+        if len(nodes) >= MAX_VIEWS:
+            break
+    return nodes
+
+
+def _output(terms: Terms, wanted: Term, nodes: Sequence[Node], values: Sequence[Term], is_input: bool) -> Output | None:
+    """The node that holds ``wanted``; the first may hold it in another shape, with the view left to the caller."""
+    for node, value in zip(nodes, values, strict=True):
+        if value is wanted:
+            return Output(node, False, is_input)
+    if values and _same_count(wanted, values[0]) and views.reshape(terms, wanted, values[0].shape) is values[0]:
+        return Output(nodes[0], True, is_input)
+    return None
+
+
+def _same_count(one: Term, other: Term) -> bool:
+    single = isinstance(one.look, Look) and isinstance(other.look, Look)
+    return single and torch.Size(one.shape).numel() == torch.Size(other.shape).numel()
+
+
+class _Cut:
+    """Terms of the graph's nodes over the nodes at which it is cut (``leaves``)."""
+
+    def __init__(self, terms: Terms, index: GraphIndex, placement: Placement, leaves: set[Node]) -> None:
+        self.terms = terms
+        self.index = index
+        self.placed = {step.node for step in placement.steps.values()}
+        self.leaves = leaves
+        self.known: dict[Node, Term] = {}
+
+    def term(self, node: Node) -> Term:
+        if node not in self.known:
+            self.known[node] = term_of_node(self.terms, node, self.term) if self._is_inside(node) else self._leaf(node)
+        return self.known[node]
+
+    def given(self, given: Given) -> Term:
+        """The term of an input."""
+        term = self.term(given.node)
+        return term if given.dims is None else views.permute(self.terms, term, given.dims)
+
+    def _leaf(self, node: Node) -> Term:
+        return self.terms.leaf(node, look_of(node.meta["val"]))
+
+    def _is_inside(self, node: Node) -> bool:
+        if node in self.leaves or self.index.own(node) is None:
+            return False
+        return node in self.placed or self.index.last_step(node) is None
+
+    def inside(self, outputs: Iterator[Node]) -> tuple[Node, ...]:
+        """The nodes between the leaves and ``outputs``, in program order."""
+        found: set[Node] = set()
+        stack = list(outputs)
+        while stack:
+            node = stack.pop()
+            if node not in found and self._is_inside(node):
+                found.add(node)
+                stack.extend(node.all_input_nodes)
+        return tuple(sorted(found))

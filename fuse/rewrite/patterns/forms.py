@@ -1,0 +1,342 @@
+"""The forms of a pattern: what it is made of, whatever shapes, dtypes and constants it will meet.
+
+    relu(conv2d(x, weight, bias, padding=const("padding")) + skip)
+
+    relu  <-  add  <-  convolution(x, weight, bias)        steps, from the results to the operands
+                   <-  skip                                inputs
+    padding: stands in convolution.padding                 slots
+
+A pattern has one form for each way through its ``either`` and for each kind of example. Views and casts, which come and
+go with rank and dtype, are not part of a form; a form only leads to candidates, which are then compared exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from fuse.errors import CaptureError, FuseError
+from fuse.rewrite.patterns import guesses
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.language import Environment, ManySpec
+from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term, Terms, below, look_of
+from fuse.rewrite.patterns.trace import Traced, terms_of, trace, twins
+from fuse.rewrite.patterns.views import stripped
+from fuse.rewrite.surgery import constant_key
+
+InputKey = tuple[str, int]
+"""A tensor that the pattern is given: its parameter, and its place in the parameter's list (0 where there is none)."""
+
+MAX_FORMS = 64
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a constant stands: a constant of ``term``, or the number that is its operand ``operand``.
+
+    ``kind`` says how the constant is written there: as it is, ``negated``, ``inverted`` or repeated (``spread``).
+    """
+
+    term: Term
+    constant: str
+    operand: int
+    kind: str
+
+    def read(self, term: Term) -> Any:
+        """The pattern's constant, from a term of the graph in the place of ``self.term``; LookupError if it is none."""
+        if self.constant:
+            value = dict(term.constants)[self.constant]
+        else:
+            number = next((t for t in term.operands if t.name == NUMBER), None)
+            if number is None:
+                raise LookupError(self.constant)
+            value = number.value
+        return _WRITTEN[self.kind][1](value)
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One way that a pattern can go, as terms.
+
+    ``roots`` are its results, ``lists`` the length of its tensor lists. ``traces`` remembers runs of the pattern, by
+    constants and by the layouts of the arguments.
+    """
+
+    pattern: Pattern
+    choices: Mapping[str, int]
+    lists: int
+    roots: tuple[Term, ...]
+    slots: Mapping[str, Slot]
+    traces: dict[Hashable, Traced | str] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def steps(self) -> tuple[Term, ...]:
+        """The terms that compute something, results first."""
+        return tuple(term for term in below(*self.roots) if term.computes)
+
+    @cached_property
+    def operators(self) -> tuple[Node, ...]:
+        """The operators of the pattern that the steps were made for."""
+        return tuple(dict.fromkeys(term.origin for term in self.steps))
+
+    @cached_property
+    def inputs(self) -> tuple[InputKey, ...]:
+        """The tensors that the form reads."""
+        return tuple(term.value for term in below(*self.roots) if term.name == LEAF)
+
+    @cached_property
+    def readers(self) -> Mapping[Term, tuple[Term, ...]]:
+        """For each step, and each input, the steps that read it, through views or at once."""
+        found: dict[Term, list[Term]] = {}
+        for step in self.steps:
+            for operand in dict.fromkeys(stripped(operand) for operand in step.operands):
+                found.setdefault(operand, []).append(step)
+        return {term: tuple(steps) for term, steps in found.items()}
+
+    def views_above(self, key: InputKey) -> tuple[Term, ...]:
+        """The views and casts through which an input is first read, the outermost first."""
+        for step in self.steps:
+            for operand in step.operands:
+                views, term = [], operand
+                while term.is_view:
+                    views.append(term)
+                    term = term.operands[0]
+                if term.name == LEAF and term.value == key:
+                    return tuple(views)
+        return ()
+
+    def traced(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
+        """The pattern run on tensors like ``arguments``, or what it raises on those."""
+        layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in pytree.tree_leaves(list(arguments))]
+        key = (tuple(layouts), constant_key(dict(constants)))
+        if key not in self.traces:
+            mode = FakeTensorMode()
+            try:
+                environment = Environment(constants, self.choices)
+                self.traces[key] = trace(self.pattern.function, twins(mode, arguments), environment, mode)
+            except CaptureError as error:
+                self.traces[key] = str(error)
+        return self.traces[key]
+
+
+@cache
+def forms(pattern: Pattern, lists: int) -> tuple[Form, ...]:
+    """All forms of ``pattern`` whose lists of tensors have ``lists`` elements, the first alternatives first.
+
+    Raises:
+        FuseError: the pattern cannot be run, computes nothing, or hides where a constant goes.
+    """
+    mode = FakeTensorMode()
+    examples = [[example] for example in guesses.example_arguments(pattern)] or [[]]
+    found: list[Form] = []
+    seen: set[object] = set()
+    for number, given in enumerate(examples):
+        for choices, run in _runs(pattern, given, lists):
+            form = _form(pattern, run, choices, lists, mode)
+            again = {(number, fingerprint(form.roots)), (*choices.items(), fingerprint(form.roots, bare=True))}
+            if not again & seen:
+                found.append(form)
+            seen |= again
+            if len(found) > MAX_FORMS:
+                raise FuseError(
+                    f"pattern {pattern.name!r} has more than {MAX_FORMS} forms; split it into several patterns"
+                )
+    return tuple(found)
+
+
+def takes_lists(pattern: Pattern) -> int:
+    """The shortest list of tensors that the pattern takes; 0 where it takes none."""
+    return max((one.spec.at_least for one in pattern.parameters if isinstance(one.spec, ManySpec)), default=0)
+
+
+def _runs(
+    pattern: Pattern, given: Sequence[tuple[Any, ...]], lists: int
+) -> Iterator[tuple[dict[str, int], guesses.Guess]]:
+    """A run for every way through the alternatives; which there are is seen by running the pattern."""
+    waiting: list[dict[str, int]] = [{}]
+    while waiting:
+        choices = waiting.pop(0)
+        run = guesses.guess(pattern, given, lists, choices)
+        unset = [(name, count) for name, count in run.alternatives.items() if name not in choices]
+        if unset:
+            name, count = unset[0]
+            waiting = [{**choices, name: position} for position in range(count)] + waiting
+        else:
+            yield choices, run
+
+
+def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], lists: int, mode: FakeTensorMode) -> Form:
+    roots = _roots(pattern, run.arguments, Environment(run.constants, choices), mode)
+    if not any(term.computes for term in below(*roots)):
+        raise FuseError(f"pattern {pattern.name!r} computes nothing: views and casts alone are no pattern")
+    if alone := next((term for term in below(*roots) if term.computes and not term.operands), None):
+        raise FuseError(
+            f"pattern {pattern.name!r} makes a tensor from nothing (`{alone.name}`), which a graph has as a constant; "
+            "take it as a parameter"
+        )
+    if not _hangs_together(roots):
+        raise FuseError(f"pattern {pattern.name!r} falls into parts that share no tensor; make them two patterns")
+    slots = {}
+    for name, value in run.constants.items():
+        if slot := _slot(pattern, run, choices, name, value, roots, mode):
+            slots[name] = slot
+    return Form(pattern, choices, lists, roots, slots)
+
+
+def _hangs_together(roots: Sequence[Term]) -> bool:
+    """Whether every result shares a tensor, given or computed, with what is made of the others."""
+    parts = [{term for term in below(root) if term.name != NUMBER} for root in roots]
+    together, apart = parts[0], parts[1:]
+    while near := [part for part in apart if part & together]:
+        together = together.union(*near)
+        apart = [part for part in apart if not part & together]
+    return not apart
+
+
+def _roots(
+    pattern: Pattern, arguments: Sequence[Any], environment: Environment, mode: FakeTensorMode
+) -> tuple[Term, ...]:
+    arguments = twins(mode, arguments)
+    try:
+        traced = trace(pattern.function, arguments, environment, mode)
+    except CaptureError as error:
+        raise FuseError(f"pattern {pattern.name!r} ({pattern.source}): {error}") from error
+    terms = Terms()
+    keys = [
+        (one.name, i) for one, value in zip(pattern.parameters, arguments, strict=True) for i in range(_length(value))
+    ]
+    tensors = pytree.tree_leaves(list(arguments))
+    leaves = [terms.leaf(key, look_of(tensor)) for key, tensor in zip(keys, tensors, strict=True)]
+    known = terms_of(traced, terms, leaves)
+    return tuple(known[node] for node in traced.outputs)
+
+
+def _length(value: Any) -> int:
+    return 1 if isinstance(value, Tensor) else len(value)
+
+
+# ---- constants -----------------------------------------------------------------------------------------------------
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _negated(value: Any) -> Any:
+    return -value
+
+
+def _inverted(value: Any) -> Any:
+    inverse = 1 / value
+    return round(inverse) if abs(inverse - round(inverse)) <= 1e-12 * abs(inverse) else inverse
+
+
+def _spread(value: Any) -> Any:
+    items = set(value)
+    return items.pop() if len(items) == 1 else value
+
+
+_WRITTEN = {
+    "same": (_same, _same),
+    "negated": (_negated, _negated),
+    "inverted": (lambda value: 1 / value, _inverted),
+    "spread": (_same, _spread),
+}
+"""How a constant may be written in an operator, and how it is read from there."""
+
+
+def _slot(
+    pattern: Pattern,
+    run: guesses.Guess,
+    choices: Mapping[str, int],
+    name: str,
+    value: Any,
+    roots: Sequence[Term],
+    mode: FakeTensorMode,
+) -> Slot | None:
+    """Where the constant ``name`` stands: what changes in the terms when its value does. None where nothing does."""
+    if isinstance(value, str) and (slot := next(_holding(roots, value), None)):
+        return slot
+    for other in run.others[name]:
+        others = _roots(pattern, run.arguments, Environment({**run.constants, name: other}, choices), mode)
+        for slot in _differences(roots, others, value, other):
+            return slot
+        if fingerprint(others) == fingerprint(roots):
+            return None
+    raise FuseError(
+        f"pattern {pattern.name!r}: fuse.const({name!r}) stands in no operator's argument as it is "
+        "(nor negated, nor as 1 / c); name the value that does"
+    )
+
+
+def _differences(roots: Sequence[Term], others: Sequence[Term], value: Any, other: Any) -> Iterator[Slot]:
+    """The slots in which the second terms hold ``other`` where the first hold ``value``."""
+    stack = list(zip(roots, others, strict=False))
+    seen = set()
+    while stack:
+        one, two = stack.pop(0)
+        if one.name != two.name or len(one.operands) != len(two.operands) or one in seen:
+            continue
+        seen.add(one)
+        if one.computes:
+            for (name, old), (_, new) in zip(one.constants, two.constants, strict=False):
+                if old != new and (kind := _kind(old, new, value, other)):
+                    yield Slot(one, name, -1, kind)
+        pairs = list(zip(one.operands, _aligned(one, two), strict=True))
+        for position, (old_term, new_term) in enumerate(pairs):
+            if old_term.name == new_term.name == NUMBER and (
+                kind := _kind(old_term.value, new_term.value, value, other)
+            ):
+                yield Slot(one, "", position, kind)
+        stack.extend(pairs)
+
+
+def _aligned(one: Term, two: Term) -> tuple[Term, ...]:
+    """The operands of ``two`` in the order of those of ``one``, where they were sorted another way."""
+    names = [operand.name for operand in one.operands]
+    if one.commutative and [operand.name for operand in two.operands] == names[::-1]:
+        return two.operands[::-1]
+    return two.operands
+
+
+def _kind(old: Any, new: Any, value: Any, other: Any) -> str | None:
+    """How ``old`` and ``new`` are written for ``value`` and ``other``."""
+    numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if old == value and new == other:
+        return "same"
+    if isinstance(old, tuple):
+        return "spread" if set(old) == {value} and set(new) == {other} else None
+    if numbers and old == -value and new == -other:
+        return "negated"
+    inverted = numbers and value and other and math.isclose(old, 1 / value) and math.isclose(new, 1 / other)
+    return "inverted" if inverted else None
+
+
+def _holding(roots: Sequence[Term], value: Any) -> Iterator[Slot]:
+    """Where a value that has no other, such as a string, is found as it is."""
+    for term in below(*roots):
+        for name, held in term.constants:
+            if term.computes and held == value:
+                yield Slot(term, name, -1, "same")
+
+
+def fingerprint(roots: Sequence[Term], bare: bool = False) -> str:
+    """A text that is equal for equal terms of different tables; ``bare`` leaves constants, views and looks out."""
+    numbers: dict[Term, int] = {}
+    lines = []
+    for term in below(*(map(stripped, roots) if bare else roots)):
+        if not (bare and term.is_view):
+            numbers[term] = len(numbers)
+    for term in numbers:
+        operands = [numbers[stripped(operand) if bare else operand] for operand in term.operands]
+        told = term.constants if term.name == LEAF or not bare else ()
+        lines.append(f"{term.name} {operands} {told} {'' if bare else term.look}")
+    return "\n".join(lines)

@@ -1,0 +1,236 @@
+"""Find arguments that a pattern runs with, so that what it is made of can be seen before any graph is.
+
+    x, weight, bias of conv2d     ->     f32[8, 8, 8, 8], f32[8, 8, 8, 8], f32[8]
+
+Shapes do not matter here beyond making the function run: when a candidate is found, the pattern is traced again with
+the shapes, dtypes and constants that it has there. ``examples`` and ``fuse.tensor`` say what cannot be guessed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fuse.errors import FuseError
+from fuse.rewrite.patterns.definition import Parameter, Pattern
+from fuse.rewrite.patterns.language import UNSET, Environment, ManySpec, TensorSpec
+from fuse.rewrite.patterns.trace import why_not
+
+SIZE = 8
+TRIES = 2_000
+MAX_SURPRISES = 3
+MAX_GUESSED = 2
+"""Constants that are guessed independently; further ones take the last one's value."""
+
+_KINDS: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = (
+    (torch.float32, (SIZE, SIZE)),
+    (torch.float32, (SIZE, SIZE, SIZE, SIZE)),
+    (torch.float32, (SIZE,)),
+    (torch.float32, (1,)),
+    (torch.float32, (SIZE, SIZE, SIZE)),
+    (torch.int64, (SIZE,)),
+    (torch.bool, (SIZE, SIZE)),
+    (torch.int64, (SIZE, SIZE)),
+    (torch.bool, (1,)),
+)
+"""What a tensor may be; the kinds that all tensors of a pattern are first tried with stand in front."""
+
+_UNIFORM = 3
+
+_NUMBERS: tuple[Any, ...] = (1009, 5, 1, 0, True, torch.float64)
+"""What a constant may be. A number that stands for nothing else is found again most surely."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Arguments and constants that a pattern runs with.
+
+    ``others`` are further values that each constant may then have; ``alternatives`` are those that the run met.
+    """
+
+    arguments: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    others: Mapping[str, tuple[Any, ...]]
+    alternatives: Mapping[str, int]
+
+
+def example_arguments(pattern: Pattern) -> list[tuple[Any, ...]]:
+    """The argument lists of ``examples()``, as tensors of device ``meta``; none where the pattern has no examples.
+
+    Raises:
+        FuseError: examples that are not tensors (and lists of them) for the pattern's parameters.
+    """
+    if pattern.examples is None:
+        return []
+    given = pattern.examples()
+    listed = given if isinstance(given, list) else [given]
+    wanted = len(pattern.parameters)
+    for arguments in listed:
+        if not isinstance(arguments, tuple) or len(arguments) != wanted:
+            raise FuseError(
+                f"pattern {pattern.name!r}: examples() must give tuples of {wanted} tensors, or a list of such"
+            )
+    return [tuple(pytree.tree_map_only(Tensor, _without_data, list(one))) for one in listed]
+
+
+def guess(pattern: Pattern, given: Sequence[tuple[Any, ...]], count: int, choices: Mapping[str, int]) -> Guess:
+    """Arguments and constants with which ``pattern`` runs when it takes ``choices``.
+
+    ``given`` are argument lists to try instead of guessed ones; ``count`` is the length of lists of tensors.
+
+    Raises:
+        FuseError: nothing that was tried runs; the message says how to help.
+    """
+    search = _Search(pattern, choices)
+    found = search.first(given or _arguments(pattern.parameters, count))
+    if found is None:
+        tried, remedy = ("its examples", "fuse.const(name, example)") if given else ("any guess", "examples()")
+        raise FuseError(
+            f"pattern {pattern.name!r} ({pattern.source}) does not run with {tried}; "
+            f"give it {remedy} that it runs with ({search.reason})"
+        )
+    if all(found.others.values()):
+        return found
+    nearby = search.first(_neighbours(pattern.parameters, found.arguments), with_others=True)
+    return nearby or found
+
+
+@dataclass
+class _Search:
+    """Tries arguments, and constants with them; ``reason`` is the first failure."""
+
+    pattern: Pattern
+    choices: Mapping[str, int]
+    reason: str = ""
+
+    def first(self, candidates: Iterable[Sequence[Any]], with_others: bool = False) -> Guess | None:
+        """The first arguments that run, with constants; if wanted, such that each may have another value, too."""
+        for arguments in itertools.islice(candidates, TRIES):
+            for guess in self._guesses(arguments):
+                if not with_others or all(guess.others.values()):
+                    return guess
+        return None
+
+    def _guesses(self, arguments: Sequence[Any]) -> Iterator[Guess]:
+        """With constants that a run of ``arguments`` asks for, where it runs with them."""
+        usual = _Constants(_NUMBERS[:1])
+        yield from self._tried(arguments, usual)
+        if usual.guessed:
+            lists = itertools.product(_NUMBERS, repeat=min(usual.guessed, MAX_GUESSED))
+            for chosen in itertools.islice(lists, 1, None):
+                yield from self._tried(arguments, _Constants(chosen))
+
+    def _tried(self, arguments: Sequence[Any], constants: _Constants) -> Iterator[Guess]:
+        environment = Environment({}, self.choices, constants)
+        failure = why_not(self.pattern.function, arguments, environment)
+        self.reason = self.reason or failure or ""
+        if failure is None:
+            others = _others(self.pattern, arguments, constants.values, self.choices)
+            yield Guess(tuple(arguments), constants.values, others, environment.alternatives)
+
+
+def _others(
+    pattern: Pattern, arguments: Sequence[Any], constants: Mapping[str, Any], choices: Mapping[str, int]
+) -> dict[str, tuple[Any, ...]]:
+    return {
+        name: tuple(
+            other
+            for other in _variants(value)
+            if why_not(pattern.function, arguments, Environment({**constants, name: other}, choices)) is None
+        )
+        for name, value in constants.items()
+    }
+
+
+def _variants(value: Any) -> tuple[Any, ...]:
+    """Other values that a constant may have where it has ``value``, to see where it goes."""
+    if isinstance(value, bool):
+        return (not value,)
+    if isinstance(value, int):
+        return (value + 4, value + 1, value - 1)
+    if isinstance(value, float):
+        return (value * 1.5, value + 1)
+    if isinstance(value, (tuple, list)):
+        return tuple(type(value)(items) for items in zip(*(_variants(item) for item in value), strict=False))
+    if isinstance(value, torch.dtype):
+        return (torch.float16 if value != torch.float16 else torch.float64,)
+    return ()
+
+
+def _arguments(parameters: Sequence[Parameter], count: int) -> Iterator[tuple[Any, ...]]:
+    """Arguments to try, the likely first."""
+    for kinds in _by_surprise([_options(parameter) for parameter in parameters]):
+        yield tuple(
+            [_empty(kind) for _ in range(count)] if isinstance(parameter.spec, ManySpec) else _empty(kind)
+            for parameter, kind in zip(parameters, kinds, strict=True)
+        )
+
+
+def _neighbours(parameters: Sequence[Parameter], arguments: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """``arguments`` with one tensor of another kind: one that is broadcast first, then others."""
+    for place, (parameter, tensor) in enumerate(zip(parameters, arguments, strict=True)):
+        if isinstance(tensor, Tensor):
+            for kind in ((tensor.dtype, (1,) * tensor.dim()), *_options(parameter)):
+                yield [*arguments[:place], _empty(kind), *arguments[place + 1 :]]
+
+
+def _by_surprise(options: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+    """All tensors of one kind first, then with one that is of another, then two, and so on."""
+    for surprises in range(MAX_SURPRISES + 1):
+        for base in range(_UNIFORM):
+            usual = [option[min(base, len(option) - 1)] for option in options]
+            for places in itertools.combinations(range(len(options)), surprises):
+                others = [[kind for kind in options[p] if kind != usual[p]] for p in places]
+                for kinds in itertools.product(*others):
+                    found = list(usual)
+                    for place, kind in zip(places, kinds, strict=True):
+                        found[place] = kind
+                    yield found
+
+
+def _options(parameter: Parameter) -> tuple[Any, ...]:
+    """The kinds that a parameter may be of, by what the pattern says of it."""
+    spec = parameter.spec
+    if not isinstance(spec, TensorSpec):
+        return _KINDS
+    dtypes = spec.dtype if isinstance(spec.dtype, tuple) else (spec.dtype,)
+    if spec.shape:
+        shape = tuple(size if isinstance(size, int) else SIZE for size in spec.shape if size is not ...)
+        kinds = [(dtype, shape) for dtype in (torch.float32, torch.int64, torch.bool)]
+    else:
+        kinds = list(_KINDS)
+    if spec.dtype is not None:
+        kinds = [(dtype, shape) for dtype in dtypes for shape in dict.fromkeys(shape for _, shape in kinds)]  # type: ignore[misc]
+    return tuple(kinds)
+
+
+def _empty(kind: tuple[torch.dtype, tuple[int, ...]]) -> Tensor:
+    dtype, shape = kind
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _without_data(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+class _Constants:
+    """Values for the constants that a run asks for, each by its name the same."""
+
+    def __init__(self, chosen: Sequence[Any]) -> None:
+        self.chosen = chosen
+        self.values: dict[str, Any] = {}
+        self.guessed = 0
+
+    def __call__(self, name: str, example: Any) -> Any:
+        if name not in self.values:
+            if example is UNSET:
+                example = self.chosen[min(self.guessed, len(self.chosen) - 1)]
+                self.guessed += 1
+            self.values[name] = example
+        return self.values[name]

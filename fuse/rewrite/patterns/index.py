@@ -1,0 +1,176 @@
+"""A graph as the matcher walks it: its steps by operator, what each reads and what reads it.
+
+    node   addmm(b, x, w)                     steps  add(b, .) and matmul(x, w), both of the node
+    node   view(addmm)                        no step: looked through
+
+A *step* is one term that computes something, and the node that it belongs to; a node may be several steps, or none.
+Made once for a graph, in linear time, and used by every pattern.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.graph.signature import Signature
+from fuse.rewrite.patterns.canonical import may_make, term_of_node
+from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term, Terms, below, look_of
+from fuse.rewrite.patterns.views import stripped
+
+MAX_READERS = 64
+"""Readers of one value that are looked at: a pattern's own values have few."""
+
+
+class Step(NamedTuple):
+    """One term of a node."""
+
+    node: Node
+    term: Term
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an operand comes from: a step, a number, or neither (a value given to the graph).
+
+    ``nodes`` are those that hold the value or a view of it, the nearest first.
+    """
+
+    step: Step | None
+    number: bool
+    nodes: tuple[Node, ...]
+
+
+class GraphIndex:
+    """The steps of ``graph`` as it is now; nodes that are added later are not in it.
+
+    Terms are made when they are asked for: a pattern looks at few nodes of a large graph.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.graph = graph
+        self.terms = Terms()
+        self.place: dict[Node, int] = {}
+        self._own: dict[Node, Term] = {}
+        self._steps: dict[Node, list[Step]] = {}
+        self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may be
+        for place, node in enumerate(graph.graph.nodes):
+            self.place[node] = place
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
+                for name in may_make(node.target):
+                    self._nodes[name].append(node)
+
+    def count(self, name: str) -> int:
+        """How many nodes may be steps of this name, at most."""
+        return len(self._nodes.get(name, ()))
+
+    def steps(self, name: str) -> Iterator[Step]:
+        """The steps of this name, in program order."""
+        for node in self._nodes.get(name, ()):
+            yield from (step for step in self.steps_of(node) if step.term.name == name)
+
+    def list_lengths(self) -> set[int]:
+        """The lengths of all lists of tensors that operators take."""
+        arguments = (argument for node in self.place for argument in node.args if isinstance(argument, (list, tuple)))
+        return {len(argument) for argument in arguments if argument and isinstance(argument[0], Node)}
+
+    def own(self, node: Node) -> Term | None:
+        """The term of ``node`` over its operands; None where it is no call of an operator."""
+        if node in self._own:
+            return self._own[node]
+        if not is_operator(node) or node not in self.place:
+            return None
+        term = self._own[node] = term_of_node(self.terms, node, self._leaf)
+        return term
+
+    def _leaf(self, node: Node) -> Term:
+        return self.terms.leaf(node, look_of(node.meta["val"]))
+
+    def steps_of(self, node: Node) -> list[Step]:
+        """The steps that ``node`` is, the last first."""
+        if node not in self._steps:
+            own = self.own(node)
+            self._steps[node] = [] if own is None else [Step(node, term) for term in below(own) if term.computes]
+        return self._steps[node]
+
+    def is_write(self, node: Node) -> bool:
+        """Whether ``node`` is what an operator wrote into a tensor in place, as far as its line can tell."""
+        return (node.target, node.meta.get("source")) in self._writes
+
+    @cached_property
+    def _writes(self) -> set[tuple[object, str]]:
+        signature: Signature | None = self.graph.meta.get("signature")
+        written = (one for one in signature.dispatches if ops.mutates(one.op)) if signature else ()
+        return {(ops.functional_form(one.op), one.source) for one in written}
+
+    def last_step(self, node: Node) -> Step | None:
+        """The step whose value ``node`` holds, or holds a view of; None for a view of something else."""
+        own = self.own(node)
+        if own is None or not (term := stripped(own)).computes:
+            return None
+        return Step(node, term)
+
+    def source(self, operand: Term, owner: Node) -> Source:
+        """Where ``operand``, an operand of a step of ``owner``, comes from."""
+        nodes: list[Node] = []
+        while True:
+            term = stripped(operand)
+            if term.name == NUMBER:
+                return Source(None, True, tuple(nodes))
+            if term.name != LEAF:
+                return Source(Step(owner, term), False, tuple(nodes))
+            owner = term.value
+            nodes.append(owner)
+            own = self.own(owner)
+            if own is None:
+                return Source(None, False, tuple(nodes))
+            operand = own
+
+    def readers(self, step: Step) -> Iterator[Step]:
+        """The steps that read ``step``, through views or at once; the first few."""
+        own = self.own(step.node)
+        assert own is not None
+        if stripped(own) is not step.term:
+            return (other for other in self.steps_of(step.node) if _reads(other.term, step.term))
+        return islice(self._readers(step.node), MAX_READERS)
+
+    def readers_of(self, node: Node) -> Iterator[Step]:
+        """The steps that read ``node``, through views or at once; the first few."""
+        return islice(self._readers(node), MAX_READERS)
+
+    def _readers(self, node: Node) -> Iterator[Step]:
+        leaf = self._leaf(node)
+        for user in node.users:
+            own = self.own(user)
+            if own is None:
+                continue
+            yield from (step for step in self.steps_of(user) if _reads(step.term, leaf))
+            if stripped(own) is leaf:
+                yield from self._readers(user)
+
+
+def is_operator(node: Node) -> bool:
+    """Whether ``node`` is a call whose term can be told: an operator, or one result of an operator."""
+    if node.op != "call_function" or look_of(node.meta.get("val")) is None:
+        return False
+    if node.target is operator.getitem:
+        whole = node.args[0]
+        return isinstance(whole, Node) and is_operator(whole)
+    return isinstance(node.target, OpOverload) and node.target not in _BY_STRIDES
+
+
+_BY_STRIDES = frozenset([torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default])
+"""Operators whose values depend on how a tensor lies in memory, which terms do not tell."""
+
+
+def _reads(term: Term, value: Term) -> bool:
+    return any(stripped(operand) is value for operand in term.operands)

@@ -1,0 +1,201 @@
+"""Find all matches of all patterns in a graph, and say of every candidate what became of it.
+
+    candidates      nodes of the operator that the graph has fewest of, of those that a pattern is made of
+    each ends in    one verdict: matched, or structure, constraint, used outside, alias or mutation, not convex,
+                    overlapped, refused by lowering
+
+The graph is not changed while it is matched. Patterns go by priority, then in the order in which they were registered;
+of one pattern, the first alternatives go first. A node belongs to the first match that takes it. A candidate that lies
+inside of another match of its own pattern is part of that one and has no verdict of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite.patterns import forms
+from fuse.rewrite.patterns.conditions import Kind, Obstacle, Surroundings, members, obstacle
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.differences import Difference
+from fuse.rewrite.patterns.exact import Found, Near, compare
+from fuse.rewrite.patterns.forms import Form
+from fuse.rewrite.patterns.index import GraphIndex, Step
+from fuse.rewrite.patterns.nearest import nearest
+from fuse.rewrite.patterns.search import Search, anchor
+from fuse.rewrite.patterns.terms import Term
+
+_PROGRESS = {kind: place for place, kind in enumerate(get_args(Kind))}
+
+MAX_PLACEMENTS = 8
+MAX_LISTS = 16
+"""Lengths of tensor lists that are tried, of those that the graph has."""
+
+Prepare = Callable[[Found, Surroundings], "Any | Obstacle"]
+"""``prepare(found, surroundings)``: what is needed to rewrite a match, or why it cannot be."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one candidate, the node ``candidate``.
+
+    ``matched`` of ``total`` operators of the pattern are there. ``node`` is where the reason lies; ``differences`` are
+    all that keep the structure from matching; ``prepared`` is what the caller's ``prepare`` made of a match.
+    """
+
+    pattern: Pattern
+    candidate: Node
+    kind: Kind
+    reason: str = ""
+    node: Node | None = None
+    change: str = ""
+    matched: int = 0
+    total: int = 0
+    differences: tuple[Difference, ...] = ()
+    found: Found | None = None
+    prepared: Any = field(default=None, repr=False)
+
+
+def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, near: bool = False) -> list[Outcome]:
+    """What becomes of every candidate of ``patterns`` in ``graph``, pattern by pattern, in program order.
+
+    With ``near``, a pattern of which the graph lacks an operator has candidates, too: nodes of another operator of it.
+
+    Raises:
+        FuseError: a pattern cannot be run; the message names it.
+    """
+    index, around = GraphIndex(graph), Surroundings(graph)
+    claimed: dict[Node, Pattern] = {}
+    outcomes: list[Outcome] = []
+    for pattern in sorted(patterns, key=lambda one: -one.priority):
+        outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
+    return _without_circles(outcomes, graph)
+
+
+@dataclass
+class _Matcher:
+    """Matches one pattern; ``claimed`` are the nodes that matches of this and other patterns have taken."""
+
+    pattern: Pattern
+    index: GraphIndex
+    around: Surroundings
+    prepare: Prepare
+    claimed: dict[Node, Pattern]
+
+    def outcomes(self, near: bool) -> list[Outcome]:
+        best: dict[Node, Outcome] = {}
+        own: set[Node] = set()
+        for form, term, step in self._candidates(near):
+            if step.node in own:
+                continue
+            outcome = self._outcome(form, term, step)
+            if outcome.found is not None and outcome.kind == "matched":
+                taken = members(outcome.found)
+                self.claimed.update(dict.fromkeys(taken, self.pattern))
+                own.update(taken)
+            known = best.get(step.node)
+            if known is None or _progress(outcome) > _progress(known):
+                best[step.node] = outcome
+        kept = [one for one in best.values() if one.kind == "matched" or one.candidate not in own]
+        return sorted(kept, key=lambda one: self.around.place[one.candidate])
+
+    def _candidates(self, near: bool) -> Iterator[tuple[Form, Term, Step]]:
+        for form in all_forms(self.pattern, self.index):
+            term = anchor(form, self.index, present=near)
+            for step in self.index.steps(term.name):
+                yield form, term, step
+
+    def _outcome(self, form: Form, term: Term, step: Step) -> Outcome:
+        """The best that comes of placing ``term`` at ``step``."""
+        best: Outcome | None = None
+        for number, placement in enumerate(Search(form, self.index).placements(term, step)):
+            if number == MAX_PLACEMENTS:
+                break
+            answer = compare(form, placement, self.index)
+            outcome = self._unlike(step, answer) if isinstance(answer, Near) else self._judged(step, answer)
+            if best is None or _progress(outcome) > _progress(best):
+                best = outcome
+            if best.kind == "matched":
+                break
+        return best or self._unlike(step, nearest(form, self.index, term, step))
+
+    def _unlike(self, step: Step, near: Near) -> Outcome:
+        first = near.differences[0]
+        return Outcome(
+            self.pattern,
+            step.node,
+            "alias or mutation" if first.written else "structure",
+            first.reason,
+            first.node or step.node,
+            first.change,
+            near.matched,
+            near.total,
+            near.differences,
+        )
+
+    def _judged(self, step: Step, found: Found) -> Outcome:
+        total = len(found.form.operators)
+        outcome = Outcome(self.pattern, step.node, "matched", matched=total, total=total, found=found)
+        problem = obstacle(found, self.around)
+        prepared = None
+        if problem is None:
+            other = next((self.claimed[node] for node in members(found) if node in self.claimed), None)
+            if other is not None:
+                change = "a higher priority: @fuse.pattern(priority=1)" if other is not self.pattern else ""
+                problem = Obstacle("overlapped", f"a match of {other.name} has taken some of its nodes", None, change)
+        if problem is None:
+            prepared = self.prepare(found, self.around)
+            if not isinstance(prepared, Obstacle):
+                return replace(outcome, prepared=prepared)
+            problem = prepared
+        node = problem.node or step.node
+        return replace(outcome, kind=problem.kind, reason=problem.reason, node=node, change=problem.change)
+
+
+def _progress(outcome: Outcome) -> tuple[int, float]:
+    return _PROGRESS[outcome.kind], outcome.matched / max(outcome.total, 1)
+
+
+def all_forms(pattern: Pattern, index: GraphIndex) -> Iterator[Form]:
+    """The forms of ``pattern``, with lists of tensors of every length that operators of the graph have."""
+    least = forms.takes_lists(pattern)
+    if not least:
+        yield from forms.forms(pattern, 1)
+        return
+    lengths = index.list_lengths()
+    for length in sorted(length for length in lengths if length >= least)[:MAX_LISTS]:
+        yield from forms.forms(pattern, length)
+
+
+def _without_circles(outcomes: Iterable[Outcome], graph: GraphModule) -> list[Outcome]:
+    """Give up matches that wait for one another's results, which only matches with several results can do."""
+    found = list(outcomes)
+    while True:
+        matches = [one for one in found if one.kind == "matched" and one.found is not None]
+        several = [one for one in matches if one.found is not None and len(one.found.outputs) > 1]
+        if len(several) < 2:
+            return found
+        stuck = _in_circles(several, graph)
+        if not stuck:
+            return found
+        dropped = max(stuck, key=found.index)
+        reason = "it and another match would wait for each other's results"
+        found[found.index(dropped)] = replace(dropped, kind="not convex", reason=reason, node=dropped.candidate)
+
+
+def _in_circles(matches: Sequence[Outcome], graph: GraphModule) -> list[Outcome]:
+    """The matches that lie on a circle once each match is one node."""
+    import networkx  # takes a while to load, and is hardly ever asked
+
+    group = {node: place for place, one in enumerate(matches) if one.found for node in members(one.found)}
+    quotient = networkx.DiGraph()
+    for node in graph.graph.nodes:
+        for operand in node.all_input_nodes:
+            source, target = group.get(operand, operand), group.get(node, node)
+            if source != target:
+                quotient.add_edge(source, target)
+    circles = [part for part in networkx.strongly_connected_components(quotient) if len(part) > 1]
+    return [matches[place] for part in circles for place in part if isinstance(place, int)]

@@ -1,0 +1,131 @@
+"""Where a form lies in a graph as far as it does: the operators that are right, and the first thing that is not.
+
+    form    relu <- add <- convolution      graph    relu <- sub <- convolution
+    relu is right;  "`sub` where the pattern has `add`";  what lies above the difference is not looked at
+
+Asked for candidates at which the whole form cannot be placed; it takes the best of several ways instead of trying all.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from fuse.rewrite.patterns.differences import Difference, called, other_factors, other_names, other_operator
+from fuse.rewrite.patterns.exact import Near
+from fuse.rewrite.patterns.forms import Form, InputKey
+from fuse.rewrite.patterns.index import GraphIndex, Source, Step
+from fuse.rewrite.patterns.search import Placement, alike, bound, next_step, pairings, readers
+from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term
+from fuse.rewrite.patterns.views import stripped
+
+DEPTH = 3
+"""How far ahead is looked to choose between two ways."""
+
+FITS = 4
+"""What an operator that fits is worth, against an input that may be anything."""
+
+TWO_VALUES = "another parameter for the second"
+
+
+def nearest(form: Form, index: GraphIndex, term: Term, step: Step) -> Near:
+    """How much of ``form`` lies in the graph when ``term`` of it lies at ``step``."""
+    walk = _Walk(form, index)
+    walk.place(term, step)
+    walk.go_on()
+    right = {operator for operator in form.operators if walk.is_right(operator)}
+    return Near(form, len(right), len(form.operators), tuple(walk.differences))
+
+
+class _Walk:
+    """Places what fits and notes what does not."""
+
+    def __init__(self, form: Form, index: GraphIndex) -> None:
+        self.form = form
+        self.index = index
+        self.steps: dict[Term, Step] = {}
+        self.inputs: dict[InputKey, tuple[Node, ...]] = {}
+        self.wrong: set[Term] = set()
+        self.differences: list[Difference] = []
+
+    def is_right(self, operator: object) -> bool:
+        steps = [term for term in self.form.steps if term.origin is operator]
+        return all(term in self.steps and term not in self.wrong for term in steps)
+
+    def place(self, term: Term, step: Step) -> None:
+        if term in self.wrong or self.steps.get(term) == step:
+            return
+        if term in self.steps:
+            self._differ(term, step, f"`{term.name}` is one value in the pattern, and two here", TWO_VALUES)
+        elif not alike(term, step.term):
+            self.differences.append(other_operator(term, step.term))
+            self.wrong.add(term)
+        else:
+            self.steps[term] = step
+            pairs = max(pairings(term, step.term), key=lambda pairs: self._score_of(pairs, step, DEPTH))
+            for wanted, found in pairs:
+                self._place_operand(stripped(wanted), self.index.source(found, step.node), term, step)
+
+    def _place_operand(self, wanted: Term, source: Source, reader: Term, at: Step) -> None:
+        if wanted.name == NUMBER or source.number:
+            if wanted.name != NUMBER:
+                reason = f"`{called(at.node)}` takes a number, where the pattern has a tensor"
+                self._differ(reader, at, reason, "fuse.const(...) for the number")
+            elif not source.number:
+                reason = f"`{called(at.node)}` takes a tensor, where the pattern has a number"
+                self._differ(reader, at, reason, "a parameter for the tensor")
+        elif wanted.name == LEAF:
+            self._bind(wanted.value, source, reader, at)
+        elif source.step is None:
+            reason = f"a given value where the pattern has `{called(wanted.origin)}`"
+            self._differ(wanted, at, reason, "a parameter for the value, or fuse.optional(...)")
+        else:
+            self.place(wanted, source.step)
+
+    def _bind(self, key: InputKey, source: Source, reader: Term, at: Step) -> None:
+        """Let the pattern's input ``key``, which ``reader`` reads, be what ``at`` reads."""
+        if nodes := bound(self.inputs, key, source):
+            self.inputs[key] = nodes
+        elif not source.nodes:
+            factors = other_factors(at.node, source.step.term) if source.step else None
+            self._differ(reader, at, *(factors or other_names(called(reader.origin), called(at.node))))
+        elif any(map(self.index.is_write, (*source.nodes, *self.inputs[key]))):
+            self._differ(reader, at, f"`{key[0]}` is written between its uses here", written=True)
+        else:
+            self._differ(reader, at, f"`{key[0]}` is one value in the pattern, and two here", TWO_VALUES)
+
+    def go_on(self) -> None:
+        """Place what reads the steps that are placed."""
+        while found := next_step(self.form, Placement(self.steps, self.inputs), self.wrong):
+            term, read = found
+            candidates = list(readers(self.index, Placement(self.steps, self.inputs), read))
+            best = max(candidates, key=lambda step: self._score(term, step, DEPTH), default=None)
+            if best is not None:
+                self.place(term, best)
+            else:
+                name = called(term.origin)
+                reason = f"nothing goes on with `{name}` here, as the pattern does"
+                self._differ(term, self.steps.get(read), reason, f"fuse.optional(...) for `{name}`")
+
+    def _score(self, term: Term, step: Step, depth: int) -> int:
+        """How well ``term`` fits at ``step``, looking ``depth`` operands up."""
+        if not alike(term, step.term) or term in self.steps or term in self.wrong:
+            return FITS if self.steps.get(term) == step else 1
+        if not depth:
+            return FITS
+        return FITS + max(self._score_of(pairs, step, depth - 1) for pairs in pairings(term, step.term))
+
+    def _score_of(self, pairs: tuple[tuple[Term, Term], ...], step: Step, depth: int) -> int:
+        score = 0
+        for operand, found in pairs:
+            wanted, source = stripped(operand), self.index.source(found, step.node)
+            if wanted.name == LEAF:
+                score += (2 + (source.step is None)) * bool(bound(self.inputs, wanted.value, source))
+            elif wanted.name == NUMBER or source.number:
+                score += FITS * (wanted.name == NUMBER and source.number)
+            elif source.step is not None:
+                score += self._score(wanted, source.step, depth)
+        return score
+
+    def _differ(self, term: Term, at: Step | None, reason: str, change: str = "", written: bool = False) -> None:
+        self.differences.append(Difference(reason, change, term.origin, at.node if at else None, written))
+        self.wrong.add(term)

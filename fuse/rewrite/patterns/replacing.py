@@ -1,0 +1,127 @@
+"""Put a pattern's own replacement into the graph.
+
+    r = relu(add(conv(x, w), skip))     ->     the operators of replace(x, w, skip), traced with those tensors
+
+Declined where the replacement does not run, gives another shape, dtype or device than the pattern's results have, or
+memory that the caller would notice to be another's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+
+from fuse.errors import CaptureError
+from fuse.rewrite import layouts, regions, surgery
+from fuse.rewrite.patterns.conditions import Obstacle, Surroundings, members
+from fuse.rewrite.patterns.exact import Found, Given, Output
+from fuse.rewrite.patterns.language import Environment, ManySpec
+from fuse.rewrite.patterns.terms import look_of
+from fuse.rewrite.patterns.trace import Traced, trace, twins
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A traced replacement that fits: ``inputs`` are what the graph has for those of ``traced``."""
+
+    found: Found
+    traced: Traced
+    inputs: tuple[Given | None, ...]
+
+
+def replacement(found: Found, around: Surroundings) -> Replacement | Obstacle:
+    """The replacement that the pattern of ``found`` gives, or why it cannot stand there."""
+    pattern = found.form.pattern
+    assert pattern.replace is not None
+    inputs: list[Given | None] = []
+    arguments: list[Any] = []
+    for parameter in pattern.parameters:
+        keys = [(parameter.name, place) for place in range(found.form.lists)]
+        if not isinstance(parameter.spec, ManySpec):
+            keys = [(parameter.name, 0)]
+        given = [found.inputs.get(key) for key in keys]
+        values = [None if one is None else one.value() for one in given]
+        inputs += given
+        arguments.append(values if isinstance(parameter.spec, ManySpec) else values[0])
+    mode = FakeTensorMode()
+    try:
+        traced = trace(pattern.replace, twins(mode, arguments), Environment(found.constants, found.form.choices), mode)
+    except CaptureError as error:
+        return Obstacle("constraint", f"replace does not run on these tensors: {error}")
+    return _misfit(found, traced, around) or Replacement(found, traced, tuple(inputs))
+
+
+def _misfit(found: Found, traced: Traced, around: Surroundings) -> Obstacle | None:
+    if len(traced.outputs) != len(found.outputs):
+        return Obstacle("constraint", f"replace gives {len(traced.outputs)} results, the pattern {len(found.outputs)}")
+    for output, new in zip(found.outputs, traced.outputs, strict=True):
+        old, value = output.node.meta["val"], new.meta["val"]
+        if output.is_input:
+            continue
+        if output.reshaped:
+            value = value.reshape(old.shape) if value.numel() == old.numel() else value
+        if look_of(value) != look_of(old):
+            return Obstacle("constraint", f"replace gives {look_of(value)}, the pattern {look_of(old)}", output.node)
+        if value.stride() != old.stride() and not old.is_contiguous():
+            return Obstacle("constraint", "replace gives strides that no copy has", output.node)
+    owners = [regions.owner(node) for node in traced.outputs]
+    for output, own in zip(found.outputs, owners, strict=True):
+        shared = own.op == "placeholder" or owners.count(own) > 1
+        if shared and output.node in around.escaping and not output.is_input:
+            return Obstacle(
+                "alias or mutation", "the caller would see a result in another tensor's memory", output.node
+            )
+    return None
+
+
+def put(replacement: Replacement, moved: dict[Node, Node]) -> None:
+    """Put the replacement's operators in front of the pattern's last node and let them stand for its results.
+
+    ``moved`` has the nodes that earlier rewrites put in the place of others, and receives those of this one. The caller
+    restores the program order.
+    """
+    found, traced = replacement.found, replacement.traced
+    last = members(found)[-1]
+    known: dict[Node, Node] = {}
+    for inner, given in zip(traced.inputs, replacement.inputs, strict=True):
+        if inner is not None and given is not None:
+            known[inner] = latest(given.node, moved)
+            if given.dims is not None:
+                known[inner] = surgery.insert(last, aten.permute.default, known[inner], list(given.dims))
+    results = [output.node for output in found.outputs]
+    for inner in traced.graph.nodes:
+        if inner.op == "call_function":
+            args, kwargs = torch.fx.node.map_arg((inner.args, inner.kwargs), known.__getitem__)
+            known[inner] = surgery.insert(last, inner.target, *args, like=results[0], **kwargs)
+    for output, inner in zip(found.outputs, traced.outputs, strict=True):
+        if not output.is_input and not output.node._erased:
+            new = _in_layout(known[inner], output, last)
+            moved[output.node] = new
+            surgery.replace(output.node, new)
+
+
+def latest(node: Node, moved: dict[Node, Node]) -> Node:
+    """What stands in the place of ``node`` by now."""
+    while node in moved:
+        node = moved[node]
+    return node
+
+
+def _in_layout(new: Node, output: Output, before: Node) -> Node:
+    """``new`` in the shape and with the strides of the result that it is to stand for."""
+    old = output.node.meta["val"]
+    if output.reshaped:
+        if layouts.view(aten.view.default, layouts.stand_in(new.meta["val"]), (list(old.shape),)) is None:
+            new = _copied(new, before)
+        new = surgery.insert(before, aten.view.default, new, list(old.shape), like=output.node)
+    return new if new.meta["val"].stride() == old.stride() else _copied(new, before)
+
+
+def _copied(node: Node, before: Node) -> Node:
+    return surgery.insert(before, aten.clone.default, node, like=node, memory_format=torch.contiguous_format)

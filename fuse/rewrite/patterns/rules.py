@@ -1,0 +1,403 @@
+"""The named rules that give each operator's term its one spelling.
+
+    name                  spellings that become one
+    scaled_sums           x - y,  x + (-1) * y,  rsub(y, x),  add(x, y, alpha=-1)
+    quotients             x / c and x * (1 / c);  x / y and x * reciprocal(y)
+    powers                x * x, x ** 2 and square(x);  1 / sqrt(x), rsqrt(x) and x ** -0.5
+    products              mm + add, addmm and linear;  mm, bmm and matmul of any rank
+    composed              silu(x) and x * sigmoid(x);  glu;  addcmul and addcdiv
+    bounds                relu, clamp_min(0) and clamp(min=0);  hardtanh and clamp
+    choices               masked_fill and where;  x > y and y < x
+    averages              mean and sum * (1 / n);  keepdim and unsqueeze
+    pieces                stack and cat of unsqueezed;  select, narrow, split and slices
+    views                 transpose, t and permute;  view, reshape, flatten, squeeze and unsqueeze
+    copies                clone, contiguous and the tensor itself
+
+All of them hold for every value of every element, but that ``quotients`` and ``averages`` may differ in the last bit.
+They compare what is written; the graph that runs keeps the operators it has.
+
+A rule takes its own operator apart and never looks into another one's operands, views apart: what an operator is made
+of must not depend on where the graph is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fuse.rewrite.patterns import views
+from fuse.rewrite.patterns.terms import NO_LOOK, NUMBER, Look, Term, Terms
+
+Arguments = dict[str, Any]
+"""An operator's arguments by the names of its schema, tensors as terms."""
+
+Rule = Callable[[Terms, Arguments, Look], Term | None]
+"""``rule(terms, arguments, look of the result)``: the term, or None where the rule has nothing to say."""
+
+_RULES: dict[str, Rule] = {}
+_MAKES: dict[str, frozenset[str]] = {}
+
+
+def rule(name: str, *operators: str, makes: str = "") -> Callable[[Rule], Rule]:
+    """Register a rule under ``name`` for ATen operators, all their overloads; ``makes`` lists what it may make."""
+
+    def register(function: Rule) -> Rule:
+        for operator in operators:
+            _RULES[operator] = function
+            _MAKES[operator] = frozenset(makes.split())
+        NAMES.setdefault(name, []).extend(operators)
+        return function
+
+    return register
+
+
+NAMES: dict[str, list[str]] = {}
+"""The operators under each rule's name."""
+
+
+def rule_for(operator: str) -> Rule | None:
+    """The rule of an ATen operator (``"add"``), or None where it is spelled as it is."""
+    return _RULES.get(operator)
+
+
+def made_by_rule(operator: str) -> frozenset[str]:
+    """The terms that compute something, by name, which the rule of an operator may make."""
+    return _MAKES.get(operator, frozenset())
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------------------------
+
+
+def operand(terms: Terms, value: Any, beside: Term) -> Term:
+    """A tensor's term, or that of the number that stands beside one."""
+    return value if isinstance(value, Term) else terms.number(value, beside)
+
+
+def add(terms: Terms, x: Term, y: Term, look: Look) -> Term:
+    return views.pointwise(terms, "add", [x, y], look, commutative=True)
+
+
+def mul(terms: Terms, x: Term, y: Term, look: Look) -> Term:
+    """``x * y``; times 1 is nothing, and times itself is a power."""
+    for one, other in ((x, y), (y, x)):
+        if one.name == NUMBER and one.value == 1 and other.look == look:
+            return other
+    if x is y:
+        return power(terms, x, terms.number(2, x), look)
+    x, y = (_rounded(terms, term) if term.name == NUMBER else term for term in (x, y))
+    return views.pointwise(terms, "mul", [x, y], look, commutative=True)
+
+
+def _rounded(terms: Terms, number: Term) -> Term:
+    """A factor without its last digit, in which c and 1 / (1 / c) may differ."""
+    value = number.value
+    return (
+        terms.make(NUMBER, (), number.look, [("value", float(f"{value:.15g}"))]) if isinstance(value, float) else number
+    )
+
+
+def power(terms: Terms, x: Term, exponent: Term, look: Look) -> Term:
+    """``x ** exponent``; the inverse of a square root is written as both, as most people do."""
+    if exponent.name == NUMBER:
+        if exponent.value == 1 and x.look == look:
+            return x
+        if exponent.value == -0.5:
+            root = power(terms, x, terms.number(0.5, x), look)
+            return power(terms, root, terms.number(-1.0, root), look)
+    return views.pointwise(terms, "pow", [x, exponent], look)
+
+
+def scaled(terms: Terms, x: Term, factor: Any) -> Term:
+    """``x`` times a Python number."""
+    if x.name == NUMBER:
+        return terms.make(NUMBER, (), x.look, [("value", x.value * factor)])
+    return x if factor == 1 else mul(terms, x, terms.number(factor, x), x.look)
+
+
+def both(x: Term, y: Term) -> Look:
+    """The look of an elementwise result of two operands."""
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    return Look(tuple(torch.broadcast_shapes(x.shape, y.shape)), dtype, x.look.device)  # type: ignore[no-untyped-call]
+
+
+@rule("scaled_sums", "add", makes="add mul pow")
+def _add(terms: Terms, a: Arguments, look: Look) -> Term:
+    other = operand(terms, a["other"], a["self"])
+    return add(terms, a["self"], scaled(terms, other, a["alpha"]), look)
+
+
+@rule("scaled_sums", "sub", makes="add mul pow")
+def _sub(terms: Terms, a: Arguments, look: Look) -> Term:
+    other = operand(terms, a["other"], a["self"])
+    return add(terms, a["self"], scaled(terms, other, -a["alpha"]), look)
+
+
+@rule("scaled_sums", "rsub", makes="add mul")
+def _rsub(terms: Terms, a: Arguments, look: Look) -> Term:
+    return add(terms, operand(terms, a["other"], a["self"]), scaled(terms, a["self"], -a["alpha"]), look)
+
+
+@rule("scaled_sums", "neg", makes="mul")
+def _neg(terms: Terms, a: Arguments, _look: Look) -> Term:
+    return scaled(terms, a["self"], -1)
+
+
+@rule("quotients", "mul", makes="mul pow")
+def _mul(terms: Terms, a: Arguments, look: Look) -> Term:
+    return mul(terms, a["self"], operand(terms, a["other"], a["self"]), look)
+
+
+@rule("quotients", "div", makes="mul pow")
+def _div(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    if a.get("rounding_mode") is not None or not look.dtype.is_floating_point:  # type: ignore[union-attr]
+        return None
+    other = a["other"]
+    if isinstance(other, Term):
+        return mul(terms, a["self"], power(terms, other, terms.number(-1.0, other), _like(other, look)), look)
+    if not other or not math.isfinite(inverse := 1 / other):
+        return None
+    return mul(terms, a["self"], terms.number(inverse, a["self"]), look)
+
+
+def _like(x: Term, look: Look) -> Look:
+    """The look of ``x`` in the dtype that a division gives."""
+    look_of_x: Look = x.look
+    return look_of_x if x.dtype.is_floating_point else replace(look_of_x, dtype=look.dtype)
+
+
+@rule("powers", "reciprocal", makes="pow")
+def _reciprocal(terms: Terms, a: Arguments, look: Look) -> Term:
+    return power(terms, a["self"], terms.number(-1.0, a["self"]), look)
+
+
+@rule("powers", "sqrt", makes="pow")
+def _sqrt(terms: Terms, a: Arguments, look: Look) -> Term:
+    return power(terms, a["self"], terms.number(0.5, a["self"]), look)
+
+
+@rule("powers", "rsqrt", makes="pow")
+def _rsqrt(terms: Terms, a: Arguments, look: Look) -> Term:
+    return power(terms, a["self"], terms.number(-0.5, a["self"]), look)
+
+
+@rule("powers", "pow", makes="pow")
+def _pow(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    if not isinstance(a["self"], Term):
+        return None
+    return power(terms, a["self"], operand(terms, a["exponent"], a["self"]), look)
+
+
+# ---- products ------------------------------------------------------------------------------------------------------
+
+
+@rule("products", "mm", "bmm", makes="matmul")
+def _matmul(terms: Terms, a: Arguments, look: Look) -> Term:
+    return views.matmul(terms, a["self"], a.get("mat2"), look.dtype)  # type: ignore[arg-type]
+
+
+@rule("products", "addmm", makes="add mul matmul")
+def _addmm(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    return _biased(terms, a, a["mat1"], a["mat2"], look)
+
+
+@rule("products", "baddbmm", makes="add mul matmul")
+def _baddbmm(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    return _biased(terms, a, a["batch1"], a["batch2"], look)
+
+
+def _biased(terms: Terms, a: Arguments, left: Term, right: Term, look: Look) -> Term | None:
+    if a["beta"] == 0:  # the bias is not even read
+        return None
+    product = scaled(terms, views.matmul(terms, left, right, left.dtype), a["alpha"])
+    return add(terms, scaled(terms, a["self"], a["beta"]), product, look)
+
+
+# ---- composed elementwise operators --------------------------------------------------------------------------------
+
+
+def sigmoid(terms: Terms, x: Term) -> Term:
+    return views.pointwise(terms, "sigmoid", [x], x.look)
+
+
+@rule("composed", "silu", makes="mul sigmoid pow")
+def _silu(terms: Terms, a: Arguments, look: Look) -> Term:
+    return mul(terms, a["self"], sigmoid(terms, a["self"]), look)
+
+
+@rule("composed", "glu", makes="mul sigmoid")
+def _glu(terms: Terms, a: Arguments, look: Look) -> Term:
+    x: Term = a["self"]
+    dim = a["dim"] % len(x.shape)
+    half = x.shape[dim] // 2
+    first, second = views.cut(terms, x, dim, 0, half), views.cut(terms, x, dim, half, 2 * half)
+    return mul(terms, first, sigmoid(terms, second), look)
+
+
+@rule("composed", "addcmul", makes="add mul pow")
+def _addcmul(terms: Terms, a: Arguments, look: Look) -> Term:
+    x, y = a["tensor1"], a["tensor2"]
+    return add(terms, a["self"], scaled(terms, mul(terms, x, y, both(x, y)), a["value"]), look)
+
+
+@rule("composed", "addcdiv", makes="add mul pow")
+def _addcdiv(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    x, y = a["tensor1"], a["tensor2"]
+    if not y.dtype.is_floating_point:
+        return None
+    inverse = power(terms, y, terms.number(-1.0, y), y.look)
+    return add(terms, a["self"], scaled(terms, mul(terms, x, inverse, both(x, y)), a["value"]), look)
+
+
+@rule("bounds", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", makes="relu clamp")
+def _clamp(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    x: Term = a["self"]
+    least = a.get("min", a.get("min_val", 0 if set(a) == {"self"} else None))
+    most = a.get("max", a.get("max_val"))
+    if isinstance(least, Term) or isinstance(most, Term):
+        return None
+    least, most = (None if bound is None else terms.number(bound, x).value for bound in (least, most))
+    if least == 0 and most is None:
+        return views.pointwise(terms, "relu", [x], look)
+    return views.pointwise(terms, "clamp", [x], look, [("min", least), ("max", most)])
+
+
+@rule("choices", "masked_fill", makes="where")
+def _masked_fill(terms: Terms, a: Arguments, look: Look) -> Term:
+    value = operand(terms, a["value"], a["self"])
+    return views.pointwise(terms, "where", [a["mask"], value, a["self"]], look)
+
+
+@rule("choices", "gt", makes="lt")
+def _gt(terms: Terms, a: Arguments, look: Look) -> Term:
+    return views.pointwise(terms, "lt", [operand(terms, a["other"], a["self"]), a["self"]], look)
+
+
+@rule("choices", "ge", makes="le")
+def _ge(terms: Terms, a: Arguments, look: Look) -> Term:
+    return views.pointwise(terms, "le", [operand(terms, a["other"], a["self"]), a["self"]], look)
+
+
+@rule("choices", "scalar_tensor")
+def _scalar_tensor(terms: Terms, a: Arguments, look: Look) -> Term:
+    value = float(a["s"]) if look.dtype.is_floating_point else a["s"]  # type: ignore[union-attr]
+    return terms.make(NUMBER, (), NO_LOOK, [("value", value)])
+
+
+# ---- reductions ----------------------------------------------------------------------------------------------------
+
+
+@rule("averages", "sum", makes="sum")
+def _sum(terms: Terms, a: Arguments, look: Look) -> Term:
+    return _reduced(terms, "sum", a, look)
+
+
+@rule("averages", "mean", makes="sum mul")
+def _mean(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    x: Term = a["self"]
+    count = math.prod(x.shape[dim] for dim in _dims(a, x))
+    if not count:
+        return None
+    return scaled(terms, _reduced(terms, "sum", a, look), 1 / count)
+
+
+@rule("averages", "amax", makes="amax")
+def _amax(terms: Terms, a: Arguments, look: Look) -> Term:
+    return _reduced(terms, "amax", a, look)
+
+
+@rule("averages", "amin", makes="amin")
+def _amin(terms: Terms, a: Arguments, look: Look) -> Term:
+    return _reduced(terms, "amin", a, look)
+
+
+def _reduced(terms: Terms, name: str, a: Arguments, look: Look) -> Term:
+    """A reduction that drops its dimensions, with a reshape where they are kept."""
+    x: Term = a["self"]
+    dims = _dims(a, x)
+    if a.get("dtype") is not None:
+        x = views.cast(terms, x, a["dtype"])
+    left = tuple(size for dim, size in enumerate(x.shape) if dim not in dims)
+    return views.reshape(terms, terms.make(name, [x], replace(look, shape=left), [("dim", dims)]), look.shape)
+
+
+def _dims(a: Arguments, x: Term) -> tuple[int, ...]:
+    rank = len(x.shape)
+    dims: Sequence[int] | int | None = a.get("dim")
+    if dims is None or dims == []:
+        return tuple(range(rank))
+    return tuple(sorted(dim % max(rank, 1) for dim in ([dims] if isinstance(dims, int) else dims)))
+
+
+# ---- movement and views --------------------------------------------------------------------------------------------
+
+
+@rule("pieces", "stack", makes="cat")
+def _stack(terms: Terms, a: Arguments, look: Look) -> Term:
+    pieces: list[Term] = a["tensors"]
+    dim = a["dim"] % len(look.shape)
+    shape = (*look.shape[:dim], 1, *look.shape[dim + 1 :])
+    return terms.make("cat", [views.reshape(terms, piece, shape) for piece in pieces], look, [("dim", dim)])
+
+
+@rule("pieces", "cat", makes="cat")
+def _cat(terms: Terms, a: Arguments, look: Look) -> Term:
+    pieces: list[Term] = a["tensors"]
+    return terms.make("cat", pieces, look, [("dim", a["dim"] % max(len(look.shape), 1))])
+
+
+@rule("pieces", "select")
+def _select(terms: Terms, a: Arguments, look: Look) -> Term:
+    x: Term = a["self"]
+    index = a["index"] % x.shape[a["dim"]]
+    return views.reshape(terms, views.cut(terms, x, a["dim"], index, index + 1), look.shape)
+
+
+@rule("pieces", "slice")
+def _slice(terms: Terms, a: Arguments, _look: Look) -> Term:
+    return views.cut(terms, a["self"], a["dim"], a["start"], a["end"], a["step"])
+
+
+@rule("views", "t")
+def _t(terms: Terms, a: Arguments, look: Look) -> Term:
+    return views.permute(terms, a["self"], range(len(look.shape))[::-1])
+
+
+@rule("views", "transpose")
+def _transpose(terms: Terms, a: Arguments, look: Look) -> Term:
+    order = list(range(len(look.shape)))
+    if order:
+        order[a["dim0"]], order[a["dim1"]] = order[a["dim1"]], order[a["dim0"]]
+    return views.permute(terms, a["self"], order)
+
+
+@rule("views", "permute")
+def _permute(terms: Terms, a: Arguments, _look: Look) -> Term:
+    return views.permute(terms, a["self"], a["dims"])
+
+
+@rule("views", "view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze")
+def _reshape(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    if a["self"].dtype != look.dtype:  # the same bytes, read as another dtype
+        return None
+    return views.reshape(terms, a["self"], look.shape)
+
+
+@rule("views", "expand")
+def _expand(terms: Terms, a: Arguments, look: Look) -> Term:
+    return views.expand(terms, a["self"], look.shape)
+
+
+@rule("copies", "clone", "alias", "detach", "lift_fresh_copy")
+def _same(_terms: Terms, a: Arguments, _look: Look) -> Term:
+    x: Term = a["self"]
+    return x
+
+
+@rule("copies", "_to_copy")
+def _to_copy(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    x: Term = a["self"]
+    return views.cast(terms, x, look.dtype) if x.look.device == look.device else None  # type: ignore[arg-type]

@@ -1,0 +1,160 @@
+"""Terms: what operators compute, in one spelling, and each spelling once.
+
+    torch.add(x, y, alpha=2) / 4      ->      mul(add(x, mul(y, 2.0)), 0.25)
+
+A pattern and the graph it is looked for in are both turned into terms. Terms are *interned*: a table makes each term
+once, so that two computations are the same if their terms are the same object. Leaves stand for the values that are
+given; numbers are leaves too. A term knows what its value looks like (shape, dtype, device), so terms of different
+shapes are never equal, whatever their operators.
+
+Terms are for comparing only. No graph that runs is ever made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+LEAF, NUMBER, PART = "leaf", "number", "part"
+VIEWS = frozenset(["reshape", "permute", "expand", "slice", "cast", PART])
+"""Terms that compute no new number: other looks at their operand, and its conversion to another dtype."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Shape, dtype and device of a value. Strides are left out: they do not change what is computed."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+NO_LOOK = Look((), None, None)
+"""The look of a number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One computed value.
+
+    ``name`` is the operator's; ``constants`` are its other arguments, by name. ``look`` is a tuple where the operator
+    returns several tensors, which ``part`` terms take apart. ``elementwise`` operators follow their broadcast operands
+    element by element; those of ``commutative`` ones may be swapped. ``serial`` counts the terms of a table, operands
+    first. ``origin`` is what the term was first made for: a node, or None. A term that ``computes`` is an operator at
+    work: no view, no number, no given value.
+    """
+
+    name: str
+    operands: tuple[Term, ...]
+    constants: tuple[tuple[str, Any], ...]
+    look: Any
+    elementwise: bool
+    commutative: bool
+    serial: int
+    origin: Any = field(repr=False)
+    is_view: bool = field(init=False)
+    computes: bool = field(init=False)
+
+    def __post_init__(self) -> None:  # asked of every term again and again
+        object.__setattr__(self, "is_view", self.name in VIEWS)
+        object.__setattr__(self, "computes", not self.is_view and self.name not in (LEAF, NUMBER))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.look.shape
+        return shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.look.dtype
+        return dtype
+
+    @property
+    def value(self) -> Any:
+        """The number of a number, the key of a leaf."""
+        return self.constants[0][1]
+
+    def __str__(self) -> str:
+        if self.name == NUMBER:
+            return f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        if self.name == LEAF:
+            return str(self.value)
+        constants = [f"{name}={value}" for name, value in self.constants if value is not None]
+        return f"{self.name}({', '.join([*map(str, self.operands), *constants])})"
+
+
+class Terms:
+    """A table of interned terms; ``origin`` is noted on the terms that are made while it is set.
+
+    >>> terms = Terms()
+    >>> x = terms.leaf("x", Look((2, 3), torch.float32, None))
+    >>> str(terms.make("tanh", [x], x.look)), terms.make("tanh", [x], x.look) is terms.make("tanh", [x], x.look)
+    ('tanh(x)', True)
+    """
+
+    def __init__(self) -> None:
+        self.origin: object = None
+        self._known: dict[Hashable, Term] = {}
+
+    def make(
+        self,
+        name: str,
+        operands: Iterable[Term],
+        look: Look | tuple[Look | None, ...],
+        constants: Iterable[tuple[str, Any]] = (),
+        *,
+        elementwise: bool = False,
+        commutative: bool = False,
+    ) -> Term:
+        """The term of these operands, as it stands; :mod:`fuse.rewrite.patterns.canonical` spells it."""
+        operands, constants = tuple(operands), tuple(constants)
+        key = (name, tuple([term.serial for term in operands]), repr(constants) if constants else "", look)
+        known = self._known.get(key)
+        if known is None:
+            serial = len(self._known)
+            known = Term(name, operands, constants, look, elementwise, commutative, serial, self.origin)
+            self._known[key] = known
+        return known
+
+    def leaf(self, key: Hashable, look: Any) -> Term:
+        """A value that is given, known by ``key``."""
+        known = self._known.get((LEAF, key))
+        if known is None:
+            known = Term(LEAF, (), (("key", key),), look, False, False, len(self._known), self.origin)
+            self._known[LEAF, key] = known
+        return known
+
+    def number(self, value: Any, beside: Term) -> Term:
+        """A Python number that meets ``beside`` in an elementwise operator: 2 and 2.0 are one beside a float."""
+        floating = beside.dtype is not None and beside.dtype.is_floating_point
+        if isinstance(value, int) and floating:
+            value = float(value)
+        return self.make(NUMBER, (), NO_LOOK, [("value", value)])
+
+
+def look_of(value: Any) -> Any:
+    """The look of a (fake) tensor, or a tuple of looks for several; None for what is no tensor."""
+    if isinstance(value, Tensor):
+        device = value.fake_device if isinstance(value, FakeTensor) else value.device
+        return Look(tuple(value.shape), value.dtype, device)
+    return tuple(look_of(part) for part in value) if isinstance(value, (tuple, list)) else None
+
+
+def below(*roots: Term) -> Iterator[Term]:
+    """``roots`` and everything they are made of, each term once, operands after what reads them."""
+    seen: set[Term] = set()
+    stack = list(reversed(roots))
+    while stack:
+        term = stack.pop()
+        if term not in seen:
+            seen.add(term)
+            yield term
+            stack.extend(reversed(term.operands))

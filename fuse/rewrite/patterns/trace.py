@@ -1,0 +1,134 @@
+"""Run a pattern through the same capture as the model, and turn what it computes into terms.
+
+pattern(x: f32[4, 8], bias: f32[8])   ->   add(x, bias): the operators that torch runs for these shapes and dtypes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fuse.errors import CaptureError, FuseError
+from fuse.graph.capture import Recorder
+from fuse.rewrite.patterns.canonical import term_of_node
+from fuse.rewrite.patterns.language import Environment, running
+from fuse.rewrite.patterns.terms import Term, Terms
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The graph of one run; ``inputs`` are its placeholders by the position of the tensor among the arguments."""
+
+    graph: Graph
+    inputs: tuple[Node | None, ...]
+    outputs: tuple[Node, ...]
+
+
+def trace(
+    function: Callable[..., Any], arguments: Sequence[Any], environment: Environment, mode: FakeTensorMode
+) -> Traced:
+    """Record ``function(*arguments)`` in ``environment``; arguments are fake tensors of ``mode``, and lists of them.
+
+    Raises:
+        CaptureError: what the function raised, or something that a pattern cannot do (write to its inputs, say).
+    """
+    try:
+        with running(environment), _quiet():
+            module = _Recorder(_Program(function), mode).run(tuple(arguments), {})
+    except CaptureError as error:
+        raise CaptureError(str(error).replace("forward failed", "it fails")) from error
+    inputs: list[Node | None] = [None] * len(pytree.tree_leaves(list(arguments)))
+    for spec, node in zip(module.meta["inputs"], module.graph.find_nodes(op="placeholder"), strict=True):
+        inputs[spec.index] = node
+    return Traced(module.graph, tuple(inputs), tuple(module.graph.output_node().args[0]))  # type: ignore[arg-type]
+
+
+def terms_of(traced: Traced, terms: Terms, leaves: Sequence[Term]) -> dict[Node, Term]:
+    """The terms of every node of ``traced``, ``leaves`` standing for its inputs."""
+    known = {node: leaf for node, leaf in zip(traced.inputs, leaves, strict=True) if node is not None}
+    for node in traced.graph.nodes:
+        if node.op == "call_function":
+            known[node] = term_of_node(terms, node, known.__getitem__)
+    return known
+
+
+def twin(mode: FakeTensorMode, value: Tensor) -> Tensor:
+    """A fake tensor of its own with the layout of ``value``; on the CPU where ``value`` is on no device."""
+    device = "cpu" if value.device.type == "meta" else value.device
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Fake tensors log a traceback for every operator that does not fit; here that is an answer like any other."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def twins(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
+    """The same for the tensors among ``arguments``, and in lists there."""
+    made: list[Any] = pytree.tree_map_only(Tensor, lambda tensor: twin(mode, tensor), list(arguments))
+    return made
+
+
+class _Program(nn.Module):
+    """A function as the module that capture wants."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+class _Recorder(Recorder):  # type: ignore[no-untyped-call]
+    """Records a graph whose outputs are the very tensors that the function returns, views included."""
+
+    def _finish(self, result: Any) -> GraphModule:
+        leaves = list(result) if isinstance(result, (tuple, list)) else [result]
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            raise CaptureError("it must return a tensor, or a tuple of tensors")
+        if any(spec.kind != "argument" for spec in self.inputs):
+            raise CaptureError("it makes a tensor with torch.tensor(...); take that as a parameter")
+        if any(self.functional.aliases[id(fake)].base.version for fake in self.placeholders):
+            raise CaptureError("it writes to an input")
+        outputs = tuple(self.functional.value(leaf) for leaf in leaves)
+        output = self.graph.output(outputs)
+        output.meta.update(val=tuple(node.meta["val"] for node in outputs), source="")
+        module = GraphModule(nn.Module(), self.graph)
+        module.meta["inputs"] = tuple(self.inputs)
+        return module
+
+
+def why_not(function: Callable[..., Any], arguments: Sequence[Any], environment: Environment) -> str | None:
+    """Why ``function(*arguments)`` does not run, or None; the arguments are tensors of device ``meta``.
+
+    Asked of those first, which takes microseconds, and then of fake tensors, which look more closely.
+    """
+    try:
+        with running(environment), torch.device("meta"), torch.no_grad():
+            function(*arguments)
+        mode = FakeTensorMode()
+        with running(environment), mode, torch.no_grad(), _quiet():
+            function(*twins(mode, arguments))
+    except FuseError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return None

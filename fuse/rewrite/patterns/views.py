@@ -1,0 +1,159 @@
+"""Views, casts and elementwise terms, each in one spelling: views move towards the leaves and disappear where they can.
+
+    reshape(tanh(x), [6])                       ->   tanh(reshape(x, [6]))
+    reshape(mm(reshape(x, [8, 3]), w), [2, 4, 5])  ->   matmul(x, w)             x is [2, 4, 3]
+    permute(permute(x, [1, 0]), [1, 0])         ->   x
+    add(x, expand(b, [4, 8]))                   ->   add(x, b)                   broadcasting does it
+
+So a linear layer over a sequence and the product that it is captured as, between two views, are one term. Every rule
+here keeps every element's value; none looks beyond the operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fuse.rewrite.patterns.terms import NUMBER, Look, Term, Terms
+
+Shape = tuple[int, ...]
+
+
+def reshape(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
+    """The elements of ``x``, in their order, in another shape."""
+    shape = tuple(shape)
+    if x.shape == shape:
+        return x
+    if x.name == "reshape":
+        return reshape(terms, x.operands[0], shape)
+    if x.elementwise and (operands := _reshaped_operands(terms, x, shape)):
+        look = replace(x.look, shape=shape)
+        return pointwise(terms, x.name, operands, look, x.constants, commutative=x.commutative)
+    if x.name == "matmul" and (product := _reshaped_product(terms, x, shape)):
+        return product
+    return terms.make("reshape", [x], replace(x.look, shape=shape))
+
+
+def _reshaped_operands(terms: Terms, x: Term, shape: Shape) -> list[Term] | None:
+    """The operands of an elementwise term whose result is to have another shape; None where one cannot follow."""
+    operands = []
+    for operand in x.operands:
+        if operand.shape == x.shape:
+            operands.append(reshape(terms, operand, shape))
+        elif operand.name == NUMBER or math.prod(operand.shape) == 1:
+            operands.append(operand)
+        elif _is_row(operand.shape, x.shape) and shape[-1:] == x.shape[-1:]:
+            operands.append(reshape(terms, operand, operand.shape[-1:]))
+        else:
+            return None
+    return operands
+
+
+def _is_row(shape: Shape, of: Shape) -> bool:
+    """Whether a value of this shape differs along the last dimension only."""
+    return bool(of) and shape[-1:] == of[-1:] and math.prod(shape) == of[-1]
+
+
+def _reshaped_product(terms: Terms, product: Term, shape: Shape) -> Term | None:
+    """``reshape(matmul(a, b))`` as a product of other leading dimensions, where the last ones stay."""
+    a, b = product.operands
+    rows, columns = product.shape[-2:]
+    inner = a.shape[-1]
+    if len(b.shape) == 2 and len(shape) >= 2 and shape[-1] == columns:
+        return matmul(terms, reshape(terms, a, (*shape[:-1], inner)), b, product.look.dtype)
+    lead = shape[:-2]
+    alike = a.shape[:-2] == b.shape[:-2] == product.shape[:-2] and len(b.shape) > 2
+    if alike and len(shape) > 2 and shape[-2:] == (rows, columns):
+        a, b = reshape(terms, a, (*lead, rows, inner)), reshape(terms, b, (*lead, inner, columns))
+        return matmul(terms, a, b, product.look.dtype)
+    return None
+
+
+def matmul(terms: Terms, a: Term, b: Term, dtype: torch.dtype) -> Term:
+    """Rows of ``a`` times columns of ``b``, over the leading dimensions of ``a``."""
+    look = Look((*a.shape[:-1], b.shape[-1]), dtype, a.look.device)
+    return terms.make("matmul", [a, b], look)
+
+
+def permute(terms: Terms, x: Term, dims: Sequence[int]) -> Term:
+    """``x`` with its dimensions in another order."""
+    order = tuple(dim % len(x.shape) for dim in dims)
+    shape = tuple(x.shape[dim] for dim in order)
+    if 1 in shape:  # dimensions of one element do not count
+        long = [dim for dim in range(len(x.shape)) if x.shape[dim] != 1]
+        narrow = reshape(terms, x, [x.shape[dim] for dim in long])
+        return reshape(terms, permute(terms, narrow, [long.index(dim) for dim in order if dim in long]), shape)
+    if order == tuple(range(len(shape))):
+        return x
+    if x.name == "permute":
+        inner = dict(x.constants)["dims"]
+        return permute(terms, x.operands[0], [inner[dim] for dim in order])
+    return terms.make("permute", [x], replace(x.look, shape=shape), [("dims", order)])
+
+
+def expand(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
+    """``x`` repeated along dimensions of one element, and along new ones in front."""
+    if x.shape == tuple(shape):
+        return x
+    if x.name == "expand":
+        return expand(terms, x.operands[0], shape)
+    return terms.make("expand", [x], replace(x.look, shape=tuple(shape)))
+
+
+def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, step: int = 1) -> Term:
+    """``x[start:end:step]`` along ``dim``; the bounds are brought within the size."""
+    dim %= len(x.shape)
+    first, last, step = slice(start, end, step).indices(x.shape[dim])
+    count = len(range(first, last, step))
+    if count == x.shape[dim]:
+        return x
+    if x.name == "slice" and step == 1:
+        inner = dict(x.constants)
+        if inner["dim"] == dim and inner["step"] == 1:
+            return cut(terms, x.operands[0], dim, inner["start"] + first, inner["start"] + first + count)
+    look = replace(x.look, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :]))
+    constants = [("dim", dim), ("start", first), ("count", count), ("step", step)]
+    return terms.make("slice", [x], look, constants)
+
+
+def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
+    """``x`` in another dtype."""
+    return x if x.dtype == dtype else terms.make("cast", [x], replace(x.look, dtype=dtype))
+
+
+def pointwise(
+    terms: Terms,
+    name: str,
+    operands: Iterable[Term],
+    look: Look,
+    constants: Iterable[tuple[str, Any]] = (),
+    *,
+    commutative: bool = False,
+) -> Term:
+    """An elementwise term; operands that broadcasting repeats anyway are not expanded, commutative ones are sorted."""
+    found = list(operands)
+    for position, operand in enumerate(found):
+        if operand.name == "expand":
+            narrow = [*found[:position], operand.operands[0], *found[position + 1 :]]
+            if torch.broadcast_shapes(*(term.shape for term in narrow)) == look.shape:  # type: ignore[no-untyped-call]
+                found = narrow
+    if commutative:
+        found.sort(key=lambda term: term.serial)
+    return terms.make(name, found, look, constants, elementwise=True, commutative=commutative)
+
+
+def stripped(term: Term) -> Term:
+    """What ``term`` is a view or a conversion of.
+
+    >>> terms = Terms()
+    >>> x = terms.leaf("x", Look((2, 3), torch.float32, None))
+    >>> str(permute(terms, x, (1, 0))), str(stripped(permute(terms, x, (1, 0))))
+    ('permute(x, dims=(1, 0))', 'x')
+    """
+    while term.is_view:
+        term = term.operands[0]
+    return term

@@ -1,0 +1,109 @@
+"""Rewrite what the registered patterns match.
+
+    a = sigmoid(x)                    r = region(x):
+    b = mul(a, x)        ->               return mul(sigmoid(x), x)        @fuse.pattern
+                                                                           def swish(x): return x * torch.sigmoid(x)
+
+A match becomes one region, which one generated kernel runs, or what the pattern's own ``replace`` says. Runs after
+loops were rolled up and before everything else is fused, so that a pattern sees operators, and the passes after it see
+its regions. Declined with the verdict that :mod:`fuse.rewrite.patterns.matching` gives of each candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+
+from fuse.errors import FuseError
+from fuse.kernel.domain import Domain, domain_of, join
+from fuse.kernel.lower import Declined, lower
+from fuse.rewrite import regions
+from fuse.rewrite.patterns import registry
+from fuse.rewrite.patterns.conditions import Obstacle, Surroundings, members
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.forms import forms, takes_lists
+from fuse.rewrite.patterns.matching import match
+from fuse.rewrite.patterns.replacing import Replacement, put, replacement
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+
+@dataclass(frozen=True)
+class Region:
+    """A match that one kernel can run."""
+
+    members: tuple[Node, ...]
+    domain: Domain | None
+
+
+@register_pass(
+    after=("roll_loops", "roll_whole_loops", "merge_sibling_gemms", "merge_shared_weight_gemms", "no_ops"),
+    before="fuse_pointwise",
+)
+def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
+    """Rewrite what the registered patterns match."""
+    patterns = []
+    for pattern in registry.registered():
+        if pattern.enabled and (reason := why_broken(pattern)):
+            yield declined((), reason, pattern=pattern.name)
+        elif pattern.enabled:
+            patterns.append(pattern)
+    moved: dict[Node, Node] = {}
+    for outcome in match(graph, patterns, prepare) if patterns else ():
+        name = outcome.pattern.name
+        if outcome.found is not None and outcome.kind == "matched":
+            yield rewrite(members(outcome.found), build, graph, outcome.prepared, moved, pattern=name)
+        else:
+            nodes = [node for node in (outcome.node, outcome.candidate) if node is not None]
+            yield declined(nodes, f"{outcome.kind}: {outcome.reason}", pattern=name)
+    if moved:
+        regions.sort(graph.graph)
+
+
+def why_broken(pattern: Pattern) -> str | None:
+    """Why a pattern cannot be looked for in any graph, or None."""
+    try:
+        forms(pattern, max(1, takes_lists(pattern)))
+    except FuseError as error:
+        return str(error)
+    return None
+
+
+def prepare(found: Found, around: Surroundings) -> Region | Replacement | Obstacle:
+    """The replacement that the pattern gives, or the region of a match, if a kernel can be generated for it."""
+    if found.form.pattern.replace is not None:
+        return replacement(found, around)
+    nodes = members(found)
+    if len(nodes) < 2:
+        return Obstacle("refused by lowering", "it is one operator, and one launch already")
+    verdict = lower(regions.build_body(nodes)[0])
+    if isinstance(verdict, Declined):
+        return Obstacle("refused by lowering", verdict.reason, None, "a method replace(self, ...)")
+    return Region(tuple(nodes), domain(nodes))
+
+
+def build(graph: GraphModule, prepared: Region | Replacement, moved: dict[Node, Node]) -> None:
+    """Make the region or put the replacement; ``moved`` learns what stands for the old results."""
+    if isinstance(prepared, Replacement):
+        put(prepared, moved)
+        return
+    body, inputs, results = regions.build_body(prepared.members)
+    if prepared.domain is not None:
+        body.meta["domain"] = prepared.domain
+    call = regions.insert_region(graph, prepared.members, body, inputs, results)
+    moved.update(zip(results, call.users, strict=True))
+
+
+def domain(nodes: Sequence[Node]) -> Domain | None:
+    """What the loops of all ``nodes`` run over, for the passes that let regions grow; None where they differ."""
+    domains = [domain_of(node) for node in nodes]
+    found: Domain | str | Declined = domains[0]
+    for one in domains[1:]:
+        if isinstance(found, Domain) and isinstance(one, Domain):
+            found = join(found, one)
+        else:
+            return None
+    return found if isinstance(found, Domain) else None

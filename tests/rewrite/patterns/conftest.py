@@ -1,0 +1,85 @@
+"""What the tests of patterns share: look for patterns in a small model, and say what became of each candidate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fuse.graph.capture import capture
+from fuse.passes.match_patterns import prepare
+from fuse.rewrite.patterns import registry
+from fuse.rewrite.patterns.definition import define
+from fuse.rewrite.patterns.matching import Outcome, match
+from fuse.rewrite.pipeline import run_passes
+
+CLEANED = ["dead_code", "common_subexpressions", "view_chains", "no_ops", "constant_folding"]
+
+
+class Model(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Tensor) -> Any:
+        return self.function(*arguments)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What became of the candidates of one pattern in one graph."""
+
+    graph: GraphModule
+    outcomes: list[Outcome]
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        return dict(Counter(one.kind for one in self.outcomes))
+
+    @property
+    def matched(self) -> list[Outcome]:
+        return [one for one in self.outcomes if one.kind == "matched"]
+
+    @property
+    def reason(self) -> str:
+        """The one reason why nothing matched."""
+        (outcome,) = self.outcomes
+        assert outcome.kind != "matched"
+        return f"{outcome.kind}: {outcome.reason}"
+
+
+@pytest.fixture
+def look() -> Callable[..., Looked]:
+    """``look(pattern, function, *arguments)``: match a pattern in a function's graph, cleaned as for any pattern.
+
+    Whether a kernel can be generated is not asked, unless ``lowering`` is.
+    """
+
+    def run(pattern: Any, function: Callable[..., Any], *arguments: Any, lowering: bool = False) -> Looked:
+        graph = capture(function if isinstance(function, nn.Module) else Model(function), arguments)
+        run_passes(graph, CLEANED)
+        return Looked(graph, match(graph, [define(pattern)], prepare if lowering else lambda found, around: found))
+
+    return run
+
+
+@pytest.fixture
+def registered() -> Iterator[Callable[..., Any]]:
+    """Registers patterns that are forgotten after the test."""
+    before = {pattern.name for pattern in registry.registered()}
+    yield registry.pattern
+    for pattern in registry.registered():
+        if pattern.name not in before:
+            registry.unregister(pattern.name)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape)

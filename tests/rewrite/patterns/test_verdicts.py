@@ -1,0 +1,260 @@
+"""Every candidate ends in one verdict, with its reason, and the totals add up."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, randn
+
+import fuse
+from fuse.graph.capture import capture
+from fuse.rewrite.patterns.definition import define
+from fuse.rewrite.patterns.index import GraphIndex, Step
+from fuse.rewrite.patterns.matching import match
+from fuse.rewrite.pipeline import run_passes
+
+
+def swish(x):
+    return x * torch.sigmoid(x)
+
+
+def tail(x, w, skip):
+    return torch.relu(x @ w + skip)
+
+
+TAIL = randn(3, 4), randn(4, 5), randn(3, 5)
+
+
+def test_structure(look):
+    found = look(tail, lambda x, w, s: torch.relu(x @ w - s), *TAIL)
+    assert found.reason == "structure: `sub` where the pattern has `add`"
+    (outcome,) = found.outcomes
+    assert (outcome.matched, outcome.total, outcome.node.name, outcome.candidate.name) == (2, 3, "sub", "relu")
+    assert outcome.change == "fuse.either(...) of `add` and `sub`"
+
+
+def test_constraint(look):
+    def wide(x=fuse.tensor(None, 8)):
+        return x * torch.sigmoid(x)
+
+    assert look(wide, lambda x: x * torch.sigmoid(x), randn(2, 4)).reason == (
+        "constraint: dimension 1 of `x` is 4, the pattern wants 8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "reader"),
+    [
+        (lambda x, w, s: (lambda h: (torch.relu(h + s), h.exp()))(x @ w), "`exp` reads it, too"),
+        (lambda x, w, s: (lambda h: (torch.relu(h + s), h))(x @ w), "the model returns it"),
+        (lambda x, w, s: (lambda h: (torch.relu(h + s), h.t()))(x @ w), "the model returns it"),
+        (lambda x, w, s: torch.relu(s.copy_(x @ w) + x[:, :1]), "it is written to an input of the model"),
+    ],
+)
+def test_used_outside(look, model, reader):
+    found = look(tail, model, *TAIL)
+    assert found.reason == f"used outside: `mm` is used outside: {reader}"
+    assert found.outcomes[0].node.name == "mm"
+
+
+def test_alias_or_mutation(look):
+    def between(x):
+        gate = torch.sigmoid(x)
+        x.add_(1)
+        return x * gate
+
+    found = look(swish, between, randn(4))
+    assert found.reason == "alias or mutation: `x` is written between its uses here"
+
+    def dropped(x):
+        return torch.relu(F.dropout(x, 0.5, training=True)) * 2
+
+    found = look(dropped, dropped, randn(4))
+    assert found.reason == "alias or mutation: `bernoulli` draws random numbers, in an order that must stay"
+
+
+def test_not_convex(look):
+    def two(x, z):
+        y = torch.exp(x)
+        return y, torch.tanh(z) * y
+
+    found = look(two, lambda x: (lambda y: (y.neg(), torch.tanh(y.sin()) * y))(torch.exp(x)), randn(3))
+    assert found.reason == "not convex: a path leads out of the pattern and back into it"
+    assert look(two, lambda x: (lambda y: (y.neg(), torch.tanh(x.sin()) * y))(torch.exp(x)), randn(3)).matched
+
+
+def pair(x, y, z):
+    return torch.exp(x + z), torch.sin(y - z)
+
+
+def test_of_matches_that_would_wait_for_each_other_one_fires(look):
+    def circle(x, y, z1, z2):
+        first_of_one, last_of_two = torch.exp(x + z1), torch.sin(y - z2)
+        return torch.sin(last_of_two * 2 - z1), torch.exp(first_of_one * 2 + z2)
+
+    arguments = randn(3), randn(3), randn(3), randn(3)
+    found = look(pair, circle, *arguments)
+    assert found.kinds == {"matched": 1, "not convex": 1}
+    assert found.outcomes[1].reason == "it and another match would wait for each other's results"
+
+    def line(x, y, z1, z2):
+        one = torch.exp(x + z1), torch.sin(y - z1)
+        return torch.sin(one[1] * 2 - z2), torch.exp(one[0] * 2 + z2)
+
+    assert look(pair, line, *arguments).kinds == {"matched": 2}
+
+
+def test_overlapped_by_another_pattern_and_priorities_decide(registered):
+    registered(priority=0)(swish)
+
+    @registered(priority=1)
+    def gated(x, y):
+        return torch.sigmoid(x) * y
+
+    report = fuse.show(Gate(), (randn(4),), passes=["match_patterns"])
+    assert [(one.pattern, one.count) for one in report.fired] == [("gated", 1)]
+    assert [(one.pattern, one.reason) for one in report.rejected] == [
+        ("swish", "overlapped: a match of gated has taken some of its nodes")
+    ]
+
+
+def test_refused_by_lowering(look):
+    found = look(tail, lambda x, w, s: torch.relu(x @ w + s), *TAIL, lowering=True)
+    assert found.reason == "refused by lowering: aten.mm.default has no kernel"
+    assert found.outcomes[0].change == "a method replace(self, ...)"
+
+
+def test_one_operator_is_no_fusion(look):
+    def one(x):
+        return torch.tanh(x)
+
+    assert look(one, lambda x: torch.tanh(x), randn(3), lowering=True).reason == (
+        "refused by lowering: it is one operator, and one launch already"
+    )
+
+
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x) * x
+
+
+class Swishes(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.sigmoid(x) * x, torch.sigmoid(y) * y
+
+
+class Several(nn.Module):
+    """Of five sigmoids: two in matches, one used outside, one of another value, one alone."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        gate = torch.sigmoid(y)
+        return (
+            torch.sigmoid(x) * x,
+            x.exp() * torch.sigmoid(x.exp()),
+            gate * y,
+            gate,
+            x * torch.sigmoid(x + y),
+            x.tanh(),
+        )
+
+
+def test_totals_add_up_in_the_report_and_in_json(registered):
+    registered(swish)
+    report = fuse.show(Several(), (randn(4), randn(4)), passes=["common_subexpressions", "match_patterns"])
+    (fired,) = [one for one in report.fired if one.pattern]
+    rejected = {one.reason: one.count for one in report.rejected if one.pattern}
+    assert (fired.pass_name, fired.pattern, fired.count, fired.launches_saved) == ("match_patterns", "swish", 2, 2)
+    assert rejected == {
+        "used outside: `sigmoid` is used outside: the model returns it": 1,
+        "structure: `x` is one value in the pattern, and two here": 1,
+    }
+    assert fired.count + sum(rejected.values()) == 4  # sigmoids of the graph
+    values = json.loads(json.dumps(report.to_dict()))
+    assert {"pass": "match_patterns", "pattern": "swish", "count": 2, "launches_saved": 2} in values["fired"]
+    assert sum(one["count"] for one in values["rejected"] if one["pattern"] == "swish") == 2
+
+
+def test_a_pattern_of_operators_that_the_graph_lacks_costs_nothing(look):
+    assert look(tail, lambda x: torch.sin(x), randn(3)).outcomes == []
+
+
+def test_a_candidate_inside_of_a_match_has_no_verdict_of_its_own(look):
+    def thrice(x):
+        return torch.sin(torch.sin(torch.sin(x)))
+
+    found = look(thrice, lambda x: torch.sin(torch.sin(torch.sin(torch.sin(x)))), randn(3))
+    assert found.kinds == {"matched": 1, "overlapped": 1}
+
+
+def test_fuel_stops_patterns_too(registered):
+    registered(swish)
+    for fuel in (0, 1, 2):
+        graph = capture(Swishes(), (randn(4), randn(4)))
+        assert len(run_passes(graph, passes=["match_patterns"], fuel=fuel).rewrites) == fuel
+        assert len(graph.graph.find_nodes(op="call_module")) == fuel
+
+
+def test_matching_leaves_the_graph_as_it_is():
+    class Checked:
+        def pattern(self, q, k):
+            return torch.softmax(q @ k.transpose(-2, -1), -1)
+
+        def check(self, m):
+            assert m["k"].meta["val"].shape == (2, 3, 5, 8)
+            return m.fail("no")
+
+    class Scores(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return torch.softmax(q @ k.permute(0, 2, 3, 1), -1)
+
+    graph = capture(Scores(), (randn(2, 3, 5, 8), randn(2, 5, 3, 8)))
+    before = str(graph.graph)
+    (outcome,) = match(graph, [define(Checked)], lambda found, around: found)
+    assert (outcome.kind, outcome.reason) == ("constraint", "no")
+    assert str(graph.graph) == before
+
+
+def test_the_work_for_a_pattern_grows_with_its_candidates_only(monkeypatch):
+    class Long(nn.Module):
+        def __init__(self, length: int) -> None:
+            super().__init__()
+            self.length = length
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(self.length):
+                x = torch.sin(x) * 2 + x.cos()
+            return torch.sigmoid(x) * x
+
+    touched: Counter[int] = Counter()
+    real = GraphIndex.own
+
+    def counting(self: GraphIndex, node: object) -> object:
+        touched[id(self)] += 1
+        return real(self, node)
+
+    monkeypatch.setattr(GraphIndex, "own", counting)
+    works = []
+    for length in (10, 100, 1000):
+        graph = capture(Long(length), (randn(3),))
+        touched.clear()
+        match(graph, [define(swish)], lambda found, around: found)
+        works.append(sum(touched.values()))
+    assert works[0] == works[1] == works[2]
+
+
+def test_steps_are_indexed_by_what_they_compute():
+    class Linear(nn.Module):
+        def forward(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+            return torch.addmm(b, x, w).t()
+
+    graph = capture(Linear(), (randn(3, 4), randn(4, 5), randn(5)))
+    index = GraphIndex(graph)
+    addmm = next(iter(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)))
+    (total,), (product,) = index.steps("add"), index.steps("matmul")
+    assert total.node is product.node is addmm
+    assert list(index.readers(product)) == [total]
+    assert index.last_step(addmm) == Step(addmm, total.term)
