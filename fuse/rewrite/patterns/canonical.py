@@ -60,6 +60,7 @@ def _schema(op: OpOverload) -> _Schema:
 def may_make(op: OpOverload) -> frozenset[str]:
     """The names of the terms that compute something which a call of ``op`` may become.
 
+    >>> import torch
     >>> sorted(may_make(torch.ops.aten.sqrt.default))
     ['pow', 'sqrt']
     """
@@ -92,6 +93,7 @@ def term_of_call(terms: Terms, op: OpOverload, args: Sequence[Any], kwargs: Mapp
     """The term of one call of ``op``, whose tensor arguments are terms and whose result looks like ``look``.
 
     >>> terms = Terms()
+    >>> import torch
     >>> x = terms.leaf("x", Look((2, 8), torch.float32, None))
     >>> aten = torch.ops.aten
     >>> quarter = term_of_call(terms, aten.div.Tensor, (x, 4), {}, x.look)

@@ -111,6 +111,7 @@ def _difference(wanted: Term, found: Term, reason: str, change: str = "") -> Dif
 def called(node: Node) -> str:
     """The operator of a node, for reasons that are counted together whatever the node's number.
 
+    >>> import torch
     >>> called(torch.fx.Graph().call_function(torch.ops.aten.add.Tensor, (1, 2)))
     'add'
     """
