@@ -31,7 +31,7 @@ from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps
 from fuse.runtime.playback import Playback, playback
-from fuse.runtime.program import PositionOutOfRange, Program
+from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program
 from fuse.runtime.reference import Reference
 from fuse.runtime.steps import Fallback, Launches
 
@@ -105,12 +105,15 @@ class Engine:
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self._eager(args, kwargs, reason)
+        generator = torch.get_rng_state() if compiled.program.draws else None
         try:
             values, launches = compiled.program.run(tensors)
-        except PositionOutOfRange:
-            if compiled.written:  # a second run would write its inputs twice
-                raise IndexError("index out of range in self") from None
-            return self._eager(args, kwargs, None)  # raises eager's own error
+        except (PositionOutOfRange, Mispredicted) as error:
+            if generator is not None:
+                torch.set_rng_state(generator)
+            # Nothing was written: writes to inputs are a program's last steps. A position raises eager's own error.
+            reason = self._give_up(compiled, error) if isinstance(error, Mispredicted) else None
+            return self._eager(args, kwargs, reason)
         self._observed = (launches, compiled)
         return compiled.rebuild(values, tensors)
 
@@ -176,6 +179,17 @@ class Engine:
             )
         others = tuple(s for s in self._states if s is not current)
         self._states = (_State(current.guard, variants[:LARGEST_VARIANTS]), *others)[:LARGEST_STATES]
+
+    def _give_up(self, compiled: Compiled, error: Mispredicted) -> Fallback:
+        """Let the calls that ``compiled`` served run eager from now on, and say why."""
+        reason = Fallback(error.op, error.source, str(error))
+        eager = Compiled(compiled.guard, None, reason=reason)
+        with self._lock:
+            self._states = tuple(
+                _State(s.guard, tuple(eager if variant is compiled else variant for variant in s.variants))
+                for s in self._states
+            )
+        return reason
 
     # ---- making ----------------------------------------------------------------------------------------------------
 
