@@ -360,7 +360,8 @@ def _fitted(
 ) -> Tensor:
     """The result of a call with the layout that was predicted for it."""
     same_size = tensor.shape == size and tensor.dtype == dtype
-    if same_size and all(n == 1 or s == t for n, s, t in zip(size, tensor.stride(), stride, strict=True)):
+    tells = [n > 1 and mine != own for n, mine, own in zip(size, stride, tensor.stride(), strict=False)]
+    if same_size and (not any(tells) or tensor.numel() == 0):
         return tensor
     if same_size and not isinstance(step.function, OpOverload):  # what runs op by op here may lie otherwise
         return torch.empty_strided(size, stride, dtype=dtype).copy_(tensor)
