@@ -24,9 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fuse.errors import FuseError
+from fuse.errors import FaultWarning, FuseError, reason_of_fault
 from fuse.graph.capture import capture
 from fuse.graph.signature import InputSpec, Signature
+from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps
@@ -201,16 +202,17 @@ class Engine:
             graph = capture(self.model, args, kwargs)
             if self.freeze:
                 _freeze(graph, self.model)
-            run_passes(graph, self.passes, self.fuel)
+            ledger = run_passes(graph, self.passes, self.fuel)
             program = self._build(graph)
         except FuseError as error:  # CaptureError among them
             return self._declined(leaves, spec, Fallback(self._name(), "", str(error)))
+        except FaultWarning:  # warnings are errors here, which is the user's wish
+            raise
         except Exception as error:  # a fault of ours must not become the user's
-            text = (str(error).splitlines() or [""])[0]
-            reason = f"internal error, please report it: {type(error).__name__}: {text}"
-            return self._declined(leaves, spec, Fallback(self._name(), "", reason))
+            return self._declined(leaves, spec, Fallback(self._name(), "", reason_of_fault(error)))
         for fallback in program.fallbacks:
             self._warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
+        program.fallbacks += tuple(_left_out(failed) for failed in ledger.failed)
         signature: Signature = graph.meta["signature"]
         sources = [_source(spec, self.model) for spec in signature.inputs]
         guard = call_guard(leaves, spec, sources, self._tensors())
@@ -259,6 +261,10 @@ class Engine:
 
     def _name(self) -> str:
         return type(self.model).__name__
+
+
+def _left_out(failed: Failed) -> Fallback:
+    return Fallback(f"pass {failed.pass_name}", failed.source, f"failed and was left out: {failed.reason}")
 
 
 def _outside() -> int:

@@ -6,14 +6,18 @@ import copy
 import multiprocessing
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fuse
-from fuse.errors import FuseError
+from fuse.errors import FaultWarning, FuseError
+from fuse.rewrite import registry
+from fuse.rewrite.verdict import Verdict, rewrite
 from fuse.runtime import engine
 
 
@@ -325,6 +329,27 @@ def test_a_result_that_capture_predicted_wrongly_is_noticed(length: int, told: s
         (reason,) = fused.last_run.fallbacks
         assert reason.op == "fuse_tests.turned.default"
         assert "test_module.py" in reason.source
+
+
+def test_a_pass_that_fails_is_left_out_with_a_warning() -> None:
+    @registry.register_pass(before="fuse_pointwise", enabled=False)
+    def crash(graph: GraphModule) -> Iterator[Verdict]:
+        node = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)[0]
+        yield rewrite(node, lambda: graph.graph.erase_node(node))
+
+    model, x = Net(), torch.randn(3, 4)
+    try:
+        fused = fuse.compile(model, passes=["crash", "fuse_pointwise"])
+        with pytest.warns(FaultWarning, match="pass 'crash' .* was left out"):
+            result = fused(x)
+    finally:
+        registry.unregister("crash")
+    torch.testing.assert_close(result, model(x))
+    assert fused.last_run.launches == 2  # a product, and all that follows as one kernel
+    (fallback,) = fused.last_run.fallbacks
+    assert fallback.op == "pass crash"
+    assert fallback.source.startswith("test_module.py:")
+    assert "failed and was left out" in fallback.reason
 
 
 def test_a_position_out_of_range_raises_what_eager_raises() -> None:
