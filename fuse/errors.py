@@ -1,4 +1,4 @@
-"""The one exception type whose message is meant for the user as it stands."""
+"""The exception whose message is meant for the user as it stands, and the warning about faults that are not theirs."""
 
 from __future__ import annotations
 
@@ -15,3 +15,16 @@ class FuseError(Exception):
 
 class CaptureError(FuseError):
     """The model cannot be captured as one graph; ``fuse.compile`` runs it as eager would, with this as the reason."""
+
+
+class FaultWarning(UserWarning):
+    """Something in fuse or in a plugin failed. Results are right all the same: what it concerns runs less fused."""
+
+
+def reason_of_fault(error: Exception) -> str:
+    """The reason why something is declined that ``error``, which nobody expected, put an end to.
+
+    >>> reason_of_fault(KeyError("stride"))
+    "internal error, please report it: KeyError: 'stride'"
+    """
+    return f"internal error, please report it: {type(error).__name__}: {error}".partition("\n")[0]

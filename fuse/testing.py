@@ -39,7 +39,7 @@ def assert_fuses(
     >>> report = assert_fuses(nn.Linear(8, 4), torch.ones(2, 8), launches=1, fired={})
     """
     report = show(model, args, kwargs)
-    problems = []
+    problems = [str(failed) for failed in report.ledger.failed]
     if launches is not None and report.after.launches != launches:
         problems.append(f"{report.after.launches} launches, not {launches}")
     counts = _fired(report)

@@ -9,6 +9,7 @@ on its other arguments only, so results are remembered by them, for one capture.
 the first argument and arguments returned themselves; everything else (factories, constants that carry numbers, custom
 operators) is asked anew. A loop reads another place in every step: ``select`` and ``slice`` are worked out here, and
 where an operand begins is no part of what is remembered of operators that compute something.
+Strides are eager's, also where FakeTensorMode has others (:mod:`fuse.graph.layouts`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fuse import ops
+from fuse.graph.layouts import eager_strides
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +68,9 @@ class FakeRunner:
         self._recipes: dict[tuple[Any, ...], tuple[type, tuple[_Recipe, ...]] | None] = {}
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """``op(*args, **kwargs)`` as the fake mode answers it."""
+        """``op(*args, **kwargs)`` as the fake mode answers it, in eager's layout."""
         if op.namespace != "aten" or not args or not isinstance(args[0], (Tensor, list, tuple)):
-            return op(*args, **kwargs)
+            return self._ask(op, args, kwargs)
         if torch.Tag.inplace_view in op.tags:  # it returns its argument, changed
             return op(*args, **kwargs)
         recording = torch.is_grad_enabled()
@@ -85,15 +87,35 @@ class FakeRunner:
             )
             recipes = self._recipes.get(key)
         except (_Unremembered, TypeError):
-            return op(*args, **kwargs)
+            return self._ask(op, args, kwargs)
         if recipes is not None:
             container, parts = recipes
             made = [self._make(recipe, args) for recipe in parts]
             return made[0] if container is Tensor else container(made)
-        result = op(*args, **kwargs)
+        result = self._ask(op, args, kwargs)
         if key not in self._recipes:
             self._recipes[key] = self._learn(op, args, result)
         return result
+
+    def _ask(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = op(*args, **kwargs)
+        if ops.is_view(op):
+            return result
+        if isinstance(result, (tuple, list)):
+            return type(result)([self._as_in_eager(op, args, kwargs, part) for part in result])
+        return self._as_in_eager(op, args, kwargs, result)
+
+    def _as_in_eager(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        if not isinstance(result, FakeTensor) or result.layout is not torch.strided:
+            return result
+        if any(result is argument for argument in (*args, *kwargs.values())):
+            return result
+        strides = eager_strides(op, args, kwargs, result)
+        if strides is None or strides == result.stride():
+            return result
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty_strided(result.shape, strides, dtype=result.dtype, device="meta")
+            return FakeTensor(self._mode, meta, result.fake_device)
 
     def forget(self, tensor: Tensor) -> None:
         """``tensor`` is about to change its shape in place."""

@@ -55,16 +55,21 @@ class Base:
 
 @dataclass
 class Alias:
-    """One tensor object: where its elements live, and the node that held its value at ``version`` of the base."""
+    """One tensor object: where its elements live, and the node that held its value at ``version`` of the base.
+
+    ``made`` is the node whose metadata is the tensor object itself.
+    """
 
     tensor: Tensor
     base: Base
     chain: tuple[View, ...]
     node: Node
     version: int
+    made: Node = field(init=False)
     storage: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.made = self.node
         self.storage = _storage(self.tensor)
 
 
@@ -324,9 +329,10 @@ class Functionalizer:
                 f"{op} at {self.source} changes the shape of an argument in place; it runs in eager mode"
             )
         held = aten.alias.default(tensor)  # keeps the old metadata, which ``run`` changes in the tensor itself
-        for holder in (node, alias.node, alias.base.node):
-            if holder.meta["val"] is tensor:
-                holder.meta["val"] = held
+        for holder in (node, alias.made, alias.node, alias.base.node):
+            _exchange(holder, tensor, held)
+            if holder.target is operator.getitem:
+                _exchange(holder.all_input_nodes[0], tensor, held)
         if alias.base.root is tensor:
             alias.base.root = held
         view = View(functional, self._nodes(args[1:]), self._nodes(kwargs))
@@ -406,6 +412,15 @@ _RESHAPES = frozenset(
         aten.squeeze.dims,
     }
 )
+
+
+def _exchange(node: Node, tensor: Tensor, held: Tensor) -> None:
+    """Let ``held`` stand in the metadata of ``node`` where ``tensor`` does."""
+    value = node.meta["val"]
+    if value is tensor:
+        node.meta["val"] = held
+    elif isinstance(value, tuple):
+        node.meta["val"] = tuple(held if part is tensor else part for part in value)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -24,7 +24,7 @@ from fuse.kernel.loop_rows import rows_text
 from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.loop_units import units_text
-from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, deep_recursion, structure
+from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, declined_by_fault, deep_recursion, structure
 from fuse.kernel.recipes import Unsupported
 
 HEADERS = ("threads.h", "products.h")
@@ -116,6 +116,8 @@ def _lowered(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) 
             reasons.append(str(why))
         except SplitNeeded as need:
             reasons.append(f"the loop over {need.atom} would have to be split")
+        except Exception as error:
+            reasons.append(declined_by_fault(error).reason)
     return Declined(reasons[-1])
 
 

@@ -13,6 +13,7 @@ import hashlib
 import operator
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
+from fuse.errors import FaultWarning, reason_of_fault
 from fuse.kernel import ctypes, elementwise, lookups, movement, reductions  # noqa: F401  (importing registers the recipes)
 from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.index import NotAffine, SplitNeeded
@@ -101,12 +103,20 @@ def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined
     try:
         program = _program(region)
         body = schedule(program)
+        name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+        return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body))
     except (Unsupported, NotAffine) as why:
         return Declined(str(why))
     except SplitNeeded as need:
         return Declined(f"the loop over {need.atom} would have to be split")
-    name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body))
+    except Exception as error:  # a fault of ours must not become the user's
+        return declined_by_fault(error)
+
+
+def declined_by_fault(error: Exception) -> Declined:
+    """Declined by an exception that nobody expected, with a warning."""
+    warnings.warn(reason := reason_of_fault(error), FaultWarning, stacklevel=2)
+    return Declined(reason)
 
 
 def values_of_call(node: Node) -> list[Value] | Declined:
@@ -120,6 +130,8 @@ def values_of_call(node: Node) -> list[Value] | Declined:
         return [v for v in _parts(translate(node, values)) if v is not None]
     except (Unsupported, NotAffine) as why:
         return Declined(str(why))
+    except Exception as error:
+        return declined_by_fault(error)
 
 
 def _program(region: GraphModule) -> Program:

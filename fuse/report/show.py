@@ -90,6 +90,10 @@ class Report:
                 {"pass": one.pass_name, "pattern": one.pattern, "reason": one.reason, "count": one.count}
                 for one in self.rejected
             ],
+            "failed": [
+                {"pass": one.pass_name, "origin": one.origin, "source": one.source, "reason": one.reason}
+                for one in self.ledger.failed
+            ],
             "unknown_ops": list(self.unknown_ops),
             "seconds": dict(self.seconds),
         }

@@ -121,6 +121,8 @@ def _sections(report: Report) -> Iterator[RenderableType]:
     else:
         yield Text("fired: nothing")
     yield from _rejected(report)
+    for failed in report.ledger.failed:
+        yield Text(str(failed))
     if report.unknown_ops:
         yield Text(f"unknown operators, each counted once: {', '.join(report.unknown_ops)}")
     yield Text(f"capture {report.seconds['capture']:.2f} s, passes {report.seconds['passes']:.2f} s")

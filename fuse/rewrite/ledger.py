@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,22 @@ class Rejections:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """A pass that was left out: what it raised in one line, where (``file.py:line``), and the whole traceback."""
+
+    pass_name: str
+    origin: str
+    reason: str
+    source: str
+    traceback: str = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"pass {self.pass_name!r} of {self.origin} failed at {self.source} and was left out: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Ledger:
-    """The record of one run of the pipeline.
+    """The record of one run of the pipeline. ``failed`` are passes that raised; nothing here is of their doing.
 
     >>> ledger = Ledger(("no_ops",), (Fired(1, "no_ops", None, ("clone",), "m.py:3", 1),), (), {"no_ops": 0.001})
     >>> ledger.fired
@@ -64,6 +78,7 @@ class Ledger:
     rewrites: tuple[Fired, ...]
     rejected: tuple[Rejections, ...]
     seconds: Mapping[str, float]
+    failed: tuple[Failed, ...] = ()
 
     @property
     def fired(self) -> tuple[Firings, ...]:

@@ -6,21 +6,25 @@
                                   declined: count it by reason
         check what the pass left behind (structure, metadata, source lines)
 
-The graph is changed in place. A refused or declined rewrite leaves it as it was.
+The graph is changed in place. A refused or declined rewrite leaves it as it was. When a pass fails, the graph is put
+back and the passes run again without that one: a fault in one of them costs its rewrites, not the others'.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch.fx import GraphModule, Node
 
-from fuse.errors import FuseError
-from fuse.rewrite import launches, nested, registry
-from fuse.rewrite.ledger import Fired, Ledger, Rejections
+from fuse.errors import FaultWarning
+from fuse.rewrite import launches, nested, registry, snapshot
+from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
 from fuse.rewrite.registry import PassInfo
 from fuse.rewrite.verdict import Declined, Rewrite
 
@@ -29,8 +33,9 @@ def run_passes(graph: GraphModule, passes: Sequence[str] | None = None, fuel: in
     """Rewrite ``graph`` in place by ``passes`` (names; by default all enabled ones) and say what happened.
 
     They run in the declared order, not in the order given. ``fuel`` stops after that many rewrites; later offers are
-    left unbuilt. Raises ``FuseError`` for an unknown name, and, naming the pass, when a pass fails or leaves a broken
-    graph.
+    left unbuilt. A pass that raises or leaves a broken graph is left out: a warning and the ledger's ``failed`` say so.
+
+    Raises ``FuseError`` for an unknown name.
 
     >>> import torch, fuse
     >>> graph = fuse.capture(torch.nn.Identity(), (torch.zeros(3),))
@@ -38,17 +43,54 @@ def run_passes(graph: GraphModule, passes: Sequence[str] | None = None, fuel: in
     ()
     """
     chosen = registry.select(passes)
+    before = snapshot.taken(graph)
+    failed: list[Failed] = []
+    while True:
+        try:
+            book = _run(graph, chosen, fuel)
+        except _PassFailed as failure:
+            failed.append(_described(failure))
+            warnings.warn(str(failed[-1]), FaultWarning, stacklevel=2)
+            chosen = [info for info in chosen if info is not failure.info]
+            snapshot.put_back(before)
+        else:
+            return book.ledger(chosen, failed)
+
+
+def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None) -> _Book:
     book = _Book(fuel)
     for info in chosen:
         started = time.perf_counter()
-        changed = [body for body, steps in list(nested.walk(graph)) if _run_pass(info, body, steps, book)]
-        for body in changed:
-            _check(info, body)
+        try:
+            changed = [body for body, steps in list(nested.walk(graph)) if _run_pass(info, body, steps, book)]
+            for body in changed:
+                _check(body)
+        except Exception as error:
+            raise _PassFailed(info) from error
         book.seconds[info.name] = time.perf_counter() - started
     graph.delete_all_unused_submodules()
     for body, _ in nested.walk(graph):
         body.recompile()
-    return book.ledger(chosen)
+    return book
+
+
+class _PassFailed(Exception):
+    """A pass raised, or left a broken graph; the cause is attached."""
+
+    def __init__(self, info: PassInfo) -> None:
+        super().__init__(info.name)
+        self.info = info
+
+
+def _described(failure: _PassFailed) -> Failed:
+    error = failure.__cause__
+    assert error is not None
+    info, frames = failure.info, traceback.extract_tb(error.__traceback__)
+    home = getattr(sys.modules.get(info.origin), "__file__", None)
+    own = [frame for frame in frames if frame.filename == home]
+    source = f"{Path((own or frames)[-1].filename).name}:{(own or frames)[-1].lineno}"
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return Failed(info.name, info.origin, reason, source, "".join(traceback.format_exception(error)))
 
 
 @dataclass
@@ -70,10 +112,10 @@ class _Book:
         if source:
             rejected.sources[source] = None
 
-    def ledger(self, chosen: Iterable[PassInfo]) -> Ledger:
+    def ledger(self, chosen: Iterable[PassInfo], failed: Iterable[Failed]) -> Ledger:
         names = tuple(info.name for info in chosen)
         rejected = (Rejections(*key, r.count, r.example, tuple(r.sources)) for key, r in self.rejections.items())
-        return Ledger(names, tuple(self.rewrites), tuple(rejected), self.seconds)
+        return Ledger(names, tuple(self.rewrites), tuple(rejected), self.seconds, tuple(failed))
 
 
 @dataclass
@@ -88,12 +130,11 @@ class _Rejected:
 def _run_pass(info: PassInfo, graph: GraphModule, steps: int, book: _Book) -> bool:
     """Drive one pass over one graph; whether it changed anything."""
     before = len(book.rewrites)
-    with _naming(info):
-        for verdict in info.function(graph):
-            if isinstance(verdict, Declined):
-                book.reject(info, verdict)
-            elif book.has_fuel():
-                book.rewrites.append(_build(info, graph, steps, verdict, number=len(book.rewrites) + 1))
+    for verdict in info.function(graph):
+        if isinstance(verdict, Declined):
+            book.reject(info, verdict)
+        elif book.has_fuel():
+            book.rewrites.append(_build(info, graph, steps, verdict, number=len(book.rewrites) + 1))
     return len(book.rewrites) > before
 
 
@@ -111,25 +152,9 @@ def _place(nodes: Sequence[Node]) -> tuple[str, str]:
     return name, next((source for node in nodes if (source := node.meta.get("source", ""))), "")
 
 
-def _check(info: PassInfo, graph: GraphModule) -> None:
+def _check(graph: GraphModule) -> None:
     """The structure is sound, and every node knows its value's metadata and the user's line."""
-    with _naming(info):
-        graph.graph.lint()
-        for node in graph.graph.nodes:
-            if node.op != "output" and not ("val" in node.meta and "source" in node.meta):
-                raise ValueError(f"node {node.name} has no metadata; create nodes through fuse.rewrite.surgery")
-
-
-@contextmanager
-def _naming(info: PassInfo) -> Iterator[None]:
-    """Turn what a pass raises into one line that names the pass; the cause stays attached."""
-    try:
-        yield
-    except FuseError:
-        raise
-    except Exception as error:
-        cause = str(error).partition("\n")[0]
-        raise FuseError(
-            f"pass {info.name!r} of {info.origin} failed ({type(error).__name__}: {cause}); "
-            f"leave it out with --ignore {info.name}"
-        ) from error
+    graph.graph.lint()
+    for node in graph.graph.nodes:
+        if node.op != "output" and not ("val" in node.meta and "source" in node.meta):
+            raise ValueError(f"node {node.name} has no metadata; create nodes through fuse.rewrite.surgery")

@@ -24,16 +24,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fuse.errors import FuseError
+from fuse.errors import FaultWarning, FuseError, reason_of_fault
 from fuse.graph.capture import capture
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite import registry
+from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import Arguments, DeclaredLengths, Refused
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps
 from fuse.runtime.playback import Playback, playback
-from fuse.runtime.program import PositionOutOfRange, Program, program_of
+from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.steps import Fallback, Launches
 
@@ -120,12 +121,15 @@ class Engine:
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self._eager(args, kwargs, reason)
+        generator = torch.get_rng_state() if compiled.program.draws else None
         try:
             values, launches = compiled.program.run(tensors)
-        except PositionOutOfRange:
-            if compiled.written:  # a second run would write its inputs twice
-                raise IndexError("index out of range in self") from None
-            return self._eager(args, kwargs, None)  # raises eager's own error
+        except (PositionOutOfRange, Mispredicted) as error:
+            if generator is not None:
+                torch.set_rng_state(generator)
+            # Nothing was written: writes to inputs are a program's last steps. A position raises eager's own error.
+            reason = self._give_up(compiled, error) if isinstance(error, Mispredicted) else None
+            return self._eager(args, kwargs, reason)
         self._observed = (launches, compiled)
         return compiled.rebuild(values, tensors)
 
@@ -194,6 +198,17 @@ class Engine:
         others = tuple(s for s in self._states if s is not current)
         self._states = (_State(current.guard, variants[:LARGEST_VARIANTS]), *others)[:LARGEST_STATES]
 
+    def _give_up(self, compiled: Compiled, error: Mispredicted) -> Fallback:
+        """Let the calls that ``compiled`` served run eager from now on, and say why."""
+        reason = Fallback(error.op, error.source, str(error))
+        eager = Compiled(compiled.guard, None, reason=reason)
+        with self._lock:
+            self._states = tuple(
+                _State(s.guard, tuple(eager if variant is compiled else variant for variant in s.variants))
+                for s in self._states
+            )
+        return reason
+
     # ---- making ----------------------------------------------------------------------------------------------------
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any) -> Compiled:
@@ -211,12 +226,14 @@ class Engine:
                 program, signature = self._build(graph), graph.meta["signature"]
         except FuseError as error:  # CaptureError among them
             return self._declined(leaves, spec, Fallback(self._name(), "", str(error)))
+        except FaultWarning:  # warnings are errors here, which is the user's wish
+            raise
         except Exception as error:  # a fault of ours must not become the user's
-            text = (str(error).splitlines() or [""])[0]
-            reason = f"internal error, please report it: {type(error).__name__}: {text}"
-            return self._declined(leaves, spec, Fallback(self._name(), "", reason))
+            return self._declined(leaves, spec, Fallback(self._name(), "", reason_of_fault(error)))
         for fallback in program.fallbacks:
             self._warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
+        if graph is not None:
+            program.fallbacks += tuple(_left_out(failed) for failed in graph.meta["failed"])
         sources = [_source(spec, self.model) for spec in signature.inputs]
         guard = call_guard(leaves, spec, sources, self._tensors())
         written = frozenset(mutation.input_index for mutation in signature.mutations)
@@ -230,7 +247,7 @@ class Engine:
         passes = self.passes
         if left_out:
             passes = [info.name for info in registry.select(passes, ignore=left_out)]
-        run_passes(graph, passes, self.fuel)
+        graph.meta["failed"] = run_passes(graph, passes, self.fuel).failed
         return graph
 
     def _short_graph(self, arguments: Arguments, left_out: Sequence[str]) -> GraphModule:
@@ -294,6 +311,10 @@ class Engine:
 
     def _name(self) -> str:
         return type(self.model).__name__
+
+
+def _left_out(failed: Failed) -> Fallback:
+    return Fallback(f"pass {failed.pass_name}", failed.source, f"failed and was left out: {failed.reason}")
 
 
 def _outside() -> int:

@@ -13,13 +13,15 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 
+from fuse import ops
 from fuse.kernel.loop_kernel import loop_prelude
 from fuse.kernel.lower import Kernel, lower
 from fuse.kernel.prelude import prelude
@@ -29,6 +31,8 @@ from fuse.runtime.plan import Arena, Lifetime, arrange
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import CallStep, Fallback, KernelStep, Launches, Place, Ref, Schedule, Step
 from fuse.runtime.tables import Tables, runner, scratch_bytes
+
+_Predicted = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # size, stride, dtype
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,12 @@ class _Native:
 class _Call:
     """A Python call between native stretches; tensors are numbered by slot.
 
-    ``results`` are (position in the returned tuple or None, slot, predicted stride, base); the base is -1 for a view,
-    whose pointer no native step needs. ``dead`` are the slots that nothing needs afterwards.
+    ``results`` are (position in the returned tuple or None, slot, base, what is predicted); for a view, whose pointer
+    no native step needs, the base is -1 and nothing is predicted. ``dead`` are slots that nothing needs afterwards.
     """
 
     step: CallStep
-    results: tuple[tuple[int | None, int, tuple[int, ...], int], ...]
+    results: tuple[tuple[int | None, int, int, _Predicted | None], ...]
     dead: tuple[int, ...]
 
 
@@ -74,6 +78,17 @@ def program_of(graph: GraphModule) -> Program:
     return Program(schedule(graph, lower))
 
 
+class Mispredicted(Exception):
+    """An ATen operator returned something else than capture had expected, so that this program is no good.
+
+    Nothing that the caller can see has been written by then. ``op`` and ``source`` say which operator.
+    """
+
+    def __init__(self, op: str, source: str, problem: str) -> None:
+        super().__init__(f"{op} gives {problem}")
+        self.op, self.source = op, source
+
+
 class Program:
     """A built schedule. ``run`` may be called from several threads at once.
 
@@ -82,11 +97,13 @@ class Program:
         fallbacks: regions that run op by op, and why.
         kernels: the distinct generated kernels, in order of first use.
         workspace_bytes: memory for intermediate values.
+        draws: whether an operator advances torch's random generator.
     """
 
     def __init__(self, plan: Schedule) -> None:
         self.regions = plan.regions
         self.fallbacks: tuple[Fallback, ...] = plan.fallbacks
+        self.draws = any(isinstance(s, CallStep) and _is_random(s.function) for s in plan.steps)
         self.kernels: dict[str, Kernel] = {s.kernel.name: s.kernel for s in plan.steps if isinstance(s, KernelStep)}
         fresh = {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
         self._fresh = tuple((tuple(v.shape), v.stride(), v.dtype) for v in fresh.values())
@@ -127,6 +144,7 @@ class Program:
 
         Raises:
             PositionOutOfRange: a look-up (embedding, gather) reads outside of its table.
+            Mispredicted: an ATen operator did not return what capture expected.
         """
         made = [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in self._fresh]
         try:
@@ -170,10 +188,11 @@ class Program:
             step = stretch.step
             result = step.function(*_resolve(step.args, slots), **_resolve(step.kwargs, slots))
             aten += step.launches
-            for position, slot, stride, base in stretch.results:
+            for position, slot, base, predicted in stretch.results:
                 tensor = result if position is None else result[position]
-                if base >= 0:
-                    tensor = _laid_out(tensor, stride)
+                if predicted is not None:
+                    if tensor.stride() != predicted[1] or tensor.shape != predicted[0] or tensor.dtype != predicted[2]:
+                        tensor = _fitted(step, tensor, *predicted)
                     bases[base] = tensor.data_ptr()
                 slots[slot] = tensor
             for slot in stretch.dead:
@@ -310,14 +329,12 @@ def _stretches(plan: Schedule, bases: dict[int, int]) -> tuple[_Native | _Call, 
             continue
         results = []
         for position, ref in step.results:
-            stride = () if ref.view else plan.buffers[ref.index].value.stride()
-            base = -1 if ref.view else bases[ref.index]
-            results.append((position, _slot(ref, plan), stride, base))
+            value = plan.buffers[ref.index].value
+            predicted = None if ref.view else (tuple(value.shape), value.stride(), value.dtype)
+            results.append((position, _slot(ref, plan), -1 if ref.view else bases[ref.index], predicted))
         used = {_slot(r, plan) for r in (*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results))}
         dead = tuple(s for s in used if last_use[s] == number and s not in kept)
-        step = CallStep(
-            step.function, _numbered(step.args, plan), _numbered(step.kwargs, plan), step.results, step.launches
-        )
+        step = replace(step, args=_numbered(step.args, plan), kwargs=_numbered(step.kwargs, plan))
         parts.append(_Call(step, tuple(results), dead))
     return tuple(parts)
 
@@ -347,8 +364,30 @@ def _resolve(argument: Any, slots: Sequence[Tensor | None]) -> Any:
     return argument
 
 
-def _laid_out(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """The tensor with the strides that were predicted for it (an operator may choose others at run time)."""
-    if tensor.stride() == stride:
+def _fitted(
+    step: CallStep, tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """The result of a call with the layout that was predicted for it."""
+    same_size = tensor.shape == size and tensor.dtype == dtype
+    tells = [n > 1 and mine != own for n, mine, own in zip(size, stride, tensor.stride(), strict=False)]
+    if same_size and (not any(tells) or tensor.numel() == 0):
         return tensor
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    if same_size and not isinstance(step.function, OpOverload):  # what runs op by op here may lie otherwise
+        return torch.empty_strided(size, stride, dtype=dtype).copy_(tensor)
+    problem = f"{_described(tensor.shape, tensor.stride(), tensor.dtype)}, not {_described(size, stride, dtype)}"
+    raise Mispredicted(str(step.function), step.source, f"{problem} as predicted")
+
+
+def _described(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(size)} with strides {tuple(stride)}"
+
+
+def _is_random(function: Any) -> bool:
+    if isinstance(function, OpOverload):
+        return ops.is_random(function)
+    return isinstance(function, torch.nn.Module) and any(
+        isinstance(node.target, OpOverload) and ops.is_random(node.target)
+        for module in function.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+    )

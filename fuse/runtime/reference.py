@@ -21,7 +21,8 @@ class Reference:
         self.graph = graph
         self.signature: Signature = graph.meta["signature"]
         self.regions = 0
-        self.fallbacks = (fallback,)
+        self.draws = False  # no run of it is ever repeated
+        self.fallbacks: tuple[Fallback, ...] = (fallback,)
         nested = {n.target for n in graph.graph.nodes if n.op == "call_module"}
         self.launches = launches_of(graph) + sum(launches_of(graph.get_submodule(str(t))) for t in nested)
 

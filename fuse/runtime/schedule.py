@@ -252,7 +252,7 @@ class _Scheduler:
             made = [self._buffer("called", v) if isinstance(v, Tensor) else None for v in value]
             self.parts[node] = list(made)
             results = tuple((i, Ref(anchor[0])) for i, anchor in enumerate(made) if anchor is not None)
-        self.steps.append(CallStep(function, args, kwargs, results, launches))
+        self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", "")))
 
     def _ref(self, node: Node) -> Ref:
         """The node as a tensor for a Python call; views are taken when the first call needs them."""

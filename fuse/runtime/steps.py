@@ -90,7 +90,8 @@ class CallStep:
     tensor.
 
     ``results`` pairs a position in the returned tuple (None: the returned tensor itself) with where to keep it. The
-    layouts predicted for results are those of their buffers.
+    layouts predicted for results are those of their buffers; an operator must keep to them, a module's results are
+    copied into them. ``source`` is the user's line.
     """
 
     function: Callable[..., Any]
@@ -98,6 +99,7 @@ class CallStep:
     kwargs: dict[str, Any]
     results: tuple[tuple[int | None, Ref], ...]
     launches: int
+    source: str = ""
 
 
 Step = KernelStep | ProductStep | CopyStep | CallStep

@@ -76,6 +76,8 @@ WRITES: dict[str, Write] = {
     "out_of_cat": lambda x: torch.cat([x, x], out=torch.empty(6, 4)),
     "shape_of_a_copy": lambda x: x.clone().unsqueeze_(0).add_(1),
     "shape_squeezed": lambda x: x.clone().view(3, 1, 4).squeeze_(1).add_(1),
+    "shape_after_a_write": lambda x: (x[:1] + 1).mul_(2).squeeze_(0).add_(1),
+    "shape_of_one_of_two_results": lambda x: x.add_(x.sort()[0].mul_(2).unsqueeze_(0)[0]),
     "shape_transposed": lambda x: x.clone().t_().mul_(2),
 }  # fmt: skip
 

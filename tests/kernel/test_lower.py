@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fuse.errors import FaultWarning
+from fuse.kernel import recipes
 from fuse.kernel.lower import Declined, Kernel, lower
 from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build
@@ -38,6 +40,17 @@ def test_another_stride_or_shape_or_number_is_another_kernel(lowered: Callable[.
     names = {kernel_of(lowered, lambda x: x * 2, t).name for t in (X, X.t(), X[:2], X.double())}
     names.add(kernel_of(lowered, lambda x: x * 3, X).name)
     assert len(names) == 5
+
+
+def test_a_fault_of_a_recipe_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(call: Any) -> Any:
+        return [][1]
+
+    monkeypatch.setitem(recipes._RECIPES, "cosh", faulty)
+    region = make_fx(lambda x: (torch.cosh(x) * 0.3,), tracing_mode="fake")(X)
+    with pytest.warns(FaultWarning, match="IndexError"):
+        declined = lower(region)
+    assert declined == Declined("internal error, please report it: IndexError: list index out of range")
 
 
 def test_the_users_line_is_a_comment(lowered: Callable[..., Any]) -> None:

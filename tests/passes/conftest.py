@@ -75,6 +75,7 @@ def rewritten() -> Callable[..., Rewritten]:
         expected = _run(capture(model, args), model, args)
         graph = capture(model, args)
         ledger = run_passes(graph, passes=passes, fuel=fuel)
+        assert not ledger.failed, ledger.failed[0].traceback
         results = _run(graph, model, args)
         for new, old in zip(results, expected, strict=True):
             if exact:

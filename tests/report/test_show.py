@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fuse
-from fuse.errors import FuseError
+from fuse.errors import FaultWarning, FuseError
 from fuse.report.table import as_text, columns, scaled
+from fuse.rewrite import registry
+from fuse.rewrite.verdict import Verdict, rewrite
 
 COUNT_KEYS = ["launches", "by_kind", "small_ops", "nodes", "flops", "bytes", "peak_bytes"]
 
@@ -48,6 +52,7 @@ def test_json_has_exactly_the_documented_keys() -> None:
         "loops",
         "fired",
         "rejected",
+        "failed",
         "unknown_ops",
         "seconds",
     ]
@@ -63,6 +68,27 @@ def test_launches_before_are_eagers_and_a_pass_that_fires_saves_what_it_says() -
     assert (report.before.launches, report.after.launches) == (3, 2)
     assert [(one.pass_name, one.count, one.launches_saved) for one in report.fired] == [("common_subexpressions", 1, 1)]
     assert report.to_dict()["passes"] == ["common_subexpressions"]
+
+
+def test_a_pass_that_fails_is_reported_and_the_others_count() -> None:
+    @registry.register_pass(before="common_subexpressions", enabled=False)
+    def crash(graph: GraphModule) -> Iterator[Verdict]:
+        node = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)[0]
+        yield rewrite(node, lambda: graph.meta["missing"])
+
+    try:
+        with pytest.warns(FaultWarning):
+            report = fuse.show(Duplicates(), (torch.ones(4),), passes=["crash", "common_subexpressions"])
+    finally:
+        registry.unregister("crash")
+    assert (report.before.launches, report.after.launches) == (3, 2)
+    values = report.to_dict()
+    assert values["passes"] == ["common_subexpressions"]
+    (failed,) = values["failed"]
+    assert (failed["pass"], failed["reason"]) == ("crash", "KeyError: 'missing'")
+    assert failed["source"].startswith("test_show.py:")
+    assert "pass 'crash'" in str(report)
+    assert "was left out: KeyError: 'missing'" in str(report)
 
 
 def test_without_fuel_nothing_fires() -> None:

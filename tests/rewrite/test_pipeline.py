@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from fuse.errors import FuseError
+from fuse.errors import FaultWarning
 from fuse.graph.capture import capture
 from fuse.rewrite import registry, surgery
 from fuse.rewrite.pipeline import run_passes
@@ -78,27 +78,79 @@ def test_refusals_are_grouped_by_reason_with_an_example(temporary):
     assert rejection.source.startswith("test_pipeline.py:")
 
 
-def test_a_pass_that_fails_is_named(temporary):
-    @registry.register_pass(enabled=False)
-    def crash(graph: GraphModule) -> Iterator[Verdict]:
-        yield rewrite(graph.graph.output_node(), lambda: [][1])
+def crash(graph: GraphModule) -> Iterator[Verdict]:
+    """Rewrites a part of the graph, then raises while it rewrites another."""
 
+    def half() -> None:
+        graph.add_submodule("added", nn.Identity())
+        for node in graph.graph.find_nodes(op="call_function", target=aten.sin.default):
+            node.target = aten.cos.default
+        graph.meta["crashed"] = [][1]
+
+    for node in graph.graph.find_nodes(op="call_function", target=aten.clone.default)[:1]:
+        yield rewrite(node, surgery.replace, node, node.args[0])
+    yield rewrite(graph.graph.output_node(), half)
+
+
+def forget(graph: GraphModule) -> Iterator[Verdict]:
+    """Leaves a node without metadata behind."""
+    output = graph.graph.output_node()
+    with graph.graph.inserting_before(output):
+        yield rewrite(output, graph.graph.call_function, aten.zeros.default, ([3],))
+
+
+def unlink(graph: GraphModule) -> Iterator[Verdict]:
+    """Leaves an operand behind its user."""
+    first, *_, last = graph.graph.find_nodes(op="call_function", target=aten.sin.default)
+    yield rewrite(last, last.append, first)
+
+
+FAULTS = {
+    "crash": (
+        crash,
+        r"pass 'crash' of \S+ failed at test_pipeline.py:\d+ and was left out: IndexError: list",
+    ),
+    "forget": (forget, r"pass 'forget' .* ValueError: node zeros.* has no metadata"),
+    "unlink": (unlink, r"pass 'unlink' .* RuntimeError: .* used before it has been defined"),
+}
+
+
+@pytest.mark.parametrize(("function", "told"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_pass_that_fails_is_named_and_leaves_nothing_behind(
+    function: Callable[[GraphModule], Iterator[Verdict]], told: str, temporary: list[str]
+) -> None:
+    expected = capture(Doubled(), (torch.randn(3),))
+    run_passes(expected, passes=["no_ops"])
+    registry.register_pass(before="no_ops", enabled=False)(function)
+    temporary.append(function.__name__)
+    graph = capture(Doubled(), (torch.randn(3),))
+    with pytest.warns(FaultWarning, match=told):
+        ledger = run_passes(graph, passes=["no_ops", function.__name__])
+    (failed,) = ledger.failed
+    assert failed.reason in failed.traceback
+    assert ledger.passes == ("no_ops",)
+    assert {one.pass_name for one in ledger.rewrites} == {"no_ops"}
+    assert str(graph.graph) == str(expected.graph)
+    assert dict(graph.named_modules()).keys() == {""}
+    assert graph.meta.keys() == expected.meta.keys()
+    x = torch.randn(3)
+    assert torch.equal(graph(x)[0], Doubled()(x))
+    for node, twin in zip(graph.graph.nodes, expected.graph.nodes, strict=True):
+        assert node.meta.keys() == twin.meta.keys()
+        assert node.meta["source"] == twin.meta["source"]
+
+
+def test_a_fault_inside_a_loop_is_undone_there_too(temporary: list[str]) -> None:
+    registry.register_pass(before="no_ops", enabled=False)(crash)
     temporary.append("crash")
-    with pytest.raises(FuseError, match=r"pass 'crash' of .* failed \(IndexError: .*--ignore crash") as caught:
-        run_passes(capture(Doubled(), (torch.randn(3),)), passes=["crash"])
-    assert isinstance(caught.value.__cause__, IndexError)
-
-
-def test_a_pass_that_leaves_a_node_without_metadata_is_named(temporary):
-    @registry.register_pass(enabled=False)
-    def forget(graph: GraphModule) -> Iterator[Verdict]:
-        output = graph.graph.output_node()
-        with graph.graph.inserting_before(output):
-            yield rewrite(output, graph.graph.call_function, aten.zeros.default, ([3],))
-
-    temporary.append("forget")
-    with pytest.raises(FuseError, match=r"pass 'forget' .* node zeros.* has no metadata"):
-        run_passes(capture(Doubled(), (torch.randn(3),)), passes=["forget"])
+    graph = with_loop(steps=10)
+    body = graph.loop.body
+    with pytest.warns(FaultWarning, match="pass 'crash'"):
+        ledger = run_passes(graph, passes=["no_ops", "crash"])
+    assert graph.loop.body is body
+    assert clones(body) == 0
+    assert len(body.graph.find_nodes(op="call_function", target=aten.sin.default)) == 4
+    assert ledger.fired[0].launches_saved == 3 * 10
 
 
 class Loop(nn.Module):

@@ -6,14 +6,18 @@ import copy
 import multiprocessing
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import fuse
-from fuse.errors import FuseError
+from fuse.errors import FaultWarning, FuseError
+from fuse.rewrite import registry
+from fuse.rewrite.verdict import Verdict, rewrite
 from fuse.runtime import engine
 
 
@@ -292,6 +296,89 @@ def test_without_a_compiler_the_model_runs_op_by_op_with_a_warning(monkeypatch: 
     torch.testing.assert_close(result, twin(x, y.clone()))
     torch.testing.assert_close(model.total, twin.total)
     assert fused.last_run.aten > 0
+
+
+@torch.library.custom_op("fuse_tests::turned", mutates_args=())
+def turned(x: Tensor, length: int) -> Tensor:
+    """Something that is laid out, and as long, as no one could know before it runs."""
+    return x[:length].t().contiguous().t()
+
+
+@turned.register_fake
+def _(x: Tensor, length: int) -> Tensor:
+    return torch.empty(3, 4)
+
+
+class Mispredicted(nn.Module):
+    """Draws, writes its argument, and calls an operator whose fake result is not eager's."""
+
+    def forward(self, x: Tensor, length: int) -> Tensor:
+        noisy = torch.nn.functional.dropout(x, 0.5)
+        x.add_(1)
+        return turned(noisy, length) * 2 + x.sum()
+
+
+@pytest.mark.parametrize(("length", "told"), [(3, r"strides \(1, 3\)"), (2, r"float32\[2, 4\]")])
+def test_a_result_that_capture_predicted_wrongly_is_noticed(length: int, told: str) -> None:
+    model = Mispredicted()
+    fused, x = fuse.compile(model), torch.randn(3, 4)
+    mine, theirs = x.clone(), x.clone()
+    for call in range(2):
+        torch.manual_seed(call)
+        expected, state = model(theirs, length), torch.get_rng_state()
+        torch.manual_seed(call)
+        if call == 0:
+            with pytest.warns(UserWarning, match=told):
+                result = fused(mine, length)
+        else:
+            result = fused(mine, length)
+        assert torch.equal(result, expected)
+        assert result.stride() == expected.stride()
+        assert torch.equal(mine, theirs)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert fused.compiled is None
+        (reason,) = fused.last_run.fallbacks
+        assert reason.op == "fuse_tests.turned.default"
+        assert "test_module.py" in reason.source
+
+
+def test_a_pass_that_fails_is_left_out_with_a_warning() -> None:
+    @registry.register_pass(before="fuse_pointwise", enabled=False)
+    def crash(graph: GraphModule) -> Iterator[Verdict]:
+        node = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)[0]
+        yield rewrite(node, lambda: graph.graph.erase_node(node))
+
+    model, x = Net(), torch.randn(3, 4)
+    try:
+        fused = fuse.compile(model, passes=["crash", "fuse_pointwise"])
+        with pytest.warns(FaultWarning, match="pass 'crash' .* was left out"):
+            result = fused(x)
+    finally:
+        registry.unregister("crash")
+    torch.testing.assert_close(result, model(x))
+    assert fused.last_run.launches == 2  # a product, and all that follows as one kernel
+    (fallback,) = fused.last_run.fallbacks
+    assert fallback.op == "pass crash"
+    assert fallback.source.startswith("test_module.py:")
+    assert "failed and was left out" in fallback.reason
+
+
+def test_a_position_out_of_range_raises_what_eager_raises() -> None:
+    class LooksUp(nn.Module):
+        def forward(self, table: Tensor, positions: Tensor) -> Tensor:
+            table.mul_(2)
+            return table.tanh() + table[positions] * 2
+
+    model = LooksUp()
+    fused, table = fuse.compile(model), torch.ones(4)
+    fused(table.clone(), torch.tensor([0, 1, 2, 3]))
+    mine, theirs = table.clone(), table.clone()
+    with pytest.raises(IndexError) as eager:
+        model(theirs, torch.tensor([0, 1, 2, 4]))
+    with pytest.raises(IndexError) as ours:
+        fused(mine, torch.tensor([0, 1, 2, 4]))
+    assert str(ours.value) == str(eager.value)
+    assert torch.equal(mine, theirs)
 
 
 def test_calls_from_many_threads_are_right() -> None:

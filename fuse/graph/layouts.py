@@ -1,0 +1,143 @@
+"""The strides that eager gives to results, where fake tensors may answer otherwise.
+
+    logical_or(f32[2, 3] strides (1, 2), f32[2, 3] strides (3, 1))   ->   strides (1, 2): the first operand decides
+
+Elementwise operators of ATen share one iterator that orders the dimensions of its result by the operands' strides.
+FakeTensorMode answers for many of them by a Python formula made of several operators, which orders otherwise when
+operands disagree, are broadcast or are converted. What a caller sees must be eager's, so the iterator's own rule
+(``reorder_dimensions`` of ATen's TensorIterator.cpp) is followed here, and the few operators that have another are
+named.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
+
+from fuse import ops
+
+aten = torch.ops.aten
+
+_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+                "_native_batch_norm_legit_functional")  # fmt: skip
+_CONTIGUOUS = frozenset({aten.log_sigmoid_forward.default, aten.pow.Scalar})
+_FOLLOWS_FIRST = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})  # a copy that is written: fakes know
+
+
+def eager_strides(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor
+) -> tuple[int, ...] | None:
+    """The strides of ``result``, a new tensor that ``op`` made, in eager mode; None where fake tensors answer well.
+
+    >>> x, y = torch.empty(3, 2).t(), torch.empty(2, 3)
+    >>> eager_strides(aten.logical_or.default, (x, y), {}, torch.empty(2, 3))
+    (1, 2)
+    """
+    name = op._schema.name.removeprefix("aten::")
+    if name in _BATCH_NORMS:
+        return _batch_norm(args[0]) if result.shape == args[0].shape else None
+    if not ops.is_pointwise(op) or op in _FOLLOWS_FIRST:
+        return None
+    if op in _CONTIGUOUS:
+        return _dense(result.shape, range(result.dim())[::-1])
+    named = [kwargs[a.name] for a in op._schema.arguments if a.name in kwargs]
+    operands = [value for value in (*args, *named) if isinstance(value, (Tensor, bool, int, float, complex))]
+    tensors = [value for value in operands if isinstance(value, Tensor)]
+    if not tensors or any(tensor.layout is not torch.strided for tensor in tensors):
+        return None
+    if op is aten.rsub.Tensor:
+        tensors.reverse()
+    common = _common_dtype(operands) if result.dtype == torch.bool else result.dtype
+    is_read_as_it_is = tensors[0] if op is aten.where.self else None
+    converted = [tensor if tensor is is_read_as_it_is else _converted(tensor, common) for tensor in tensors]
+    try:
+        return _iterator_strides(converted, result.shape)
+    except ValueError:  # shapes that do not broadcast to the result's: no call of the iterator
+        return None
+
+
+def _common_dtype(operands: Sequence[Any]) -> torch.dtype:
+    """The dtype in which operands are compared."""
+    if len(operands) == 2:
+        return torch.result_type(*operands)
+    return functools.reduce(torch.promote_types, (value.dtype for value in operands if isinstance(value, Tensor)))
+
+
+def _converted(operand: Tensor, common: torch.dtype) -> Tensor:
+    """An operand of another dtype is copied first, and a copy has no gaps."""
+    if operand.dtype == common or operand.dim() == 0 or is_non_overlapping_and_dense_or_false(operand):
+        return operand
+    strides = _dense(operand.shape, _order(operand.shape, [operand.stride()]))
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_strided(operand.shape, strides, device="meta")
+
+
+def _iterator_strides(operands: Sequence[Tensor], shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of what ATen's iterator makes of operands that are broadcast to ``shape``."""
+    if all(tuple(operand.shape) == tuple(shape) for operand in operands):
+        if all(operand.is_contiguous() for operand in operands):
+            return _dense(shape, range(len(shape))[::-1])
+        if len(shape) == 4 and all(o.is_contiguous(memory_format=torch.channels_last) for o in operands):
+            return _dense(shape, (1, 3, 2, 0))
+        if len({o.stride() for o in operands}) == 1 and is_non_overlapping_and_dense_or_false(operands[0]):
+            return operands[0].stride()
+    return _dense(shape, _order(shape, [_broadcast(operand, shape) for operand in operands if operand.dim()]))
+
+
+def _broadcast(operand: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    missing = len(shape) - operand.dim()
+    if missing < 0:
+        raise ValueError
+    own = zip(operand.shape, operand.stride(), shape[missing:], strict=True)
+    return (0,) * missing + tuple(0 if size == 1 != whole else stride for size, stride, whole in own)
+
+
+def _order(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
+    """Dimensions, the innermost first: an insertion sort, since the comparison may be undecided."""
+    order = list(range(len(shape)))[::-1]
+    for i in range(1, len(order)):
+        moving = i
+        for at in range(i - 1, -1, -1):
+            verdict = _compare(order[at], order[moving], shape, strides)
+            if verdict > 0:
+                order[at], order[moving] = order[moving], order[at]
+                moving = at
+            elif verdict < 0:
+                break
+    return order
+
+
+def _compare(inner: int, outer: int, shape: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
+    """Positive where ``outer`` should lie inside of ``inner``, negative where it should not, else 0."""
+    for own in strides:
+        if own[inner] and own[outer]:
+            if own[inner] != own[outer]:
+                return 1 if own[inner] > own[outer] else -1
+            if shape[inner] > shape[outer]:
+                return 1
+    return 0
+
+
+def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, the dimensions in ``order`` from the innermost on."""
+    strides, step = [0] * len(shape), 1
+    for dim in order:
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def _batch_norm(values: Tensor) -> tuple[int, ...]:
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(values.dim())
+    if channels_last and not values.is_contiguous() and values.is_contiguous(memory_format=channels_last):
+        memory_format = channels_last
+    else:
+        memory_format = suggest_memory_format(values)
+    with torch._C._DisableTorchDispatch():
+        return torch.empty(values.shape, device="meta", memory_format=memory_format).stride()

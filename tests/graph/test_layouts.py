@@ -1,0 +1,112 @@
+"""The strides of captured results are eager's, whatever the operands' layouts: orders, gaps, broadcasts, dtypes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from fuse import ops
+from fuse.graph.fakes import FakeRunner
+from fuse.kernel import lower  # noqa: F401  (importing registers the recipes)
+from fuse.kernel.recipes import find_recipe
+
+aten = torch.ops.aten
+DTYPES = (torch.float32, torch.float32, torch.int64, torch.float64, torch.bool, torch.float16)
+CALLS_EACH = 12
+
+
+def lowered_elementwise() -> Iterator[OpOverload]:
+    """Operators whose layout no run ever confirms, because a generated kernel computes them."""
+    for name in sorted(dir(aten)):
+        packet = getattr(aten, name, None)
+        for overload in getattr(packet, "overloads", list)():
+            op = getattr(packet, overload)
+            if not any(str(argument.type) == "Tensor" for argument in op._schema.arguments):
+                continue
+            if find_recipe(op) and ops.is_pointwise(op) and not ops.mutates(op) and not ops.is_composite(op):
+                yield op
+
+
+def tensor(rng: random.Random, shape: list[int], dtype: torch.dtype) -> Tensor:
+    """Ones, their dimensions in any order in memory, perhaps with gaps or broadcast along one."""
+    order = rng.sample(range(len(shape)), len(shape)) if rng.random() < 0.6 else list(range(len(shape)))
+    sizes = [shape[d] for d in order]
+    if sizes and rng.random() < 0.25:
+        value = torch.ones([*sizes[:-1], 2 * sizes[-1]], dtype=dtype)[..., ::2]
+    elif sizes and rng.random() < 0.33:
+        spread = rng.randrange(len(sizes))
+        value = torch.ones([1 if d == spread else n for d, n in enumerate(sizes)], dtype=dtype).expand(sizes)
+    else:
+        value = torch.ones(sizes, dtype=dtype)
+    return value.permute([order.index(d) for d in range(len(shape))])
+
+
+def arguments(rng: random.Random, op: OpOverload) -> tuple[Any, ...]:
+    """Operands of one shape after broadcasting, other arguments left out where they may be."""
+    whole = [rng.choice([1, 2, 3, 4]) for _ in range(rng.randrange(5))]
+    dtypes = DTYPES if rng.random() < 0.5 else (rng.choice(DTYPES),)
+    values: list[Any] = []
+    for argument in op._schema.arguments:
+        kind = str(argument.type)
+        if argument.kwarg_only:
+            break
+        if kind == "Tensor" or (kind == "Optional[Tensor]" and "clamp" in op._schema.name):
+            own = [1 if rng.random() < 0.2 else n for n in whole[rng.choice([0, 0, rng.randrange(len(whole) + 1)]) :]]
+            dtype = torch.bool if argument.name in ("condition", "mask") else rng.choice(dtypes)
+            values.append(tensor(rng, own, dtype))
+        elif argument.has_default_value() and "clamp" not in op._schema.name:
+            values.append(argument.default_value)
+        else:
+            values.append(rng.choice([0, 1, 2.5]))
+    return tuple(values)
+
+
+def strides(result: Any) -> list[tuple[Any, ...]]:
+    """Dtype, shape, and the strides of dimensions of more than one element."""
+    leaves = pytree.tree_leaves(result)
+    return [(t.dtype, t.shape, [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]) for t in leaves]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", lowered_elementwise(), ids=str)
+def test_an_elementwise_result_lies_as_in_eager(op: OpOverload) -> None:
+    rng = random.Random(str(op))
+    compared = 0
+    for _ in range(20 * CALLS_EACH):
+        args = arguments(rng, op)
+        kwargs = {"rounding_mode": "floor"} if op._overloadname.endswith("_mode") else {}
+        try:
+            expected = op(*args, **kwargs)
+        except RuntimeError:  # not for these dtypes or shapes
+            continue
+        mode = FakeTensorMode()
+        fakes = pytree.tree_map_only(Tensor, mode.from_tensor, args)
+        with mode:
+            assert strides(FakeRunner(mode).run(op, fakes, kwargs)) == strides(expected), [strides([a]) for a in args]
+        compared += 1
+        if compared == CALLS_EACH:
+            return
+    assert compared
+
+
+ORDERS = {"rows": (0, 1, 2, 3), "channels_last": (0, 2, 3, 1), "batch_inside": (1, 2, 3, 0), "reversed": (3, 2, 1, 0)}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (1, 3, 4, 4), (2, 1, 4, 4), (2, 3, 1, 1)])
+def test_batch_norm_lies_as_in_eager(
+    size: tuple[int, ...], order: tuple[int, ...], training: bool, same_function: Any
+) -> None:
+    x = torch.randn([size[d] for d in order]).permute([order.index(d) for d in range(4)])
+    mean, variance = torch.zeros(size[1]), torch.ones(size[1])
+    same_function(lambda x: F.batch_norm(x, mean.clone(), variance.clone(), training=training) * 2, x, exact=False)
