@@ -205,6 +205,9 @@ _HIDDEN_MUTATIONS = {  # operators that write arguments their schema does not ma
     "cudnn_batch_norm": ("running_mean", "running_var"),
     "miopen_batch_norm": ("running_mean", "running_var"),
 }
+_NUMBERS_ARE_TENSORS = frozenset([  # a number becomes the dtype of the arithmetic, as a tensor of one element does
+    "add", "div", "eq", "ge", "gt", "le", "lt", "masked_fill", "mul", "ne", "rsub", "sub", "where",
+])  # fmt: skip
 _KNOWN_NAMESPACES = frozenset(["aten", "fuse", "mkl", "mkldnn"])
 
 
@@ -353,6 +356,29 @@ def functional_form(op: OpOverload) -> OpOverload | None:
         for candidate in sorted(_overloads(packet), key=lambda c: c._overloadname != op._overloadname):
             if not mutates(candidate) and _argument_types(candidate, keep_out=True) == wanted:
                 return candidate
+    return None
+
+
+@cache
+def tensor_form(op: OpOverload) -> OpOverload | None:
+    """The overload that takes a tensor of one element for each number among the operands, and gives the same bits.
+
+    An operator whose schema has a tensor there takes Python's numbers too and is its own form; None: numbers stay.
+
+    >>> tensor_form(torch.ops.aten.gt.Scalar)
+    <OpOverload(op='aten.gt', overload='Tensor')>
+    >>> tensor_form(torch.ops.aten.mul.Tensor), tensor_form(torch.ops.aten.pow.Tensor_Scalar)
+    (<OpOverload(op='aten.mul', overload='Tensor')>, None)
+    """
+    if op.namespace != "aten" or _base_name(op) not in _NUMBERS_ARE_TENSORS or mutates(op):
+        return None
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
+    for candidate in _overloads(op.overloadpacket):
+        having = [(a.name, str(a.type)) for a in candidate._schema.arguments]
+        tensors = [name for name, kind in having if kind == "Tensor"]
+        fits = having == [(n, "Tensor" if kind == "number" and n in tensors else kind) for n, kind in wanted]
+        if fits and ("other" in tensors or "value" in tensors):
+            return candidate
     return None
 
 

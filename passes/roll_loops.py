@@ -15,24 +15,28 @@ Declined where the steps do not correspond, or where the body has no persistent 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fuse.graph.periods import find_runs
+from fuse import ops
+from fuse.graph.periods import Run, find_runs
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
-from fuse.rewrite import effects, regions, rolling, surgery
+from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.collectors import dimension_of, pieces_of
+from fuse.rewrite.loop_building import Built, build, last_states, operand_node, outside_users
+from fuse.rewrite.reads import Obstacle, anchors, letter
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import Built, Result, Rolled
+from fuse.rewrite.rolling import LEAST_STEPS, Result, Rolled, find_loop, narrowest_cut
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
-LEAST_STEPS = 4
+MOST_FUSED = 2_000
+"""Elementwise operators that one kernel may still hold without taking long to compile."""
 
 
 @register_pass(
@@ -57,43 +61,65 @@ def roll(
     obstacle: Callable[[Rolled], str | None] = lambda rolled: None,
 ) -> Iterator[Verdict]:
     """Roll the loops that are ``wanted`` and meet no ``obstacle``."""
-    nodes = rolling.anchors(graph.graph)
-    letters = [rolling.letter(node) for node in nodes]
+    nodes = anchors(graph.graph)
+    letters = [letter(node) for node in nodes]
     stretches = [(0, len(nodes), len(nodes))]  # from, to, and the period that loops in it stay below
     while stretches:
         start, end, below = stretches.pop()
         for run in find_runs(letters[start:end], LEAST_STEPS, below):
-            first, last = start + run.start, start + run.end
-            steps = [nodes[at : at + run.period] for at in range(first, last, run.period)]
-            proved = rolling.prove(steps)
-            if isinstance(proved, str):
-                yield declined(steps[0], proved)
-                stretches.append((first, last, run.period))  # layers that differ may each hold a loop
-            elif wanted(proved):
-                yield judged(graph, proved, obstacle(proved))
+            steps = aligned(nodes, letters, start + run.start, run)
+            found = find_loop(steps)
+            if isinstance(found, Obstacle):
+                yield declined(steps[0], found.reason)
+                # layers that differ may each hold a loop
+                stretches.append((start + run.start, start + run.end, run.period))
+            elif wanted(found.rolled):
+                for outside, reason in found.peeled:
+                    yield declined(outside, reason)
+                yield judged(graph, found.rolled, obstacle(found.rolled))
     regions.sort(graph.graph)
+
+
+def aligned(nodes: Sequence[Node], letters: Sequence[object], start: int, run: Run) -> list[list[Node]]:
+    """The steps of a run that begins at ``start``, moved so that they begin where the least is carried."""
+    period = run.period
+    steps = [list(nodes[at : at + period]) for at in range(start, start + period * run.count, period)]
+    cut = narrowest_cut(steps)
+    first = start + cut
+    end = start + period * run.count
+    count = run.count if letters[end : end + cut] == letters[start:first] else run.count - 1
+    if not cut or count < LEAST_STEPS:
+        return steps
+    return [list(nodes[at : at + period]) for at in range(first, first + period * count, period)]
 
 
 def judged(graph: GraphModule, proved: Rolled, reason: str | None) -> Verdict:
     """The offer to roll a proved loop, or why it stays."""
-    if reason is not None:
+    if reason := reason or _better_unrolled(proved):
         return declined(proved.steps[0], reason)
-    built = rolling.build(proved)
+    built = build(proved)
     values = result_values(proved, built)
     built.loop.strides = tuple(value.stride() for value in values)
-    kernel = lower_loop(built.loop, [n.meta["val"] for n in built.operands], values)
+    kernel = lower_loop(built.loop, built.values, values)
     if isinstance(kernel, Declined):
         return declined(proved.steps[0], kernel.reason)
     nodes = [node for step in proved.steps for node in step]
     return rewrite(nodes, insert_loop, graph, proved, built, values)
 
 
+def _better_unrolled(rolled: Rolled) -> str | None:
+    """Why steps that could roll had better be fused as they stand, or None."""
+    operators = len(rolled.steps) * len(rolled.typical)
+    if rolled.inputs or operators > MOST_FUSED or not all(ops.is_pointwise(n.target) for n in rolled.typical):  # type: ignore[arg-type]
+        return None
+    return "steps that are elementwise and read no part of a tensor fuse as they are"
+
+
 def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:
     """Metadata of the loop's results: last states, then what is collected, laid out as its collector wants it."""
     values = list(built.loop.body.graph.output_node().meta["val"])
-    for number, carry in enumerate(rolled.carries):
-        if not carry.links:
-            values[number] = carry.result.of(rolled.steps[-1])[0].meta["val"]
+    for (result, k), number in last_states(rolled).items():
+        values[number] = next((n.meta["val"] for n in result.of(rolled.steps[k])), values[number])
     for number, result in enumerate(built.collected, start=len(rolled.carries)):
         _, dim = collector_of(rolled, result) or (None, 0)
         values[number] = _collected(values[number], built.loop.trip_count, dim)
@@ -144,14 +170,13 @@ def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[t
     for result, part in collected.items():
         if found := collector_of(rolled, result):
             after = _replace_collector(graph, after, part, *found)
-    for part, carry in zip(parts, rolled.carries, strict=False):
-        if not carry.links:
-            _replace_outside(dict.fromkeys(carry.result.of(rolled.steps[-1]), part), place)
+    for (result, k), number in last_states(rolled).items():
+        _replace_outside(dict.fromkeys(result.of(rolled.steps[k]), parts[number]), place)
     reads: dict[Node, Node] = {}
     for result, part in collected.items():
         for k, step in enumerate(rolled.steps):
             for value in result.of(step):
-                if rolling.outside_users(value, place):
+                if outside_users(value, place):
                     after = reads[value] = _read_step(graph, after, part, k, value, value in escaping)
     _replace_outside(reads, place)
     for step in reversed(rolled.steps):
@@ -175,8 +200,10 @@ def _call(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.T
     graph.meta["loops_made"] = number + 1
     name = f"loop_{number}"
     graph.add_submodule(name, built.loop)
-    with graph.graph.inserting_after(rolled.steps[-1][-1]):
-        call = graph.graph.call_module(name, built.operands)
+    last = rolled.steps[-1][-1]
+    operands = tuple(operand_node(graph, operand, last) for operand in built.operands)
+    with graph.graph.inserting_after(last):
+        call = graph.graph.call_module(name, operands)
     call.meta.update(val=tuple(values), source=built.loop.spec.source)
     parts: list[Node] = []
     for position, value in enumerate(values):

@@ -44,15 +44,14 @@ def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
 def has_projection(rolled: Rolled) -> bool:
     """Whether a step multiplies what it reads of an input, so that the choice exists."""
     return any(
-        node.target in (aten.mm.default, aten.addmm.default) and isinstance(rolled.slots[(j, slot)], MovingInput)
-        for j, node in enumerate(rolled.steps[0])
-        for slot in range(len(node.all_input_nodes))
+        isinstance(found, MovingInput) and rolled.typical[j].target in (aten.mm.default, aten.addmm.default)
+        for (j, _), found in rolled.slots.items()
     )
 
 
 def obstacle(rolled: Rolled) -> str | None:
     """Why the products had better leave the loop, or None."""
-    step = rolled.steps[1]
+    step = rolled.typical
     if any(ops.kind(node.target) == "reduction" for node in step):  # type: ignore[arg-type]
         return "a step has reductions: the input's products leave the loop"
     products = [node for node in step if ops.kind(node.target) == "gemm"]  # type: ignore[arg-type]

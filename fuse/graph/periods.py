@@ -67,6 +67,24 @@ def find_runs(items: Sequence[Hashable], least: int = 3, below: int | None = Non
     return runs
 
 
+def smallest_period(items: Sequence[object]) -> int | None:
+    """The smallest period of a sequence that holds it at least twice; None where there is none. Linear.
+
+    Knuth, Morris and Pratt, "Fast pattern matching in strings", 1977.
+
+    >>> smallest_period("abcabcab"), smallest_period("aaaa"), smallest_period("abcd")
+    (3, 1, None)
+    """
+    border = [0] * len(items)  # for each prefix the longest one that it also ends with
+    for at in range(1, len(items)):
+        length = border[at - 1]
+        while length and items[at] != items[length]:
+            length = border[length - 1]
+        border[at] = length + 1 if items[at] == items[length] else 0
+    period = len(items) - border[-1] if items else 0
+    return period if 0 < 2 * period <= len(items) else None
+
+
 def _following(codes: Sequence[int]) -> list[int]:
     """For each position the next one that holds the same item, or -1."""
     last: dict[int, int] = {}

@@ -158,7 +158,11 @@ def units_text(frame: Frame, name: str) -> Share:
     lines += indented(1, ["team->wait();", "for (int64_t t = 0; t < steps; ++t) {"])
     lines += indented(2, step_pointers(frame))
     for phase in phases:
-        lines += _phase_text(frame, phase, groups, domain)
+        text = _phase_text(frame, phase, groups, domain)
+        named = any(
+            not isinstance(statement, Loop) for statement in phase.statements
+        )  # another phase may name the same
+        lines += [*indented(2, ["{"]), *indented(1, text), *indented(2, ["}"])] if named else text
         lines += indented(2, ["team->wait();"])
     lines += indented(1, ["}"])
     for state in frame.states:

@@ -22,12 +22,12 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.graph.loop import Loop as LoopModule
 from fuse.graph.signature import Dispatch
-from fuse.passes.roll_loops import LEAST_STEPS
 from fuse.report.reading import describe
 from fuse.report.repeats import Folding, Run, fold, runs
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.ledger import Ledger
 from fuse.rewrite.nested import called_module, kind
+from fuse.rewrite.rolling import LEAST_STEPS
 
 Found = tuple[Run, frozenset[str]]
 """A repetition in eager's record, and the lines of its steps."""

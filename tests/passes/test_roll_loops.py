@@ -226,14 +226,24 @@ def extra_read_of_the_state(m: Cell, x: Tensor) -> object:
     return h
 
 
-def constant_not_affine(m: Cell, x: Tensor) -> object:
+def number_that_no_tensor_stands_for(m: Cell, x: Tensor) -> object:
     h = x[0]
     for t in range(6):
-        h = torch.tanh(m.square(h) * (t * t + 1) + x[t])
+        h = torch.tanh(F.leaky_relu(m.square(h), 0.1 * t) + x[t])
     return h
 
 
-@pytest.mark.parametrize("loop", [changed_body, extra_read_of_the_state, constant_not_affine], ids=lambda f: f.__name__)
+def input_at_squares(m: Cell, x: Tensor) -> object:
+    h = x[0]
+    for t in range(6):
+        h = torch.tanh(m.square(h) + x[t * t % 7])
+    return h
+
+
+NEAR_MISSES = [changed_body, extra_read_of_the_state, number_that_no_tensor_stands_for, input_at_squares]
+
+
+@pytest.mark.parametrize("loop", NEAR_MISSES, ids=lambda f: f.__name__)
 def test_near_misses_stay_and_are_right(loop: Step) -> None:
     model = Cell(loop).eval()
     x = torch.randn(8, BATCH, WIDTH)

@@ -1,0 +1,214 @@
+"""Build the ``Loop`` of a proved stretch of steps: its body is a copy of one step.
+
+    h3 = tanh(xs[2] + h2 @ w)      ->      body(h, x, w):  next = tanh(x + h @ w);  return next, next
+                                           loop(h0, xs, w)            the state, and what is collected of it
+
+A state that lags several steps is handed on inside the body, from one carry to the next: ``body(h1, h2) -> (new, h1)``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.nn import Module
+
+from fuse import ops
+from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.rewrite import surgery
+from fuse.rewrite.moving import Moved
+from fuse.rewrite.reads import Link, leaves, parts, replace_leaves
+from fuse.rewrite.regions import owner
+from fuse.rewrite.rolling import Carry, MovingInput, Numbers, Result, Rolled, Slot, StateRead, Within
+
+Operand = Node | Moved | Numbers
+
+
+@dataclass(frozen=True)
+class Built:
+    """A loop module, its operands and their metadata, and what it collects of every step."""
+
+    loop: Loop
+    operands: tuple[Operand, ...]
+    values: tuple[torch.Tensor, ...]
+    collected: tuple[Result, ...]
+
+
+def build(rolled: Rolled) -> Built:
+    """The body and its loop; nothing in the graph is touched."""
+    operands: tuple[Operand, ...] = (
+        *(c.firsts[0] for c in rolled.carries),
+        *rolled.inputs,
+        *rolled.numbers,
+        *rolled.invariants,
+    )
+    values = tuple(_operand_value(rolled, operand) for operand in operands)
+    body = _Body(rolled, values)
+    for j, node in enumerate(rolled.typical):
+        body.copy(j, node)
+    collected = _read_outside(rolled)
+    results = [body.next_state(carry) for carry in rolled.carries] + [body.result(r, ()) for r in collected]
+    output = body.graph.output(tuple(results))
+    output.meta.update(val=tuple(r.meta["val"] for r in results), source="")
+    module = _LazyGraphModule(Module(), body.graph)
+    source = rolled.typical[0].meta.get("source", "")
+    inputs = (*(m.how for m in rolled.inputs), *(StepInput(0, 0, 1) for _ in rolled.numbers))
+    spec = LoopSpec(len(rolled.steps), len(rolled.carries), inputs, len(collected), source)
+    return Built(Loop(module, spec), operands, values, tuple(collected))
+
+
+def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
+    """The metadata of an operand, which may not be in the graph yet."""
+    mode = surgery.fake_mode(rolled.typical[0].graph)
+    match operand:
+        case Numbers():
+            with mode:
+                return torch.empty(len(operand.values), dtype=operand.dtype)
+        case Moved():
+            value: torch.Tensor = operand.source.meta["val"]
+            with mode, torch.no_grad():
+                for op, args, kwargs in operand.windows:
+                    value = op(value, *args, **dict(kwargs))  # type: ignore[operator]
+            return value
+    return operand.meta["val"]  # type: ignore[no-any-return]
+
+
+def operand_node(graph: GraphModule, operand: Operand, before: Node) -> Node:
+    """The node that stands for an operand, made in front of ``before`` where there is none yet."""
+    match operand:
+        case Numbers():
+            return surgery.add_constant(graph, operand.tensor(), like=before)
+        case Moved():
+            node = operand.source
+            for op, args, kwargs in operand.windows:
+                node = surgery.insert(before, op, node, *args, **dict(kwargs))  # type: ignore[arg-type]
+            return node
+    return operand
+
+
+class _Body:
+    """The body while the nodes of a typical step are copied into it."""
+
+    def __init__(self, rolled: Rolled, values: Sequence[torch.Tensor]) -> None:
+        self.rolled = rolled
+        self.graph = Graph()
+        self.inner: dict[Node, Node] = {}
+        given = iter(values)
+        self.states: dict[Carry, Node] = {}
+        for number, (carry, held) in enumerate(rolled.carries.items()):
+            next(given)
+            self.states[carry] = self._placeholder(f"state_{number}", held)
+        self.reads: dict[Moved | Numbers, Node] = {}
+        for number, moved in enumerate(rolled.inputs):
+            self.reads[moved] = self._part(f"read_{number}", next(given), moved.how)
+        for number, numbers in enumerate(rolled.numbers):
+            self.reads[numbers] = self._part(f"number_{number}", next(given), StepInput(0, 0, 1))
+        self.fixed = {node: self._placeholder(node.name, next(given)) for node in rolled.invariants}
+
+    def _placeholder(self, name: str, value: object) -> Node:
+        node = self.graph.placeholder(name)
+        node.meta.update(val=value, source="")
+        return node
+
+    def _part(self, name: str, source: Any, how: StepInput) -> Node:
+        with source.fake_mode:
+            return self._placeholder(name, source.select(how.dim, how.start))
+
+    def copy(self, j: int, node: Node) -> None:
+        """Copy node ``j`` of the typical step."""
+        operands = leaves(node)
+        slots = [self.rolled.slots.get((j, position)) for position in range(len(operands))]
+        resolved = iter(
+            leaf if slot is None else self._operand(slot, node) for leaf, slot in zip(operands, slots, strict=True)
+        )
+        args, kwargs = replace_leaves(node, lambda leaf: next(resolved))
+        target: Any = node.target
+        if any(isinstance(slot, Numbers) for slot in slots):
+            target = ops.tensor_form(target)
+        copy = self.graph.create_node(node.op, target, args, kwargs, node.name)
+        copy.meta.update(node.meta)
+        self.inner[node] = copy
+
+    def _operand(self, slot: Slot, reader: Node) -> Node:
+        match slot:
+            case Within():
+                return self._apply(slot.links, self.inner[self.rolled.typical[slot.position]], reader)
+            case StateRead():
+                return self._apply(slot.links, self.states[slot.carry], reader)
+            case MovingInput():
+                return self._apply(slot.links, self.reads[slot.moved], reader)
+            case Numbers():
+                return self.reads[slot]
+        return self.fixed[slot]
+
+    def next_state(self, carry: Carry) -> Node:
+        """What ``carry`` is in the next step."""
+        younger = carry.younger
+        return self.states[younger] if younger else self.result(carry.result, carry.links)
+
+    def result(self, result: Result, views: tuple[Link, ...]) -> Node:
+        """Views of a result of the step."""
+        node = self.rolled.typical[result.position]
+        links = views if result.part is None else ((operator.getitem, (result.part,), ()), *views)
+        return self._apply(links, self.inner[node], node)
+
+    def _apply(self, links: tuple[Link, ...], start: Node, like: Node) -> Node:
+        """Copy a chain of views into the body, sharing equal ones."""
+        node = start
+        for op, args, kwargs in links:
+            node = self._shared(op, (node, *args), dict(kwargs), like)
+        return node
+
+    def _shared(self, op: object, args: tuple[Any, ...], kwargs: dict[str, Any], like: Node) -> Node:
+        first: Node = args[0]
+        for user in first.users:
+            if user.target is op and user.args == args and user.kwargs == kwargs:
+                return user
+        node = self.graph.call_function(op, args, kwargs)  # type: ignore[arg-type]
+        value = first.meta["val"]
+        if op is operator.getitem:
+            node.meta["val"] = value[args[1]]
+        else:
+            with value.fake_mode, torch.no_grad():
+                node.meta["val"] = op(value, *args[1:], **kwargs)  # type: ignore[operator]
+        node.meta["source"] = like.meta.get("source", "")
+        return node
+
+
+def last_states(rolled: Rolled) -> dict[tuple[Result, int], int]:
+    """The results of steps that are states after the loop: (result, step) -> number of the carry."""
+    count = len(rolled.steps)
+    return {(carry.result, count - carry.lag): number for number, carry in enumerate(rolled.carries) if not carry.links}
+
+
+def _read_outside(rolled: Rolled) -> list[Result]:
+    """Results that are read outside of the loop, other than as a last state."""
+    place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
+    states = last_states(rolled)
+    wanted: set[Result] = set()
+    for node, (k, j) in place.items():
+        for part, value in parts(node):
+            result = Result(j, part)
+            if (result, k) not in states and result not in wanted and outside_users(value, place):
+                wanted.add(result)
+    return sorted(wanted, key=lambda r: (r.position, r.part or 0))
+
+
+def outside_users(node: Node, place: dict[Node, tuple[int, int]]) -> list[Node]:
+    """Users of ``node`` outside of the loop that compute something or are the output, views looked through."""
+    found = []
+    stack = list(node.users)
+    while stack:
+        user = stack.pop()
+        if user in place:
+            continue
+        if user.op == "call_function" and owner(user) is not user:
+            stack.extend(user.users)
+        else:
+            found.append(user)
+    return found

@@ -1,0 +1,154 @@
+"""What the steps of an unrolled loop read: operands as chains of views, and numbers that may change from step to step.
+
+    mul(h1, 0.5)     leaves: h1, 0.5             letter: mul of [3, 20] and a number
+    add(x[2], h1)    leaves: select(x, 0, 2), h1     read: (select, 0, 2) of x
+
+Two nodes with equal letters may be the same node of two steps of a loop: they differ in what they read only.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
+
+from fuse import ops
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.regions import is_constructor, owner
+
+aten = torch.ops.aten
+
+Link = tuple[object, tuple[object, ...], tuple[tuple[str, object], ...]]
+"""One view of a chain: operator, arguments after the first, keyword arguments."""
+
+Leaf = Node | int | float
+"""What a node reads at one place: a node, or a number that could as well be a tensor of one element."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one operand is: ``links`` (views) applied to ``root``, outermost last; ``node`` is the operand itself."""
+
+    root: Node
+    links: tuple[Link, ...]
+    node: Node
+
+
+def anchors(graph: Graph) -> list[Node]:
+    """The nodes that compute something, in program order: the letters in which repeats are looked for."""
+    return [
+        node for node in graph.nodes if node.op == "call_function" and owner(node) is node and not is_constructor(node)
+    ]
+
+
+def letter(node: Node) -> object:
+    """What two corresponding nodes have in common: operator, layouts, and constants that no tensor can stand for."""
+    shown = replace_leaves(node, _layout_key)
+    return (node.target, surgery.constant_key(shown), layout(node))
+
+
+def _layout_key(leaf: Leaf) -> object:
+    return ("node", layout(leaf)) if isinstance(leaf, Node) else ("number", type(leaf))
+
+
+def tensors_of(node: Node) -> list[torch.Tensor]:
+    """The tensors that ``node`` computes."""
+    value = node.meta["val"]
+    return [p for p in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(p, torch.Tensor)]
+
+
+def layout(node: Node) -> tuple[Any, ...]:
+    """Dtype and shape of what ``node`` computes."""
+    value = node.meta["val"]
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple((p.dtype, tuple(p.shape)) if isinstance(p, torch.Tensor) else p for p in parts)
+
+
+def leaves(node: Node) -> list[Leaf]:
+    """What ``node`` reads, in the order of its arguments; a node that is read twice is there twice."""
+    found: list[Leaf] = []
+
+    def note(leaf: Leaf) -> Leaf:
+        found.append(leaf)
+        return leaf
+
+    replace_leaves(node, note)
+    return found
+
+
+def replace_leaves(node: Node, function: Callable[[Leaf], object]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of ``node`` with ``function`` of each leaf in its place; called in the order of :func:`leaves`."""
+    numbers = number_positions(node)
+
+    def replaced(value: Any) -> Any:
+        return function(value) if isinstance(value, Node) else value
+
+    args = tuple(
+        function(argument) if position in numbers else map_aggregate(argument, replaced)  # type: ignore[arg-type]
+        for position, argument in enumerate(node.args)
+    )
+    return args, {name: map_aggregate(argument, replaced) for name, argument in node.kwargs.items()}
+
+
+def number_positions(node: Node) -> tuple[int, ...]:
+    """The positions of arguments of ``node`` that are numbers and might be tensors of one element."""
+    if not isinstance(node.target, OpOverload) or not isinstance(node.meta["val"], torch.Tensor):
+        return ()
+    form = ops.tensor_form(node.target)
+    if form is None:
+        return ()
+    return tuple(
+        i
+        for i, (argument, described) in enumerate(zip(node.args, form._schema.arguments, strict=False))
+        if type(argument) in (int, float) and str(described.type) == "Tensor"
+    )
+
+
+def read_of(node: Node) -> Read:
+    """``node`` as a chain of views over the node that computes its memory."""
+    links: list[Link] = []
+    current = node
+    while True:
+        if current.target is operator.getitem:
+            links.append((operator.getitem, current.args[1:], ()))
+        elif effects.view_base(current) is not None:
+            links.append((current.target, _frozen(current.args[1:]), tuple(sorted(current.kwargs.items()))))
+        else:
+            return Read(current, tuple(reversed(links)), node)
+        current = current.args[0]  # type: ignore[assignment]
+
+
+def _frozen(value: object) -> tuple[object, ...]:
+    return tuple(tuple(v) if isinstance(v, list) else v for v in value)  # type: ignore[attr-defined]
+
+
+def below(node: Node, links: int) -> Node:
+    """What the last ``links`` views of a chain are views of."""
+    for _ in range(links):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def parts(node: Node) -> Iterator[tuple[int | None, Node]]:
+    """The tensors that ``node`` computes: itself, or the parts that are read."""
+    if isinstance(node.meta["val"], torch.Tensor):
+        yield None, node
+        return
+    for user in node.users:
+        if user.target is operator.getitem:
+            yield user.args[1], user  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why steps are no loop. ``odd``: the steps to blame; ``group``: taken so many at a time, they might be one."""
+
+    reason: str
+    odd: frozenset[int] = frozenset()
+    group: int = 1
