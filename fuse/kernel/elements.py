@@ -19,6 +19,9 @@ from fuse.kernel.ir import Accumulator, Buffer, Indirect, Let, Load, Loop, LoopK
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Reduce, Reindex, Value
 
 MAX_PIECES_IN_EXPRESSION = 8
+MAX_NAMES = 30_000
+"""Elements that one kernel may name. A chain of pieces within pieces reads each under its own condition, and doubles
+with every link: beyond this, compiling would take minutes."""
 
 
 @dataclass
@@ -65,6 +68,8 @@ class Builder:
 
     def fresh(self, hint: str) -> str:
         """A C++ name: the hint, with a number when it is taken (by another name or by a buffer)."""
+        if len(self.used_names) > MAX_NAMES:
+            raise NotAffine(f"a kernel would compute more than {MAX_NAMES:,} elements one by one")
         name, count = hint, self.used_names.get(hint, 0)
         while name in self.used_names:
             count += 1

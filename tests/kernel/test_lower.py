@@ -119,3 +119,14 @@ def test_what_cannot_be_lowered_says_why(
     kernel = lowered(function, *args).kernel
     assert isinstance(kernel, Declined)
     assert reason in kernel.reason
+
+
+def test_pieces_within_pieces_do_not_make_a_kernel_that_doubles_with_each() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(24):
+            x = torch.stack([x[0] + 1, x[1] * 2, x[1] + x[0]])[:2] + torch.stack([x[1], x[0]])
+        return x
+
+    verdict = lower(make_fx(lambda x: (function(x),), tracing_mode="fake")(torch.randn(2, 3)))
+    assert isinstance(verdict, Declined), "if such chains are shared one day, hold the source's size instead"
+    assert "one by one" in verdict.reason
