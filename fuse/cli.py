@@ -229,6 +229,28 @@ def passes(to: Output) -> int:
     return GOOD
 
 
+@commands.command(epilog=TRUST)
+@target_verb(click.argument("pattern"))
+def explain(request: Request, to: Output, pattern: str) -> int:
+    """Say why a pattern did or did not fire, by the candidate that came nearest.
+
+    PATTERN is the name of an installed pattern, or path/to/file.py[:Name], a file that is run like TARGET's.
+    """
+    from fuse.report.explain import explain as find_reason
+    from fuse.report.explain import explanation_table
+    from fuse.rewrite.patterns import registry
+
+    loaded, passes = request.load(to, real=False), request.passes()
+    path, in_file, name = pattern.partition(".py")
+    chosen = registry.load(Path(path + in_file), name.removeprefix(":") or None) if in_file else registry.find(pattern)
+    with to.stage("capturing and matching"):
+        explanation = find_reason(
+            loaded.model, loaded.args, loaded.kwargs, chosen, passes=passes, target=request.target
+        )
+    to.emit(explanation.to_dict(), lambda: explanation_table(explanation))
+    return GOOD
+
+
 @commands.command()
 @output_verb()
 def patterns(to: Output) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.search import Placement
-from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, look_of
-from fuse.rewrite.patterns.trace import terms_of
+from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, below, look_of
+from fuse.rewrite.patterns.trace import Traced, terms_of
 
 MAX_BINDINGS = 16
 MAX_MORE_VIEWS = 4
@@ -56,6 +56,15 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """The pattern as it was run (``roots`` are its results), and the graph's nodes for what of it is there."""
+
+    roots: tuple[Node, ...]
+    places: Mapping[Node, Node]
+    inputs: Mapping[InputKey, Node]
+
+
+@dataclass(frozen=True)
 class Found:
     """A form that lies in the graph as it is: what it is given, what it gives, and the nodes between (``inside``)."""
 
@@ -64,6 +73,7 @@ class Found:
     constants: Mapping[str, Any]
     outputs: tuple[Output, ...]
     inside: tuple[Node, ...]
+    drawing: Drawing = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,7 @@ class Near:
     matched: int
     total: int
     differences: tuple[Difference, ...]
+    drawing: Drawing = field(repr=False)
 
 
 def compare(form: Form, placement: Placement, index: GraphIndex) -> Found | Near:
@@ -145,6 +156,7 @@ def _compare(
     leaves = [cut.given(inputs[key]) if key in inputs else terms.leaf(key, look_of(_UNREAD)) for key in keys]
     known = terms_of(traced, terms, leaves)
     wanted = [known[node] for node in traced.outputs]
+    drawing = _drawn(traced, known, [term for values in found for term in values], inputs)
     outputs = [
         _output(terms, want, nodes, values, root.name == LEAF)
         for want, nodes, values, root in zip(wanted, holders, found, form.roots, strict=True)
@@ -152,7 +164,7 @@ def _compare(
     results = tuple(output for output in outputs if output is not None)
     if len(results) == len(outputs):
         inside = cut.inside(output.node for output in results)
-        return Found(form, inputs, constants, results, inside)
+        return Found(form, inputs, constants, results, inside, drawing)
     have = [min(values, key=lambda term: term.serial) if values else None for values in found]
     pairs = [(want, term) for want, term, done in zip(wanted, have, outputs, strict=True) if term and done is None]
     reasons = [one for want, term in pairs for one in differences(want, term)]
@@ -160,11 +172,20 @@ def _compare(
     operators = [term for node, term in known.items() if node.op == "call_function" and term.computes]
     if not reasons:
         return _unlike(form, "a result of the pattern is inside of another operator")
-    return Near(form, sum(term in same for term in operators), len(operators), tuple(reasons))
+    return Near(form, sum(term in same for term in operators), len(operators), tuple(reasons), drawing)
 
 
 def _unlike(form: Form, reason: str) -> Near:
-    return Near(form, 0, len(form.operators), (Difference(reason),))
+    return Near(form, 0, len(form.operators), (Difference(reason),), Drawing(form.results, {}, {}))
+
+
+def _drawn(
+    traced: Traced, known: Mapping[Node, Term], found: Sequence[Term], inputs: Mapping[InputKey, Given]
+) -> Drawing:
+    """The pattern's nodes of which the graph has the very terms, each with the node that has it."""
+    have = set(below(*found))
+    places = {node: term.origin for node, term in known.items() if term in have and isinstance(term.origin, Node)}
+    return Drawing(traced.outputs, places, {key: given.node for key, given in inputs.items()})
 
 
 def _arguments(form: Form, inputs: Mapping[InputKey, Given]) -> tuple[list[InputKey], list[Any]]:

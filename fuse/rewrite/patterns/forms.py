@@ -66,14 +66,15 @@ class Slot:
 class Form:
     """One way that a pattern can go, as terms.
 
-    ``roots`` are its results, ``lists`` the length of its tensor lists. ``traces`` remembers runs of the pattern, by
-    constants and by the layouts of the arguments.
+    ``roots`` are its results, as nodes ``results``; ``lists`` is the length of its tensor lists. ``traces`` remembers
+    runs of the pattern, by constants and by the layouts of the arguments.
     """
 
     pattern: Pattern
     choices: Mapping[str, int]
     lists: int
     roots: tuple[Term, ...]
+    results: tuple[Node, ...]
     slots: Mapping[str, Slot]
     traces: dict[Hashable, Traced | str] = field(default_factory=dict, repr=False)
 
@@ -174,7 +175,7 @@ def _runs(
 
 
 def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], lists: int, mode: FakeTensorMode) -> Form:
-    roots = _roots(pattern, run.arguments, Environment(run.constants, choices), mode)
+    roots, results = _roots(pattern, run.arguments, Environment(run.constants, choices), mode)
     if not any(term.computes for term in below(*roots)):
         raise FuseError(f"pattern {pattern.name!r} computes nothing: views and casts alone are no pattern")
     if alone := next((term for term in below(*roots) if term.computes and not term.operands), None):
@@ -188,7 +189,7 @@ def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], list
     for name, value in run.constants.items():
         if slot := _slot(pattern, run, choices, name, value, roots, mode):
             slots[name] = slot
-    return Form(pattern, choices, lists, roots, slots)
+    return Form(pattern, choices, lists, roots, results, slots)
 
 
 def _hangs_together(roots: Sequence[Term]) -> bool:
@@ -203,7 +204,7 @@ def _hangs_together(roots: Sequence[Term]) -> bool:
 
 def _roots(
     pattern: Pattern, arguments: Sequence[Any], environment: Environment, mode: FakeTensorMode
-) -> tuple[Term, ...]:
+) -> tuple[tuple[Term, ...], tuple[Node, ...]]:
     arguments = twins(mode, arguments)
     try:
         traced = trace(pattern.function, arguments, environment, mode)
@@ -216,7 +217,7 @@ def _roots(
     tensors = pytree.tree_leaves(list(arguments))
     leaves = [terms.leaf(key, look_of(tensor)) for key, tensor in zip(keys, tensors, strict=True)]
     known = terms_of(traced, terms, leaves)
-    return tuple(known[node] for node in traced.outputs)
+    return tuple(known[node] for node in traced.outputs), traced.outputs
 
 
 def _length(value: Any) -> int:
@@ -266,7 +267,7 @@ def _slot(
     if isinstance(value, str) and (slot := next(_holding(roots, value), None)):
         return slot
     for other in run.others[name]:
-        others = _roots(pattern, run.arguments, Environment({**run.constants, name: other}, choices), mode)
+        others, _ = _roots(pattern, run.arguments, Environment({**run.constants, name: other}, choices), mode)
         for slot in _differences(roots, others, value, other):
             return slot
         if fingerprint(others) == fingerprint(roots):

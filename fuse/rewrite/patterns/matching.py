@@ -21,7 +21,7 @@ from fuse.rewrite.patterns import forms
 from fuse.rewrite.patterns.conditions import Kind, Obstacle, Surroundings, members, obstacle
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import Difference
-from fuse.rewrite.patterns.exact import Found, Near, compare
+from fuse.rewrite.patterns.exact import Drawing, Found, Near, compare
 from fuse.rewrite.patterns.forms import Form
 from fuse.rewrite.patterns.index import GraphIndex, Step
 from fuse.rewrite.patterns.nearest import nearest
@@ -56,7 +56,13 @@ class Outcome:
     total: int = 0
     differences: tuple[Difference, ...] = ()
     found: Found | None = None
+    drawing: Drawing | None = field(default=None, repr=False)
     prepared: Any = field(default=None, repr=False)
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        """How far the candidate came, for comparing."""
+        return _PROGRESS[self.kind], self.matched / max(self.total, 1)
 
 
 def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, near: bool = False) -> list[Outcome]:
@@ -97,7 +103,7 @@ class _Matcher:
                 self.claimed.update(dict.fromkeys(taken, self.pattern))
                 own.update(taken)
             known = best.get(step.node)
-            if known is None or _progress(outcome) > _progress(known):
+            if known is None or outcome.progress > known.progress:
                 best[step.node] = outcome
         kept = [one for one in best.values() if one.kind == "matched" or one.candidate not in own]
         return sorted(kept, key=lambda one: self.around.place[one.candidate])
@@ -116,7 +122,7 @@ class _Matcher:
                 break
             answer = compare(form, placement, self.index)
             outcome = self._unlike(step, answer) if isinstance(answer, Near) else self._judged(step, answer)
-            if best is None or _progress(outcome) > _progress(best):
+            if best is None or outcome.progress > best.progress:
                 best = outcome
             if best.kind == "matched":
                 break
@@ -134,11 +140,14 @@ class _Matcher:
             near.matched,
             near.total,
             near.differences,
+            drawing=near.drawing,
         )
 
     def _judged(self, step: Step, found: Found) -> Outcome:
         total = len(found.form.operators)
-        outcome = Outcome(self.pattern, step.node, "matched", matched=total, total=total, found=found)
+        outcome = Outcome(
+            self.pattern, step.node, "matched", matched=total, total=total, found=found, drawing=found.drawing
+        )
         problem = obstacle(found, self.around)
         prepared = None
         if problem is None:
@@ -153,10 +162,6 @@ class _Matcher:
             problem = prepared
         node = problem.node or step.node
         return replace(outcome, kind=problem.kind, reason=problem.reason, node=node, change=problem.change)
-
-
-def _progress(outcome: Outcome) -> tuple[int, float]:
-    return _PROGRESS[outcome.kind], outcome.matched / max(outcome.total, 1)
 
 
 def all_forms(pattern: Pattern, index: GraphIndex) -> Iterator[Form]:

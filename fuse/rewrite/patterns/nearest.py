@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from fuse.rewrite.patterns.differences import Difference, called, other_factors, other_names, other_operator
-from fuse.rewrite.patterns.exact import Near
+from fuse.rewrite.patterns.exact import Drawing, Near
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex, Source, Step
 from fuse.rewrite.patterns.search import Placement, alike, bound, next_step, pairings, readers
@@ -33,7 +33,9 @@ def nearest(form: Form, index: GraphIndex, term: Term, step: Step) -> Near:
     walk.place(term, step)
     walk.go_on()
     right = {operator for operator in form.operators if walk.is_right(operator)}
-    return Near(form, len(right), len(form.operators), tuple(walk.differences))
+    places = {term.origin: step.node for term, step in walk.steps.items() if term.origin in right}
+    drawing = Drawing(form.results, places, {key: nodes[0] for key, nodes in walk.inputs.items()})
+    return Near(form, len(right), len(form.operators), tuple(walk.differences), drawing)
 
 
 class _Walk:

@@ -6,6 +6,7 @@ pattern(x: f32[4, 8], bias: f32[8])   ->   add(x, bias): the operators that torc
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ from fuse.rewrite.patterns.terms import Term, Terms
 
 @dataclass(frozen=True)
 class Traced:
-    """The graph of one run; ``inputs`` are its placeholders by the position of the tensor among the arguments."""
+    """The graph of one run; ``inputs`` are its placeholders by the position of the tensor among the arguments.
+
+    ``meta["input"]`` of a placeholder is the parameter that it came in by, and its place there.
+    """
 
     graph: Graph
     inputs: tuple[Node | None, ...]
@@ -46,9 +50,15 @@ def trace(
             module = _Recorder(_Program(function), mode).run(tuple(arguments), {})
     except CaptureError as error:
         raise CaptureError(str(error).replace("forward failed", "it fails")) from error
+    keys = [
+        (name, place)
+        for name, argument in zip(inspect.signature(function).parameters, arguments, strict=True)
+        for place in range(len(argument) if isinstance(argument, list) else 1)
+    ]
     inputs: list[Node | None] = [None] * len(pytree.tree_leaves(list(arguments)))
     for spec, node in zip(module.meta["inputs"], module.graph.find_nodes(op="placeholder"), strict=True):
         inputs[spec.index] = node
+        node.meta["input"] = keys[spec.index]
     return Traced(module.graph, tuple(inputs), tuple(module.graph.output_node().args[0]))  # type: ignore[arg-type]
 
 
