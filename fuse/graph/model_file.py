@@ -44,9 +44,9 @@ def read_model_file(target: str, settings: Sequence[Setting] = ()) -> ModelFile:
     Raises ``FuseError`` for a file that is missing, unreadable, not Python or not valid Python, and for a setting that
     does not fit it.
 
-    >>> read_model_file("models/no_such_model.py")
+    >>> read_model_file("models/absent/none.py")
     Traceback (most recent call last):
-    fuse.errors.FuseError: no file models/no_such_model.py
+    fuse.errors.FuseError: no file models/absent/none.py
     """
     shown, choice = _split_target(target)
     path = Path(shown).resolve()

@@ -204,7 +204,7 @@ def test_without_a_kernel_a_loop_gives_what_its_steps_give(missing: str, monkeyp
     if missing == "kernel":
         monkeypatch.setattr(schedule, "lower_loop", lambda *loop: Declined("no kernel today"))
     else:
-        monkeypatch.setattr(engine, "Program", no_compiler)
+        monkeypatch.setattr(engine, "program_of", no_compiler)
     with pytest.warns(UserWarning, match="no kernel today|no C"):
         report = check(Cell(views_of_what_is_collected).eval(), (torch.randn(8, BATCH, WIDTH),))
     # what is missing shows in the launches, which are more than predicted, and in nothing else
