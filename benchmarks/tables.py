@@ -21,6 +21,11 @@ from benchmarks.common import RESULTS, ROOT
 BUSY = 1.25
 """Load a core above which something besides the benchmark, which uses all cores, was running."""
 
+OVERLOADED = 2.0
+"""Load a core above which wall times and their ratios say nothing, and are left out; launches still hold."""
+
+LEFT_OUT = "-"
+
 FIRST_CALLS = (("compile", "compile"), ("fuse", "fused"))
 """How the table names whose first call it is."""
 
@@ -29,6 +34,7 @@ PLACE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def speed_table(results: dict[str, Any]) -> list[str]:
     """A row a case: times, ratios with quartiles, launches and first calls."""
+    shown = not overloaded(results)
     titles = [
         "command",
         "eager ms",
@@ -45,10 +51,15 @@ def speed_table(results: dict[str, Any]) -> list[str]:
         first = case["first_call_seconds"]
         cells = [
             f"`{case['command']}`",
-            *(f"{times[name]:.3f}" if name in times else "-" for name in ("eager", "compile", "fused")),
-            *(ratio(case["ratios"][peer]) if peer in case["ratios"] else "-" for peer in ("eager", "compile")),
+            *(f"{times[name]:.3f}" if shown and name in times else LEFT_OUT for name in ("eager", "compile", "fused")),
+            *(
+                ratio(case["ratios"][peer]) if shown and peer in case["ratios"] else LEFT_OUT
+                for peer in ("eager", "compile")
+            ),
             f"{case['observed']['before']:,} -> {case['observed']['after']:,}",
-            ", ".join(f"{label} {first[name]:.1f}" for label, name in FIRST_CALLS if name in first),
+            ", ".join(f"{label} {first[name]:.1f}" for label, name in FIRST_CALLS if name in first)
+            if shown
+            else LEFT_OUT,
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -56,6 +67,7 @@ def speed_table(results: dict[str, Any]) -> list[str]:
 
 def recurrent_table(results: dict[str, Any]) -> list[str]:
     """A row a shape: the user's loop through fuse, the hand-tuned layer, and the loop in eager mode."""
+    shown = not overloaded(results)
     lines = [
         "| loop, (steps, batch, width) | eager ms | tuned layer ms | fuse ms | eager / fuse | tuned / fuse | launches |"
     ]
@@ -65,8 +77,8 @@ def recurrent_table(results: dict[str, Any]) -> list[str]:
         shape = ", ".join(map(str, case["shape"]))
         cells = [
             f"`models/{case['model']}.py` ({shape})",
-            *(f"{times[name]:.3f}" for name in ("eager", "tuned", "fused")),
-            *(ratio(case["ratios"][peer]) for peer in ("eager", "tuned")),
+            *(f"{times[name]:.3f}" if shown else LEFT_OUT for name in ("eager", "tuned", "fused")),
+            *(ratio(case["ratios"][peer]) if shown else LEFT_OUT for peer in ("eager", "tuned")),
             str(case["launches"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -102,6 +114,11 @@ def overhead_table(results: dict[str, Any]) -> list[str]:
         f"| each call: the same line at no kernels | {chain['fixed_microseconds']:.1f} |",
         f"| Python's share of a call: {small['what']} | {small['microseconds_in_python']:.1f} |",
     ]
+
+
+def overloaded(results: dict[str, Any]) -> bool:
+    """Whether the machine had so much else to do that times are not shown."""
+    return bool(results["load_average"] > OVERLOADED * results["machine"]["cores"])
 
 
 def ratio(quartiles: dict[str, float]) -> str:
