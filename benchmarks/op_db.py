@@ -5,7 +5,7 @@
 A wrong value, dtype, shape or stride is a failure. The rest is counted: operators captured without falling back, and
 operators that run in a generated kernel, next to a library call, or still as ATen calls. Run it as::
 
-    python benchmarks/op_db.py [--samples 6] [--only NAME ...] [-o benchmarks/results/op_db.json]
+    python -m benchmarks.op_db [--samples 6] [--only NAME ...] [-o benchmarks/results/op_db.json]
 
 The samples of one operator are one model first, which is one capture and one compiler call. Where that falls back or
 differs, each sample is its own model, so that the sample at fault is named.
@@ -34,6 +34,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 import fuse
+from benchmarks.common import RESULTS, conditions
 from fuse.check.compare import compare
 from fuse.check.inputs import widened
 from fuse.errors import FuseError
@@ -239,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--samples", type=int, default=SAMPLES, help="sample inputs an operator")
     parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="operators to run instead of all")
-    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).parent / "results" / "op_db.json")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "op_db.json")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     outcomes: list[Outcome] = []
@@ -256,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"{number:>4}/{len(chosen)} {outcome.name:<52} {outcome.place:<8} {seconds:5.1f} s  {note}", file=sys.stderr
         )
-    figures = summary(outcomes)
+    figures = {**conditions("op_db"), **summary(outcomes)}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps({name: value for name, value in figures.items() if name != "outcomes"}, indent=1))

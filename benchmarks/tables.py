@@ -85,6 +85,25 @@ def recurrent_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def limit_table(results: dict[str, Any]) -> list[str]:
+    """A row a shape: the loop's time, and how much of it the machine's limits explain."""
+    shown = not overloaded(results)
+    lines = [
+        "| loop, (steps, batch, width) | fuse ms | limit / fuse, the step's product | with the input's | bound by |",
+        f"|---{'|--:' * 3}|---|",
+    ]
+    for case in results["cases"]:
+        shape = ", ".join(map(str, case["shape"]))
+        cells = [
+            f"`models/{case['model']}.py` ({shape})",
+            f"{case['milliseconds']['fused']:.3f}" if shown else LEFT_OUT,
+            *(f"{case['ratios'][limit]:.2f}" if shown else LEFT_OUT for limit in ("recurrent", "whole")),
+            case["bound"],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def capture_table(results: dict[str, Any]) -> list[str]:
     """A row a length: what it takes to capture a loop and to run all passes over it."""
     lines = [
@@ -116,6 +135,19 @@ def overhead_table(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def op_db_table(results: dict[str, Any]) -> list[str]:
+    """How PyTorch's own operator tests fare."""
+    return [
+        "| `2 * op(x) + 1` for every operator of PyTorch's `op_db`, float32 | |",
+        "|---|--:|",
+        f"| operators, forward and gradient formulas | {results['operators']} |",
+        f"| wrong | {len(results['wrong'])} |",
+        f"| captured without falling back | {results['captured']:.1%} |",
+        f"| the operator itself runs in a generated kernel | {results['in_kernel']:.1%} |",
+        f"| in a generated kernel or a library call | {results['in_kernel_or_library']:.1%} |",
+    ]
+
+
 def overloaded(results: dict[str, Any]) -> bool:
     """Whether the machine had so much else to do that times are not shown."""
     return bool(results["load_average"] > OVERLOADED * results["machine"]["cores"])
@@ -138,8 +170,11 @@ def conditions(results: dict[str, Any]) -> str:
 
 TABLES = {
     "capture": capture_table,
+    "cells": speed_table,
+    "limit": limit_table,
     "lstm": speed_table,
     "models": speed_table,
+    "op_db": op_db_table,
     "overhead": overhead_table,
     "recurrent": recurrent_table,
 }

@@ -291,6 +291,16 @@ def test_a_selective_scan_adds_up_what_decays() -> None:
         torch.testing.assert_close(model.scan(x), expected)
 
 
+def test_wkv_is_attention_that_decays_with_the_distance() -> None:
+    model = real("wkv", "model_size=4").model.double()
+    key, value = torch.randn(2, 5, 4).double(), torch.randn(2, 5, 4).double()
+    for t in range(5):
+        distance = torch.arange(t - 1, -1, -1).unsqueeze(1)
+        scores = torch.cat([key[:, :t] - distance * model.decay.exp(), (model.bonus + key[:, t]).unsqueeze(1)], 1)
+        expected = (scores.softmax(1) * value[:, : t + 1]).sum(1)
+        torch.testing.assert_close(model.wkv(key, value)[:, t], expected)
+
+
 def test_half_the_step_makes_a_sixteenth_of_the_error() -> None:
     def ends_at(steps: int) -> Tensor:
         torch.manual_seed(0)
