@@ -14,7 +14,6 @@ Declined where the steps do not correspond, or where the body has no persistent 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -28,7 +27,7 @@ from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.collectors import dimension_of, pieces_of
-from fuse.rewrite.loop_building import Built, build, last_states, operand_node, outside_users
+from fuse.rewrite.loop_building import Built, build, call_loop, last_states, operand_node, outside_users
 from fuse.rewrite.reads import Obstacle, anchors, letter
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.rolling import LEAST_STEPS, Result, Rolled, find_loop, narrowest_cut
@@ -162,7 +161,9 @@ def _pieces_are(collector: Node, values: list[Node]) -> bool:
 
 def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor]) -> None:
     """Put the loop where the last step stands and let readers of the steps read its results."""
-    parts = _call(graph, rolled, built, values)
+    last = rolled.steps[-1][-1]
+    operands = [operand_node(graph, operand, last) for operand in built.operands]
+    parts = call_loop(graph, built.loop, operands, values, last)
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     escaping = effects.escaping(graph)
     after = parts[-1]
@@ -192,26 +193,6 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
     moved.meta.update(val=collector.meta["val"], source=collector.meta.get("source", ""))
     surgery.replace(collector, moved)
     return moved
-
-
-def _call(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor]) -> list[Node]:
-    """Call the loop where the last step stands; returns its results."""
-    number = graph.meta.get("loops_made", 0)
-    graph.meta["loops_made"] = number + 1
-    name = f"loop_{number}"
-    graph.add_submodule(name, built.loop)
-    last = rolled.steps[-1][-1]
-    operands = tuple(operand_node(graph, operand, last) for operand in built.operands)
-    with graph.graph.inserting_after(last):
-        call = graph.graph.call_module(name, operands)
-    call.meta.update(val=tuple(values), source=built.loop.spec.source)
-    parts: list[Node] = []
-    for position, value in enumerate(values):
-        with graph.graph.inserting_after(parts[-1] if parts else call):
-            part = graph.graph.call_function(operator.getitem, (call, position))
-        part.meta.update(val=value, source=built.loop.spec.source)
-        parts.append(part)
-    return parts
 
 
 def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, escapes: bool) -> Node:

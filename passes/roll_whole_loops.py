@@ -55,8 +55,12 @@ def obstacle(rolled: Rolled) -> str | None:
     if any(ops.kind(node.target) == "reduction" for node in step):  # type: ignore[arg-type]
         return "a step has reductions: the input's products leave the loop"
     products = [node for node in step if ops.kind(node.target) == "gemm"]  # type: ignore[arg-type]
-    rows = min(node.meta["val"].shape[0] for node in products)
-    if rows < SHARING_ROWS and sum(map(weight_bytes, products)) > CACHED_BYTES:
+    return better_outside(min(node.meta["val"].shape[0] for node in products), sum(map(weight_bytes, products)))
+
+
+def better_outside(rows: int, weights: int) -> str | None:
+    """Why the input's product of a step of ``rows`` rows, with ``weights`` bytes in all, had better be done before."""
+    if rows < SHARING_ROWS and weights > CACHED_BYTES:
         return "the weights do not stay in cache: the input's products leave the loop"
     return None
 

@@ -34,7 +34,7 @@ class LoopSpec:
 
     ``carries``: number of carried states; each step reads what the step before wrote (the first: the loop's operand).
     ``step_inputs``: how the operands that follow are read. ``collected``: number of results that are kept of every
-    step. ``source``: the user's line of the body.
+    step. ``source``: the user's line of the body. ``one_call``: eager runs all steps in one call of a library.
     """
 
     trip_count: int
@@ -42,6 +42,7 @@ class LoopSpec:
     step_inputs: tuple[StepInput, ...]
     collected: int
     source: str = ""
+    one_call: bool = False
 
 
 class Loop(nn.Module):

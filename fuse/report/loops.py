@@ -254,7 +254,7 @@ def _rolled(node: Node) -> Rolled:
 def _unseen(node: Node) -> Loop:
     rolled, module = _rolled(node), called_module(node)
     assert isinstance(module, LoopModule)
-    each = sum(node_launches(inner) for inner in module.body.graph.nodes)
+    each = 0 if module.spec.one_call else sum(node_launches(inner) for inner in module.body.graph.nodes)
     return Loop(rolled.trip_count, each, 0, node.meta.get("source", ""), (rolled,))
 
 

@@ -91,6 +91,26 @@ def operand_node(graph: GraphModule, operand: Operand, before: Node) -> Node:
     return operand
 
 
+def call_loop(
+    graph: GraphModule, loop: Loop, operands: Sequence[Node], values: Sequence[torch.Tensor], after: Node
+) -> list[Node]:
+    """Call ``loop`` behind ``after``; returns the nodes of its results, whose metadata is ``values``."""
+    number = graph.meta.get("loops_made", 0)
+    graph.meta["loops_made"] = number + 1
+    name = f"loop_{number}"
+    graph.add_submodule(name, loop)
+    with graph.graph.inserting_after(after):
+        call = graph.graph.call_module(name, tuple(operands))
+    call.meta.update(val=tuple(values), source=loop.spec.source)
+    parts: list[Node] = []
+    for position, value in enumerate(values):
+        with graph.graph.inserting_after(parts[-1] if parts else call):
+            part = graph.graph.call_function(operator.getitem, (call, position))
+        part.meta.update(val=value, source=loop.spec.source)
+        parts.append(part)
+    return parts
+
+
 class _Body:
     """The body while the nodes of a typical step are copied into it."""
 

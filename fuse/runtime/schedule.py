@@ -249,7 +249,12 @@ class _Scheduler:
             self.anchors[node] = self._buffer("called", value)
             results: tuple[tuple[int | None, Ref], ...] = ((None, Ref(self.anchors[node][0])),)
         else:
-            made = [self._buffer("called", v) if isinstance(v, Tensor) else None for v in value]
+            read = {
+                part.args[1] for part in node.users if part.users
+            }  # an operator may leave out a result that nobody reads
+            made = [
+                self._buffer("called", v) if isinstance(v, Tensor) and i in read else None for i, v in enumerate(value)
+            ]
             self.parts[node] = list(made)
             results = tuple((i, Ref(anchor[0])) for i, anchor in enumerate(made) if anchor is not None)
         self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", "")))

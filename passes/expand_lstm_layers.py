@@ -1,0 +1,165 @@
+"""Run an LSTM layer as a loop kernel where a library would run it.
+
+    y, h, c, _ = mkldnn_rnn_layer(x, w, u, b, d, h0, c0)   ->   h, c, y = loop(h0, c0, x, b, w.T, d, u.T)
+
+``nn.LSTM`` in float32 reaches a processor as one oneDNN call a layer and direction. A loop of ours does the same
+arithmetic (``step_of`` has the formulas, those of ``torch.nn.LSTM``), packs its weights once for all steps and
+allocates nothing. As for a loop that the user wrote, the product of the input is done inside where that is the faster
+way, and before otherwise (see ``roll_whole_loops``). A layer that runs backwards in time reads its steps in that
+order, and ``flip`` turns what it kept round again; ``cat`` with the other direction does both in one kernel.
+
+Declined where the library's workspace for a gradient is read, and where the kernel's own limits are met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.kernel.loop_kernel import lower_loop
+from fuse.kernel.lower import Declined
+from fuse.passes.roll_whole_loops import better_outside
+from fuse.rewrite import surgery
+from fuse.rewrite.loop_building import call_loop
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+GATES = 4
+LSTM_MODE = 2
+"""oneDNN's number for this kind of cell."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of the library. ``sequence``: time, batch, features; the gates come in the order i, f, g, o."""
+
+    call: Node
+    sequence: Node
+    weights: tuple[Node, Node]
+    biases: tuple[Node, Node] | None
+    states: tuple[Node, Node]
+    backwards: bool
+
+    @property
+    def inside(self) -> bool:
+        """Whether the product of the input is done in the loop."""
+        rows = self.sequence.meta["val"].shape[1]
+        return better_outside(rows, sum(weight.meta["val"].nbytes for weight in self.weights)) is None
+
+    @property
+    def fixed(self) -> list[Node]:
+        """Biases and weights that the loop reads, in the order of its operands."""
+        pairs = list(zip(self.biases or (None, None), self.weights, strict=True))
+        return [node for pair in pairs[0 if self.inside else 1 :] for node in pair if node is not None]
+
+
+@register_pass(after=("no_ops", "dead_code"), before="roll_whole_loops")
+def expand_lstm_layers(graph: GraphModule) -> Iterator[Verdict]:
+    """Run an LSTM layer as a loop kernel where a library would run it."""
+    for call in graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
+        layer = layer_of(call)
+        if isinstance(layer, str):
+            yield declined(call, layer)
+            continue
+        loop, operands, results = loop_of(layer)
+        kernel = lower_loop(loop, operands, results)
+        if isinstance(kernel, Declined):
+            yield declined(call, kernel.reason)
+        else:
+            yield rewrite(call, expand, graph, layer, loop)
+
+
+def layer_of(call: Node) -> Layer | str:
+    """The layer that ``call`` runs, or why it stays with the library."""
+    sequence, w, u, b, d, h, c, reverse, sizes, mode, _, _, biased, *_ = call.args
+    if mode != LSTM_MODE or sizes:
+        return "it is not an LSTM over sequences of one length"
+    if any(node.meta["val"].dtype is not torch.float32 for node in call.all_input_nodes):
+        return "it is not in float32"
+    if any(part.args[1] not in (0, 1, 2) for part in call.users):
+        return "the library's workspace is read"
+    return Layer(call, sequence, (w, u), (b, d) if biased else None, (h, c), bool(reverse))  # type: ignore[arg-type]
+
+
+def loop_of(layer: Layer) -> tuple[Loop, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The loop, and the metadata of its operands and results."""
+    sequence: Tensor = layer.sequence.meta["val"]
+    steps, rows, _ = sequence.shape
+    with sequence.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+        read = sequence if layer.inside else sequence.new_empty(steps, rows, len(_value(layer.weights[0])))
+        fixed = [value.t() if value.dim() == 2 else value for value in map(_value, layer.fixed)]
+        operands = (*map(_value, layer.states), read, *fixed)
+        own = [torch.empty_strided(v.shape, v.stride()) for v in (*operands[:2], read.select(0, 0), *fixed)]
+        body = make_fx(step_of(layer))(*own)  # one tensor given twice would be one placeholder
+    source = layer.call.meta.get("source", "")
+    for node in body.graph.nodes:
+        node.meta["source"] = source
+    output = body.graph.output_node()
+    output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]
+    output.meta["val"] = tuple(map(_value, output.args[0]))  # type: ignore[arg-type]
+    order = StepInput(0, steps - 1, -1) if layer.backwards else StepInput(0, 0, 1)
+    loop = Loop(body, LoopSpec(steps, 2, (order,), 1, source, one_call=True))
+    y, h, c, _ = layer.call.meta["val"]
+    loop.strides = (h.stride(), c.stride(), y.stride())
+    return loop, operands, (h, c, y)
+
+
+def step_of(layer: Layer) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """One step: ``(h, c, x, *fixed) -> (next h, next c, what is kept)``; x is projected already if not ``inside``."""
+
+    def product(x: Tensor, fixed: Iterator[Tensor]) -> Tensor:
+        return torch.addmm(next(fixed), x, next(fixed)) if layer.biases else torch.mm(x, next(fixed))
+
+    def step(h: Tensor, c: Tensor, x: Tensor, *fixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rest = iter(fixed)
+        gates = (product(x, rest) if layer.inside else x) + product(h, rest)
+        width = h.shape[1]
+        write, forget, candidate, output = (gates.narrow(1, k * width, width) for k in range(GATES))
+        c = torch.sigmoid(forget) * c + torch.sigmoid(write) * torch.tanh(candidate)
+        h = torch.sigmoid(output) * torch.tanh(c)
+        return h, c, h
+
+    return step
+
+
+def expand(graph: GraphModule, layer: Layer, loop: Loop) -> None:
+    """Put the loop in the place of the library's call."""
+    call = layer.call
+    read = layer.sequence if layer.inside else projected(layer)
+    fixed = [turned(call, node) if _value(node).dim() == 2 else node for node in layer.fixed]
+    y, h, c, _ = call.meta["val"]
+    last, state, kept = call_loop(graph, loop, (*layer.states, read, *fixed), (h, c, y), call)
+    if layer.backwards:
+        kept = surgery.insert(kept.next, aten.flip.default, kept, [0], like=call)
+    parts = (kept, last, state)
+    for part in list(call.users):
+        surgery.replace(part, parts[part.args[1]])  # type: ignore[index]
+
+
+def projected(layer: Layer) -> Node:
+    """The product of the whole sequence, all steps as rows of one matrix."""
+    call, sequence = layer.call, layer.sequence
+    steps, rows, width = _value(sequence).shape
+    matrix = surgery.insert(call, aten.view.default, sequence, [steps * rows, width])
+    weight = turned(call, layer.weights[0])
+    if layer.biases:
+        product = surgery.insert(call, aten.addmm.default, layer.biases[0], matrix, weight)
+    else:
+        product = surgery.insert(call, aten.mm.default, matrix, weight)
+    return surgery.insert(call, aten.view.default, product, [steps, rows, -1])
+
+
+def turned(before: Node, weight: Node) -> Node:
+    return surgery.insert(before, aten.t.default, weight)
+
+
+def _value(node: Node) -> Tensor:
+    value: Tensor = node.meta["val"]
+    return value

@@ -1,0 +1,115 @@
+"""A layer that eager gives to a library becomes a loop of ours; what is no such layer, or not in float32, stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fuse
+from fuse.check.oracle import check
+from fuse.testing import assert_fuses
+
+NAME = "expand_lstm_layers"
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers", "launches"),
+    [
+        ({}, 1, 3),  # zeros, the loop, and both last states stacked in one copy
+        ({"bias": False}, 1, 3),
+        ({"batch_first": True}, 1, 4),  # a copy turns the batch round, as eager's does
+        ({"num_layers": 2}, 2, 4),
+        ({"bidirectional": True}, 2, 4),  # both directions joined, one of them turned round, in the copy of the states
+        ({"num_layers": 2, "bidirectional": True}, 4, 7),
+    ],
+    ids=str,
+)
+def test_a_layer_becomes_a_loop(settings: dict[str, Any], layers: int, launches: int) -> None:
+    assert_fuses(nn.LSTM(8, 16, **settings), torch.randn(5, 3, 8), launches=launches, fired={NAME: layers})
+
+
+def test_states_of_the_caller_start_the_loop() -> None:
+    x, h, c = torch.randn(5, 3, 8), torch.randn(1, 3, 16), torch.randn(1, 3, 16)
+    assert_fuses(nn.LSTM(8, 16), x, (h, c), fired={NAME: 1})
+
+
+def test_large_weights_and_few_rows_are_one_product_before_the_loop() -> None:
+    assert_fuses(nn.LSTM(1024, 256), torch.randn(6, 1, 1024), launches=4, fired={NAME: 1})
+
+
+def test_launches_do_not_grow_with_the_length() -> None:
+    for steps in (1, 4, 70):
+        assert_fuses(nn.LSTM(8, 16), torch.randn(steps, 2, 8), launches=3, fired={NAME: 1})
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths: eager's own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, [5, 3, 3])
+        return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0])[0]
+
+
+def test_packed_sequences_run_as_eager() -> None:
+    model, x = Packed(), torch.randn(5, 3, 8)
+    fused = fuse.compile(model)
+    with torch.no_grad(), pytest.warns(UserWarning, match="_pack_padded_sequence"):
+        torch.testing.assert_close(fused(x), model(x))
+    assert fused.last_run.fallbacks
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("model", [nn.LSTM(8, 16, proj_size=4), nn.LSTM(8, 16).double()])
+def test_layers_that_eager_unrolls_are_loops_to_the_other_passes(model: nn.LSTM) -> None:
+    x = torch.randn(5, 3, 8, dtype=model.weight_ih_l0.dtype)
+    assert_fuses(model, x, fired={NAME: 0, "roll_loops": 1})
+
+
+def test_another_dtype_is_declined_with_the_reason() -> None:
+    report = fuse.show(nn.LSTM(8, 16).bfloat16(), (torch.randn(5, 3, 8, dtype=torch.bfloat16),))
+    assert [one.reason for one in report.rejected if one.pass_name == NAME] == ["it is not in float32"]
+
+
+def test_without_the_pass_the_library_runs_and_leaves_out_what_nobody_reads() -> None:
+    model, x = nn.LSTM(8, 16).eval(), torch.randn(5, 3, 8)
+    with torch.no_grad():
+        fused = fuse.compile(model, passes=[])
+        torch.testing.assert_close(fused(x), model(x))
+    assert fused.last_run.aten
+    assert not fused.last_run.fallbacks
+
+
+def test_weights_that_change_take_effect() -> None:
+    model, x = nn.LSTM(8, 16).eval(), torch.randn(5, 3, 8)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        fused(x)
+        model.weight_hh_l0.mul_(2)
+        torch.testing.assert_close(fused(x), model(x))
+
+
+@given(
+    steps=st.integers(1, 9),
+    batch=st.integers(1, 5),
+    width=st.integers(1, 9),
+    units=st.integers(1, 33),
+    layers=st.integers(1, 2),
+    backwards=st.booleans(),
+    turned=st.booleans(),
+)
+@settings(max_examples=15, deadline=None)
+def test_any_size(steps: int, batch: int, width: int, units: int, layers: int, backwards: bool, turned: bool) -> None:
+    model = nn.LSTM(width, units, layers, bidirectional=backwards, batch_first=turned).eval()
+    x = torch.randn(batch, steps, width) if turned else torch.randn(steps, batch, width)
+    with torch.no_grad():
+        report = check(model, (x,))
+    assert report.passed, report
