@@ -26,11 +26,12 @@ from fuse.graph.periods import Run, find_runs
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
 from fuse.rewrite import effects, regions, surgery
-from fuse.rewrite.collectors import dimension_of, pieces_of
-from fuse.rewrite.loop_building import Built, build, call_loop, last_states, operand_node, outside_users
-from fuse.rewrite.reads import Obstacle, anchors, letter
+from fuse.rewrite.collectors import COLLECTORS, dimension_of, pieces_of
+from fuse.rewrite.loop_building import Built, build, call_loop, last_states, operand_node, outside_reads
+from fuse.rewrite.reads import Obstacle, spelled
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import LEAST_STEPS, Result, Rolled, find_loop, narrowest_cut
+from fuse.rewrite.rolling import LEAST_STEPS, Found, Result, Rolled, find_loop, narrowest_cut
+from fuse.rewrite.segments import segments
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
@@ -60,23 +61,32 @@ def roll(
     obstacle: Callable[[Rolled], str | None] = lambda rolled: None,
 ) -> Iterator[Verdict]:
     """Roll the loops that are ``wanted`` and meet no ``obstacle``."""
-    nodes = anchors(graph.graph)
-    letters = [letter(node) for node in nodes]
+    nodes, letters = spelled(graph.graph, LEAST_STEPS)
+    place = {node: at for at, node in enumerate(nodes)}
     stretches = [(0, len(nodes), len(nodes))]  # from, to, and the period that loops in it stay below
     while stretches:
         start, end, below = stretches.pop()
         for run in find_runs(letters[start:end], LEAST_STEPS, below):
-            steps = aligned(nodes, letters, start + run.start, run)
-            found = find_loop(steps)
-            if isinstance(found, Obstacle):
-                yield declined(steps[0], found.reason)
-                # layers that differ may each hold a loop
-                stretches.append((start + run.start, start + run.end, run.period))
-            elif wanted(found.rolled):
-                for outside, reason in found.peeled:
-                    yield declined(outside, reason)
-                yield judged(graph, found.rolled, obstacle(found.rolled))
+            for steps, found in loops_in(aligned(nodes, letters, start + run.start, run)):
+                if isinstance(found, Obstacle):
+                    yield declined(steps[0], found.reason)
+                    # layers that differ may each hold a loop
+                    stretches.append((place[steps[0][0]], place[steps[-1][-1]] + 1, run.period))
+                elif wanted(found.rolled):
+                    for outside, reason in found.peeled:
+                        yield declined(outside, reason)
+                    yield judged(graph, found.rolled, obstacle(found.rolled))
     regions.sort(graph.graph)
+
+
+def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], Found | Obstacle]]:
+    """The loop that ``steps`` are, or the loops one after another; for steps that are none, the reason."""
+    found = find_loop(steps)
+    following = segments(steps, LEAST_STEPS) if isinstance(found, Obstacle) else []
+    for some in following:
+        yield from loops_in(some)
+    if not following:
+        yield steps, found
 
 
 def aligned(nodes: Sequence[Node], letters: Sequence[object], start: int, run: Run) -> list[list[Node]]:
@@ -134,10 +144,11 @@ def _collected(value: torch.Tensor, steps: int, dim: int) -> torch.Tensor:
 
 
 def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
-    """The contiguous ``stack`` (or ``cat`` of unsqueezed pieces) of one result of all steps in order, its dimension."""
+    """The contiguous ``stack`` or ``cat`` (perhaps of unsqueezed pieces) of one result of all steps in order, and the
+    dimension at which the steps lie in it."""
     values = [node for step in rolled.steps for node in result.of(step)]
     for user in list(values[0].users):
-        if user.target is aten.stack.default and pieces_of(user) == values and _is_contiguous(user):
+        if user.target in COLLECTORS and pieces_of(user) == values and _is_contiguous(user):
             return user, dimension_of(user)
         if user.target is aten.unsqueeze.default:
             for collector in user.users:
@@ -171,28 +182,36 @@ def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[t
     for result, part in collected.items():
         if found := collector_of(rolled, result):
             after = _replace_collector(graph, after, part, *found)
-    for (result, k), number in last_states(rolled).items():
-        _replace_outside(dict.fromkeys(result.of(rolled.steps[k]), parts[number]), place)
+    lasts = {last: parts[n] for (result, k), n in last_states(rolled).items() for last in result.of(rolled.steps[k])}
+    _replace_outside(lasts, place, lambda user: user.op == "output" or user in escaping)
     reads: dict[Node, Node] = {}
     for result, part in collected.items():
         for k, step in enumerate(rolled.steps):
             for value in result.of(step):
-                if outside_users(value, place):
-                    after = reads[value] = _read_step(graph, after, part, k, value, value in escaping)
+                if outside_reads(value, place):
+                    escapes = value in escaping and value not in lasts
+                    after = reads[value] = _read_step(graph, after, part, k, value, escapes)
     _replace_outside(reads, place)
+    _replace_outside(lasts, place)
     for step in reversed(rolled.steps):
         for node in reversed(step):
             regions.erase_with_users(node)
 
 
 def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: Node, dim: int) -> Node:
-    """The collected steps, moved to the dimension where the collector stacked them: a view laid out like it."""
+    """The collected steps, moved to the dimension where the collector put them: a view laid out like it."""
     order = [*range(1, dim + 1), 0, *range(dim + 1, part.meta["val"].dim())]
+    held, source = collector.meta["val"], collector.meta.get("source", "")
     with graph.graph.inserting_after(after):
-        moved = graph.graph.call_function(aten.permute.default, (part, order))
-    moved.meta.update(val=collector.meta["val"], source=collector.meta.get("source", ""))
+        after = moved = graph.graph.call_function(aten.permute.default, (part, order))
+    with held.fake_mode:
+        moved.meta.update(val=part.meta["val"].permute(order), source=source)
+    if moved.meta["val"].shape != held.shape:  # ``cat`` puts steps and what each adds in one dimension
+        with graph.graph.inserting_after(moved):
+            after = moved = graph.graph.call_function(aten.view.default, (moved, list(held.shape)))
+        moved.meta.update(val=held, source=source)
     surgery.replace(collector, moved)
-    return moved
+    return after
 
 
 def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, escapes: bool) -> Node:
@@ -211,8 +230,12 @@ def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, 
     return step
 
 
-def _replace_outside(replaced: Mapping[Node, Node], place: Mapping[Node, tuple[int, int]]) -> None:
+def _replace_outside(
+    replaced: Mapping[Node, Node],
+    place: Mapping[Node, tuple[int, int]],
+    chosen: Callable[[Node], bool] = lambda user: True,
+) -> None:
     """Users outside of the loop read what replaces a node; its views are views of that then, for readers outside."""
-    users = {user for node in replaced for user in node.users if user not in place}
+    users = {user for node in replaced for user in node.users if user not in place and chosen(user)}
     for user in users:
         user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda node: replaced.get(node, node))

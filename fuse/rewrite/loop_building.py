@@ -9,8 +9,8 @@ A state that lags several steps is handed on inside the body, from one carry to 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from torch.nn import Module
 from fuse import ops
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.rewrite import surgery
+from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.moving import Moved
-from fuse.rewrite.reads import Link, leaves, parts, replace_leaves
+from fuse.rewrite.reads import Link, Read, leaves, link_of, parts, read_of, replace_leaves
 from fuse.rewrite.regions import owner
 from fuse.rewrite.rolling import Carry, MovingInput, Numbers, Result, Rolled, Slot, StateRead, Within
 
@@ -52,7 +53,7 @@ def build(rolled: Rolled) -> Built:
     for j, node in enumerate(rolled.typical):
         body.copy(j, node)
     collected = _read_outside(rolled)
-    results = [body.next_state(carry) for carry in rolled.carries] + [body.result(r, ()) for r in collected]
+    results = [body.next_state(carry) for carry in rolled.carries] + [body.result(r, r.links) for r in collected]
     output = body.graph.output(tuple(results))
     output.meta.update(val=tuple(r.meta["val"] for r in results), source="")
     module = _LazyGraphModule(Module(), body.graph)
@@ -207,28 +208,48 @@ def last_states(rolled: Rolled) -> dict[tuple[Result, int], int]:
 
 
 def _read_outside(rolled: Rolled) -> list[Result]:
-    """Results that are read outside of the loop, other than as a last state."""
+    """Results that are read outside of the loop, other than as a last state.
+
+    Where all readers look at the same views of a result, the views are collected.
+    """
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     states = last_states(rolled)
-    wanted: set[Result] = set()
+    chains: dict[Result, dict[tuple[Link, ...], list[Node]]] = {}
     for node, (k, j) in place.items():
         for part, value in parts(node):
             result = Result(j, part)
-            if (result, k) not in states and result not in wanted and outside_users(value, place):
-                wanted.add(result)
+            if (result, k) in states:
+                continue
+            for read in outside_reads(value, place):
+                chains.setdefault(result, {}).setdefault(read.links[len(read_of(value).links) :], []).append(read.node)
+    wanted = [_collected(result, found) for result, found in chains.items()]
     return sorted(wanted, key=lambda r: (r.position, r.part or 0))
 
 
-def outside_users(node: Node, place: dict[Node, tuple[int, int]]) -> list[Node]:
-    """Users of ``node`` outside of the loop that compute something or are the output, views looked through."""
+def _collected(result: Result, chains: Mapping[tuple[Link, ...], Sequence[Node]]) -> Result:
+    """What is collected of a result that is read as ``chains`` of views: those views, or all of it."""
+    (links, views), *others = chains.items()
+    if others or not all(map(_may_be_collected, views)):
+        return result
+    return replace(result, links=links)
+
+
+def _may_be_collected(view: Node) -> bool:
+    """Whether collecting ``view`` is as good as collecting what it is a view of."""
+    held, whole = view.meta["val"], owner(view).meta["val"]
+    if isinstance(whole, torch.Tensor) and held.numel() > whole.numel():
+        return False
+    return held.is_contiguous() or all(user.target in COLLECTORS for user in view.users)
+
+
+def outside_reads(node: Node, place: Mapping[Node, object]) -> list[Read]:
+    """The views of ``node``, itself included, that something outside of the loop computes with, or the output."""
     found = []
-    stack = list(node.users)
+    stack = [node]
     while stack:
-        user = stack.pop()
-        if user in place:
-            continue
-        if user.op == "call_function" and owner(user) is not user:
-            stack.extend(user.users)
-        else:
-            found.append(user)
+        view = stack.pop()
+        views = [user for user in view.users if link_of(user) is not None]
+        if any(user not in place and link_of(user) is None for user in view.users):
+            found.append(read_of(view))
+        stack += views
     return found

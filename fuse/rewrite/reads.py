@@ -9,6 +9,7 @@ Two nodes with equal letters may be the same node of two steps of a loop: they d
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,38 @@ def anchors(graph: Graph) -> list[Node]:
     return [
         node for node in graph.nodes if node.op == "call_function" and owner(node) is node and not is_constructor(node)
     ]
+
+
+def spelled(graph: Graph, least: int) -> tuple[list[Node], list[object]]:
+    """The anchors among which loops of at least ``least`` steps are looked for, and their letters.
+
+    What is computed once and read by many steps stands between the operators of the first of them, and is left out.
+    """
+    nodes = anchors(graph)
+    letters = {node: letter(node) for node in nodes}
+    often = Counter(letters.values())
+    shared: set[Node] = set()
+    for node in reversed(nodes):
+        if often[letters[node]] < least and effects.is_pure(node):
+            readers = _readers(node)
+            alike = Counter(letters[reader] for reader in readers if reader in letters)
+            if readers and (readers <= shared or max(alike.values(), default=0) >= least):
+                shared.add(node)
+    found = [node for node in nodes if node not in shared]
+    return found, [letters[node] for node in found]
+
+
+def _readers(node: Node) -> set[Node]:
+    """The nodes that compute something with ``node`` or views of it, or return it."""
+    found: set[Node] = set()
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if link_of(user) is None:
+                found.add(user)
+            else:
+                stack.append(user)
+    return found
 
 
 def letter(node: Node) -> object:
@@ -114,14 +147,19 @@ def read_of(node: Node) -> Read:
     """``node`` as a chain of views over the node that computes its memory."""
     links: list[Link] = []
     current = node
-    while True:
-        if current.target is operator.getitem:
-            links.append((operator.getitem, current.args[1:], ()))
-        elif effects.view_base(current) is not None:
-            links.append((current.target, _frozen(current.args[1:]), tuple(sorted(current.kwargs.items()))))
-        else:
-            return Read(current, tuple(reversed(links)), node)
+    while (link := link_of(current)) is not None:
+        links.append(link)
         current = current.args[0]  # type: ignore[assignment]
+    return Read(current, tuple(reversed(links)), node)
+
+
+def link_of(node: Node) -> Link | None:
+    """How ``node`` views its first argument, or is a part of it; None where it computes something."""
+    if node.target is operator.getitem:
+        return operator.getitem, node.args[1:], ()
+    if effects.view_base(node) is not None:
+        return node.target, _frozen(node.args[1:]), tuple(sorted(node.kwargs.items()))
+    return None
 
 
 def _frozen(value: object) -> tuple[object, ...]:

@@ -33,11 +33,13 @@ from fuse.rewrite.reads import (
     below,
     layout,
     leaves,
+    link_of,
     parts,
     read_of,
     replace_leaves,
     tensors_of,
 )
+from fuse.rewrite.segments import transitions
 
 LEAST_STEPS = 4
 MOST_PEELED = 3
@@ -52,15 +54,19 @@ NUMBER_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class Result:
-    """What node ``position`` of a step computes, or one ``part`` of it where it computes several tensors."""
+    """``links`` of what node ``position`` of a step computes, or of one ``part`` where it computes several tensors."""
 
     position: int
     part: int | None = None
+    links: tuple[Link, ...] = ()
 
     def of(self, step: Sequence[Node]) -> list[Node]:
-        """The nodes of ``step`` that stand for it; none where a part is not read."""
+        """The nodes of ``step`` that stand for it; none where it is not read."""
         node = step[self.position]
-        return [node] if self.part is None else [n for part, n in parts(node) if part == self.part]
+        found = [node] if self.part is None else [n for part, n in parts(node) if part == self.part]
+        for number in range(len(self.links)):
+            found = [user for node in found for user in node.users if link_of(user) == self.links[number]]
+        return found
 
 
 @dataclass(frozen=True)
@@ -340,14 +346,8 @@ def _state(position: int, firsts: Sequence[Read], typical: Read) -> StateRead | 
 
 def _group(reads: Sequence[Read], at: Sequence[tuple[int, int] | None]) -> int:
     """The number of steps after which operands repeat that differ from step to step; 1 where they do not."""
-    later = range(len(reads) // LEAST_STEPS, len(reads) - MOST_PEELED)
-    exact: list[object] = []
-    roots: list[object] = []
-    for k in later:
-        where, read = at[k], reads[k]
-        exact.append((k - where[0], where[1], read.links) if where else (read.root, read.links))
-        roots.append(exact[-1] if where else read.root)
-    return smallest_period(exact) or smallest_period(roots) or 1
+    ways = transitions(reads, at)
+    return smallest_period(ways[len(ways) // LEAST_STEPS : len(ways) - MOST_PEELED]) or 1
 
 
 def _numbers(nodes: Sequence[Node], operands: Sequence[Sequence[Leaf]]) -> dict[int, Numbers] | Obstacle:

@@ -402,11 +402,7 @@ def one_number(w: list[Tensor], x: Tensor) -> object:
     return torch.stack(outputs)
 
 
-GROWING = pytest.mark.xfail(reason="views of what is collected in heads take a launch for some steps", strict=True)
-IN_HEADS = ("attention in heads over the last steps", "weighted keys and values in heads")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=GROWING) if n in IN_HEADS else n for n in BODIES])
+@pytest.mark.parametrize("name", BODIES)
 def test_a_body_is_one_kernel_at_every_length(name: str) -> None:
     torch.manual_seed(0)
     model, launches = BODIES[name].model(), []
