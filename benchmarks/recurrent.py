@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 import torch
-from torch import nn
 
 import fuse
 from benchmarks.common import ROOT, save
@@ -19,15 +18,16 @@ from fuse.graph.load import load
 from fuse.report.timing import interleaved, quartiles
 
 SHAPES = ((64, 1, 128), (64, 1, 512), (128, 4, 128), (64, 16, 256), (128, 16, 256), (64, 32, 512))
-LAYERS = {"lstm_loop": nn.LSTM, "gru_loop": nn.GRU}
+MODELS = ("lstm_loop", "gru_loop")
 SECONDS = 1.5
 
 
 def case(name: str, steps: int, batch: int, width: int) -> dict[str, Any]:
     """Medians in milliseconds and ratios to fuse, sampled in the same rounds."""
     settings = (f"seq_length={steps}", f"batch_size={batch}", f"input_size={width}", f"hidden_size={width}")
-    loaded = load(str(ROOT / "models" / f"{name}.py"), settings=settings, real=True)
-    layer = LAYERS[name](width, width).eval()
+    loaded = load(str(ROOT / "models" / f"{name}.py"), settings=settings, real=True, tuned=True)
+    layer = loaded.tuned
+    assert layer is not None
     fused = fuse.compile(loaded.model)
     x = loaded.args[0]
     functions = {"fused": lambda: fused(x), "tuned": lambda: layer(x), "eager": lambda: loaded.model(x)}
@@ -50,7 +50,7 @@ def case(name: str, steps: int, batch: int, width: int) -> dict[str, Any]:
 
 def main() -> None:
     cases = []
-    for name in LAYERS:
+    for name in MODELS:
         for shape in SHAPES:
             cases.append(case(name, *shape))
             print(name, shape, cases[-1]["ratios"]["tuned"]["median"], file=sys.stderr)

@@ -121,7 +121,12 @@ def check(request: Request, to: Output, atol: float | None, rtol: float | None) 
 @target_verb(
     *tolerance_options,
     click.option(
-        "--against", default="eager", show_default=True, callback=names, metavar="PEERS", help="Any of compile, eager."
+        "--against",
+        default="eager",
+        show_default=True,
+        callback=names,
+        metavar="PEERS",
+        help="Any of compile, eager, tuned (what the file names so).",
     ),
     click.option(
         "--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="Time to spend on each peer."
@@ -155,13 +160,14 @@ def bench(
     passes = request.passes()
 
     def measured(request: Request, peers: tuple[str, ...], what: str = "") -> BenchReport:
-        loaded = request.load(to, real=True)
+        loaded = request.load(to, real=True, tuned="tuned" in peers)
         with to.stage(f"timing fused and {', '.join(peers)}{what}"):
             return measure(
                 loaded.model,
                 loaded.args,
                 loaded.kwargs,
                 against=peers,
+                tuned=loaded.tuned,
                 passes=passes,
                 train=request.train,
                 seconds=seconds,

@@ -84,12 +84,14 @@ class Request:
     max_launches: int | None
     fail_on_increase: Path | None
 
-    def load(self, to: Output, real: bool) -> LoadedModel:
+    def load(self, to: Output, real: bool, tuned: bool = False) -> LoadedModel:
         """The model and its inputs, on real or fake tensors; notes on how it was loaded go to stderr."""
         from fuse.graph.load import load
 
         with to.stage(f"loading {self.target}"):
-            loaded = load(self.target, self.inputs, self.settings, real=real, train=self.train, seed=self.seed)
+            loaded = load(
+                self.target, self.inputs, self.settings, real=real, train=self.train, seed=self.seed, tuned=tuned
+            )
         for note in loaded.notes:
             to.say(note)
         return loaded

@@ -168,7 +168,8 @@ def test_passes_are_listed_with_origin_and_summary(capsys: pytest.CaptureFixture
         (["show", "model.py", "--jason"], "--jason"),
         (["show"], "TARGET"),
         (["shwo"], "shwo"),
-        (["bench", "model.py", "--against", "tuned", "--seconds", "0.01"], "tuned"),
+        (["bench", "model.py", "--against", "onnx", "--seconds", "0.01"], "no peer 'onnx'"),
+        (["bench", "model.py", "--against", "tuned", "--seconds", "0.01"], "define `tuned`"),
     ],
 )
 def test_errors_are_one_line_on_stderr_with_status_two(

@@ -7,7 +7,9 @@ A file follows one of two conventions:
 2. ``model`` (a module, or a function returning one) and ``example_inputs`` (a tuple, a dict of keyword arguments, or a
    function returning either).
 
-``path/to/model.py:Name`` takes another class or object of the file in the model's place.
+``path/to/model.py:Name`` takes another class or object of the file in the model's place. The file may also define
+``tuned`` (a module, or a function returning one): what experts tuned by hand for the same work, called with the same
+arguments, for ``fuse bench --against tuned``.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class LoadedModel:
     """A model and the arguments of one call.
 
     ``fake_mode`` is the mode all its tensors belong to, or None where they are real. ``notes`` are for the user to
-    read, ``path`` is absolute, ``name`` is the class or object of the file that was taken.
+    read, ``path`` is absolute, ``name`` is the class or object of the file that was taken. ``tuned`` is the file's
+    hand-tuned peer, where that was asked for.
     """
 
     model: nn.Module
@@ -60,6 +63,7 @@ class LoadedModel:
     notes: tuple[str, ...]
     path: Path
     name: str
+    tuned: nn.Module | None = None
 
 
 def load(
@@ -70,13 +74,14 @@ def load(
     *,
     train: bool = False,
     seed: int = 0,
+    tuned: bool = False,
 ) -> LoadedModel:
     """Execute the file of ``target`` and build its model and inputs.
 
     ``inputs`` are ``NAME=f32[64,16,256]``, ``settings`` are ``NAME=VALUE``, as on the command line. Unless ``real``,
     everything runs under fake tensors, so that a model of any size costs no memory; a file that reads values there is
     loaded for real, with a note. The model is put into ``eval()`` mode unless ``train``, which leaves it as the file
-    made it. Values are drawn after ``torch.manual_seed(seed)``.
+    made it. Values are drawn after ``torch.manual_seed(seed)``. With ``tuned`` the file's hand-tuned peer is built too.
 
     Raises ``FuseError``, one line with the user's ``file:line``, for whatever is wrong with the file or the requests.
 
@@ -95,15 +100,15 @@ def load(
     file = read_model_file(target, [parse_setting(text) for text in settings])
     requests = [parse_input(text) for text in inputs]
     if real:
-        return _build(file, requests, None, train, seed)
+        return _build(file, requests, None, train, seed, tuned)
     try:
-        return _build(file, requests, _SharedMode(allow_non_fake_inputs=True), train, seed)
+        return _build(file, requests, _SharedMode(allow_non_fake_inputs=True), train, seed, tuned)
     except FuseError as failure:
         if failure.__cause__ is None or not _may_need_values(failure.__cause__, file):
             raise
         reason = _why_real(failure.__cause__, file)
     try:
-        loaded = _build(file, requests, None, train, seed)
+        loaded = _build(file, requests, None, train, seed, tuned)
     except FuseError as failure:
         if failure.__cause__ is not None and _why_real(failure.__cause__, file) == reason:
             raise
@@ -112,7 +117,12 @@ def load(
 
 
 def _build(
-    file: ModelFile, requests: Sequence[InputRequest], fake_mode: FakeTensorMode | None, train: bool, seed: int
+    file: ModelFile,
+    requests: Sequence[InputRequest],
+    fake_mode: FakeTensorMode | None,
+    train: bool,
+    seed: int,
+    tuned: bool,
 ) -> LoadedModel:
     with user_code_runs(file.path.parent), _without_values(fake_mode) if fake_mode else nullcontext():
         torch.manual_seed(seed)
@@ -123,10 +133,13 @@ def _build(
         args, kwargs = _example_inputs(file, namespace, optional=bool(requests))
         with blame(file, "making the inputs"):
             args, kwargs = replace_inputs(requests, model.forward, args, kwargs)
+        peer = _tuned(file, namespace) if tuned else None
         if not train:
             with blame(file, "calling eval()"):
-                model.eval()
-    return LoadedModel(model, args, kwargs, fake_mode, (), file.path, name)
+                for module in (model, peer):
+                    if module is not None:
+                        module.eval()
+    return LoadedModel(model, args, kwargs, fake_mode, (), file.path, name, peer)
 
 
 class _SharedMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # of its own __init_subclass__
@@ -198,6 +211,13 @@ def _candidates(namespace: Mapping[str, Any]) -> list[str]:
         for name, value in namespace.items()
         if isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", None) == module)
     ]
+
+
+def _tuned(file: ModelFile, namespace: Mapping[str, Any]) -> nn.Module:
+    if "tuned" not in namespace:
+        advice = "define `tuned`, a module (or a function returning one) that does the same work, such as nn.LSTM"
+        raise FuseError(f"{file.shown} names no hand-tuned peer; {advice}")
+    return _model(file, "tuned", namespace)
 
 
 def _model(file: ModelFile, name: str, namespace: Mapping[str, Any]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Time a model eager, fused and under ``torch.compile``, and count what was launched.
+"""Time a model eager, fused, under ``torch.compile`` and against a hand-tuned peer, and count what was launched.
 
 Every contender gets its own copy of the model and its inputs. First calls are measured apart, with caches cold on both
 sides: an empty folder for fuse, and for ``torch.compile`` an empty folder with its other caches switched off; modules
@@ -32,7 +32,7 @@ from fuse.report.machine import machine, versions
 from fuse.report.table import columns
 from fuse.report.timing import Quartiles, interleaved, quartiles
 
-PEERS = ("eager", "compile")
+PEERS = ("eager", "compile", "tuned")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ def bench(
     kwargs: Mapping[str, Any] | None = None,
     *,
     against: Sequence[str] = ("eager",),
+    tuned: nn.Module | None = None,
     passes: Sequence[str] | None = None,
     train: bool = False,
     seconds: float = 3.0,
@@ -100,9 +101,10 @@ def bench(
     rtol: float | None = None,
     target: str | None = None,
 ) -> BenchReport:
-    """Time ``model(*args, **kwargs)`` fused and as the peers in ``against`` (``eager``, ``compile``) run it.
+    """Time ``model(*args, **kwargs)`` fused and as the peers in ``against`` (``eager``, ``compile``, ``tuned``) run it.
 
     Args:
+        tuned: what experts tuned by hand for the same work, the peer of that name; its results are not compared.
         train: time the forward and the backward pass of the sum of all results; otherwise nothing records gradients.
         seconds: about how long to measure each contender.
         seed: the random state each first call starts from; these results are compared.
@@ -114,6 +116,9 @@ def bench(
     unknown = [peer for peer in against if peer not in PEERS]
     if unknown:
         raise FuseError(f"no peer {unknown[0]!r} to bench against; there are {', '.join(PEERS)}")
+    modules = {"tuned": tuned} if tuned is not None else {}
+    if "tuned" in against and not modules:
+        raise FuseError("a bench against tuned needs the hand-tuned module: give it as tuned=")
     if (atol is None) != (rtol is None):
         raise FuseError("--atol and --rtol go together; give both or none")
     call = _with_gradients if train else _without_gradients
@@ -124,7 +129,7 @@ def bench(
         first_calls: dict[str, float] = {}
         # Eager is always run once: it is the reference of the results and of the launches.
         for name in dict.fromkeys(["eager", "fused", *against]):
-            own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs or {})))
+            own, own_args, own_kwargs = copy.deepcopy((modules.get(name, model), args, dict(kwargs or {})))
             made = _contender(name, own, passes, caches)
             steps[name] = lambda made=made, inputs=own_args, named=own_kwargs: call(made, inputs, named)  # type: ignore[misc]
             torch.manual_seed(seed)
@@ -194,7 +199,7 @@ def bench_table(report: BenchReport) -> RenderableType:
 
 def _contender(name: str, model: nn.Module, passes: Sequence[str] | None, caches: ExitStack) -> Any:
     """The model as the contender runs it, with its caches empty until ``caches`` closes."""
-    if name == "eager":
+    if name in ("eager", "tuned"):
         return model
     if name == "fused":
         caches.enter_context(_empty_fuse_cache())

@@ -88,5 +88,17 @@ def test_the_model_and_its_inputs_stay_as_they_were() -> None:
 
 
 def test_an_unknown_peer_is_refused() -> None:
-    with pytest.raises(FuseError, match="no peer 'tuned'"):
+    with pytest.raises(FuseError, match="no peer 'onnx'"):
+        bench(nn.Tanh(), (torch.ones(4),), against=["onnx"])
+
+
+def test_the_hand_tuned_peer_is_timed_and_its_results_are_its_own() -> None:
+    report = bench(nn.Tanh(), (torch.ones(4),), against=["tuned"], tuned=nn.Linear(4, 2), seconds=0.01)
+    assert set(report.timings) == {"fused", "tuned"}
+    assert report.ratios["tuned"].median > 0
+    assert not report.disagreements
+
+
+def test_a_tuned_peer_must_be_given() -> None:
+    with pytest.raises(FuseError, match="tuned="):
         bench(nn.Tanh(), (torch.ones(4),), against=["tuned"])
