@@ -10,17 +10,15 @@ group ``fuse.passes``.
 
 from __future__ import annotations
 
-import difflib
-import functools
 import heapq
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 
 from torch.fx import GraphModule
 
 from fuse.errors import FuseError
+from fuse.rewrite.installed import BrokenPlugin, Installed
 from fuse.rewrite.verdict import Verdict
 
 PassFunction = Callable[[GraphModule], Iterator[Verdict]]
@@ -39,16 +37,13 @@ class PassInfo:
     enabled: bool
 
 
-@dataclass(frozen=True)
-class BrokenPlugin:
-    """A plugin that could not be loaded, and why; listed, never fatal."""
-
-    name: str
-    origin: str
-    error: str
-
-
-_passes: dict[str, PassInfo] = {}
+_installed: Installed[PassInfo] = Installed(
+    "pass",
+    "fuse.passes",
+    "'fuse passes' lists them",
+    own=lambda: importlib.import_module("fuse.passes"),
+    fits=lambda: ordered(_installed.by_name.values()),
+)
 
 
 def register_pass(
@@ -74,12 +69,13 @@ def register_pass(
 
     def register(function: PassFunction) -> PassFunction:
         name = function.__name__
-        if name in _passes:
+        if name in _installed.by_name:
+            origin = _installed.by_name[name].origin
             raise FuseError(
-                f"pass {name!r} is registered twice, by {_passes[name].origin} and by {function.__module__}; "
+                f"pass {name!r} is registered twice, by {origin} and by {function.__module__}; "
                 "'import passes' from the repository's root loads a second copy: import fuse.passes instead"
             )
-        _passes[name] = PassInfo(
+        _installed.by_name[name] = PassInfo(
             name, function, function.__module__, _summary(function), _names(after), _names(before), enabled
         )
         return function
@@ -89,7 +85,7 @@ def register_pass(
 
 def unregister(name: str) -> None:
     """Forget the pass ``name``, for passes that live no longer than a test or a notebook cell."""
-    del _passes[name]
+    del _installed.by_name[name]
 
 
 def registered() -> list[PassInfo]:
@@ -98,21 +94,18 @@ def registered() -> list[PassInfo]:
     >>> [info.name for info in registered()].index("dead_code") >= 0
     True
     """
-    _load_plugins()
-    return ordered(_passes.values())
+    _installed.broken()
+    return ordered(_installed.by_name.values())
 
 
 def broken_plugins() -> tuple[BrokenPlugin, ...]:
-    """The plugins that failed to load."""
-    return _load_plugins()
+    """The plugins that failed to load, or that declare an order which the other passes do not allow."""
+    return _installed.broken()
 
 
 def find(name: str) -> PassInfo:
     """The pass called ``name``; ``FuseError`` with a suggestion when there is none."""
-    _load_plugins()
-    if name not in _passes:
-        raise FuseError(f"no pass {name!r}{_suggestion(name)}; 'fuse passes' lists them")
-    return _passes[name]
+    return _installed.find(name)
 
 
 def select(
@@ -140,9 +133,8 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
     for info in infos:
         for other in (*info.after, *info.before):
             if other not in position:
-                raise FuseError(
-                    f"pass {info.name!r} of {info.origin} names {other!r}, which is no pass{_suggestion(other)}"
-                )
+                hint = _installed.suggestion(other)
+                raise FuseError(f"pass {info.name!r} of {info.origin} names {other!r}, which is no pass{hint}")
         later[info.name].update(info.before)
         for other in info.after:
             later[other].add(info.name)
@@ -165,25 +157,6 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
             f"passes {', '.join(stuck)} declare an order that contradicts itself; change their after= or before="
         )
     return result
-
-
-@functools.cache
-def _load_plugins() -> tuple[BrokenPlugin, ...]:
-    """Load fuse's own passes, then each plugin; what a plugin raises must not take the others down."""
-    importlib.import_module("fuse.passes")
-    broken = []
-    for entry in entry_points(group="fuse.passes"):
-        try:
-            entry.load()
-        except Exception as error:
-            origin = entry.dist.name if entry.dist else entry.value
-            broken.append(BrokenPlugin(entry.name, origin, f"{type(error).__name__}: {error}"))
-    return tuple(broken)
-
-
-def _suggestion(name: str) -> str:
-    close = difflib.get_close_matches(name, _passes, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _summary(function: PassFunction) -> str:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, randn
+from torch import Tensor, randn
 
 import fuse
 from fuse import cli
+from fuse.graph.function import Function
 from fuse.report.explain import Explanation, drawing, explain
-from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.definition import define
 
 
@@ -148,26 +148,8 @@ CASES: dict[str, tuple[Any, Callable[..., Any], tuple[Tensor, ...], str, str, tu
 }  # fmt: skip
 
 
-class Model(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *arguments: Tensor) -> Any:
-        return self.function(*arguments)
-
-
 def explained(pattern: Any, function: Callable[..., Any], *arguments: Tensor) -> Explanation:
-    return explain(Model(function), arguments, None, define(pattern))
-
-
-@pytest.fixture
-def _patterns_of_this_test() -> Iterator[None]:
-    before = {one.name for one in registry.registered()}
-    yield
-    for one in registry.registered():
-        if one.name not in before:
-            registry.unregister(one.name)
+    return explain(Function(function), arguments, None, define(pattern))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -184,9 +166,8 @@ def test_there_are_twenty():
     assert len(CASES) == 20
 
 
-@pytest.mark.usefixtures("_patterns_of_this_test")
-def test_a_pattern_of_higher_priority_is_named():
-    registry.pattern(priority=1)(swish)
+def test_a_pattern_of_higher_priority_is_named(registered):
+    registered(priority=1)(swish)
     best = explained(lambda_named("gated", lambda x, y: torch.sigmoid(x) * y), swish, PAIR[0]).best
     assert (best.kind, best.reason) == ("overlapped", "a match of swish has taken some of its nodes")
 

@@ -15,20 +15,7 @@ from fuse.report.loops import Loop, Rolled, formula
 from fuse.report.show import Report
 from fuse.rewrite.registry import register_pass, unregister
 from fuse.rewrite.verdict import Verdict, rewrite
-
-
-class Cell(nn.Module):
-    """Three launches a step; what a step reads of ``x`` and the state are of equal shape."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.recurrent = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.zeros(x.shape[0], x.shape[2])
-        for t in range(x.shape[1]):
-            h = torch.tanh(self.recurrent(h) + x[:, t])
-        return h
+from tests.samples import Cell
 
 
 class Normalised(Cell):

@@ -16,20 +16,7 @@ from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.report.reading import describe
 from fuse.report.show import show
 from fuse.report.sketch import Sketch, boxes_of, sketch
-
-
-class Cell(nn.Module):
-    """A plain recurrent cell in a Python loop."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.recurrent = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.zeros(x.shape[0], x.shape[2])
-        for t in range(x.shape[1]):
-            h = torch.tanh(self.recurrent(h) + x[:, t])
-        return h
+from tests.samples import Cell
 
 
 def squared(x: Tensor) -> Tensor:

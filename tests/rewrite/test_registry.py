@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import metadata
 
 import pytest
 
@@ -89,18 +88,3 @@ def test_opt_in_passes_run_only_when_selected(opt_in):
 def test_an_unknown_name_is_an_error_with_a_suggestion(where):
     with pytest.raises(FuseError, match=r"no pass 'no_op' \(did you mean 'no_ops'\?\)"):
         registry.select(**{where: ["no_op"]})
-
-
-def test_a_broken_plugin_is_listed_and_harms_no_other(monkeypatch):
-    entry = metadata.EntryPoint("crooked", "no_such_module_anywhere:passes", "fuse.passes")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    registry._load_plugins.cache_clear()
-    try:
-        (broken,) = registry.broken_plugins()
-        assert (broken.name, broken.error) == (
-            "crooked",
-            "ModuleNotFoundError: No module named 'no_such_module_anywhere'",
-        )
-        assert "dead_code" in names(registry.registered())
-    finally:
-        registry._load_plugins.cache_clear()

@@ -9,24 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 
 from fuse.graph.capture import capture
+from fuse.graph.function import Function
 from fuse.runtime import libraries
 from fuse.runtime.program import program_of
 from fuse.runtime.steps import Launches
-
-
-class Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 def run(function: Callable[..., Any], *args: Tensor) -> tuple[list[Tensor | None], Launches, GraphModule]:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import Recorder
+from fuse.graph.function import Function
 from fuse.rewrite.patterns.canonical import term_of_node
 from fuse.rewrite.patterns.language import Environment, running
 from fuse.rewrite.patterns.terms import Term, Terms
@@ -47,7 +48,7 @@ def trace(
     """
     try:
         with running(environment), _quiet():
-            module = _Recorder(_Program(function), mode).run(tuple(arguments), {})
+            module = _Recorder(Function(function), mode).run(tuple(arguments), {})
     except CaptureError as error:
         raise CaptureError(str(error).replace("forward failed", "it fails")) from error
     keys = [
@@ -94,17 +95,6 @@ def twins(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
     """The same for the tensors among ``arguments``, and in lists there."""
     made: list[Any] = pytree.tree_map_only(Tensor, lambda tensor: twin(mode, tensor), list(arguments))
     return made
-
-
-class _Program(nn.Module):
-    """A function as the module that capture wants."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *arguments: Any) -> Any:
-        return self.function(*arguments)
 
 
 class _Recorder(Recorder):  # type: ignore[no-untyped-call]

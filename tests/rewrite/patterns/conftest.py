@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,24 +13,13 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse.graph.capture import capture
+from fuse.graph.function import Function
 from fuse.passes.match_patterns import prepare
-from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.definition import define
 from fuse.rewrite.patterns.matching import Outcome, match
 from fuse.rewrite.pipeline import run_passes
 
 CLEANED = ["dead_code", "common_subexpressions", "view_chains", "no_ops", "constant_folding"]
-
-
-class Model(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *arguments: Tensor) -> Any:
-        return self.function(*arguments)
 
 
 @dataclass(frozen=True)
@@ -64,21 +53,11 @@ def look() -> Callable[..., Looked]:
     """
 
     def run(pattern: Any, function: Callable[..., Any], *arguments: Any, lowering: bool = False) -> Looked:
-        graph = capture(function if isinstance(function, nn.Module) else Model(function), arguments)
+        graph = capture(function if isinstance(function, nn.Module) else Function(function), arguments)
         run_passes(graph, CLEANED)
         return Looked(graph, match(graph, [define(pattern)], prepare if lowering else lambda found, around: found))
 
     return run
-
-
-@pytest.fixture
-def registered() -> Iterator[Callable[..., Any]]:
-    """Registers patterns that are forgotten after the test."""
-    before = {pattern.name for pattern in registry.registered()}
-    yield registry.pattern
-    for pattern in registry.registered():
-        if pattern.name not in before:
-            registry.unregister(pattern.name)
 
 
 def randn(*shape: int) -> Tensor:

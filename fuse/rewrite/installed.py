@@ -1,0 +1,112 @@
+"""What is installed of one kind, by name: passes, or patterns; fuse's own, this process's, and those of plugins.
+
+    [project.entry-points."fuse.passes"]      a package's passes, loaded when they are first asked for
+    [project.entry-points."fuse.patterns"]    its patterns
+
+A plugin that does not load, or that does not fit the others, is listed as broken with the reason, leaves nothing
+behind, and harms no other.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from fuse.errors import FuseError
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """A plugin that could not be loaded, and why; listed, never fatal."""
+
+    name: str
+    origin: str
+    error: str
+
+
+class Installed(Generic[Kind]):
+    """Everything of one ``kind`` ("pass"), by name; loads the plugins of ``group`` when it is first asked.
+
+    ``own`` loads what comes with fuse; ``fits`` raises FuseError where what is installed contradicts itself; ``hint``
+    tells who asks for an unknown name where to look.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        hint: str,
+        own: Callable[[], object] = lambda: None,
+        fits: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.kind, self.group, self.hint, self.own, self.fits = kind, group, hint, own, fits
+        self.by_name: dict[str, Kind] = {}
+        self._broken: tuple[BrokenPlugin, ...] | None = None
+
+    def broken(self) -> tuple[BrokenPlugin, ...]:
+        """Load the plugins, once; those that failed."""
+        if self._broken is None:
+            self._broken = ()
+            self.own()
+            self._broken = self._load(entry_points(group=self.group))
+        return self._broken
+
+    def find(self, name: str) -> Kind:
+        """What is called ``name``; ``FuseError`` with a suggestion when there is none."""
+        self.broken()
+        if name not in self.by_name:
+            raise FuseError(f"no {self.kind} {name!r}{self.suggestion(name)}; {self.hint}")
+        return self.by_name[name]
+
+    def suggestion(self, name: str) -> str:
+        """The installed name that ``name`` was probably meant to be, in words, or nothing."""
+        close = difflib.get_close_matches(name, self.by_name, n=1)
+        return f" (did you mean {close[0]!r}?)" if close else ""
+
+    def _load(self, entries: Iterable[EntryPoint]) -> tuple[BrokenPlugin, ...]:
+        base, broken, waiting = dict(self.by_name), [], []
+        for entry in entries:
+            before = dict(self.by_name)
+            try:
+                entry.load()
+            except Exception as error:
+                broken.append(_described(entry, error))
+                self._set(before)
+            else:
+                added = {name: one for name, one in self.by_name.items() if before.get(name) is not one}
+                waiting.append((entry, added))
+        self._set(base)
+        return (*broken, *self._put_in(waiting))
+
+    def _put_in(self, waiting: list[tuple[EntryPoint, dict[str, Kind]]]) -> list[BrokenPlugin]:
+        """Install the plugins that fit what is installed, as long as one does: it may make room for another."""
+        problems: list[BrokenPlugin] = []
+        while waiting:
+            problems, rest = [], []
+            for entry, added in waiting:
+                before = dict(self.by_name)
+                self.by_name.update(added)
+                try:
+                    self.fits()
+                except FuseError as error:
+                    self._set(before)
+                    problems.append(_described(entry, error))
+                    rest.append((entry, added))
+            if len(rest) == len(waiting):
+                break
+            waiting = rest
+        return problems
+
+    def _set(self, by_name: dict[str, Kind]) -> None:
+        self.by_name.clear()
+        self.by_name.update(by_name)
+
+
+def _described(entry: EntryPoint, error: Exception) -> BrokenPlugin:
+    origin = entry.dist.name if entry.dist else entry.value
+    return BrokenPlugin(entry.name, origin, f"{type(error).__name__}: {error}")
