@@ -14,8 +14,9 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,9 @@ import fuse
 from fuse import config
 from fuse.errors import FuseError
 from fuse.flags import Output, Request, names, output_verb, path_option, target_verb, tolerance_options
+
+if TYPE_CHECKING:
+    from fuse.rewrite.installed import BrokenPlugin
 
 GOOD, FAILED, ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -220,9 +224,7 @@ def passes(to: Output) -> int:
         {"name": info.name, "origin": info.origin, "enabled": info.enabled, "summary": info.summary}
         for info in registered()
     ]
-    broken = [{"name": plugin.name, "origin": plugin.origin, "error": plugin.error} for plugin in broken_plugins()]
-    for plugin in broken:
-        to.say(f"warning: plugin {plugin['name']} of {plugin['origin']} does not load: {plugin['error']}")
+    broken = _broken(broken_plugins(), to)
     rows = [
         [
             one["name"],
@@ -247,14 +249,45 @@ def explain(request: Request, to: Output, pattern: str) -> int:
     from fuse.rewrite.patterns import registry
 
     loaded, passes = request.load(to, real=False), request.passes()
-    path, in_file, name = pattern.partition(".py")
-    chosen = registry.load(Path(path + in_file), name.removeprefix(":") or None) if in_file else registry.find(pattern)
+    file, name = _file_and_name(pattern)
+    chosen = registry.load(file, name) if file is not None else registry.find(pattern)
     with to.stage("capturing and matching"):
         explanation = find_reason(
             loaded.model, loaded.args, loaded.kwargs, chosen, passes=passes, target=request.target
         )
     to.emit(explanation.to_dict(), lambda: explanation_table(explanation))
     return GOOD
+
+
+@commands.command(name="check-pattern", epilog=TRUST.replace("The file of TARGET", "FILE"))
+@output_verb(click.argument("file"))
+def check_pattern(to: Output, file: str) -> int:
+    """Try patterns on generated calls, and on near misses that they must decline.
+
+    FILE is path/to/file.py[:Name], or the name of an installed pattern. Shapes, strides, dtypes, special values,
+    aliased inputs and gradients vary; a pattern that fails is not used anywhere, and its counterexample is printed.
+    """
+    from rich.text import Text
+
+    from fuse.check.pattern import SCHEMA_VERSION, verify
+    from fuse.rewrite.patterns import registry
+
+    path, name = _file_and_name(file)
+    if path is None:
+        chosen = [registry.find(file)]
+    elif name is None:
+        chosen = list(registry.load_all(path).values())
+    else:
+        chosen = [registry.load(path, name)]
+    if not chosen:
+        raise FuseError(f"{file} has no pattern")
+    verifications = []
+    for one in chosen:
+        with to.stage(f"trying {one.name}"):
+            verifications.append(verify(one))
+    values = {"schema_version": SCHEMA_VERSION, "patterns": [one.to_dict() for one in verifications]}
+    to.emit(values, lambda: Text("\n".join(map(str, verifications)), no_wrap=True, overflow="ignore"))
+    return GOOD if all(one.passed for one in verifications) else FAILED
 
 
 @commands.command()
@@ -277,15 +310,26 @@ def patterns(to: Output) -> int:
         }
         for one in sorted(registered(), key=lambda one: -one.priority)
     ]
-    broken = [{"name": plugin.name, "origin": plugin.origin, "error": plugin.error} for plugin in broken_plugins()]
-    for plugin in broken:
-        to.say(f"warning: plugin {plugin['name']} of {plugin['origin']} does not load: {plugin['error']}")
+    broken = _broken(broken_plugins(), to)
     rows = [[one["name"], one["source"], one["summary"]] for one in installed]
     to.emit(
         {"patterns": installed, "broken": broken},
         lambda: columns(["pattern", "from", "is"], rows, numbers_from=3) if rows else Text("no pattern is installed"),
     )
     return GOOD
+
+
+def _file_and_name(pattern: str) -> tuple[Path | None, str | None]:
+    """The file and the name in path/to/file.py[:Name]; no file where ``pattern`` is a name alone."""
+    path, in_file, name = pattern.partition(".py")
+    return (Path(path + in_file), name.removeprefix(":") or None) if in_file else (None, pattern)
+
+
+def _broken(plugins: Sequence[BrokenPlugin], to: Output) -> list[dict[str, str]]:
+    """The plugins that do not load, for JSON; a warning names each."""
+    for plugin in plugins:
+        to.say(f"warning: plugin {plugin.name} of {plugin.origin} does not load: {plugin.error}")
+    return [asdict(plugin) for plugin in plugins]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

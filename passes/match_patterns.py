@@ -64,12 +64,12 @@ def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def why_broken(pattern: Pattern) -> str | None:
-    """Why a pattern cannot be looked for in any graph, or None."""
+    """Why a pattern must not be looked for in any graph, or None."""
     try:
         forms(pattern, max(1, takes_lists(pattern)))
+        return registry.refusal(pattern)
     except FuseError as error:
         return str(error)
-    return None
 
 
 def prepare(found: Found, around: Surroundings) -> Region | Replacement | Obstacle:

@@ -79,7 +79,7 @@ def figures(loop: Loop) -> tuple[int, int, int]:
 def test_a_rolled_loop_leaves_no_launch_of_a_step_however_few_they_are(steps: int) -> None:
     (loop,) = fuse.show(Cell().eval(), (torch.ones(2, steps, 4),)).loops
     assert figures(loop) == (steps, 3, 0)
-    assert loop.source.startswith("test_loops.py:")
+    assert loop.source.startswith("samples.py:")
 
 
 def test_a_rolled_loop_says_what_it_carries_reads_and_keeps() -> None:

@@ -123,10 +123,10 @@ def obstacle(found: Found, around: Surroundings) -> Obstacle | None:
 
 
 def _unmet(found: Found, around: Surroundings) -> Obstacle | None:
-    sizes: dict[str, int] = {}
+    known: dict[str, Any] = {}
     for (name, _), given in _in_order(found):
         spec = next(one.spec for one in found.form.pattern.parameters if one.name == name)
-        if isinstance(spec, TensorSpec) and (reason := _unlike(name, spec, given, sizes, around)):
+        if isinstance(spec, TensorSpec) and (reason := _unlike(name, spec, given, known, around)):
             return Obstacle("constraint", reason, given.node, f"another fuse.tensor(...) for {name!r}")
     return _rejected(found)
 
@@ -175,23 +175,26 @@ def _named_nodes(found: Found) -> Iterator[dict[str, Any]]:
         surgery.erase(*views)
 
 
-def _unlike(name: str, spec: TensorSpec, given: Given, sizes: dict[str, int], around: Surroundings) -> str | None:
-    """Why a tensor is not what ``spec`` wants."""
+def _unlike(name: str, spec: TensorSpec, given: Given, known: dict[str, Any], around: Surroundings) -> str | None:
+    """Why a tensor is not what ``spec`` wants; ``known`` are the sizes and dtypes that names stand for so far."""
     value = given.value()
-    dtypes = spec.dtype if isinstance(spec.dtype, tuple) else (spec.dtype,)
-    if spec.dtype is not None and value.dtype not in dtypes:
+    dtypes, by_name = spec.dtypes, isinstance(spec.dtype, str)
+    if by_name:
+        dtypes = (known.setdefault(f"dtype {spec.dtype}", value.dtype),)
+    if dtypes and value.dtype not in dtypes:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        return f"`{name}` is {str(value.dtype).removeprefix('torch.')}, the pattern wants {wanted}"
+        called = f" (`{spec.dtype}`)" if by_name else ""
+        return f"`{name}` is {str(value.dtype).removeprefix('torch.')}, the pattern wants {wanted}{called}"
     if spec.device is not None and value.device.type != spec.device:
         return f"`{name}` is on {value.device.type}, the pattern wants {spec.device}"
     if spec.layout is not None and not value.is_contiguous(memory_format=_FORMATS[spec.layout]):
         return f"`{name}` is not {spec.layout}"
     if spec.constant is not None and around.is_fixed(given.node) != spec.constant:
         return f"`{name}` {'changes from call to call' if spec.constant else 'is the same in every call'}"
-    return _other_shape(name, spec, value, sizes)
+    return _other_shape(name, spec, value, known)
 
 
-def _other_shape(name: str, spec: TensorSpec, value: Tensor, sizes: dict[str, int]) -> str | None:
+def _other_shape(name: str, spec: TensorSpec, value: Tensor, known: dict[str, Any]) -> str | None:
     if not spec.shape:
         return None
     shape = list(spec.shape)
@@ -202,7 +205,7 @@ def _other_shape(name: str, spec: TensorSpec, value: Tensor, sizes: dict[str, in
         return f"`{name}` has {value.dim()} dimensions, the pattern wants {len(shape)}"
     for dim, (want, size) in enumerate(zip(shape, value.shape, strict=True)):
         have = int(size)
-        wanted = sizes.setdefault(want, have) if isinstance(want, str) else want
+        wanted = known.setdefault(want, have) if isinstance(want, str) else want
         if wanted is not None and wanted != have:
             called = f" (`{want}`)" if isinstance(want, str) else ""
             return f"dimension {dim} of `{name}` is {have}, the pattern wants {wanted}{called}"

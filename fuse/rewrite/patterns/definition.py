@@ -34,7 +34,10 @@ class Parameter:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A registered pattern. ``source`` is its file and line; of two that want the same node, ``priority`` wins."""
+    """A registered pattern. ``source`` is its file and line; of two that want the same node, ``priority`` wins.
+
+    ``finite``: its replacement is right for finite values only, and its author says that this will do.
+    """
 
     name: str
     origin: str
@@ -42,6 +45,7 @@ class Pattern:
     source: str
     priority: int
     enabled: bool
+    finite: bool
     function: Callable[..., Any]
     parameters: tuple[Parameter, ...]
     check: Callable[[Match], Failure | None] | None
@@ -85,7 +89,7 @@ class Match:
         return Failure(reason, node)
 
 
-def define(source: Any, priority: int = 0, enabled: bool = True) -> Pattern:
+def define(source: Any, priority: int = 0, enabled: bool = True, finite: bool = False) -> Pattern:
     """The pattern that a function or a class describes.
 
     Raises:
@@ -94,7 +98,7 @@ def define(source: Any, priority: int = 0, enabled: bool = True) -> Pattern:
     """
     name = source.__name__
     if not inspect.isclass(source):
-        return _pattern(name, source, source, {}, priority, enabled)
+        return _pattern(name, source, source, {}, priority, enabled, finite)
     methods = {key for key, value in vars(source).items() if callable(value) and not key.startswith("_")}
     if "pattern" not in methods:
         raise FuseError(f"pattern {name!r} has no method 'pattern'")
@@ -102,11 +106,17 @@ def define(source: Any, priority: int = 0, enabled: bool = True) -> Pattern:
         raise FuseError(f"pattern {name!r} has a method {unknown[0]!r}; known are {', '.join(sorted(METHODS))}")
     instance: Any = source()
     parts = {key: getattr(instance, key) for key in methods - {"pattern"}}
-    return _pattern(name, source, instance.pattern, parts, priority, enabled)
+    return _pattern(name, source, instance.pattern, parts, priority, enabled, finite)
 
 
 def _pattern(
-    name: str, source: Any, function: Callable[..., Any], parts: Mapping[str, Any], priority: int, enabled: bool
+    name: str,
+    source: Any,
+    function: Callable[..., Any],
+    parts: Mapping[str, Any],
+    priority: int,
+    enabled: bool,
+    finite: bool,
 ) -> Pattern:
     parameters = _parameters(name, function)
     replace = parts.get("replace")
@@ -119,6 +129,7 @@ def _pattern(
         source=_place(function),
         priority=priority,
         enabled=enabled,
+        finite=finite,
         function=function,
         parameters=parameters,
         check=parts.get("check"),

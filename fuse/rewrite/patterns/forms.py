@@ -140,7 +140,7 @@ def forms(pattern: Pattern, lists: int) -> tuple[Form, ...]:
     found: list[Form] = []
     seen: set[object] = set()
     for number, given in enumerate(examples):
-        for choices, run in _runs(pattern, given, lists):
+        for choices, run in runs(pattern, given, lists):
             form = _form(pattern, run, choices, lists, mode)
             again = {(number, fingerprint(form.roots)), (*choices.items(), fingerprint(form.roots, bare=True))}
             if not again & seen:
@@ -158,7 +158,7 @@ def takes_lists(pattern: Pattern) -> int:
     return max((one.spec.at_least for one in pattern.parameters if isinstance(one.spec, ManySpec)), default=0)
 
 
-def _runs(
+def runs(
     pattern: Pattern, given: Sequence[tuple[Any, ...]], lists: int
 ) -> Iterator[tuple[dict[str, int], guesses.Guess]]:
     """A run for every way through the alternatives; which there are is seen by running the pattern."""

@@ -199,14 +199,13 @@ def _options(parameter: Parameter) -> tuple[Any, ...]:
     spec = parameter.spec
     if not isinstance(spec, TensorSpec):
         return _KINDS
-    dtypes = spec.dtype if isinstance(spec.dtype, tuple) else (spec.dtype,)
     if spec.shape:
         shape = tuple(size if isinstance(size, int) else SIZE for size in spec.shape if size is not ...)
         kinds = [(dtype, shape) for dtype in (torch.float32, torch.int64, torch.bool)]
     else:
         kinds = list(_KINDS)
-    if spec.dtype is not None:
-        kinds = [(dtype, shape) for dtype in dtypes for shape in dict.fromkeys(shape for _, shape in kinds)]  # type: ignore[misc]
+    if spec.dtypes:
+        kinds = [(dtype, shape) for dtype in spec.dtypes for shape in dict.fromkeys(shape for _, shape in kinds)]
     return tuple(kinds)
 
 

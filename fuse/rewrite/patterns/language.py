@@ -33,10 +33,17 @@ class TensorSpec:
     """What a pattern wants of a tensor that it is given; see :func:`tensor`."""
 
     shape: tuple[Size, ...] = ()
-    dtype: torch.dtype | tuple[torch.dtype, ...] | None = None
+    dtype: torch.dtype | tuple[torch.dtype, ...] | str | None = None
     device: str | None = None
     layout: str | None = None
     constant: bool | None = None
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that will do; none where any will."""
+        if isinstance(self.dtype, tuple):
+            return self.dtype
+        return (self.dtype,) if isinstance(self.dtype, torch.dtype) else ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ def many(at_least: int = 1) -> Any:
 
 def tensor(
     *shape: Size,
-    dtype: torch.dtype | tuple[torch.dtype, ...] | None = None,
+    dtype: torch.dtype | tuple[torch.dtype, ...] | str | None = None,
     device: str | None = None,
     layout: str | None = None,
     constant: bool | None = None,
@@ -142,7 +149,7 @@ def tensor(
     Args:
         shape: a number for a size that must be that; a name for one that may be any, the same wherever the name
             stands; None for any; ``...`` for any number of dimensions. None given: any shape.
-        dtype: the dtype, or those that will do.
+        dtype: the dtype, or those that will do; a name for one that may be any, the same wherever the name stands.
         device: the device type, such as ``"cpu"``.
         layout: ``"contiguous"`` or ``"channels_last"``.
         constant: whether it must (or must not) be the same in every call: a parameter, a buffer, or made from those.

@@ -8,35 +8,38 @@ A plugin that does not load is listed as broken, with the reason, and harms no o
 
 from __future__ import annotations
 
-import difflib
 import functools
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from fuse.errors import FuseError
+from fuse.rewrite.installed import BrokenPlugin, Installed
 from fuse.rewrite.patterns.definition import Pattern, define
-from fuse.rewrite.registry import BrokenPlugin
 
 Source = TypeVar("Source")
 
-_patterns: dict[str, Pattern] = {}
+_installed: Installed[Pattern] = Installed(
+    "pattern", "fuse.patterns", "'fuse patterns' lists them; a file is path/to/file.py[:Name]"
+)
 
 
 @overload
 def pattern(source: Source) -> Source: ...
 @overload
-def pattern(*, priority: int = 0, enabled: bool = True) -> Callable[[Source], Source]: ...
-def pattern(source: Any = None, *, priority: int = 0, enabled: bool = True) -> Any:
+def pattern(*, priority: int = 0, enabled: bool = True, finite: bool = False) -> Callable[[Source], Source]: ...
+def pattern(source: Any = None, *, priority: int = 0, enabled: bool = True, finite: bool = False) -> Any:
     """Register a function of tensors, or a class with a method ``pattern``, as a pattern of its own name.
 
     Args:
         priority: of two patterns that match the same node, the one with the higher priority gets it.
         enabled: whether it runs in the pass ``match_patterns``; else ``fuse explain`` alone knows it.
+        finite: ``replace`` may give something else than the pattern where a value is infinite or NaN, or becomes so.
 
     A pattern without ``replace`` becomes one region, run by one generated kernel. The class may also have ``check(m)``,
     ``replace`` (PyTorch code to stand in the pattern's place) and ``examples()`` (arguments that it runs with).
@@ -53,39 +56,43 @@ def pattern(source: Any = None, *, priority: int = 0, enabled: bool = True) -> A
     >>> unregister("swish")
     """
     if source is None:
-        return functools.partial(pattern, priority=priority, enabled=enabled)
-    made = define(source, priority, enabled)
-    known = _patterns.get(made.name)
+        return functools.partial(pattern, priority=priority, enabled=enabled, finite=finite)
+    made = define(source, priority, enabled, finite)
+    known = _installed.by_name.get(made.name)
     if known is not None and known.origin != made.origin:
         raise FuseError(f"pattern {made.name!r} is registered twice, by {known.origin} and by {made.origin}")
-    _patterns[made.name] = made
+    _installed.by_name[made.name] = made
     return source
 
 
 def unregister(name: str) -> None:
     """Forget the pattern ``name``."""
-    del _patterns[name]
+    del _installed.by_name[name]
 
 
 def registered() -> list[Pattern]:
     """Every installed pattern, in the order of registration."""
-    _load_plugins()
-    return list(_patterns.values())
+    _installed.broken()
+    return list(_installed.by_name.values())
 
 
 def broken_plugins() -> tuple[BrokenPlugin, ...]:
     """The plugins that failed to load."""
-    return _load_plugins()
+    return _installed.broken()
 
 
 def find(name: str) -> Pattern:
     """The pattern called ``name``; ``FuseError`` with a suggestion when there is none."""
-    _load_plugins()
-    if name not in _patterns:
-        close = difflib.get_close_matches(name, _patterns, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise FuseError(f"no pattern {name!r}{hint}; 'fuse patterns' lists them; a file is path/to/file.py[:Name]")
-    return _patterns[name]
+    return _installed.find(name)
+
+
+def refusal(pattern: Pattern) -> str | None:
+    """Why ``pattern`` must not be used: a call on which its replacement is wrong; None where none is known.
+
+    A pattern is tried before it is first used (:mod:`fuse.check.pattern`), and what was found is remembered.
+    """
+    reason: str | None = importlib.import_module("fuse.check.pattern").refusal(pattern)
+    return reason
 
 
 def load(path: Path, name: str | None = None) -> Pattern:
@@ -95,6 +102,22 @@ def load(path: Path, name: str | None = None) -> Pattern:
 
     Raises:
         FuseError: the file cannot be run, or has no such pattern, or several and no name is given.
+    """
+    found = load_all(path)
+    if name is None and len(found) == 1:
+        return next(iter(found.values()))
+    if name not in found:
+        known = ", ".join(found) or "none"
+        wanted = f"has no pattern {name!r}" if name else "has not exactly one pattern; say which: FILE:Name"
+        raise FuseError(f"{path} {wanted} (it has {known})")
+    return found[name]
+
+
+def load_all(path: Path) -> dict[str, Pattern]:
+    """The patterns of a Python file, which is run, by name; they are not registered for longer than this takes.
+
+    Raises:
+        FuseError: the file cannot be run.
     """
     with _aside():
         try:
@@ -109,35 +132,24 @@ def load(path: Path, name: str | None = None) -> Pattern:
         except Exception as error:
             text = (str(error).splitlines() or [""])[0]
             raise FuseError(f"{path} cannot be run ({type(error).__name__}: {text})") from error
-        found = dict(_patterns)
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
-    if name not in found:
-        known = ", ".join(found) or "none"
-        wanted = f"has no pattern {name!r}" if name else "has not exactly one pattern; say which: FILE:Name"
-        raise FuseError(f"{path} {wanted} (it has {known})")
-    return found[name]
+        return dict(_installed.by_name)
+
+
+@contextmanager
+def alone(pattern: Pattern) -> Iterator[None]:
+    """No other pattern is registered, and this one is enabled."""
+    with _aside():
+        _installed.by_name[pattern.name] = replace(pattern, enabled=True)
+        yield
 
 
 @contextmanager
 def _aside() -> Iterator[None]:
     """Nothing is registered at first, and what is registered within is forgotten afterwards."""
-    before = dict(_patterns)
-    _patterns.clear()
+    before = dict(_installed.by_name)
+    _installed.by_name.clear()
     try:
         yield
     finally:
-        _patterns.clear()
-        _patterns.update(before)
-
-
-@functools.cache
-def _load_plugins() -> tuple[BrokenPlugin, ...]:
-    broken = []
-    for entry in entry_points(group="fuse.patterns"):
-        try:
-            entry.load()
-        except Exception as error:
-            origin = entry.dist.name if entry.dist else entry.value
-            broken.append(BrokenPlugin(entry.name, origin, f"{type(error).__name__}: {error}"))
-    return tuple(broken)
+        _installed.by_name.clear()
+        _installed.by_name.update(before)

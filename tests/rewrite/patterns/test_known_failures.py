@@ -61,7 +61,7 @@ def test_adjacent_matches_that_are_regions_in_one_list_of_a_cat(registered):
 def test_a_convolution_with_batch_norm_on_one_path_only(registered):
     """Folding the norm into the weights would change the other path."""
 
-    @registered
+    @registered(finite=True)
     class Folded:
         def pattern(self, x, w, b, mean, var, scale, shift):
             y = F.conv2d(x, w, b, padding=fuse.const("padding"))
@@ -245,7 +245,7 @@ def test_a_cast_in_between_is_not_lost(registered):
 def test_alpha_and_beta_of_addmm(registered, factors):
     @registered
     class Linear:
-        def pattern(self, x, w, b):
+        def pattern(self, x=fuse.tensor(dtype="T"), w=fuse.tensor(dtype="T"), b=fuse.tensor(dtype="T")):
             return torch.relu(x @ w + b)
 
         def replace(self, x, w, b):

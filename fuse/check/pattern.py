@@ -1,0 +1,310 @@
+"""Hold a pattern to what it says: its replacement gives what the pattern gives, and near misses do not fire.
+
+    samples  ->  capture  ->  match  ->  rewrite  ->  run before and after, op by op  ->  compare
+    near misses of each   ->  the same: no match, or a right one
+
+A pattern without ``replace`` becomes a region of the graph's own operators and cannot say anything else; for those
+it is ``fuse check-pattern`` that runs the generated kernel. A pattern with one is tried before it is first used, and is
+refused where a counterexample is found. What was found is remembered on disk by the pattern's source.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fuse.check.alterations import alterations
+from fuse.check.compare import compare
+from fuse.check.oracle import check
+from fuse.check.samples import SHAPES, Sample, samples
+from fuse.check.source import source_of
+from fuse.errors import CaptureError, FuseError
+from fuse.graph.capture import capture
+from fuse.graph.function import Function
+from fuse.passes.match_patterns import build, match_patterns, prepare
+from fuse.rewrite import regions
+from fuse.rewrite.patterns import language
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.language import running
+from fuse.rewrite.patterns.matching import match
+from fuse.rewrite.patterns.registry import alone
+from fuse.rewrite.pipeline import run_passes
+from fuse.runtime import cache as disk
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Of the largest value: what sums in another order and folded factors may cost. A wrong formula costs more."""
+
+CLEANING = ("dead_code", "common_subexpressions", "view_chains", "no_ops", "constant_folding")
+"""Passes that run before patterns are looked for, as they do in a model."""
+
+SCHEMA_VERSION = 1
+QUICK_SHAPES = 4
+"""Other sizes that are tried before a pattern is first used."""
+
+_VERIFIED = "verified"
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """A call on which the pattern is wrong."""
+
+    sample: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.problem} ({self.sample})"
+
+
+@dataclass
+class Verification:
+    """What came of trying one pattern; ``declined`` and ``missed`` are calls at which it did not fire."""
+
+    pattern: Pattern
+    fired: int = 0
+    declined: int = 0
+    near_fired: int = 0
+    missed: int = 0
+    gradients: int = 0
+    kernels: int = 0
+    counterexample: Counterexample | None = field(default=None)
+
+    @property
+    def passed(self) -> bool:
+        return self.counterexample is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        wrong = self.counterexample
+        return {
+            "pattern": self.pattern.name,
+            "source": self.pattern.source,
+            "passed": self.passed,
+            "samples": {"fired": self.fired, "declined": self.declined},
+            "near_misses": {"fired_and_right": self.near_fired, "declined": self.missed},
+            "gradients": self.gradients,
+            "kernels": self.kernels,
+            "counterexample": None if wrong is None else {"sample": wrong.sample, "problem": wrong.problem},
+        }
+
+    def __str__(self) -> str:
+        about = f": {self.pattern.summary}" if self.pattern.summary else ""
+        lines = [
+            f"{self.pattern.name} ({self.pattern.source}){about}",
+            f"  samples      {self.fired} fired and right, {self.declined} declined",
+            f"  near misses  {self.missed} declined, {self.near_fired} fired and right",
+            f"  gradients    {self.gradients} equal",
+            f"  kernels      {self.kernels} run",
+        ]
+        return "\n".join([*lines, f"  refused: {self.counterexample}" if self.counterexample else "  passed"])
+
+
+def verify(pattern: Pattern, *, quick: bool = False) -> Verification:
+    """Try ``pattern`` on samples and on near misses of them, up to the first counterexample.
+
+    ``quick`` leaves out most sizes and the generated kernels.
+
+    Raises:
+        FuseError: the pattern cannot be run at all.
+    """
+    found = Verification(pattern)
+    for problem in _tried(found, quick):
+        if problem is not None:
+            found.counterexample = problem
+            break
+    return found
+
+
+@cache
+def refusal(pattern: Pattern) -> str | None:
+    """Why ``pattern`` must not be used, or None: what trying it quickly gave, now or at an earlier time.
+
+    Only a pattern with ``replace`` can be wrong.
+    """
+    if pattern.replace is None:
+        return None
+    key = disk.key_of("pattern", source_of(pattern), _judge(), torch.__version__, platform.python_version())
+    if entry := disk.find(key):
+        said = entry[1].decode()
+    else:
+        wrong = verify(pattern, quick=True).counterexample
+        said = _VERIFIED if wrong is None else f"refused: {wrong}"
+        disk.store(key, said.encode())
+    return None if said == _VERIFIED else said
+
+
+@cache
+def _judge() -> str:
+    """The source of what matches and judges: what another one found does not hold."""
+    files = [*Path(language.__file__).parent.glob("*.py"), *Path(__file__).parent.glob("*.py")]
+    return "".join(file.read_text() for file in sorted(files))
+
+
+# ---- what is tried -------------------------------------------------------------------------------------------------
+
+
+def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
+    pattern = found.pattern
+    reasons: list[str] = []
+    for sample in samples(pattern, QUICK_SHAPES if quick else SHAPES):
+        judged = _judged(pattern, _function(pattern, sample), sample.arguments())
+        found.fired += judged.fired
+        found.declined += not judged.fired
+        reasons += judged.reasons
+        yield _counterexample(str(sample), judged)
+        if sample.what == "as usual":
+            yield from _near_misses(found, sample)
+            if judged.fired:
+                yield _gradients(found, sample)
+            if judged.fired and not quick:
+                yield _kernel(found, sample)
+    if not quick and not found.fired:
+        yield Counterexample(
+            "every sample", f"it does not match its own computation: {(reasons or ['no candidate'])[0]}"
+        )
+
+
+def _near_misses(found: Verification, sample: Sample) -> Iterator[Counterexample | None]:
+    leaves = pytree.tree_leaves(sample.arguments())
+    graph = capture(Function(_function(found.pattern, sample)), sample.arguments())
+    given = [leaves[spec.index] for spec in graph.meta["signature"].inputs]
+    for altered in alterations(graph):
+        try:
+            judged = _judged(found.pattern, altered.__call__, tuple(tensor.clone() for tensor in given))
+        except CaptureError:
+            continue  # what is changed that way does not run
+        found.near_fired += judged.fired
+        found.missed += not judged.fired
+        yield _counterexample(f"near miss, {altered.what}; {sample}", judged)
+
+
+def _gradients(found: Verification, sample: Sample) -> Counterexample | None:
+    """Where pattern and replacement can both be differentiated, their gradients are equal."""
+    pattern = found.pattern
+    if pattern.replace is None:
+        return None
+    try:
+        wanted, given = (_gradients_of(function, sample) for function in (pattern.function, pattern.replace))
+    except (RuntimeError, FuseError):
+        return None
+    for want, have in zip(wanted, given, strict=True):
+        if (want is None) != (have is None):
+            return Counterexample(str(sample), "one of pattern and replace has a gradient where the other has none")
+        if want is not None and have is not None:
+            if problem := _difference("gradient", have.contiguous(), want.contiguous(), None):
+                return Counterexample(str(sample), problem)
+            found.gradients += 1
+    return None
+
+
+def _gradients_of(function: Callable[..., Any], sample: Sample) -> list[Tensor | None]:
+    arguments = pytree.tree_map_only(Tensor, _wide, list(sample.arguments()))
+    leaves = [leaf.requires_grad_() for leaf in pytree.tree_leaves(arguments) if leaf.is_floating_point()]
+    with torch.enable_grad(), running(sample.environment):
+        results = [one for one in pytree.tree_leaves(function(*arguments)) if one.requires_grad]
+    weights = [torch.linspace(0.5, 1.5, one.numel(), dtype=one.dtype).reshape(one.shape) for one in results]
+    return list(torch.autograd.grad(results, leaves, weights, allow_unused=True))
+
+
+def _kernel(found: Verification, sample: Sample) -> Counterexample | None:
+    """The pattern alone, as generated code, is held to eager as ``fuse check`` holds a model."""
+    with alone(found.pattern):
+        report = check(Function(_function(found.pattern, sample)), sample.arguments(), passes=[match_patterns.__name__])
+    found.kernels += 1
+    return None if report.passed else Counterexample(str(sample), "; ".join(report.problems))
+
+
+# ---- one call ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Judged:
+    fired: bool
+    reasons: Sequence[str]
+    problem: str
+
+
+def _function(pattern: Pattern, sample: Sample) -> Callable[..., Any]:
+    def function(*arguments: Any) -> Any:
+        with running(sample.environment):
+            return pattern.function(*arguments)
+
+    return function
+
+
+def _judged(pattern: Pattern, function: Callable[..., Any], arguments: Sequence[Any]) -> _Judged:
+    """Whether ``pattern`` fires in ``function``, and what is wrong with the result if it does."""
+    before, after = (capture(Function(function), tuple(arguments)) for _ in range(2))
+    run_passes(after, CLEANING)
+    outcomes = match(after, [pattern], prepare)
+    reasons = [f"{one.kind}: {one.reason}" for one in outcomes if one.kind != "matched"]
+    matched = [one for one in outcomes if one.kind == "matched"]
+    if not matched:
+        return _Judged(False, reasons, "")
+    moved: dict[Any, Any] = {}
+    for one in matched:
+        build(after, one.prepared, moved)
+    regions.sort(after.graph)
+    after.graph.lint()
+    after.recompile()
+    return _Judged(True, reasons, "" if pattern.replace is None else _wrong(before, after, function, arguments))
+
+
+def _wrong(before: GraphModule, after: GraphModule, function: Callable[..., Any], arguments: Sequence[Any]) -> str:
+    """How the results of ``after`` differ from those of ``before``; nothing where they do not."""
+    leaves = pytree.tree_leaves(list(arguments))
+    tensors = [leaves[one.index] if one.kind == "argument" else one.value for one in before.meta["signature"].inputs]
+    with torch.no_grad():
+        try:
+            eager = before(*tensors)
+        except (RuntimeError, NotImplementedError):
+            return ""  # what has no kernel for this dtype fails in eager, and goes on to fail
+        try:
+            mine = after(*tensors)
+        except (RuntimeError, NotImplementedError) as error:
+            return f"replace fails, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        exact = _in_float64(before, function, arguments) or [None] * len(eager)
+    for number, (result, want, reference) in enumerate(zip(mine, eager, exact, strict=True)):
+        if problem := _difference(f"result {number}", result, want, reference):
+            return problem
+    return ""
+
+
+def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any] | None:
+    """The flat outputs of the graph, computed in float64; None where the function does not run so."""
+    wide = pytree.tree_map_only(Tensor, _wide, list(arguments))
+    try:
+        results = pytree.tree_leaves(function(*wide))
+    except Exception:
+        return None
+    found: dict[int, Any] = {}
+    for spec, result in zip(before.meta["signature"].outputs, results, strict=True):
+        if spec.kind == "graph" and spec.view is None:
+            found[spec.index] = result
+    return [found.get(place) for place in range(len(before.graph.output_node().args[0]))]  # type: ignore[arg-type]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A copy, in float64 where it holds real numbers."""
+    return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() else tensor.clone()
+
+
+def _difference(name: str, mine: Tensor, eager: Tensor, reference: Tensor | None) -> str:
+    usable = reference is not None and reference.shape == eager.shape
+    finite = eager[torch.isfinite(eager)] if eager.is_floating_point() else eager
+    largest = finite.abs().max().item() if finite.numel() else 0.0
+    atol = TOLERANCE.get(eager.dtype, 0.0) * largest
+    problem = compare(name, mine, eager, reference if usable else None, atol=atol).problem
+    return f"{name}: {problem}" if problem else ""
+
+
+def _counterexample(sample: str, judged: _Judged) -> Counterexample | None:
+    return Counterexample(sample, judged.problem) if judged.problem else None

@@ -1,0 +1,75 @@
+"""What a pattern says, as a text that changes whenever it does: the key under which what is known of it is kept.
+
+    code and constants of its functions, what they close over, the globals that they read, functions those call
+
+Where a value has no text of its own, it has a new one in each process: nothing is then found again, and nothing wrong.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fuse.rewrite.patterns.definition import Pattern
+
+
+def source_of(pattern: Pattern) -> str:
+    """The text.
+
+    >>> from fuse.rewrite.patterns.definition import define
+    >>> def twice(x): return x.exp() * 2
+    >>> def thrice(x): return x.exp() * 3
+    >>> source_of(define(twice)) == source_of(define(twice)), source_of(define(twice)) == source_of(define(thrice))
+    (True, False)
+    """
+    parts = [pattern.function, pattern.check, pattern.replace, pattern.examples]
+    seen: set[int] = set()
+    told = [line for part in parts for line in (_of_function(part, seen) if part is not None else ["none"])]
+    return "\n".join([*told, repr(pattern.parameters)])
+
+
+def _of_function(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:
+    plain = getattr(function, "__func__", function)
+    code = getattr(plain, "__code__", None)
+    if id(plain) in seen:
+        yield "again"
+    elif code is None:
+        yield _of_value(plain)
+    else:
+        seen.add(id(plain))
+        yield from _of_code(code)
+        own_class = vars(type(function.__self__)) if hasattr(function, "__self__") else {}
+        attributes = {name: value for name, value in own_class.items() if not callable(value)}
+        yield _of_value([(name, attributes[name]) for name in sorted(attributes) if not name.startswith("__")])
+        held = [cell.cell_contents for cell in plain.__closure__ or ()]
+        named = [plain.__globals__[name] for name in _names(code) if name in plain.__globals__]
+        for value in (*held, *named, plain.__defaults__):
+            own = isinstance(value, types.FunctionType) and not value.__module__.startswith("torch")
+            yield from _of_function(value, seen) if own else [_of_value(value)]
+
+
+def _of_code(code: types.CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield repr(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _of_code(constant)
+        else:
+            yield repr(constant)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names that a function, and the functions in it, may look up in its module."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _of_value(value: Any) -> str:
+    if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+        return value.__name__
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__}({', '.join(map(_of_value, value))})"
+    return repr(value)
