@@ -28,6 +28,7 @@ from fuse.cost.observe import CountingMode
 from fuse.cost.profiles import get as device_profile
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
+from fuse.graph.joint import capture_joint
 from fuse.graph.results import flatten_result
 from fuse.runtime.engine import Compiled, Engine
 from fuse.runtime.module import Fused
@@ -39,7 +40,8 @@ class CheckReport:
     """What :func:`check` found. ``problems`` is empty when the fused call cannot be told from eager's.
 
     ``predicted`` and ``observed`` are launches (before, after); predicted is None for a call that cannot be captured.
-    ``first_difference`` names the node at fault when values differ.
+    ``observed_backward`` is the same of the backward pass, where there is one. ``first_difference`` names the node at
+    fault when values differ.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -50,6 +52,7 @@ class CheckReport:
     regions: int
     fallbacks: tuple[Fallback, ...]
     first_difference: str = ""
+    observed_backward: tuple[int, int] | None = None
 
     @property
     def passed(self) -> bool:
@@ -65,6 +68,7 @@ class CheckReport:
             "reference": self.reference,
             "predicted": dict(zip(("before", "after"), self.predicted, strict=True)),
             "observed": dict(zip(("before", "after"), self.observed, strict=True)),
+            "observed_backward": dict(zip(("before", "after"), self.observed_backward or (None, None), strict=True)),
             "regions": self.regions,
             "fallbacks": [{"op": f.op, "source": f.source, "reason": f.reason} for f in self.fallbacks],
             "comparisons": [comparison.to_dict() for comparison in self.comparisons],
@@ -82,7 +86,9 @@ class CheckReport:
         if silent := len(self.comparisons) - len(shown):
             lines.append(f"same     {silent} inputs, parameters and buffers afterwards, bit for bit")
         lines.append("launches            before    after")
-        for name, pair in (("predicted", self.predicted), ("observed", self.observed)):
+        launches = [("predicted", self.predicted), ("observed", self.observed)]
+        launches += [("  backward", self.observed_backward)] if self.observed_backward else []
+        for name, pair in launches:
             before, after = ("?" if n is None else str(n) for n in pair)
             lines.append(f"  {name:<14} {before:>9} {after:>8}")
         lines += [f"fallback: {f.op} at {f.source or '?'}: {f.reason}" for f in self.fallbacks]
@@ -132,7 +138,8 @@ def check(
     call = Call(model, tuple(args), dict(kwargs or {}))
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(train):
         counting = CountingMode()
-        eager = _outcome(copied(call), None, seed, train, counting)
+        counting_backward = CountingMode()
+        eager = _outcome(copied(call), None, seed, train, counting, counting_backward)
         exact, reference = _reference(call, eager, seed, train, bool(counting.by_kind["random"]))
         fused_call = copied(call)
         memory = {name: _bytes(t).clone() for name, t in fused_call.tensors().items()}
@@ -153,11 +160,12 @@ def check(
             problems += [f"{c.name}, second call: {c.problem}" for c in later if c.problem and not problems]
             if counted != after:
                 problems.append(f"{after} launches counted by the program, {counted} by a dispatch mode")
-        predicted = _predicted(call, compiled)
+        predicted = _predicted(call, compiled, train)
         problems += _count_problems(predicted, (counting.launches, after))
         where = ""
         if compiled is not None and compiled.graph is not None and any(c.problem for c in comparisons):
             where = _locate(call, compiled)
+    backward = run.backward
     return CheckReport(
         tuple(comparisons),
         tuple(problems),
@@ -165,23 +173,35 @@ def check(
         predicted,
         (counting.launches, after),
         run.regions,
-        run.fallbacks,
+        (*run.fallbacks, *(backward.fallbacks if backward else ())),
         where,
+        (counting_backward.launches, backward.launches) if backward else None,
     )
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def _outcome(call: Call, function: Any, seed: int, train: bool, counting: CountingMode | None = None) -> _Outcome:
+def _outcome(
+    call: Call,
+    function: Any,
+    seed: int,
+    train: bool,
+    counting: CountingMode | None = None,
+    counting_backward: CountingMode | None = None,
+) -> _Outcome:
     torch.manual_seed(seed)
     with counting or contextlib.nullcontext():
         result = call.run(function)
     gradients = {}
     if train:
-        _backward(result)
-        gradients = {f"gradient of {n}": t.grad for n, t in call.tensors().items() if t.is_leaf and t.grad is not None}
+        _backward(result, counting_backward)
+        gradients = _gradients(call)
     return _described(result, call.tensors(), gradients)
+
+
+def _gradients(call: Call) -> dict[str, Tensor]:
+    return {f"gradient of {n}": t.grad for n, t in call.tensors().items() if t.is_leaf and t.grad is not None}
 
 
 def _described(result: Any, inputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> _Outcome:
@@ -191,10 +211,12 @@ def _described(result: Any, inputs: Mapping[str, Tensor], gradients: Mapping[str
     return _Outcome(results, inputs, gradients, _aliases(results, inputs))
 
 
-def _backward(result: Any) -> None:
+def _backward(result: Any, counting: CountingMode | None = None) -> None:
     leaves = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
-    if leaves:
-        torch.autograd.backward(leaves, [torch.ones_like(t) for t in leaves])
+    tangents = [torch.ones_like(t) for t in leaves]
+    with counting or contextlib.nullcontext():
+        if leaves:
+            torch.autograd.backward(leaves, tangents)
 
 
 def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, tuple[str, str, int]]:
@@ -219,11 +241,19 @@ def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
     tensors = compiled.guard.pick((*leaves, *compiled.guard.state))
     assert compiled.program is not None
     assert compiled.rebuild is not None
-    with CountingMode() as counting:
-        values, launches = compiled.program.run(tensors)
+    if compiled.training is not None:
+        for tensor in call.tensors().values():
+            tensor.grad = None
+        with CountingMode() as counting:
+            result, launches, _ = compiled.training.run(tensors)
+        _backward(result)
+    else:
+        with CountingMode() as counting:
+            values, launches = compiled.program.run(tensors)
+        result = compiled.rebuild(values, tensors)
     native = Launches.unpack(launches)
     counted = native.kernels + native.libraries + counting.launches
-    return _described(compiled.rebuild(values, tensors), call.tensors(), {}), counted
+    return _described(result, call.tensors(), _gradients(call)), counted
 
 
 def _restore(tensors: Mapping[str, Tensor], memory: Mapping[str, Tensor]) -> None:
@@ -305,10 +335,13 @@ def _alias_text(name: str, alias: tuple[str, str, int]) -> str:
     return f"{where} from element {offset}"
 
 
-def _predicted(call: Call, compiled: Compiled | None) -> tuple[int | None, int | None]:
+def _predicted(call: Call, compiled: Compiled | None, train: bool) -> tuple[int | None, int | None]:
     profile = device_profile("cpu")
     try:
-        captured = capture(call.model, call.args, call.kwargs)
+        if train:
+            captured = capture_joint(call.model, call.args, call.kwargs).forward
+        else:
+            captured = capture(call.model, call.args, call.kwargs)
     except CaptureError:
         return None, None
     before = count_dispatches(captured.meta["signature"].dispatches, profile).launches

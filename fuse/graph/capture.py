@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -67,16 +68,26 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
     >>> graph.meta["signature"].inputs[1]
     InputSpec(kind='parameter', name='weight', index=-1, value=None)
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
-    # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
-    with torch.inference_mode(False), _fake_mode(model, args, kwargs or {}) as fake_mode:
+    with prepared(model, args, kwargs or {}) as fake_mode:
         recorder = Recorder(model, fake_mode)
         return recorder.run(args, dict(kwargs or {}))
 
 
+@contextlib.contextmanager
+def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[FakeTensorMode]:
+    """The fake mode for the capture of a call, with torch in the modes in which calls are captured."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
+    # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
+    with torch.inference_mode(False), _fake_mode(model, args, kwargs) as fake_mode:
+        yield fake_mode
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode that records one call of ``model`` as a graph."""
+
+    gradients = False
+    """Whether the call is recorded with gradients on, as it came."""
 
     def __init__(self, model: nn.Module, fake_mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,6 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inputs: list[InputSpec] = []
         self.placeholders: list[Tensor] = []
         self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
+        self.last_input: Node | None = None
         self.names = _names_of_state(model)
         self.names_by_fake: dict[int, tuple[str, str]] = {}
 
@@ -97,9 +109,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         names = _parameter_names(self.model)
         fake_leaves = [self._argument(_argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
+        with self._recording("forward", self._fake_state()), torch.set_grad_enabled(self.gradients):
+            result = self.model(*fake_args, **fake_kwargs)
+        return self._finish(result)
+
+    @contextlib.contextmanager
+    def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
+        """Record what is run while the model is in ``state``, or say why ``what`` cannot be recorded."""
         try:
-            with self._fake_state(), unseeded(), lstm_of_eager(), self.fake_mode, self, torch.no_grad():
-                result = self.model(*fake_args, **fake_kwargs)
+            with state, unseeded(), lstm_of_eager(), self.fake_mode, self:
+                yield
         except FuseError:
             raise
         except _DATA_DEPENDENT as error:
@@ -109,10 +128,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ) from error
         except Exception as error:
             text = (str(error).splitlines() or [""])[0]
-            raise CaptureError(f"forward failed{_at(error)}: {type(error).__name__}: {text}") from error
+            raise CaptureError(f"{what} failed{_at(error)}: {type(error).__name__}: {text}") from error
         finally:
             torch.clear_autocast_cache()  # it may hold fake copies of weights
-        return self._finish(result)
 
     # ---- inputs ------------------------------------------------------------------------------------------------------
 
@@ -141,10 +159,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _place(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
         """A new placeholder for ``fake``, after the placeholders that are there."""
-        last = next((n for n in reversed(self.graph.nodes) if n.op == "placeholder"), None)
         name = _identifier(spec.name)
-        if last is not None:
-            with self.graph.inserting_after(last):
+        if self.last_input is not None:
+            with self.graph.inserting_after(self.last_input):
                 node = self.graph.placeholder(name)
         elif len(self.graph.nodes):
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
@@ -153,6 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = self.graph.placeholder(name)
         node.meta["val"] = fake
         node.meta["source"] = ""
+        self.last_input = node
         self.functional.add_input(fake, node, len(self.inputs) if writes_back else None)
         self.inputs.append(spec)
         self.placeholders.append(fake)
@@ -216,13 +234,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
             with self:
                 return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        source = self.functional.source = user_line()
+        source = self.functional.source = self._line()
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._constant(op, args[0])
         args, kwargs = self._known(args), self._known(kwargs)
         result = self.functional.record(op, args, kwargs, lambda: self.fakes.run(op, args, kwargs))
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result
+
+    def _line(self) -> str:
+        """The user's line that the operator at hand comes from."""
+        return user_line()
 
     def _known(self, arguments: Any) -> Any:
         if isinstance(arguments, Tensor):
@@ -284,7 +306,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
             root = self.placeholders[index]
             return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
-        if leaf.requires_grad:
+        if leaf.requires_grad and not self.gradients:
             raise CaptureError("the result needs gradients (torch.enable_grad in forward); it runs in eager mode")
         if leaf.dtype != base.root.dtype or leaf.is_conj() or leaf.is_neg():
             raise CaptureError(f"the result holds a view of {base.root.dtype} as {leaf.dtype}; it runs in eager mode")

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuse.errors import FaultWarning, FuseError, reason_of_fault
 from fuse.graph.capture import capture
+from fuse.graph.joint import capture_joint
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
@@ -37,6 +38,7 @@ from fuse.runtime.playback import Playback, playback
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.steps import Fallback, Launches
+from fuse.runtime.training import Ran, Training
 
 LARGEST_STATES = 8
 LARGEST_VARIANTS = 64
@@ -49,7 +51,8 @@ class LastRun:
 
     ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from
     Python); ``regions`` the fused groups that ran as one kernel each. A call that ran eager has its reason in
-    ``fallbacks``, and launches of 0: what eager launches is not observed here.
+    ``fallbacks``, and launches of 0: what eager launches is not observed here. ``backward`` is the same of the
+    backward pass of that call; None before it ran, and where there is none.
     """
 
     launches: int = 0
@@ -58,13 +61,14 @@ class LastRun:
     aten: int = 0
     regions: int = 0
     fallbacks: tuple[Fallback, ...] = ()
+    backward: LastRun | None = None
 
 
 @dataclass(frozen=True)
 class Compiled:
     """One graph, built: for the calls that ``guard`` accepts. ``program`` is None where these calls run eager, for
     ``reason``; ``graph`` also where no graph was captured for these calls, because they differ from others in a length
-    that was declared to vary."""
+    that was declared to vary. ``training`` runs the calls that need gradients; ``program`` is its forward half."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -72,6 +76,7 @@ class Compiled:
     rebuild: Playback | None = None
     written: frozenset[int] = frozenset()
     reason: Fallback | None = None
+    training: Training | None = None
 
 
 @dataclass
@@ -105,7 +110,7 @@ class Engine:
         self._states: tuple[_State, ...] = ()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
-        self._observed: tuple[Launches | int, Compiled] | LastRun | None = None
+        self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of ``model(*args, **kwargs)``."""
@@ -123,6 +128,10 @@ class Engine:
             return self._eager(args, kwargs, reason)
         generator = torch.get_rng_state() if compiled.program.draws else None
         try:
+            if compiled.training is not None:
+                result, launches, ran = compiled.training.run(tensors)
+                self._observed = (launches, compiled, ran)
+                return result
             values, launches = compiled.program.run(tensors)
         except (PositionOutOfRange, Mispredicted) as error:
             if generator is not None:
@@ -130,7 +139,7 @@ class Engine:
             # Nothing was written: writes to inputs are a program's last steps. A position raises eager's own error.
             reason = self._give_up(compiled, error) if isinstance(error, Mispredicted) else None
             return self._eager(args, kwargs, reason)
-        self._observed = (launches, compiled)
+        self._observed = (launches, compiled, None)
         return compiled.rebuild(values, tensors)
 
     def last_run(self) -> LastRun | None:
@@ -138,16 +147,10 @@ class Engine:
         observed = self._observed
         if observed is None or isinstance(observed, LastRun):
             return observed
-        launches, compiled = Launches.unpack(observed[0]), observed[1]
+        launches, compiled, ran = Launches.unpack(observed[0]), observed[1], observed[2]
         assert compiled.program is not None
-        return LastRun(
-            launches.total,
-            launches.kernels,
-            launches.libraries,
-            launches.aten,
-            compiled.program.regions,
-            compiled.program.fallbacks,
-        )
+        backward = _counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None
+        return replace(_counted(launches, compiled.program.regions, compiled.program.fallbacks), backward=backward)
 
     def latest(self) -> Compiled | None:
         """The variant that served the last call."""
@@ -212,14 +215,16 @@ class Engine:
     # ---- making ----------------------------------------------------------------------------------------------------
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any) -> Compiled:
-        if self._needs_gradients(leaves):
-            reason = "the call needs gradients; use torch.no_grad() or torch.inference_mode() to run it fused"
-            return self._declined(leaves, spec, Fallback(self._name(), "", reason))
         graph: GraphModule | None = None
+        training: Training | None = None
         try:
             program: Program | Reference
             signature: Signature
-            if found := self._of_any_length(args, kwargs, leaves):
+            if self._needs_gradients(leaves):
+                graph, training = self._joint(args, kwargs)
+                program = training.program if training else self._build(graph)
+                signature = training.signature if training else graph.meta["signature"]
+            elif found := self._of_any_length(args, kwargs, leaves):
                 program, signature = found
             else:
                 graph = self._graph(args, kwargs)
@@ -237,18 +242,31 @@ class Engine:
         sources = [_source(spec, self.model) for spec in signature.inputs]
         guard = call_guard(leaves, spec, sources, self._tensors())
         written = frozenset(mutation.input_index for mutation in signature.mutations)
-        return Compiled(guard, program, graph, playback(signature), written)
+        return Compiled(guard, program, graph, playback(signature), written, training=training)
+
+    def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[GraphModule, Training | None]:
+        """The call captured with its gradients; its forward half only, where nothing needs gradients."""
+        if self.freeze:
+            raise FuseError("the call needs gradients, and the weights are frozen")
+        joint = capture_joint(self.model, args, kwargs)
+        if joint.backward is None:
+            self._rewrite(joint.forward)
+            return joint.forward, None
+        return joint.forward, Training(joint, self._rewrite, self._build, self._lock)
 
     def _graph(self, args: tuple[Any, ...], kwargs: dict[str, Any], left_out: Sequence[str] = ()) -> GraphModule:
         """The call, captured and rewritten but for the passes that are left out."""
         graph = capture(self.model, args, kwargs)
         if self.freeze:
             _freeze(graph, self.model)
+        self._rewrite(graph, left_out)
+        return graph
+
+    def _rewrite(self, graph: GraphModule, left_out: Sequence[str] = ()) -> None:
         passes = self.passes
         if left_out:
             passes = [info.name for info in registry.select(passes, ignore=left_out)]
         graph.meta["failed"] = run_passes(graph, passes, self.fuel).failed
-        return graph
 
     def _short_graph(self, arguments: Arguments, left_out: Sequence[str]) -> GraphModule:
         """The graph of a call that stands for longer ones."""
@@ -313,6 +331,10 @@ class Engine:
         return type(self.model).__name__
 
 
+def _counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:
+    return LastRun(launches.total, launches.kernels, launches.libraries, launches.aten, regions, fallbacks)
+
+
 def _left_out(failed: Failed) -> Fallback:
     return Fallback(f"pass {failed.pass_name}", failed.source, f"failed and was left out: {failed.reason}")
 
@@ -335,6 +357,8 @@ def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
                 return Fallback("", "", f"an input has the layout {leaf.layout}")
             if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
                 return Fallback("", "", "an input is being transformed by torch.func")
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
+        return Fallback("", "", "hooks on saved tensors are active")
     if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
         return Fallback("", "", "the call is made under fake tensors")
     return None

@@ -27,8 +27,8 @@ def compile(
 
     The first call of each input signature (structure, shapes, strides, dtypes and plain values of the arguments)
     captures and compiles; later ones run native code. A change of the model (weights by any means, attributes, hooks,
-    ``train()``) takes effect at the next call. What cannot be fused runs as eager would, with one warning; calls that
-    need gradients do so too.
+    ``train()``) takes effect at the next call. What cannot be fused runs as eager would, with one warning. Calls that
+    need gradients run a forward and, later, a backward program.
 
     Args:
         model: the module; it stays usable, and shares everything with the result.

@@ -26,6 +26,30 @@ def playback(signature: Signature) -> Playback:
     return lambda values, inputs: rebuild(iter(_played(leaves, values, inputs)))
 
 
+def play_leaves(signature: Signature, detached: frozenset[int]) -> Playback:
+    """As :func:`playback`, but from the leaves of the kind ``graph``, made already.
+
+    Views of inputs belong to the graph of gradients that the inputs belong to, but for the ``detached``.
+    """
+    outputs = signature.outputs
+    rebuild = _builder(signature.out_spec)
+
+    def play(new: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
+        leaves = iter(new)
+        made: list[Any] = []
+        for position, spec in enumerate(outputs):
+            if spec.kind == "graph":
+                made.append(next(leaves))
+            elif spec.kind == "repeat":
+                made.append(made[spec.index])
+            else:
+                given = [t.detach() for t in inputs] if position in detached else inputs
+                made.append(_leaf(spec, (), given))
+        return rebuild(iter(made))
+
+    return play
+
+
 def _played(leaves: Sequence[OutputSpec], values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Any]:
     """Every leaf in order; a repeated one is the object made before."""
     made: list[Any] = []

@@ -189,9 +189,9 @@ def test_dropout_draws_the_same_numbers_as_eager() -> None:
         assert torch.equal(torch.rand(1), after)
 
 
-def test_a_call_that_needs_gradients_runs_eager_with_one_warning() -> None:
-    model, x = Net(), torch.randn(3, 4)
-    fused = fuse.compile(model)
+def test_a_call_with_frozen_weights_that_needs_gradients_runs_eager_with_one_warning() -> None:
+    model, x = Net(), torch.randn(3, 4, requires_grad=True)
+    fused = fuse.compile(model, freeze=True)
     with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fused(x).sum().backward()

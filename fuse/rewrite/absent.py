@@ -1,0 +1,108 @@
+"""The gradients where some tangents are absent, because no loss was made of those results.
+
+    d1 = mul(g1, s);  d2 = mm(g2, w);  d = add(d1, d2)         g2 absent:    d = mul(g1, s)
+
+Every operator of a backward graph is linear in what depends on tangents, and autograd does not run what only absent
+ones reach. A sum is what is left of it; anything else reads zeros in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils import _pytree as pytree
+
+from fuse.graph.signature import InputSpec, OutputSpec, Signature
+
+aten = torch.ops.aten
+
+
+def without(
+    backward: GraphModule, absent: Sequence[int], copied: bool = True
+) -> tuple[GraphModule, dict[int, int | None]]:
+    """``backward`` without the placeholders at the positions ``absent``, and where each of its results is afterwards.
+
+    A result that only they reach is None. The graph is copied, unless there is nothing to leave out and not ``copied``.
+    """
+    output = backward.graph.output_node()
+    results: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
+    if not absent and not copied:
+        return backward, {i: i for i in range(len(results))}
+    half = _Half(backward, absent)
+    for node in backward.graph.nodes:
+        if node.op == "call_function":
+            half.copy(node)
+    kept: dict[int, int | None] = {}
+    left: list[Node] = []
+    for i, result in enumerate(results):
+        value = half.made[result]
+        kept[i] = None if value is None else len(left)
+        if value is not None:
+            left.append(value)
+    end = half.graph.output(tuple(left))
+    end.meta.update(val=tuple(node.meta["val"] for node in left), source="")
+    module = _LazyGraphModule(nn.Module(), half.graph)
+    signature: Signature = backward.meta["signature"]
+    module.meta["signature"] = replace(
+        signature,
+        inputs=inputs_of(half.graph),
+        outputs=tuple(OutputSpec("graph", i) for i in range(len(left))),
+        out_spec=pytree.tree_structure(tuple(left)),
+    )
+    return module, kept
+
+
+def inputs_of(graph: Graph) -> tuple[InputSpec, ...]:
+    """The placeholders of a graph that is given tensors in their order."""
+    return tuple(InputSpec("argument", node.name, i) for i, node in enumerate(graph.find_nodes(op="placeholder")))
+
+
+class _Half:
+    """A copy of a backward graph; ``made`` is None for what is zero, because only absent tangents reach it."""
+
+    def __init__(self, backward: GraphModule, absent: Sequence[int]) -> None:
+        self.graph = Graph()
+        self.made: dict[Node, Node | None] = {}
+        self.reached: set[Node] = set()  # by tangents that are there
+        placeholders = backward.graph.find_nodes(op="placeholder")
+        tangents = placeholders[-backward.meta["tangents"] :]
+        for i, node in enumerate(placeholders):
+            self.made[node] = None if i in absent else self.graph.node_copy(node)
+            if node in tangents and i not in absent:
+                self.reached.add(node)
+
+    def copy(self, node: Node) -> None:
+        self.made[node] = self._copied(node)
+        if self.made[node] is not None and any(operand in self.reached for operand in node.all_input_nodes):
+            self.reached.add(node)
+
+    def _copied(self, node: Node) -> Node | None:
+        operands = node.all_input_nodes
+        if all(self.made[operand] is not None for operand in operands):
+            return self.graph.node_copy(node, self._present)
+        there = [operand for operand in operands if operand in self.reached]
+        if not there:
+            return None
+        if node.target is aten.add.Tensor and not node.kwargs and _alike(there[0], node):
+            return self.made[there[0]]
+        return self.graph.node_copy(node, self._present)
+
+    def _present(self, node: Node) -> Node:
+        return self.made[node] or self._zeros(node.meta["val"])
+
+    def _zeros(self, value: torch.Tensor) -> Node:
+        how = {"dtype": value.dtype, "device": value.device}
+        node = self.graph.call_function(aten.zeros.default, (list(value.shape),), how)  # type: ignore[arg-type]
+        with value.fake_mode:  # type: ignore[attr-defined]
+            held = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        node.meta.update(val=held, source="")
+        return node
+
+
+def _alike(one: Node, other: Node) -> bool:
+    return bool(one.meta["val"].shape == other.meta["val"].shape and one.meta["val"].dtype == other.meta["val"].dtype)

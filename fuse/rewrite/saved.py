@@ -1,0 +1,139 @@
+"""What the forward half of a training step hands to the backward half, once the forward half is rewritten.
+
+    forward    output y, select(hs, 0, 0), select(hs, 0, 1), ...       output y, hs
+    backward   given h1, h2, ...                                 ->    given hs;  h1 = select(hs, 0, 0), ...
+
+Memory is handed over whole and once; views are taken again where they are read. Inputs are not handed over: the
+backward half is given them, or a copy of one that the call writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fuse.errors import FuseError
+from fuse.graph.joint import Given
+from fuse.graph.signature import OutputSpec, Signature
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.absent import inputs_of
+
+aten = torch.ops.aten
+
+
+def settle(forward: GraphModule, backward: GraphModule, given: Sequence[Given]) -> tuple[Given, ...]:
+    """Let ``forward`` put out memory that is saved whole and once, and ``backward`` take it.
+
+    Returns what ``backward`` is given. The signature of ``forward`` then names what is saved among its outputs.
+    """
+    signature: Signature = forward.meta["signature"]
+    own = 1 + max(
+        (*(s.index for s in signature.outputs if s.kind == "graph"), *(m.value_index for m in signature.mutations)),
+        default=-1,
+    )
+    half = _Half(forward, backward, own)
+    for placeholder, what in zip(backward.graph.find_nodes(op="placeholder"), given, strict=True):
+        if what.kind == "saved":
+            half.take(placeholder, what.index)
+        else:
+            half.given[placeholder] = what
+    output = forward.graph.output_node()
+    output.args = (tuple(half.outputs),)
+    output.meta["val"] = tuple(node.meta["val"] for node in half.outputs)
+    saved = {what.index for what in half.given.values() if what.kind == "saved"}
+    named = {spec.index for spec in signature.outputs if spec.kind == "graph"}
+    added = tuple(OutputSpec("graph", index) for index in sorted(saved - named))
+    forward.meta["signature"] = replace(signature, outputs=(*signature.outputs, *added))
+    surgery.erase(*half.passed)
+    forward.recompile()
+    placeholders = backward.graph.find_nodes(op="placeholder")
+    backward.meta["signature"] = replace(backward.meta["signature"], inputs=inputs_of(backward.graph))
+    backward.recompile()
+    return tuple(half.given[node] for node in placeholders)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """How a value is made from memory that is saved: ``links``, views and copies, outermost last, of ``root``."""
+
+    root: Node
+    links: tuple[Node, ...]
+
+
+class _Half:
+    """The outputs of the forward half, and what the backward half is given of them."""
+
+    def __init__(self, forward: GraphModule, backward: GraphModule, own: int) -> None:
+        self.forward = forward
+        values: tuple[Node, ...] = forward.graph.output_node().args[0]  # type: ignore[assignment]
+        self.values = values
+        self.outputs = list(values[:own])
+        self.passed: list[Node] = []
+        self.given: dict[Node, Given] = {}
+        signature: Signature = forward.meta["signature"]
+        self.inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
+        self.written = {mutation.input_index for mutation in signature.mutations}
+        self.position = {values[spec.index]: spec.index for spec in reversed(signature.outputs) if spec.kind == "graph"}
+        self.backward = backward
+        self.roots: dict[Node, Node] = {}  # in the forward half -> in the backward half
+        self.first = next(node for node in backward.graph.nodes if node.op != "placeholder")
+
+    def take(self, placeholder: Node, index: int) -> None:
+        """Let ``placeholder`` of the backward half be made from memory that holds the value at ``index``."""
+        chain = _chain(self.values[index])
+        if not chain.links and chain.root not in self.roots:
+            self.roots[chain.root] = placeholder
+            self.given[placeholder] = self._given(chain.root)
+            return
+        if chain.root not in self.roots:
+            with self.backward.graph.inserting_before(placeholder):
+                made = self.backward.graph.placeholder(chain.root.name)
+            made.meta.update(val=chain.root.meta["val"], source="")
+            self.roots[chain.root] = made
+            self.given[made] = self._given(chain.root)
+        value = self.roots[chain.root]
+        for link in chain.links:
+            value = surgery.insert(self.first, link.target, value, *link.args[1:], like=link, **link.kwargs)  # type: ignore[arg-type]
+        if not _alike(value.meta["val"], placeholder.meta["val"]):
+            raise FuseError(
+                f"{chain.root.name}, which is saved for the backward pass, has another layout than expected"
+            )
+        self.passed.append(self.values[index])
+        placeholder.replace_all_uses_with(value)
+        self.backward.graph.erase_node(placeholder)
+        surgery.refresh_views(surgery.views_of(value))
+
+    def _given(self, root: Node) -> Given:
+        if root in self.inputs and self.inputs[root] not in self.written:
+            return Given("input", self.inputs[root])
+        if root in self.inputs:
+            root = surgery.insert(self.forward.graph.output_node(), aten.clone.default, root)
+        if root in self.position:
+            return Given("saved", self.position[root])
+        self.position[root] = len(self.outputs)
+        self.outputs.append(root)
+        return Given("saved", self.position[root])
+
+
+def _chain(node: Node) -> _Chain:
+    """``node`` as views of memory; a copy of a step of a loop is a view of the loop's result."""
+    links: list[Node] = []
+    current = node
+    while True:
+        base = effects.view_base(current)
+        if base is None and current.target is aten.clone.default and current.args[0].target is aten.select.int:  # type: ignore[union-attr]
+            stack: Node = current.args[0].args[0]  # type: ignore[union-attr,assignment]
+            if stack.op != "placeholder" and _alike(current.meta["val"], current.args[0].meta["val"]):  # type: ignore[union-attr]
+                base, current = stack, current.args[0]  # type: ignore[assignment]
+        if base is None:
+            return _Chain(current, tuple(reversed(links)))
+        links.append(current)
+        current = base
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype

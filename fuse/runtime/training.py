@@ -1,0 +1,207 @@
+"""Training: forward and backward as two programs behind one node of autograd.
+
+    call      -> forward program  -> results, and what is saved
+    backward  -> backward program -> gradients of inputs and parameters        made when it is first needed
+
+Autograd outside of the model sees one function of all its inputs and parameters, so that accumulation, hooks on
+leaves, clipping, loss scaling and optimizers work as always. What is saved is handed to autograd, which notices when
+somebody writes to it in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fuse.graph.joint import Joint
+from fuse.graph.signature import OutputSpec, Signature
+from fuse.rewrite.absent import without
+from fuse.rewrite.saved import settle
+from fuse.runtime.playback import Playback, play_leaves
+from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program
+from fuse.runtime.reference import Reference
+from fuse.runtime.steps import Fallback, Launches
+
+TWICE = (
+    b"gradients of gradients are not supported by fuse.compile: run the model itself, not the compiled one, for them"
+)
+
+Build = Callable[[GraphModule], Program | Reference]
+
+
+@dataclass
+class Ran:
+    """What one call launched in its backward pass; None until it ran."""
+
+    backward: Launches | None = None
+    regions: int = 0
+    fallbacks: tuple[Fallback, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The backward half for one choice of tangents. ``gradients``: of each forward placeholder, the position."""
+
+    program: Program | Reference
+    graph: GraphModule
+    gradients: tuple[int | None, ...]
+    constants: tuple[Tensor, ...]
+
+
+@dataclass(eq=False)
+class Training:
+    """One call's forward and backward half, built.
+
+    ``rewrite`` runs the passes on a graph, ``build`` makes a program of it; both are called once more for each choice
+    of results that a loss is made of.
+    """
+
+    joint: Joint
+    rewrite: Callable[[GraphModule], None]
+    build: Build
+    lock: threading.RLock
+    program: Program | Reference = field(init=False)
+    signature: Signature = field(init=False)
+    rebuild: Playback = field(init=False)
+
+    def __post_init__(self) -> None:
+        joint, forward = self.joint, self.joint.forward
+        assert joint.backward is not None
+        self.rewrite(forward)
+        self.signature = forward.meta["signature"]
+        self.given = settle(forward, joint.backward, joint.given)
+        self.program = self.build(forward)
+        self.rebuild = play_leaves(self.signature, joint.detached)
+        self._halves: dict[frozenset[int], _Backward] = {}
+        self._layouts = {
+            what.index: node.meta["val"]
+            for what, node in zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=True)
+            if what.kind == "tangent"
+        }
+        self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
+        self._constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.trained)
+        bases = [self.signature.outputs[i].index for i in self._leaves]
+        saved = {what.index for what in self.given if what.kind == "saved"}
+        self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Any, Launches | int, Ran]:
+        """As ``Program.run``, but that it returns the model's result."""
+        ran = Ran()
+        call = _Call(self, ran)
+        leaves = _Step.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        for mutation in self.signature.mutations:
+            torch.autograd.graph.increment_version(tensors[mutation.input_index])
+        return self.rebuild(leaves, tensors), call.launches, ran
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], tuple[Tensor, ...], Launches | int]:
+        """The values of the forward graph, the leaves of the result that are new, and what was launched."""
+        values, launches = self.program.run(tensors)
+        outputs = [self.signature.outputs[i] for i in self._leaves]
+        return values, tuple(self._leaf(spec, values) for spec in outputs), launches
+
+    def _leaf(self, spec: OutputSpec, values: Sequence[Tensor | None]) -> Tensor:
+        whole, view = values[spec.index], spec.view
+        assert whole is not None
+        if view is None:
+            return whole
+        offset = whole.storage_offset() + view.offset
+        if spec.index in self._shared:  # autograd must know who shares the memory
+            return whole.as_strided(view.size, view.stride, offset)
+        return whole.new_empty(0).set_(whole.untyped_storage(), offset, view.size, view.stride)
+
+    def backward(self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], ran: Ran) -> list[Tensor | None]:
+        """The gradients of the placeholders. ``saved`` are the tensors given but for tangents, in order."""
+        missing = frozenset(i for i in self._layouts if tangents[self._leaves.index(i)] is None)
+        if len(missing) == len(self._layouts):
+            return [None] * len(self.signature.inputs)
+        half = self._half(missing)
+        kept = iter(saved)
+        copies = 0
+        inputs: list[Tensor] = []
+        for what in self.given:
+            if what.kind != "tangent":
+                inputs.append(next(kept))
+            elif what.index not in missing:
+                tangent, layout = tangents[self._leaves.index(what.index)], self._layouts[what.index]
+                assert tangent is not None
+                if tangent.stride() != layout.stride() or tangent.is_neg() or tangent.is_conj():
+                    tangent = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype).copy_(tangent)
+                    copies += 1
+                inputs.append(tangent)
+        inputs += half.constants
+        try:
+            values, launches = half.program.run(inputs)
+            fallbacks = half.program.fallbacks
+        except (Mispredicted, PositionOutOfRange) as error:
+            reference = Reference(half.graph, Fallback("backward", "", f"{type(error).__name__}: {error}"))
+            values, launches = reference.run(inputs)
+            fallbacks = reference.fallbacks
+        native = Launches.unpack(launches)
+        ran.regions, ran.fallbacks = half.program.regions, fallbacks
+        ran.backward = Launches(native.kernels, native.libraries, native.aten + copies)
+        return [None if i is None else values[i] for i in half.gradients]
+
+    def _half(self, missing: frozenset[int]) -> _Backward:
+        with self.lock:
+            if missing not in self._halves:
+                self._halves[missing] = self._make_half(missing)
+            return self._halves[missing]
+
+    def _make_half(self, missing: frozenset[int]) -> _Backward:
+        """The backward half where the loss is not made of the leaves ``missing``."""
+        raw = self.joint.backward
+        assert raw is not None
+        absent = [i for i, what in enumerate(self.given) if what.kind == "tangent" and what.index in missing]
+        graph, kept = without(raw, absent, copied=len(self._layouts) > 1)
+        self.rewrite(graph)
+        inputs = self.signature.inputs
+        gradients = tuple(None if i is None else kept[i] for i in self.joint.gradients)
+        added = (None,) * (len(inputs) - len(gradients))  # constants of passes
+        constants = tuple(spec.value for spec in graph.meta["signature"].inputs if spec.value is not None)
+        return _Backward(self.build(graph), graph, gradients + added, constants)
+
+
+@dataclass
+class _Call:
+    """One call on its way through autograd."""
+
+    training: Training
+    ran: Ran
+    launches: Launches | int = 0
+
+
+class _Step(torch.autograd.Function):
+    """The node of autograd that a compiled call is."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        training = call.training
+        values, leaves, call.launches = training.forward(tensors)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(leaves[i] for i in training._constant))
+        given = (what for what in training.given if what.kind != "tangent")
+        ctx.save_for_backward(*(tensors[g.index] if g.kind == "input" else values[g.index] for g in given))
+        ctx.training, ctx.ran = training, call.ran
+        return leaves
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            gradients = ctx.training.backward(ctx.saved_tensors, tangents, ctx.ran)
+        if torch.is_grad_enabled():
+            gradients = _once(gradients)
+        return None, *gradients
+
+
+def _once(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The same gradients, but that their own gradients raise."""
+    made = [gradient for gradient in gradients if gradient is not None]
+    guard = torch._C._functions.DelayedError(TWICE, len(made))
+    guarded = iter(guard(*(gradient.detach().requires_grad_() for gradient in made)))
+    return [None if gradient is None else next(guarded) for gradient in gradients]
