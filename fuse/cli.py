@@ -259,6 +259,45 @@ def explain(request: Request, to: Output, pattern: str) -> int:
     return GOOD
 
 
+@commands.command(epilog=TRUST)
+@target_verb(
+    *tolerance_options,
+    path_option("--repro", metavar="OUT.py", help="Write a model file here that shows the fault by itself."),
+)
+def bisect(request: Request, to: Output, atol: float | None, rtol: float | None, repro: Path | None) -> int:
+    """Find the first rewrite that breaks `fuse check`.
+
+    Rewrites are numbered; the model is checked with half of them, and so on. The repro holds the operators of that
+    rewrite alone where they still fail, else the whole graph, with random inputs.
+    """
+    _require_this_machine(request)
+    from rich.text import Text
+
+    from fuse.check.bisect import bisect as find
+    from fuse.report.files import write
+
+    loaded, passes = request.load(to, real=True), request.passes()
+    with to.stage("checking with fewer and fewer rewrites"):
+        found = find(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            train=request.train,
+            seed=request.seed,
+            atol=atol,
+            rtol=rtol,
+            passes=passes,
+            on_check=lambda fuel: to.say(f"checking with --fuel {fuel}"),
+        )
+    if repro is not None and found.repro is not None:
+        write(repro, found.repro)
+        to.say(f"wrote {repro}; it fails like this: fuse check {repro}")
+    elif repro is not None and found.culprit is not None:
+        to.say(f"no repro fails by itself; use fuse check {request.target} --fuel {found.culprit.number}")
+    to.emit({**found.to_dict(), "target": request.target}, lambda: Text(str(found), no_wrap=True, overflow="ignore"))
+    return GOOD if found.passed else FAILED
+
+
 @commands.command(name="check-pattern", epilog=TRUST.replace("The file of TARGET", "FILE"))
 @output_verb(click.argument("file"))
 def check_pattern(to: Output, file: str) -> int:
