@@ -235,6 +235,7 @@ def _cut(
         raise CaptureError(f"{random.target} draws random numbers in the backward pass")
     inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
     half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]
+    forward.meta["saved_from"] = len(half.outputs)
     for node in needed:
         half.note(node, needed)
     for gradient in gradients:

@@ -63,8 +63,15 @@ def root(node: Node) -> Node:
 
 
 def results(graph: GraphModule) -> list[Node]:
-    """The nodes that the output node lists, in order, mutated values included."""
-    return list(graph.graph.output_node().all_input_nodes)
+    """The nodes that the output node lists, in order, mutated values included.
+
+    What a forward graph saves for its backward graph is not among them: the caller never sees it, and its memory may be
+    shared (``graph.meta["saved_from"]`` is the position from which the output lists what is saved).
+    """
+    values: tuple[Node, ...] = graph.graph.output_node().args[0]  # type: ignore[assignment]
+    if (first := graph.meta.get("saved_from")) is not None:
+        values = values[:first]
+    return list(dict.fromkeys(value for value in values if isinstance(value, Node)))
 
 
 def escaping(graph: GraphModule) -> set[Node]:

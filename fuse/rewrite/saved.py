@@ -31,11 +31,7 @@ def settle(forward: GraphModule, backward: GraphModule, given: Sequence[Given]) 
     Returns what ``backward`` is given. The signature of ``forward`` then names what is saved among its outputs.
     """
     signature: Signature = forward.meta["signature"]
-    own = 1 + max(
-        (*(s.index for s in signature.outputs if s.kind == "graph"), *(m.value_index for m in signature.mutations)),
-        default=-1,
-    )
-    half = _Half(forward, backward, own)
+    half = _Half(forward, backward, forward.meta.pop("saved_from"))
     for placeholder, what in zip(backward.graph.find_nodes(op="placeholder"), given, strict=True):
         if what.kind == "saved":
             half.take(placeholder, what.index)

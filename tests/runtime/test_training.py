@@ -439,3 +439,28 @@ def test_hooks_on_saved_tensors_make_the_call_eager() -> None:
         fused(torch.randn(3, 4)).sum().backward()
     fused(torch.randn(3, 4)).sum().backward()
     assert fused.last_run.fallbacks == ()
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.from_input, self.from_hidden = nn.Linear(8, 64), nn.Linear(16, 64)
+
+    def forward(self, xs: Tensor) -> tuple[Tensor, Tensor]:
+        h = c = xs.new_zeros(xs.shape[1], 16)
+        outputs = []
+        for one in range(len(xs)):
+            i, f, g, o = (self.from_input(xs[one]) + self.from_hidden(h)).chunk(4, dim=1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            outputs.append(h)
+        return torch.stack(outputs), c
+
+
+def test_a_step_of_a_recurrent_loop_launches_as_much_at_any_length() -> None:
+    launches = []
+    for length in (12, 24):
+        run = assert_trains(Lstm(), torch.randn(length, 3, 8)).last_run
+        launches.append((run.launches, run.backward.launches))
+    assert launches[0] == launches[1]
+    assert sum(launches[0]) <= 20
