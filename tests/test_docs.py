@@ -29,7 +29,7 @@ def _passes_of_this_test():
             registry.unregister(info.name)
 
 
-@pytest.mark.usefixtures("_passes_of_this_test")
+@pytest.mark.usefixtures("_passes_of_this_test", "registered")
 @each_document
 def test_python_examples_run_in_the_order_in_which_they_are_read(document, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -76,7 +76,8 @@ def other_operator(wanted: Term, found: Term) -> Difference:
 def _other_names(wanted: Term, found: Term) -> tuple[str, str]:
     """Reason and change where the graph has the operator of ``found`` and the pattern that of ``wanted``."""
     place = _place(found)
-    if place is not None and isinstance(place.target, OpOverload) and wanted.name in may_make(place.target):
+    op = None if place is None else place.target
+    if place is not None and isinstance(op, OpOverload) and found.name == "mul" and wanted.name in may_make(op):
         return other_factors(place, found) or other_names(*_names(wanted, found))
     return other_names(*_names(wanted, found))
 
