@@ -29,7 +29,7 @@ from fuse.cost.profiles import get as device_profile
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
-from fuse.graph.results import flatten_result
+from fuse.graph.results import named_parts, parts_of
 from fuse.runtime.engine import Compiled, Engine
 from fuse.runtime.module import Fused
 from fuse.runtime.steps import Fallback, Launches
@@ -107,6 +107,7 @@ class _Outcome:
     inputs: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
     aliases: Mapping[str, tuple[str, str, int]]
+    kinds: tuple[Any, ...]
 
 
 def check(
@@ -205,14 +206,17 @@ def _gradients(call: Call) -> dict[str, Tensor]:
 
 
 def _described(result: Any, inputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> _Outcome:
-    flatten_result(result)  # makes dataclasses known
-    leaves, _ = pytree.tree_flatten_with_path(result)
-    results = {f"result{pytree.keystr(path)}": leaf for path, leaf in leaves}
-    return _Outcome(results, inputs, gradients, _aliases(results, inputs))
+    results = named_parts(result)
+    return _Outcome(results, inputs, gradients, _aliases(results, inputs), _kinds(result))
+
+
+def _kinds(result: Any) -> tuple[Any, ...]:
+    """The classes of everything that holds a part of the result."""
+    return type(result), *(_kinds(part) for part in parts_of(result).values())
 
 
 def _backward(result: Any, counting: CountingMode | None = None) -> None:
-    leaves = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
+    leaves = [t for t in named_parts(result).values() if isinstance(t, Tensor) and t.requires_grad]
     tangents = [torch.ones_like(t) for t in leaves]
     with counting or contextlib.nullcontext():
         if leaves:
@@ -319,12 +323,25 @@ def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:
         mine = fused.results.get(name)
         if type(mine) is not type(value):
             problems.append(f"{name}: {type(mine).__name__} instead of {type(value).__name__}")
-        elif not isinstance(value, Tensor) and mine != value:
+        elif not isinstance(value, Tensor) and not _equal(mine, value):
             problems.append(f"{name}: {mine!r} instead of {value!r}")
+    if fused.kinds != eager.kinds and not problems:
+        problems.append("the result is made of other classes than eager's")
     for name, expected in eager.aliases.items():
         if (alias := fused.aliases.get(name)) is not None and alias != expected:
             problems.append(f"{name}: {_alias_text(name, alias)} instead of {_alias_text(name, expected)}")
     return problems
+
+
+def _equal(mine: Any, theirs: Any) -> bool:
+    """Whether two objects of one class are equal, as far as they can tell: iterators and the like cannot."""
+    kind: Any = type(mine)
+    if kind.__eq__ is object.__eq__:
+        return True
+    try:
+        return bool(mine == theirs)
+    except (ValueError, RuntimeError):  # arrays compare element by element
+        return str(mine) == str(theirs)
 
 
 def _alias_text(name: str, alias: tuple[str, str, int]) -> str:

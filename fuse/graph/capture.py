@@ -35,11 +35,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
+from fuse.graph import numbers
 from fuse.graph.attributes import held_by, restore
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.recurrent import lstm_of_eager
-from fuse.graph.results import flatten_result
+from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import unseeded
 from fuse.graph.signature import Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
@@ -239,6 +240,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._constant(op, args[0])
         args, kwargs = self._known(args), self._known(kwargs)
         result = self.functional.record(op, args, kwargs, lambda: self.fakes.run(op, args, kwargs))
+        if reason := numbers.obstacle(op, args, kwargs, result):
+            raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result
 
@@ -298,18 +301,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _output(self, leaf: Any, values: list[Node], roots: dict[int, int]) -> OutputSpec:
         if not isinstance(leaf, Tensor):
+            if not is_constant(leaf):
+                raise CaptureError(
+                    f"the result holds a {type(leaf).__name__}, of which a graph cannot make a new one in each call; "
+                    "it runs in eager mode"
+                )
             return OutputSpec("python", value=leaf)
         leaf = self._ensure_known(leaf)
         alias = self.functional.aliases[id(leaf)]
         base = alias.base
+        if leaf is not base.root and (leaf.dtype, _lazy(leaf)) != (base.root.dtype, _lazy(base.root)):
+            raise CaptureError(f"the result holds a view of {base.root.dtype} as {leaf.dtype}; it runs in eager mode")
         if base.input_index is not None:
             index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
             root = self.placeholders[index]
             return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
         if leaf.requires_grad and not self.gradients:
             raise CaptureError("the result needs gradients (torch.enable_grad in forward); it runs in eager mode")
-        if leaf.dtype != base.root.dtype or leaf.is_conj() or leaf.is_neg():
-            raise CaptureError(f"the result holds a view of {base.root.dtype} as {leaf.dtype}; it runs in eager mode")
+        if leaf.is_conj() or leaf.is_neg():
+            raise CaptureError("the result is lazily conjugated or negated; it runs in eager mode")
         is_whole = _layout(leaf, base.root) == _layout(base.root, base.root)
         is_first = id(base) not in roots
         if is_first:
@@ -363,6 +373,10 @@ def _names_of_state(model: nn.Module) -> dict[int, tuple[str, str]]:
 def _at(error: BaseException) -> str:
     line = line_of(error)
     return f" at {line}" if line else ""
+
+
+def _lazy(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_conj(), tensor.is_neg()
 
 
 def _layout(tensor: Tensor, root: Tensor) -> Layout:

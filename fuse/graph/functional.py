@@ -29,6 +29,7 @@ from torch.fx import Graph, Node
 
 from fuse import ops
 from fuse.errors import CaptureError
+from fuse.graph import overlap
 from fuse.graph.fakes import FakeRunner
 
 aten = torch.ops.aten
@@ -91,25 +92,12 @@ class Functionalizer:
         if alias.version != alias.base.version:
             node = alias.base.node
             for view in alias.chain:
-                node = self._view_again(alias.base, view, node)
+                node = self.emit(view.op, (node, *view.args), view.kwargs)
             alias.node, alias.version = node, alias.base.version
         return alias.node
 
     def known(self, tensor: Tensor) -> bool:
         return id(tensor) in self.aliases
-
-    def _view_again(self, base: Base, view: View, outer: Node) -> Node:
-        """``view`` of a value that took the place of the one it was made of."""
-        self._check_reach(base, view)
-        return self.emit(view.op, (outer, *view.args), view.kwargs)
-
-    def _check_reach(self, base: Base, view: View) -> None:
-        """``as_strided`` counts from the start of the storage and may leave its tensor; a value has nothing more."""
-        if view.op is aten.as_strided.default and not _fills_its_storage(base.root):
-            raise CaptureError(
-                f"a write meets a view made by as_strided at {self.source} of a tensor that does not fill its storage; "
-                "it runs in eager mode"
-            )
 
     def reassigned(self) -> bool:
         """Whether some tensor was given other memory behind the operators' back (``tensor.data = other``)."""
@@ -178,8 +166,27 @@ class Functionalizer:
         if op in _SAME_LOOK:
             self.aliases[id(result)] = Alias(result, parent.base, parent.chain, self.value(origin), parent.base.version)
             return
+        if op is aten.as_strided.default:
+            self._add_strided(parent, args, kwargs, result)
+            return
         view = View(op, self._nodes(args[1:]), self._nodes(kwargs))
         self.aliases[id(result)] = Alias(result, parent.base, (*parent.chain, view), emit(), parent.base.version)
+
+    def _add_strided(self, parent: Alias, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
+        """``as_strided`` counts from the start of the storage: said from the root, relative to where that begins."""
+        base, root = parent.base, parent.base.root
+        names_offset = len(args) > 3 or kwargs.get("storage_offset") is not None
+        views = None if names_offset and base.input_index is not None else overlap.strided_views(root, result)
+        if views is None:
+            raise CaptureError(
+                f"as_strided at {self.source} may reach beyond the tensor or depends on where in its storage that "
+                "lies; it runs in eager mode"
+            )
+        chain = tuple(View(op, arguments, {}) for op, arguments in views)
+        node = base.node
+        for view in chain:
+            node = self.emit(view.op, (node, *view.args), {}, result if view is chain[-1] else None)
+        self.aliases[id(result)] = Alias(result, base, chain, node, base.version)
 
     def _add_part_of_view(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
@@ -216,9 +223,8 @@ class Functionalizer:
         for view in alias.chain:
             outers.append(outer)
             if view is not alias.chain[-1]:
-                outer = self._view_again(base, view, outer)
+                outer = self.emit(view.op, (outer, *view.args), view.kwargs)
         for view, outer in zip(reversed(alias.chain), reversed(outers), strict=True):
-            self._check_reach(base, view)
             node = self._inverse(view, outer, node)
         base.node = self._in_layout_of(before, node)
         base.version += 1
@@ -229,6 +235,8 @@ class Functionalizer:
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
         written = _written_arguments(op, args, kwargs)
+        if reason := overlap.obstacle(op, written, args, kwargs):
+            raise CaptureError(f"{op} at {self.source} {reason}; it runs in eager mode")
         if op is aten.copy_.default:
             node = self._copied(self.value(args[0]), self.value(args[1]))
             result = run()
@@ -430,11 +438,6 @@ def _storage(tensor: Tensor) -> int:
 def _is_dense(tensor: Tensor) -> bool:
     """Whether the elements lie side by side, in whatever order of dimensions."""
     return bool(is_non_overlapping_and_dense_or_false(tensor))
-
-
-def _fills_its_storage(tensor: Tensor) -> bool:
-    """Whether the tensor's elements, in some order, are all that there is from the start of its storage."""
-    return tensor.storage_offset() == 0 and _is_dense(tensor)
 
 
 def _tensors(result: Any) -> list[Tensor]:

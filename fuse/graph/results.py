@@ -9,11 +9,18 @@ would change what it is to everyone else. So a dataclass travels as a node of ou
 from __future__ import annotations
 
 import dataclasses
+import enum
+from collections.abc import Mapping, Sequence, Set, ValuesView
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, type, enum.Enum, torch.dtype, torch.device, torch.layout,
+    torch.memory_format,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +40,55 @@ def flatten_result(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
     ([tensor([0.]), 2], {'pair': Pair(a=10, b=20)})
     """
     return pytree.tree_flatten(_opened(result), is_leaf=_is_size)
+
+
+def named_parts(result: Any, name: str = "result") -> dict[str, Any]:
+    """Everything in a result by where it stands, whatever class holds it.
+
+    >>> Pair = dataclasses.make_dataclass("Pair", ["a", "b"])
+    >>> named_parts((Pair(1, {"x": 2}), [3]))
+    {'result[0].a': 1, "result[0].b['x']": 2, 'result[1][0]': 3}
+    """
+    inside = parts_of(result)
+    if not inside:
+        return {name: result}
+    return {path: part for key, value in inside.items() for path, part in named_parts(value, name + key).items()}
+
+
+def parts_of(value: Any) -> dict[str, Any]:
+    """The parts of a container or data object by how the user would spell them; empty for anything else.
+
+    >>> parts_of([4, 5])
+    {'[0]': 4, '[1]': 5}
+    """
+    if isinstance(value, (Tensor, torch.Size, str, bytes, type, nn.Module)):
+        return {}
+    if isinstance(value, Mapping):
+        return {f"[{key!r}]": part for key, part in value.items()}
+    if isinstance(value, (Sequence, Set, ValuesView)):
+        return {f"[{i}]": part for i, part in enumerate(value)}
+    if _is_dataclass(value):
+        return {f".{f.name}": getattr(value, f.name) for f in dataclasses.fields(value)}
+    held = getattr(value, "__dict__", None)
+    if isinstance(held, dict) and not callable(value):
+        return {f".{key}": part for key, part in held.items()}
+    return {}
+
+
+def is_constant(leaf: Any) -> bool:
+    """Whether a leaf of a result can be the very same object in every call: nothing can change it or hide in it.
+
+    >>> is_constant(3), is_constant(torch.float32), is_constant(object()), is_constant({1, 2})
+    (True, True, False, False)
+    """
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        frozen = bool(type(leaf).__dataclass_params__.frozen)  # type: ignore[attr-defined]
+        return frozen and all(is_constant(getattr(leaf, f.name)) for f in dataclasses.fields(leaf))
+    if isinstance(leaf, (tuple, frozenset)):
+        return all(map(is_constant, leaf))
+    if isinstance(leaf, slice):
+        return all(map(is_constant, (leaf.start, leaf.stop, leaf.step)))
+    return leaf is None or leaf is Ellipsis or isinstance(leaf, _CONSTANTS)
 
 
 def _opened(result: Any) -> Any:
