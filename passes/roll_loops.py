@@ -28,10 +28,12 @@ from fuse.kernel.lower import Declined
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.rewrite.loop_building import Built, build, call_loop, last_states, operand_node, outside_reads
-from fuse.rewrite.reads import Obstacle, spelled
+from fuse.rewrite.reads import Obstacle
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import LEAST_STEPS, Found, Result, Rolled, find_loop, narrowest_cut
+from fuse.rewrite.rolling import LEAST_STEPS, Found, Rolled, find_loop, narrowest_cut
 from fuse.rewrite.segments import segments
+from fuse.rewrite.slots import Result
+from fuse.rewrite.spelling import spelled
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
@@ -182,6 +184,7 @@ def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[t
     for result, part in collected.items():
         if found := collector_of(rolled, result):
             after = _replace_collector(graph, after, part, *found)
+        _replace_other_collectors(rolled, result, part)
     lasts = {last: parts[n] for (result, k), n in last_states(rolled).items() for last in result.of(rolled.steps[k])}
     _replace_outside(lasts, place, lambda user: user.op == "output" or user in escaping)
     reads: dict[Node, Node] = {}
@@ -212,6 +215,32 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
         moved.meta.update(val=held, source=source)
     surgery.replace(collector, moved)
     return after
+
+
+def _replace_other_collectors(rolled: Rolled, result: Result, part: Node) -> None:
+    """Let what collects all steps among other pieces, backwards or in another layout read them as one piece."""
+    values = [node for step in rolled.steps for node in result.of(step)]
+    for collector in [user for user in (values[0].users if values else ()) if user.target in COLLECTORS]:
+        pieces, dim = pieces_of(collector), dimension_of(collector)
+        at, back = pieces.index(values[0]), values[::-1]
+        backwards = at + 1 >= len(values) and pieces[at + 1 - len(values) : at + 1] == back
+        if not backwards and pieces[at : at + len(values)] != values:
+            continue
+        start = at + 1 - len(values) if backwards else at
+        order = [*range(1, dim + 1), 0, *range(dim + 1, part.meta["val"].dim())]
+        joined = surgery.insert(collector, aten.permute.default, part, order)
+        if backwards:
+            joined = surgery.insert(collector, aten.flip.default, joined, [dim])
+        around = [*pieces[:start], *pieces[start + len(values) :]]
+        if collector.target is aten.stack.default:
+            around = [surgery.insert(collector, aten.unsqueeze.default, piece, dim) for piece in around]
+        else:
+            if not joined.meta["val"].is_contiguous():
+                joined = surgery.insert(collector, aten.clone.default, joined, memory_format=torch.contiguous_format)
+            sizes = list(joined.meta["val"].shape)
+            joined = surgery.insert(collector, aten.view.default, joined, [*sizes[:dim], -1, *sizes[dim + 2 :]])
+        all_pieces = [*around[:start], joined, *around[start:]]
+        surgery.replace(collector, surgery.insert(collector, aten.cat.default, all_pieces, dim, like=collector))
 
 
 def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, escapes: bool) -> Node:

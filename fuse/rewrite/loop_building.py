@@ -25,9 +25,11 @@ from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.moving import Moved
 from fuse.rewrite.reads import Link, Read, leaves, link_of, parts, read_of, replace_leaves
 from fuse.rewrite.regions import owner
-from fuse.rewrite.rolling import Carry, MovingInput, Numbers, Result, Rolled, Slot, StateRead, Within
+from fuse.rewrite.rolling import Rolled
+from fuse.rewrite.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
+from fuse.rewrite.step_constants import Numbers, Table
 
-Operand = Node | Moved | Numbers
+Operand = Node | Moved | Numbers | Table
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def build(rolled: Rolled) -> Built:
     operands: tuple[Operand, ...] = (
         *(c.firsts[0] for c in rolled.carries),
         *rolled.inputs,
-        *rolled.numbers,
+        *rolled.constants,
         *rolled.invariants,
     )
     values = tuple(_operand_value(rolled, operand) for operand in operands)
@@ -58,7 +60,7 @@ def build(rolled: Rolled) -> Built:
     output.meta.update(val=tuple(r.meta["val"] for r in results), source="")
     module = _LazyGraphModule(Module(), body.graph)
     source = rolled.typical[0].meta.get("source", "")
-    inputs = (*(m.how for m in rolled.inputs), *(StepInput(0, 0, 1) for _ in rolled.numbers))
+    inputs = (*(m.how for m in rolled.inputs), *(StepInput(0, 0, 1) for _ in rolled.constants))
     spec = LoopSpec(len(rolled.steps), len(rolled.carries), inputs, len(collected), source)
     return Built(Loop(module, spec), operands, values, tuple(collected))
 
@@ -67,9 +69,8 @@ def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
     """The metadata of an operand, which may not be in the graph yet."""
     mode = surgery.fake_mode(rolled.typical[0].graph)
     match operand:
-        case Numbers():
-            with mode:
-                return torch.empty(len(operand.values), dtype=operand.dtype)
+        case Numbers() | Table():
+            return mode.from_tensor(operand.tensor())
         case Moved():
             value: torch.Tensor = operand.source.meta["val"]
             with mode, torch.no_grad():
@@ -82,7 +83,7 @@ def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
 def operand_node(graph: GraphModule, operand: Operand, before: Node) -> Node:
     """The node that stands for an operand, made in front of ``before`` where there is none yet."""
     match operand:
-        case Numbers():
+        case Numbers() | Table():
             return surgery.add_constant(graph, operand.tensor(), like=before)
         case Moved():
             node = operand.source
@@ -124,10 +125,10 @@ class _Body:
         for number, (carry, held) in enumerate(rolled.carries.items()):
             next(given)
             self.states[carry] = self._placeholder(f"state_{number}", held)
-        self.reads: dict[Moved | Numbers, Node] = {}
+        self.reads: dict[Moved | Numbers | Table, Node] = {}
         for number, moved in enumerate(rolled.inputs):
             self.reads[moved] = self._part(f"read_{number}", next(given), moved.how)
-        for number, numbers in enumerate(rolled.numbers):
+        for number, numbers in enumerate(rolled.constants):
             self.reads[numbers] = self._part(f"number_{number}", next(given), StepInput(0, 0, 1))
         self.fixed = {node: self._placeholder(node.name, next(given)) for node in rolled.invariants}
 
@@ -142,8 +143,12 @@ class _Body:
 
     def copy(self, j: int, node: Node) -> None:
         """Copy node ``j`` of the typical step."""
+        slots = [self.rolled.slots.get((j, position)) for position in range(len(leaves(node)))]
+        self.inner[node] = self._copied(node, slots)
+
+    def _copied(self, node: Node, slots: Sequence[Slot | None]) -> Node:
+        """A copy of ``node`` that reads ``slots``; None: what it reads itself."""
         operands = leaves(node)
-        slots = [self.rolled.slots.get((j, position)) for position in range(len(operands))]
         resolved = iter(
             leaf if slot is None else self._operand(slot, node) for leaf, slot in zip(operands, slots, strict=True)
         )
@@ -153,7 +158,7 @@ class _Body:
             target = ops.tensor_form(target)
         copy = self.graph.create_node(node.op, target, args, kwargs, node.name)
         copy.meta.update(node.meta)
-        self.inner[node] = copy
+        return copy
 
     def _operand(self, slot: Slot, reader: Node) -> Node:
         match slot:
@@ -165,6 +170,11 @@ class _Body:
                 return self._apply(slot.links, self.reads[slot.moved], reader)
             case Numbers():
                 return self.reads[slot]
+            case TableRead():
+                return self._apply(slot.links, self.reads[slot.table], reader)
+            case Computed():
+                slots = [slot.slots.get(position) for position in range(len(leaves(slot.typical)))]
+                return self._apply(slot.links, self._copied(slot.typical, slots), reader)
         return self.fixed[slot]
 
     def next_state(self, carry: Carry) -> Node:

@@ -9,7 +9,6 @@ Two nodes with equal letters may be the same node of two steps of a loop: they d
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +20,17 @@ from torch.fx.node import map_aggregate
 
 from fuse import ops
 from fuse.rewrite import effects, surgery
+from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.regions import is_constructor, owner
 
 aten = torch.ops.aten
 
 Link = tuple[object, tuple[object, ...], tuple[tuple[str, object], ...]]
 """One view of a chain: operator, arguments after the first, keyword arguments."""
+
+DEEPEST_AMBIENT = 3
+"""Operators one after another outside of a loop that its steps may compute again. Fewer than the least loop has steps:
+what a step does to a state stands behind as many of its kind."""
 
 Leaf = Node | int | float
 """What a node reads at one place: a node, or a number that could as well be a tensor of one element."""
@@ -48,36 +52,12 @@ def anchors(graph: Graph) -> list[Node]:
     ]
 
 
-def spelled(graph: Graph, least: int) -> tuple[list[Node], list[object]]:
-    """The anchors among which loops of at least ``least`` steps are looked for, and their letters.
-
-    What is computed once and read by many steps stands between the operators of the first of them, and is left out.
-    """
-    nodes = anchors(graph)
-    letters = {node: letter(node) for node in nodes}
-    often = Counter(letters.values())
-    shared: set[Node] = set()
-    for node in reversed(nodes):
-        if often[letters[node]] < least and effects.is_pure(node):
-            readers = _readers(node)
-            alike = Counter(letters[reader] for reader in readers if reader in letters)
-            if readers and (readers <= shared or max(alike.values(), default=0) >= least):
-                shared.add(node)
-    found = [node for node in nodes if node not in shared]
-    return found, [letters[node] for node in found]
-
-
-def _readers(node: Node) -> set[Node]:
-    """The nodes that compute something with ``node`` or views of it, or return it."""
-    found: set[Node] = set()
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            if link_of(user) is None:
-                found.add(user)
-            else:
-                stack.append(user)
-    return found
+def may_be_ambient(node: Node) -> bool:
+    """Whether a loop could as well compute ``node`` again in each step."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, OpOverload) or not effects.is_pure(node):
+        return False
+    return isinstance(node.meta["val"], torch.Tensor) and (ops.is_pointwise(target) or target in COLLECTORS)
 
 
 def letter(node: Node) -> object:

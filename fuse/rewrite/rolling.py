@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from fuse import ops
 from fuse.graph.periods import smallest_period
-from fuse.rewrite import surgery
 from fuse.rewrite.moving import Moved, outside_read
 from fuse.rewrite.reads import (
+    DEEPEST_AMBIENT,
     Leaf,
     Link,
     Obstacle,
@@ -33,13 +32,14 @@ from fuse.rewrite.reads import (
     below,
     layout,
     leaves,
-    link_of,
-    parts,
+    letter,
+    may_be_ambient,
     read_of,
-    replace_leaves,
     tensors_of,
 )
 from fuse.rewrite.segments import transitions
+from fuse.rewrite.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
+from fuse.rewrite.step_constants import Numbers, Table, numbers_of, table_of
 
 LEAST_STEPS = 4
 MOST_PEELED = 3
@@ -47,94 +47,6 @@ MOST_PEELED = 3
 
 ATTEMPTS = 4
 """How often steps are peeled or grouped before the rest is given up."""
-
-EXACT_INTEGERS = 2**53
-NUMBER_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
-
-
-@dataclass(frozen=True)
-class Result:
-    """``links`` of what node ``position`` of a step computes, or of one ``part`` where it computes several tensors."""
-
-    position: int
-    part: int | None = None
-    links: tuple[Link, ...] = ()
-
-    def of(self, step: Sequence[Node]) -> list[Node]:
-        """The nodes of ``step`` that stand for it; none where it is not read."""
-        node = step[self.position]
-        found = [node] if self.part is None else [n for part, n in parts(node) if part == self.part]
-        for number in range(len(self.links)):
-            found = [user for node in found for user in node.users if link_of(user) == self.links[number]]
-        return found
-
-
-@dataclass(frozen=True)
-class Carry:
-    """State: ``links`` of ``result`` as it was ``lag`` steps before; ``firsts`` in the first ``lag`` steps."""
-
-    result: Result
-    links: tuple[Link, ...]
-    firsts: tuple[Node, ...]
-
-    @property
-    def lag(self) -> int:
-        return len(self.firsts)
-
-    @property
-    def younger(self) -> Carry | None:
-        """The state whose value this one takes over in the next step; None: it takes the result itself."""
-        return Carry(self.result, self.links, self.firsts[1:]) if self.lag > 1 else None
-
-
-@dataclass(frozen=True)
-class StateRead:
-    """``links`` of a state."""
-
-    carry: Carry
-    links: tuple[Link, ...]
-
-
-@dataclass(frozen=True)
-class MovingInput:
-    """``links`` of what a step reads of a tensor."""
-
-    moved: Moved
-    links: tuple[Link, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Numbers:
-    """A number for each step, as what the arithmetic makes of them: tensors of one element of ``dtype``."""
-
-    values: tuple[int | float, ...]
-    dtype: torch.dtype
-
-    @property
-    def exact(self) -> bool:
-        """Whether arithmetic in ``dtype`` sees the same numbers, whether they are Python's or in a tensor."""
-        if not self.dtype.is_floating_point:
-            limits = torch.iinfo(self.dtype)
-            return all(isinstance(v, int) and limits.min <= v <= limits.max for v in self.values)
-        largest = torch.finfo(self.dtype).max
-        return all(
-            abs(v) <= (EXACT_INTEGERS if isinstance(v, int) else largest) or not math.isfinite(v) for v in self.values
-        )
-
-    def tensor(self) -> torch.Tensor:
-        return torch.tensor(self.values, dtype=self.dtype)
-
-
-@dataclass(frozen=True)
-class Within:
-    """A value of the same step."""
-
-    position: int
-    links: tuple[Link, ...]
-
-
-Slot = StateRead | MovingInput | Numbers | Within | Node
-"""What an operand of the body is; a bare node is an invariant."""
 
 
 @dataclass
@@ -144,7 +56,7 @@ class Rolled:
     steps: list[list[Node]]
     carries: dict[Carry, Any] = field(default_factory=dict)  # with the metadata of the state
     inputs: dict[Moved, None] = field(default_factory=dict)
-    numbers: dict[Numbers, None] = field(default_factory=dict)
+    constants: dict[Numbers | Table, None] = field(default_factory=dict)
     invariants: dict[Node, None] = field(default_factory=dict)
     slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
 
@@ -257,22 +169,34 @@ def _note(rolled: Rolled, j: int, slots: dict[int, Slot]) -> None:
     typical = leaves(rolled.typical[j])
     for position, found in slots.items():
         rolled.slots[(j, position)] = found
-        match found:
-            case StateRead():
-                value = below(typical[position], len(found.links)).meta["val"]  # type: ignore[arg-type]
-                carry: Carry | None = found.carry
-                while carry is not None:
-                    rolled.carries.setdefault(carry, value)
-                    carry = carry.younger
-            case MovingInput():
-                rolled.inputs.setdefault(found.moved)
-            case Numbers():
-                rolled.numbers.setdefault(found)
-            case Node():
-                rolled.invariants.setdefault(found)
+        _note_slot(rolled, found, typical[position])
 
 
-def _operands(nodes: Sequence[Node], place: dict[Node, tuple[int, int]]) -> dict[int, Slot] | Obstacle:
+def _note_slot(rolled: Rolled, found: Slot, typical: Leaf) -> None:
+    match found:
+        case StateRead():
+            value = below(typical, len(found.links)).meta["val"]  # type: ignore[arg-type]
+            carry: Carry | None = found.carry
+            while carry is not None:
+                rolled.carries.setdefault(carry, value)
+                carry = carry.younger
+        case MovingInput():
+            rolled.inputs.setdefault(found.moved)
+        case Numbers():
+            rolled.constants.setdefault(found)
+        case TableRead():
+            rolled.constants.setdefault(found.table)
+        case Computed():
+            inner = leaves(found.typical)
+            for position, slot in found.slots.items():
+                _note_slot(rolled, slot, inner[position])
+        case Node():
+            rolled.invariants.setdefault(found)
+
+
+def _operands(
+    nodes: Sequence[Node], place: dict[Node, tuple[int, int]], depth: int = DEEPEST_AMBIENT
+) -> dict[int, Slot] | Obstacle:
     """What corresponding nodes of all steps read, by the positions of their leaves; numbers that stay are left out."""
     operands = [leaves(node) for node in nodes]
     slots: dict[int, Slot] = {}
@@ -280,13 +204,13 @@ def _operands(nodes: Sequence[Node], place: dict[Node, tuple[int, int]]) -> dict
     for position, leaf in enumerate(operands[0]):
         if not isinstance(leaf, Node):
             continue
-        found = _classify([read_of(o[position]) for o in operands], place)  # type: ignore[arg-type]
+        found = _classify([read_of(o[position]) for o in operands], place, depth)  # type: ignore[arg-type]
         if isinstance(found, Obstacle):
             where = f"operand {position} of {nodes[0].name} ({nodes[0].meta.get('source', '')})"
             obstacles.append(Obstacle(f"{where} {found.reason}", found.odd, found.group))
         else:
             slots[position] = found
-    numbers = _numbers(nodes, operands)
+    numbers = numbers_of(nodes, operands, _typical_step(len(nodes)))
     if isinstance(numbers, Obstacle):
         obstacles.append(numbers)
     else:
@@ -297,7 +221,7 @@ def _operands(nodes: Sequence[Node], place: dict[Node, tuple[int, int]]) -> dict
     return Obstacle(obstacles[0].reason, odd, math.lcm(*(o.group for o in obstacles)))
 
 
-def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]]) -> Slot | Obstacle:
+def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]], depth: int) -> Slot | Obstacle:
     """One operand over all steps."""
     at = [place.get(read.root) for read in reads]
     middle = _typical_step(len(reads))
@@ -309,9 +233,36 @@ def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]]) -> Slot
         inside = frozenset(k for k, where in enumerate(at) if where)
         if inside and not isinstance(found, Obstacle):
             found = Obstacle("is a value of the loop in some steps and an outside one in others", inside)
+        elif isinstance(found, Obstacle) and not inside:
+            found = _known(reads) or _computed(reads, middle, place, depth) or found
     if isinstance(found, Obstacle):
-        return Obstacle(found.reason, found.odd, _group(reads, at))
+        return Obstacle(found.reason, found.odd, math.lcm(found.group, _group(reads, at)))
     return MovingInput(*found) if isinstance(found, tuple) else found
+
+
+def _known(reads: Sequence[Read]) -> TableRead | None:
+    """Constants that change from step to step."""
+    found = table_of(reads)
+    return None if found is None else TableRead(*found)
+
+
+def _computed(
+    reads: Sequence[Read], middle: int, place: dict[Node, tuple[int, int]], depth: int
+) -> Computed | Obstacle | None:
+    """What corresponding nodes outside compute, alike in each step of what a step could read; None: something else."""
+    typical = reads[middle]
+    if not depth or not may_be_ambient(typical.root):
+        return None
+    kind = letter(typical.root), typical.links
+    odd = frozenset(k for k, read in enumerate(reads) if (letter(read.root), read.links) != kind)
+    if odd:
+        return Obstacle("is computed in another way in some steps", odd)
+    slots = _operands([read.root for read in reads], place, depth - 1)
+    if isinstance(slots, Obstacle):
+        return slots
+    if any(isinstance(slot, (StateRead, Within)) for slot in slots.values()):
+        return None
+    return Computed(typical.root, slots, typical.links)
 
 
 def _inside(
@@ -348,45 +299,6 @@ def _group(reads: Sequence[Read], at: Sequence[tuple[int, int] | None]) -> int:
     """The number of steps after which operands repeat that differ from step to step; 1 where they do not."""
     ways = transitions(reads, at)
     return smallest_period(ways[len(ways) // LEAST_STEPS : len(ways) - MOST_PEELED]) or 1
-
-
-def _numbers(nodes: Sequence[Node], operands: Sequence[Sequence[Leaf]]) -> dict[int, Numbers] | Obstacle:
-    """The numbers among the operands, for nodes where one of them changes from step to step; else nothing."""
-    positions = [i for i, leaf in enumerate(operands[0]) if not isinstance(leaf, Node)]
-    keys = [surgery.constant_key([o[i] for i in positions]) for o in operands]
-    if len(set(keys)) == 1:
-        return {}
-    odd = frozenset(k for k, key in enumerate(keys) if key != keys[_typical_step(len(keys))])
-    node = nodes[-1]
-    dtype = _arithmetic(node)
-    if dtype not in NUMBER_DTYPES:
-        return Obstacle(f"a number of {node.name} changes in arithmetic of {dtype}", odd)
-    found = {i: Numbers(tuple(o[i] for o in operands), dtype) for i in positions}  # type: ignore[misc]
-    if not all(numbers.exact for numbers in found.values()):
-        return Obstacle(f"a number of {node.name} changes and does not fit {dtype}", odd)
-    if _changed_layout(node, dtype):
-        return Obstacle(f"{node.name} gives another dtype for a number that changes", odd)
-    return found
-
-
-def _arithmetic(node: Node) -> torch.dtype:
-    """The dtype in which ``node`` combines its operands."""
-    held: torch.dtype = node.meta["val"].dtype
-    operands = leaves(node)
-    if held is not torch.bool or len(operands) != 2 or not isinstance(operands[0], Node):
-        return held
-    return torch.result_type(operands[0].meta["val"], operands[1])  # type: ignore[arg-type]
-
-
-def _changed_layout(node: Node, dtype: torch.dtype) -> bool:
-    """Whether ``node`` gives another result when its numbers are tensors of ``dtype``."""
-    with surgery.fake_mode(node.graph):
-        element = torch.empty((), dtype=dtype)
-    args, kwargs = replace_leaves(node, lambda leaf: leaf.meta["val"] if isinstance(leaf, Node) else element)
-    with surgery.fake_mode(node.graph), torch.no_grad():
-        made = ops.tensor_form(node.target)(*args, **kwargs)  # type: ignore[arg-type,misc]
-    held = node.meta["val"]
-    return bool(made.dtype != held.dtype or made.shape != held.shape)
 
 
 def _computed_by_steps(nodes: Iterable[Node], place: dict[Node, tuple[int, int]], first: Node) -> Node | None:

@@ -112,6 +112,37 @@ def lags_with_different_firsts(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor
     return torch.tanh(m.square(a) - 0.3 * c + 0.2 * b), a, b
 
 
+@cell(1, start=lambda x: (x[0], x[1], x[2]), swaps=True)
+def lag_of_three_alone(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor, c: Tensor) -> States:
+    return torch.tanh(m.square(c) + x[t]), a, b
+
+
+@cell(5, states=3, swaps=True)
+def lag_of_three_from_zeros(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor, c: Tensor) -> States:
+    return torch.tanh(m.square(c) + x[t]), a, b
+
+
+@cell(7, states=2, swaps=True)
+def state_that_starts_from_a_function_of_zeros(m: Model, x: Tensor, t: int, h: Tensor, c: Tensor) -> States:
+    h = torch.tanh(m.square(torch.sigmoid(c) * h) + x[t])
+    return h, torch.tanh(c * 0.5) + h
+
+
+@cell(3, start=lambda x: (zeros(x), torch.ones(BATCH, WIDTH, dtype=x.dtype)))
+def state_known_beforehand(m: Model, x: Tensor, t: int, h: Tensor, s: Tensor) -> States:
+    return torch.tanh(m.square(h) * s + x[t]), s * 0.9
+
+
+@cell(3, start=lambda x: (zeros(x), torch.arange(WIDTH)))
+def table_known_beforehand(m: Model, x: Tensor, t: int, h: Tensor, places: Tensor) -> States:
+    return torch.tanh(m.square(h) + x[t] * (0.1 * places).sin()), places + 3
+
+
+@cell(3, start=lambda x: (zeros(x), torch.zeros((), dtype=torch.long)))
+def counter(m: Model, x: Tensor, t: int, h: Tensor, n: Tensor) -> States:
+    return torch.tanh(m.square(h) / (n + 1) + x[t]), n + 1
+
+
 @cell(1, start=lambda x: (x[0], x[1]), swaps=True)
 def states_swapped(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor) -> States:
     return torch.tanh(m.square(b) + x[t]), a * 0.5
@@ -188,6 +219,21 @@ def affine_numbers(m: Model, x: Tensor, t: int, h: Tensor) -> States:
 @cell(4)
 def looked_up_numbers(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(math.sin(t) - m.square(h) * 0.9 ** (t * t) + x[t]),)
+
+
+@cell(2)
+def time_that_two_steps_share(m: Model, x: Tensor, t: int, h: Tensor) -> States:
+    def slope(h: Tensor, time: float) -> Tensor:
+        return torch.tanh(m.square(h) + time * m.norm.weight)
+
+    first = slope(h, 0.3 * t)
+    return (h + 0.05 * (first + slope(h + 0.1 * first, 0.3 * (t + 1))),)
+
+
+@cell(3, prepare=lambda x: (x, x.transpose(0, 1).contiguous()))
+def inputs_put_together(m: Model, given: tuple[Tensor, Tensor], t: int, h: Tensor) -> States:
+    x, other = given
+    return (torch.tanh(m.square(h) + m.second(torch.cat([x[t][:, :5].sin(), other[:, t, 5:]], 1))),)
 
 
 @cell(3, prepare=lambda x: (x, (x[0, :, 0].abs() * x.shape[0]).long()))

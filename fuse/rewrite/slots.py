@@ -1,0 +1,103 @@
+"""What the operands of a loop's body are.
+
+a value of its own step                          Within
+a value of a fixed number of steps before        StateRead
+a part of an outside tensor that moves evenly    MovingInput
+a number, or a constant tensor, for each step    Numbers, TableRead
+an outside value computed of such                Computed
+one and the same outside value                   the node itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from fuse.rewrite.moving import Moved
+from fuse.rewrite.reads import Link, link_of, parts
+from fuse.rewrite.step_constants import Numbers, Table
+
+
+@dataclass(frozen=True)
+class Result:
+    """``links`` of what node ``position`` of a step computes, or of one ``part`` where it computes several tensors."""
+
+    position: int
+    part: int | None = None
+    links: tuple[Link, ...] = ()
+
+    def of(self, step: Sequence[Node]) -> list[Node]:
+        """The nodes of ``step`` that stand for it; none where it is not read."""
+        node = step[self.position]
+        found = [node] if self.part is None else [n for part, n in parts(node) if part == self.part]
+        for number in range(len(self.links)):
+            found = [user for node in found for user in node.users if link_of(user) == self.links[number]]
+        return found
+
+
+@dataclass(frozen=True)
+class Carry:
+    """State: ``links`` of ``result`` as it was ``lag`` steps before; ``firsts`` in the first ``lag`` steps."""
+
+    result: Result
+    links: tuple[Link, ...]
+    firsts: tuple[Node, ...]
+
+    @property
+    def lag(self) -> int:
+        return len(self.firsts)
+
+    @property
+    def younger(self) -> Carry | None:
+        """The state whose value this one takes over in the next step; None: it takes the result itself."""
+        return Carry(self.result, self.links, self.firsts[1:]) if self.lag > 1 else None
+
+
+@dataclass(frozen=True)
+class StateRead:
+    """``links`` of a state."""
+
+    carry: Carry
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class MovingInput:
+    """``links`` of what a step reads of a tensor."""
+
+    moved: Moved
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class TableRead:
+    """``links`` of a step's row of a table."""
+
+    table: Table
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True)
+class Within:
+    """A value of the same step."""
+
+    position: int
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """``links`` of what nodes outside compute, one for each step and all alike: ``typical`` with other operands.
+
+    ``slots``: what its leaves are, by their positions. The body computes it again.
+    """
+
+    typical: Node
+    slots: Mapping[int, Slot]
+    links: tuple[Link, ...]
+
+
+Slot = StateRead | MovingInput | Numbers | TableRead | Within | Computed | Node
+"""What an operand of the body is; a bare node is an invariant."""

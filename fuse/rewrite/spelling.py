@@ -1,0 +1,74 @@
+"""A graph as a sequence of letters, in which loops are stretches that repeat.
+
+    mm(h0, w)  k = exp(v)  add(k)  tanh  mm(h1, w)  add(k)  tanh     ->     mm add tanh  mm add tanh
+
+Left out is what no step owns, because it may stand between the operators of one step and not of another:
+
+    shared      computed once and read by many steps
+    ambient     computed for each step, of what lies outside of the loop: mul(time, 0.1), mul(time, 0.2)
+                (where two steps want the same, it is there once)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from torch.fx import Graph, Node
+
+from fuse.rewrite import effects
+from fuse.rewrite.reads import DEEPEST_AMBIENT, anchors, letter, link_of, may_be_ambient
+
+
+def spelled(graph: Graph, least: int) -> tuple[list[Node], list[object]]:
+    """The anchors among which loops of at least ``least`` steps are looked for, and their letters."""
+    nodes = anchors(graph)
+    letters = {node: letter(node) for node in nodes}
+    often = Counter(letters.values())
+    readers = {node: _readers(node) for node in nodes}
+    ambient = {key for key, count in often.items() if count >= least} - _owned(graph, letters, readers, often, least)
+    left_out: set[Node] = {node for node in nodes if letters[node] in ambient}
+    for node in reversed(nodes):
+        if often[letters[node]] < least and effects.is_pure(node) and readers[node]:
+            alike = Counter(letters[reader] for reader in readers[node] if reader in letters)
+            if readers[node] <= left_out or max(alike.values(), default=0) >= least:
+                left_out.add(node)
+    found = [node for node in nodes if node not in left_out]
+    return found, [letters[node] for node in found]
+
+
+def _owned(
+    graph: Graph, letters: Mapping[Node, object], readers: Mapping[Node, set[Node]], often: Counter[object], least: int
+) -> set[object]:
+    """The letters that belong to steps: of operators behind others of their kind, or behind others that belong there.
+
+    And of those that something else reads too.
+    """
+    depth: dict[Node, int] = {}
+    found: set[object] = set()
+    for node in graph.nodes:
+        depth[node] = max((depth[operand] for operand in node.all_input_nodes), default=0)
+        if node in letters and often[letters[node]] >= least:
+            depth[node] += 1
+            by_steps = all(reader in letters and often[letters[reader]] >= least for reader in readers[node])
+            if depth[node] > DEEPEST_AMBIENT or not by_steps or not may_be_ambient(node):
+                found.add(letters[node])
+    reads = {(letters[reader], letters[node]) for node in letters for reader in readers[node] if reader in letters}
+    known = 0
+    while known < len(found):
+        known = len(found)
+        found |= {later for later, earlier in reads if earlier in found and often[later] >= least}
+    return found
+
+
+def _readers(node: Node) -> set[Node]:
+    """The nodes that compute something with ``node`` or views of it, or return it."""
+    found: set[Node] = set()
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if link_of(user) is None:
+                found.add(user)
+            else:
+                stack.append(user)
+    return found

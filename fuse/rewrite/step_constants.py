@@ -1,0 +1,140 @@
+"""Constants that change from step to step of an unrolled loop: numbers, and tensors that are known now.
+
+mul(h1, 0.1), mul(h2, 0.2), mul(h3, 0.3)      ->      mul(h, numbers[t])       numbers = [0.1, 0.2, 0.3]
+add(h1, full(0.9)), add(h2, full(0.81))       ->      add(h, expand(table[t]))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, Node
+
+from fuse import ops
+from fuse.rewrite import surgery
+from fuse.rewrite.evaluate import FILLS
+from fuse.rewrite.reads import Leaf, Link, Obstacle, Read, leaves, replace_leaves
+
+aten = torch.ops.aten
+
+EXACT_INTEGERS = 2**53
+NUMBER_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
+LARGEST_TABLE = 1 << 20
+"""Bytes that a table may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """A number for each step, as what the arithmetic makes of them: tensors of one element of ``dtype``."""
+
+    values: tuple[int | float, ...]
+    dtype: torch.dtype
+
+    @property
+    def exact(self) -> bool:
+        """Whether arithmetic in ``dtype`` sees the same numbers, whether they are Python's or in a tensor."""
+        if not self.dtype.is_floating_point:
+            limits = torch.iinfo(self.dtype)
+            return all(isinstance(v, int) and limits.min <= v <= limits.max for v in self.values)
+        largest = torch.finfo(self.dtype).max
+        return all(
+            abs(v) <= (EXACT_INTEGERS if isinstance(v, int) else largest) or not math.isfinite(v) for v in self.values
+        )
+
+    def tensor(self) -> torch.Tensor:
+        return torch.tensor(self.values, dtype=self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A tensor for each step, all alike."""
+
+    rows: tuple[Tensor, ...]
+
+    def tensor(self) -> Tensor:
+        return torch.stack(self.rows)
+
+
+def table_of(reads: Sequence[Read]) -> tuple[Table, tuple[Link, ...]] | None:
+    """The constants that steps read, and the views of a step's row; None where one is not known now."""
+    if len({read.links for read in reads}) > 1:
+        return None
+    if all(read.root.target in FILLS for read in reads):
+        shape, dtype = reads[0].root.meta["val"].shape, reads[0].root.meta["val"].dtype
+        if reads[0].links:
+            return None
+        spread: Link = (aten.expand.default, (tuple(shape),), ())
+        return Table(tuple(torch.tensor(_fill(read.root), dtype=dtype) for read in reads)), (spread,)
+    known = _constants(reads[0].root.graph)
+    rows = [known.get(read.root) for read in reads]
+    held = [row for row in rows if row is not None]
+    if len(held) < len(rows) or sum(row.nbytes for row in held) > LARGEST_TABLE:
+        return None
+    return Table(tuple(row.contiguous() for row in held)), reads[0].links
+
+
+def _fill(node: Node) -> int | float:
+    if node.target is aten.full.default:
+        return node.args[1]  # type: ignore[return-value]
+    return int(node.target is aten.ones.default)
+
+
+def _constants(graph: Graph) -> dict[Node, Tensor]:
+    """The constants of a captured graph that nothing writes to."""
+    owner = graph.owning_module
+    signature = owner.meta.get("signature") if owner is not None else None
+    if signature is None:
+        return {}
+    written = {mutation.input_index for mutation in signature.mutations}
+    given = enumerate(zip(graph.find_nodes(op="placeholder"), signature.inputs, strict=True))
+    return {
+        node: spec.value
+        for index, (node, spec) in given
+        if spec.kind == "constant" and index not in written and not isinstance(spec.value, FakeTensor)
+    }
+
+
+def numbers_of(
+    nodes: Sequence[Node], operands: Sequence[Sequence[Leaf]], typical: int
+) -> dict[int, Numbers] | Obstacle:
+    """The numbers among the operands, for nodes where one of them changes from step to step; else nothing."""
+    positions = [i for i, leaf in enumerate(operands[0]) if not isinstance(leaf, Node)]
+    keys = [surgery.constant_key([o[i] for i in positions]) for o in operands]
+    if len(set(keys)) == 1:
+        return {}
+    odd = frozenset(k for k, key in enumerate(keys) if key != keys[typical])
+    node = nodes[-1]
+    dtype = _arithmetic(node)
+    if dtype not in NUMBER_DTYPES:
+        return Obstacle(f"a number of {node.name} changes in arithmetic of {dtype}", odd)
+    found = {i: Numbers(tuple(o[i] for o in operands), dtype) for i in positions}  # type: ignore[misc]
+    if not all(numbers.exact for numbers in found.values()):
+        return Obstacle(f"a number of {node.name} changes and does not fit {dtype}", odd)
+    if _changed_layout(node, dtype):
+        return Obstacle(f"{node.name} gives another dtype for a number that changes", odd)
+    return found
+
+
+def _arithmetic(node: Node) -> torch.dtype:
+    """The dtype in which ``node`` combines its operands."""
+    held: torch.dtype = node.meta["val"].dtype
+    operands = leaves(node)
+    if held is not torch.bool or len(operands) != 2 or not isinstance(operands[0], Node):
+        return held
+    return torch.result_type(operands[0].meta["val"], operands[1])  # type: ignore[arg-type]
+
+
+def _changed_layout(node: Node, dtype: torch.dtype) -> bool:
+    """Whether ``node`` gives another result when its numbers are tensors of ``dtype``."""
+    with surgery.fake_mode(node.graph):
+        element = torch.empty((), dtype=dtype)
+    args, kwargs = replace_leaves(node, lambda leaf: leaf.meta["val"] if isinstance(leaf, Node) else element)
+    with surgery.fake_mode(node.graph), torch.no_grad():
+        made = ops.tensor_form(node.target)(*args, **kwargs)  # type: ignore[arg-type,misc]
+    held = node.meta["val"]
+    return bool(made.dtype != held.dtype or made.shape != held.shape)
