@@ -83,7 +83,7 @@ def restore(before: list[Held], is_twin: Callable[[Any, Any], bool]) -> str:
     for held in before:
         if _identical(held.live, held.contents):
             continue
-        changed = changed or _first_change(held, is_twin)
+        changed = changed or first_change(held, is_twin)
         if isinstance(held.live, list):
             held.live[:] = held.contents
         else:
@@ -102,7 +102,8 @@ def _identical(live: Any, contents: Any) -> bool:
     return bool(live == contents)
 
 
-def _first_change(held: Held, is_twin: Callable[[Any, Any], bool]) -> str:
+def first_change(held: Held, is_twin: Callable[[Any, Any], bool]) -> str:
+    """The first thing in a container that is not what it was, or ``""``; see :func:`restore`."""
     live, contents = held.live, held.contents
     if isinstance(live, dict):
         for key in [*contents, *(key for key in live if key not in contents)]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -44,6 +46,7 @@ from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import unseeded
 from fuse.graph.signature import Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
+from fuse.graph.stand_ins import standing_in
 
 _DATA_DEPENDENT = (
     DataDependentOutputException,
@@ -80,8 +83,18 @@ def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
     # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
-    with torch.inference_mode(False), _fake_mode(model, args, kwargs) as fake_mode:
+    with _CAPTURING, torch.inference_mode(False), _fake_mode(model, args, kwargs) as fake_mode:
         yield fake_mode
+
+
+def _renew_lock() -> None:
+    global _CAPTURING
+    _CAPTURING = threading.RLock()
+
+
+_CAPTURING = threading.RLock()
+"""Held by the one thread that captures: parts of torch are replaced meanwhile."""
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -199,14 +212,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = held_by(self.model)
         written = ""
         try:
-            for module in self.model.modules():
-                registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-                for held in registries:
-                    held.update({name: self._fake_of_state(t) for name, t in held.items() if t is not None})
-            yield
+            with standing_in(self.model, self._fake_of_state) as assigned:
+                yield
         finally:
             written = restore(before, self._is_twin)
-        if written:
+        if written := assigned() or written:
             raise CaptureError(f"forward assigns the attribute {written}; a graph cannot hold that")
 
     def _is_twin(self, tensor: Tensor, real: Tensor) -> bool:

@@ -11,6 +11,7 @@ the real one would have.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -27,8 +28,11 @@ def lstm_of_eager() -> Iterator[None]:
     """``torch._VF.lstm`` replaced, during one capture, by one that takes the branch real tensors would take."""
     functions: Any = torch._VF
     original = functions.lstm
+    thread = threading.get_ident()
 
     def lstm(*arguments: Any) -> LayerState:
+        if threading.get_ident() != thread:
+            return cast(LayerState, original(*arguments))
         if isinstance(arguments[1], Tensor) or not _runs_in_onednn(*arguments[:3]):  # a packed sequence, or no oneDNN
             return cast(LayerState, original(*arguments))
         return _onednn_lstm(*arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from fuse.errors import CaptureError
 
 @contextlib.contextmanager
 def unseeded() -> Iterator[None]:
-    """Raise at the end if, meanwhile, the generator was seeded or its state was set; what was set stays set.
+    """Raise at the end if, meanwhile, this thread seeded the generator or set its state; what was set stays set.
 
     >>> with unseeded():
     ...     _ = torch.manual_seed(3)
@@ -36,9 +37,10 @@ class _WatchedGenerator:
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
+        self.thread = threading.get_ident()
         self.was_set = False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("manual_seed", "seed", "set_state"):
+        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self.thread:
             self.was_set = True
         return getattr(self.generator, name)

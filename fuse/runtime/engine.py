@@ -5,8 +5,8 @@
                v
             capture -> passes -> program        what cannot be captured or built runs eager, with one warning
 
-Calls may come from several threads. Making a variant and running eager exclude each other, because capture puts fake
-tensors in the place of the model's for a moment; compiled calls need no lock.
+Calls may come from several threads. One thread at a time makes a variant, and capture's fake tensors are seen by that
+thread only; compiled and eager calls need no lock.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ class Engine:
         leaves, spec = flatten(args, kwargs)
         found = self._find(leaves, spec, modes())
         if found is None:
+            if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+                return self.model(*args, **kwargs)  # part of what is being captured
             if reason := _unsupported(leaves):
                 return self._eager(args, kwargs, reason)
             found = self._make(args, kwargs, leaves, spec)
@@ -315,8 +317,7 @@ class Engine:
     # ---- eager -----------------------------------------------------------------------------------------------------
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None) -> Any:
-        with self._lock:
-            result = self.model(*args, **kwargs)
+        result = self.model(*args, **kwargs)
         if reason is not None:
             self._warn(f"{self._name()} runs eager: {reason.reason}")
             self._observed = LastRun(fallbacks=(reason,))
@@ -359,8 +360,6 @@ def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
                 return Fallback("", "", "an input is being transformed by torch.func")
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
         return Fallback("", "", "hooks on saved tensors are active")
-    if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
-        return Fallback("", "", "the call is made under fake tensors")
     return None
 
 

@@ -1,0 +1,89 @@
+"""Parameters and buffers that are fake for the thread that captures, and real for every other.
+
+    model.weight    ->   its fake twin                in the capturing thread, while it captures
+                    ->   the parameter itself         in any other thread, at any time
+
+A capture runs ``forward`` of the live model, which other threads may be running eager. So the model's registries are
+replaced, for the time of the capture, by dictionaries that look at who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from fuse.graph.attributes import Held, first_change
+
+_REGISTRIES = ("_parameters", "_buffers")
+_METHODS = """
+    __contains__ __delitem__ __getitem__ __iter__ __len__ __setitem__ clear copy get items keys pop popitem setdefault
+    update values
+"""
+
+
+class StandIns(dict[str, Any]):
+    """A registry with two contents. As a plain dictionary, as C code sees it, it holds the real one.
+
+    >>> registry = StandIns({"w": "real"}, {"w": "fake"})
+    >>> registry["w"], list(registry.items())
+    ('fake', [('w', 'fake')])
+    >>> other = threading.Thread(target=lambda: print(registry["w"]))
+    >>> other.start(); other.join()
+    real
+    """
+
+    def __init__(self, real: dict[str, Any], fake: dict[str, Any]) -> None:
+        super().__init__(real)
+        self.real = real
+        self.fake = fake
+        self.thread = threading.get_ident()
+
+    def seen(self) -> dict[str, Any]:
+        """The contents for the thread that asks."""
+        return self.fake if threading.get_ident() == self.thread else self.real
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.seen()),)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def method(self: StandIns, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.seen(), name)(*args, **kwargs)
+
+    return method
+
+
+for _name in _METHODS.split():
+    setattr(StandIns, _name, _forwarded(_name))
+
+
+@contextlib.contextmanager
+def standing_in(model: nn.Module, twin: Callable[[Tensor], Tensor]) -> Iterator[Callable[[], str]]:
+    """Let ``twin`` of every parameter and buffer stand for it in this thread.
+
+    Yields a function that says, afterwards too, which of them was assigned meanwhile; ``""`` for none.
+    """
+    placed: list[tuple[nn.Module, str, StandIns, Held]] = []
+
+    def assigned() -> str:
+        changes = (first_change(held, lambda now, then: now is twin(then)) for _, _, _, held in placed)
+        return next(filter(None, changes), "")
+
+    try:
+        for module in list(model.modules()):
+            for name in _REGISTRIES:
+                real = module.__dict__[name]
+                if isinstance(real, StandIns):  # this thread captures the module already, further up
+                    continue
+                fake = {key: None if tensor is None else twin(tensor) for key, tensor in real.items()}
+                registry = StandIns(real, fake)
+                placed.append((module, name, registry, Held(type(module).__name__, fake, dict(real))))
+                module.__dict__[name] = registry
+        yield assigned
+    finally:
+        for module, name, registry, _ in placed:
+            module.__dict__[name] = registry.real
