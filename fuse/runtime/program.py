@@ -327,11 +327,14 @@ def _stretches(plan: Schedule, bases: dict[int, int]) -> tuple[_Native | _Call, 
                 parts.append(_Native(native, native + 1))
             native += 1
             continue
-        results = []
+        results: list[tuple[int | None, int, int, _Predicted | None]] = []
         for position, ref in step.results:
-            value = plan.buffers[ref.index].value
-            predicted = None if ref.view else (tuple(value.shape), value.stride(), value.dtype)
-            results.append((position, _slot(ref, plan), -1 if ref.view else bases[ref.index], predicted))
+            if ref.view:
+                results.append((position, _slot(ref, plan), -1, None))
+            else:
+                value = plan.buffers[ref.index].value
+                predicted = (tuple(value.shape), value.stride(), value.dtype)
+                results.append((position, _slot(ref, plan), bases[ref.index], predicted))
         used = {_slot(r, plan) for r in (*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results))}
         dead = tuple(s for s in used if last_use[s] == number and s not in kept)
         step = replace(step, args=_numbered(step.args, plan), kwargs=_numbered(step.kwargs, plan))

@@ -1,0 +1,63 @@
+"""Writes into parts of a tensor, as functional operators: where they write, and what.
+
+select_scatter(out, copy(place, value), 1, t)        at position t of dimension 1, value
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from fuse.rewrite import surgery
+
+aten = torch.ops.aten
+WRITES = (aten.select_scatter.default, aten.slice_scatter.default)
+COPIES = (aten.copy.default, aten.fill.Tensor)
+
+
+def written(write: Node) -> Node:
+    """The value that is written, before it is copied into the layout of its place: the collection does that."""
+    value: Node = write.args[1]  # type: ignore[assignment]
+    return value.args[1] if value.target in COPIES else value  # type: ignore[return-value]
+
+
+def piece(write: Node, before: Node) -> Node:
+    """What ``write`` writes, in the dtype of the tensor and as large as its place; made in front of ``before``."""
+    value, place = written(write), write.args[1].meta["val"]  # type: ignore[union-attr]
+    dtype = write.meta["val"].dtype
+    if value.meta["val"].dtype != dtype:
+        value = surgery.insert(before, aten._to_copy.default, value, like=write, dtype=dtype)
+    if value.meta["val"].shape != place.shape:
+        value = surgery.insert(before, aten.expand.default, value, list(place.shape), like=write)
+    return value
+
+
+def dimension(node: Node) -> int:
+    """The dimension along which a write, or the view that reads its place, takes a part."""
+    default = 0 if node.target in (aten.slice_scatter.default, aten.slice.Tensor) else None
+    rank: int = _whole(node).dim()
+    return int(_argument(node, 0, "dim", default)) % rank
+
+
+def span(node: Node) -> tuple[int, int]:
+    """First position of the part and the one after the last; an empty span for a part with steps."""
+    extent = _whole(node).shape[dimension(node)]
+    if node.target in (aten.select_scatter.default, aten.select.int):
+        index = _argument(node, 1, "index", None) % extent
+        return index, index + 1
+    bounds = slice(_argument(node, 1, "start", None), _argument(node, 2, "end", None), _argument(node, 3, "step", 1))
+    start, end, step = bounds.indices(extent)
+    return (start, end) if step == 1 else (start, start)
+
+
+def _whole(node: Node) -> torch.Tensor:
+    whole: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return whole
+
+
+def _argument(node: Node, position: int, name: str, default: Any) -> Any:
+    """An argument by its position behind the tensors."""
+    at = position + (2 if node.target in WRITES else 1)
+    return node.args[at] if len(node.args) > at else node.kwargs.get(name, default)

@@ -1,0 +1,156 @@
+"""Read what was written, not the tensor it was written into.
+
+    o1 = select_scatter(o0, h1, 1, 1)           o1 = select_scatter(o0, h1, 1, 1)
+    h  = select(o1, 1, 1)                 ->    h2 = tanh(h1)
+    h2 = tanh(h)
+
+    o1 = select_scatter(o0, h1, 1, 1)     ->    x2 = select(o0, 1, 2)
+    x2 = select(o1, 1, 2)
+
+A loop that keeps its state in the tensor it fills (``y[:, t] = f(y[:, t - 1])``) reads each step out of all writes so
+far. With the state in hand the writes are a mere collection and the loop can be rolled. Compilers know this as
+store-to-load forwarding (Muchnick, "Advanced Compiler Design and Implementation", 1997, section 12.2).
+
+Declined where a read is part of one write or of several, and where the layout of what was written would show: in a view
+that it does not allow, in the strides of a result, in the memory around it, or in the caller's hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fuse.rewrite import effects, layouts, surgery
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+from fuse.rewrite.writes import COPIES, WRITES, dimension, piece, span, written
+
+aten = torch.ops.aten
+READS = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default}
+"""The write whose place a view reads."""
+
+
+@dataclass
+class Chain:
+    """Writes along one dimension up to now: ``root`` is what the first of them wrote to, ``writers`` the last one that
+    wrote each position."""
+
+    root: Node
+    dim: int
+    writers: list[Node | None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values of a read come from: what the write ``node`` wrote, or the same place of ``node`` itself."""
+
+    node: Node
+    written: bool
+
+
+@register_pass(after="view_chains", before="collect_writes")
+def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
+    """Read what was written, not the tensor it was written into."""
+    escaping = effects.escaping(graph)
+    chains: dict[Node, Chain] = {}  # by the newest write of each
+    for node in list(graph.graph.nodes):
+        base: Any = node.args[0] if node.args else None
+        if node.target in WRITES:
+            chains[node] = continued(chains.pop(base, None), node)
+        elif node.target in READS and base in chains and not only_a_place(node):
+            source = source_of(node, chains[base])
+            if source is None:
+                yield declined(node, "it reads a part of a write, or of several")
+            elif reason := obstacle(node, source, escaping):
+                yield declined(node, reason)
+            else:
+                yield rewrite(node, forward, node, source)
+
+
+def continued(chain: Chain | None, write: Node) -> Chain:
+    """``chain`` with one more write, or a new one."""
+    dim = dimension(write)
+    if chain is None or chain.dim != dim:
+        root: Node = write.args[0]  # type: ignore[assignment]
+        chain = Chain(root, dim, [None] * root.meta["val"].shape[dim])
+    start, end = span(write)
+    if start == end:  # with steps: nothing is known of any position
+        start, end = 0, len(chain.writers)
+    chain.writers[start:end] = [write] * (end - start)
+    return chain
+
+
+def only_a_place(read: Node) -> bool:
+    """Whether ``read`` only says where a copy goes: its values are read by nobody."""
+    return all(user.target in COPIES and user.args[0] is read and user.args[1] is not read for user in read.users)
+
+
+def source_of(read: Node, chain: Chain) -> Source | None:
+    """Where the values of ``read`` come from; None where it is not one place."""
+    start, end = span(read)
+    writers = set(chain.writers[start:end])
+    if chain.dim != dimension(read) or len(writers) != 1:
+        return None
+    write = writers.pop()
+    if write is None:
+        return Source(chain.root, written=False)
+    same_place = write.target is READS[read.target] and span(write) == (start, end)  # type: ignore[index]
+    return Source(write, written=True) if same_place else None
+
+
+def obstacle(read: Node, source: Source, escaping: set[Node]) -> str | None:
+    """Why ``read`` cannot have its value from ``source``, or None."""
+    if read in escaping:
+        return "the caller receives it, in the memory that was written"
+    value: Tensor = read.meta["val"]
+    if source.written:
+        given: Tensor = written(source.node).meta["val"]
+        new = layouts.stand_in(given).to(value.dtype).expand(value.shape)
+    else:
+        new = layouts.view(read.target, layouts.stand_in(source.node.meta["val"]), read.args[1:], read.kwargs)  # type: ignore[arg-type]
+    return None if new.stride() == value.stride() else shows(read, new)
+
+
+def shows(node: Node, new: Tensor) -> str | None:
+    """Where it would show that ``node`` has the layout of ``new``, or None."""
+    worklist = [(node, new)]
+    while worklist:
+        changed, layout = worklist.pop()
+        if effects.reads_place(changed):
+            return "a user of it reads the memory around it"
+        for user in changed.users:
+            result = _with_operand(user, changed, layout)
+            if result is None:
+                return f"{user.name} would see another layout"
+            if result.stride() != user.meta["val"].stride():
+                if not effects.is_view(user):
+                    return f"the result of {user.name} would have another layout"
+                worklist.append((user, result))
+    return None
+
+
+def _with_operand(user: Node, operand: Node, layout: Tensor) -> Tensor | None:
+    """A stand-in for the result of ``user`` if ``operand`` had the layout of another; None where nothing is known."""
+    nodes = user.all_input_nodes
+    if not isinstance(user.target, OpOverload) or not all(isinstance(n.meta["val"], Tensor) for n in (user, *nodes)):
+        return None
+    known = {node: layout if node is operand else layouts.stand_in(node.meta["val"]) for node in nodes}
+    (first, *rest), options = map_arg((user.args, user.kwargs), known.__getitem__)
+    result: Tensor | None = layouts.view(user.target, first, rest, options)  # type: ignore[arg-type]
+    return result
+
+
+def forward(read: Node, source: Source) -> None:
+    """Let the users of ``read`` have its value from ``source``."""
+    if source.written:
+        new = piece(source.node, read)
+    else:
+        new = surgery.insert(read, read.target, source.node, *read.args[1:], **read.kwargs)  # type: ignore[arg-type]
+    surgery.replace(read, new)

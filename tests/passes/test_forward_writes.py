@@ -1,0 +1,188 @@
+"""Reads of a tensor that is being filled have what was written, and loops that keep their state in it are rolled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fuse.check.oracle import check
+from fuse.testing import assert_fuses
+
+NAME = "forward_writes"
+
+
+class Function(nn.Module):
+    """A function of one tensor, as a module."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(x)
+
+
+def average(x):
+    y = torch.empty_like(x)
+    y[:, 0] = x[:, 0]
+    for t in range(1, x.shape[1]):
+        y[:, t] = 0.9 * y[:, t - 1] + 0.1 * x[:, t]
+    return y
+
+
+def two_steps_back(x):
+    y = torch.zeros_like(x)
+    for t in range(2, x.shape[1]):
+        y[:, t] = torch.tanh(x[:, t] + y[:, t - 1] - 0.5 * y[:, t - 2])
+    return y
+
+
+def rows(x):
+    y = torch.empty(len(x) + 1, x.shape[1])
+    y[0] = x[-1]
+    for t in range(len(x)):
+        y[t + 1] = torch.sin(y[t]) + x[t]
+    return y
+
+
+def own_rows(x):
+    x = x.clone()
+    for t in range(len(x)):
+        x[t] = x[t] * x[t] + x[t].sin()
+    return x
+
+
+@pytest.mark.parametrize(("function", "launches"), [(average, 2), (two_steps_back, 3), (rows, 2)])
+def test_a_state_kept_in_the_tensor_that_is_filled_is_carried(function: Callable, launches: int) -> None:
+    for steps in (8, 17):
+        x = torch.randn(3, steps) if function is not rows else torch.randn(steps, 3)
+        assert_fuses(Function(function), x, launches=launches, fired={"roll_loops": 1})
+
+
+def test_positions_that_were_not_written_are_read_from_below() -> None:
+    assert_fuses(Function(own_rows), torch.randn(6, 4), launches=1, fired={NAME: 5})
+
+
+def slices(x):
+    y = torch.zeros_like(x)
+    y[:, 0:2] = x[:, 0:2].exp()
+    y[:, 2:4] = y[:, 0:2] + 1
+    return y
+
+
+def converted(x):
+    y = torch.zeros(4, 6, dtype=torch.float64)
+    y[0] = x[0].tanh()
+    y[1] = y[0] * 3
+    return y
+
+
+def broadcast(x):
+    y = torch.zeros(4, 6)
+    y[0] = x[0, 0].tanh()
+    y[1] = y[0] + x[1]
+    return y
+
+
+def filled(x):
+    y = x.clone()
+    y[0] = 2.5
+    y[1] = y[0] + x[1]
+    return y
+
+
+@pytest.mark.parametrize("function", [slices, converted, broadcast, filled])
+def test_what_is_written_is_read_as_the_tensor_holds_it(function: Callable) -> None:
+    assert_fuses(Function(function), torch.randn(4, 6), fired={NAME: 1})
+
+
+def part_of_a_write(x):
+    y = torch.zeros_like(x)
+    y[:, 0:2] = x[:, 0:2].exp()
+    y[:, 2:3] = y[:, 1:2] + 1
+    return y
+
+
+def parts_of_two_writes(x):
+    y = torch.zeros_like(x)
+    y[:, 0] = x[:, 0].exp()
+    y[:, 1] = x[:, 1].exp()
+    y[:, 3] = y[:, 0:2].sum(1)
+    return y
+
+
+def with_steps(x):
+    y = torch.zeros_like(x)
+    y[:, ::2] = x[:, ::2].exp()
+    y[:, 1] = y[:, 0] + 1
+    return y
+
+
+def along_another_dimension(x):
+    y = torch.zeros_like(x)
+    y[:, 0] = x[:, 0].exp()
+    y[1] = y[0] + 1
+    return y
+
+
+def strides_show(x):
+    y = torch.zeros_like(x)
+    y[:, 0:3] = x[:, 0:3].exp()
+    return y[:, 0:3].as_strided((2, 2), (6, 1)) + 1
+
+
+@pytest.mark.parametrize(
+    "function", [part_of_a_write, parts_of_two_writes, with_steps, along_another_dimension, strides_show]
+)
+def test_near_misses_stay(function: Callable) -> None:
+    assert_fuses(Function(function), torch.randn(4, 6), fired={NAME: 0}, rejected={NAME: 1})
+
+
+def test_a_part_that_the_caller_receives_is_a_view_of_the_whole() -> None:
+    def returned(x):
+        y = torch.zeros_like(x)
+        y[:, 0] = x[:, 0].exp()
+        return y, y[:, 0]
+
+    assert_fuses(Function(returned), torch.randn(4, 6), fired={NAME: 0})
+
+
+def test_a_value_written_later_is_not_read() -> None:
+    def overwritten(x):
+        y = torch.zeros_like(x)
+        y[0] = x[0].exp()
+        before = y[0] + 1
+        y[0] = x[1].exp()
+        return before, y[0] + 1, y
+
+    assert_fuses(Function(overwritten), torch.randn(4, 6), fired={NAME: 2})
+
+
+places = st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(1, 2), st.booleans())
+
+
+@given(moves=st.lists(st.tuples(places, places, st.booleans()), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_any_order_of_writes_and_reads(moves: list) -> None:
+    def part(tensor: Tensor, place: tuple[int, int, int, bool]) -> Tensor:
+        dim, start, width, single = place
+        return tensor.select(dim, start) if single else tensor.narrow(dim, min(start, 4 - width), width)
+
+    def program(x: Tensor) -> object:
+        y, seen = x.clone(), []
+        for source, target, kept in moves:
+            value = part(y, source).tanh() + 0.5
+            place = part(y, target)
+            place.copy_(value if value.shape == place.shape else value.sum())
+            if kept:
+                seen.append(part(y, source) * 2)
+        return y, seen
+
+    with torch.no_grad():
+        report = check(Function(program), (torch.randn(4, 4),))
+    assert report.passed, report
