@@ -173,6 +173,10 @@ def test_writes_follow_the_strides_of_the_input() -> None:
     assert torch.equal(base[:, 1::2], torch.zeros(4, 3))
 
 
+def test_a_call_may_read_more_views_than_there_is_memory() -> None:
+    assert_same(lambda x: torch.block_diag(*x.unbind(0)), torch.randn(6, 3, 3), kernels=0, aten=1)
+
+
 def test_calls_at_the_same_time_do_not_share_memory() -> None:
     graph = capture(Function(lambda x: ((x * 2).exp() @ x.t()).tanh().sort()[0]), (torch.randn(32, 32),))
     program = program_of(graph)
