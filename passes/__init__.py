@@ -14,10 +14,12 @@ from fuse.passes import fuse_horizontal as fuse_horizontal
 from fuse.passes import fuse_movement as fuse_movement
 from fuse.passes import fuse_pointwise as fuse_pointwise
 from fuse.passes import fuse_reductions as fuse_reductions
+from fuse.passes import gather_steps as gather_steps
 from fuse.passes import match_patterns as match_patterns
 from fuse.passes import merge_shared_weight_gemms as merge_shared_weight_gemms
 from fuse.passes import merge_sibling_gemms as merge_sibling_gemms
 from fuse.passes import no_ops as no_ops
 from fuse.passes import roll_loops as roll_loops
 from fuse.passes import roll_whole_loops as roll_whole_loops
+from fuse.passes import sum_over_steps as sum_over_steps
 from fuse.passes import view_chains as view_chains

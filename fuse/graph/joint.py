@@ -273,6 +273,7 @@ class _Half:
         self.graph = graph
         self.inputs = inputs
         self.outputs = outputs
+        self.returned = {node: i for i, node in reversed(list(enumerate(outputs)))}
         self.given: list[Given] = []
         self.made: dict[Node, Node] = {}
 
@@ -287,6 +288,8 @@ class _Half:
             return
         if root in self.inputs:
             self.placeholder(root, Given("input", self.inputs[root]))
+        elif root in self.returned:
+            self.placeholder(root, Given("saved", self.returned[root]))
         else:
             self.placeholder(root, Given("saved", len(self.outputs)))
             self.outputs.append(root)

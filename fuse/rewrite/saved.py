@@ -73,13 +73,18 @@ class _Half:
         signature: Signature = forward.meta["signature"]
         self.inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
         self.written = {mutation.input_index for mutation in signature.mutations}
-        self.position = {values[spec.index]: spec.index for spec in reversed(signature.outputs) if spec.kind == "graph"}
+        self.own = own
+        self.returned = {effects.root(values[spec.index]) for spec in signature.outputs if spec.kind == "graph"}
+        self.position: dict[Node, int] = {}
         self.backward = backward
         self.roots: dict[Node, Node] = {}  # in the forward half -> in the backward half
         self.first = next(node for node in backward.graph.nodes if node.op != "placeholder")
 
     def take(self, placeholder: Node, index: int) -> None:
         """Let ``placeholder`` of the backward half be made from memory that holds the value at ``index``."""
+        if index < self.own:  # eager saves the very tensor that it returns
+            self.given[placeholder] = Given("saved", index)
+            return
         chain = _chain(self.values[index])
         if not chain.links and chain.root not in self.roots:
             self.roots[chain.root] = placeholder
@@ -104,9 +109,10 @@ class _Half:
         surgery.refresh_views(surgery.views_of(value))
 
     def _given(self, root: Node) -> Given:
+        """What to give for ``root``: a copy where its memory is written, or is the caller's to write."""
         if root in self.inputs and self.inputs[root] not in self.written:
             return Given("input", self.inputs[root])
-        if root in self.inputs:
+        if root in self.inputs or root in self.returned:
             root = surgery.insert(self.forward.graph.output_node(), aten.clone.default, root)
         if root in self.position:
             return Given("saved", self.position[root])
@@ -129,6 +135,12 @@ def _chain(node: Node) -> _Chain:
             return _Chain(current, tuple(reversed(links)))
         links.append(current)
         current = base
+
+
+def _same_memory(root: Node, view: Node) -> bool:
+    """Whether a view of ``root`` is the same tensor but for its name."""
+    one, other = root.meta["val"], view.meta["val"]
+    return _alike(one, other) and bool(one.storage_offset() == other.storage_offset())
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -309,6 +309,25 @@ def test_a_result_that_is_not_saved_may_be_written() -> None:
     torch.testing.assert_close(a.grad, (2 * model.weight.detach().sum(1)).expand(2, 4))
 
 
+WRITTEN: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "what a loop collects": lambda: (Function(unrolled), x(7, 3, 4)),
+    "a copy": lambda: (Function(lambda w, a: torch.tanh(a @ w).clone()), x(3, 4)),
+    "a part": lambda: (Function(lambda w, a: (a @ w)[1:]), x(3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_result_that_eager_does_not_save_may_be_written(name: str) -> None:
+    model, a = WRITTEN[name]()
+    eager, (eager_a,) = own(model, (a,))
+    for run, given in ((fuse.compile(model), a), (eager, eager_a)):
+        y = run(given)
+        y.mul_(2)
+        y.square().sum().backward()
+    torch.testing.assert_close(a.grad, eager_a.grad)
+    torch.testing.assert_close(model.weight.grad, eager.weight.grad)
+
+
 def test_hooks_and_gradients_of_inner_tensors_outside_of_the_model_work() -> None:
     model, a = mlp(), torch.randn(3, 4, requires_grad=True)
     seen: list[Tensor] = []

@@ -1,0 +1,110 @@
+"""Say steps of one tensor that are put side by side as a part of it.
+
+    stack([hs[7], hs[6], hs[5], hs[4], h])      ->      cat([flip(hs[4:8]), h])
+
+Where a loop has become one kernel and its results are collected in another order, or together with those of steps that
+stayed outside: what was read step by step, one operand for each, is a slice.
+
+Declined where fewer than four steps stand side by side, and where the layouts would differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.collectors import dimension_of, pieces_of
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.rolling import LEAST_STEPS
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+
+@register_pass(after="roll_loops", before=("fuse_pointwise", "fuse_movement", "assemble_in_place"))
+def gather_steps(graph: GraphModule) -> Iterator[Verdict]:
+    """Say steps of one tensor that are put side by side as a part of it."""
+    escaping: set[Node] | None = None
+    for node in graph.graph.find_nodes(op="call_function", target=aten.stack.default):
+        runs = runs_of(pieces_of(node))
+        if max(run.count for run in runs) < LEAST_STEPS:
+            continue
+        if reason := obstacle(node):
+            yield declined(node, reason)
+            continue
+        if escaping is None:
+            escaping = effects.escaping(graph)
+        yield rewrite(node, gather, node, runs, node in escaping)
+
+
+@dataclass
+class Run:
+    """``count`` pieces that are ``select(source, 0, start + step * k)``; of one piece, ``piece`` itself."""
+
+    piece: Node
+    source: Node | None
+    start: int
+    step: int = 0
+    count: int = 1
+
+    def takes(self, source: Node | None, position: int) -> bool:
+        """Whether the next piece, at ``position`` of ``source``, goes on with this run; it is counted then."""
+        if source is None or source is not self.source:
+            return False
+        step = position - self.start if self.count == 1 else self.step
+        if abs(step) != 1 or position != self.start + step * self.count:
+            return False
+        self.step = step
+        self.count += 1
+        return True
+
+
+def runs_of(pieces: Sequence[Node]) -> list[Run]:
+    """The pieces in order, steps of one tensor that follow each other taken together."""
+    runs: list[Run] = []
+    for piece in pieces:
+        source, position = _step(piece)
+        if not runs or not runs[-1].takes(source, position):
+            runs.append(Run(piece, source, position))
+    return runs
+
+
+def _step(piece: Node) -> tuple[Node | None, int]:
+    """Of which tensor ``piece`` is a step, and which."""
+    if piece.target is not aten.select.int:
+        return None, 0
+    source: Node = piece.args[0]  # type: ignore[assignment]
+    value = source.meta["val"]
+    if int(piece.args[1]) % value.dim() != 0:  # type: ignore[arg-type]
+        return None, 0
+    return source, int(piece.args[2]) % value.shape[0]  # type: ignore[arg-type,no-any-return]
+
+
+def obstacle(stack: Node) -> str | None:
+    """Why the stack cannot be a concatenation along its first dimension, or None."""
+    if dimension_of(stack) != 0:
+        return "the steps do not lie along the first dimension"
+    if not stack.meta["val"].is_contiguous():
+        return "the stack is not contiguous"
+    return None
+
+
+def gather(stack: Node, runs: Sequence[Run], escapes: bool) -> None:
+    """Replace the stack by its runs, one after another."""
+    parts = [_part(stack, run) for run in runs]
+    whole = parts[0] if len(parts) == 1 else surgery.insert(stack, aten.cat.default, parts, like=stack)
+    if whole.meta["val"].stride() != stack.meta["val"].stride() or (escapes and effects.is_view(whole)):
+        whole = surgery.insert(stack, aten.clone.default, whole, memory_format=torch.contiguous_format, like=stack)
+    surgery.replace(stack, whole)
+
+
+def _part(stack: Node, run: Run) -> Node:
+    if run.source is None or run.count == 1:
+        return surgery.insert(stack, aten.unsqueeze.default, run.piece, 0, like=run.piece)
+    first, last = sorted((run.start, run.start + run.step * (run.count - 1)))
+    part = surgery.insert(stack, aten.slice.Tensor, run.source, 0, first, last + 1, like=run.piece)
+    return part if run.step == 1 else surgery.insert(stack, aten.flip.default, part, [0], like=run.piece)
