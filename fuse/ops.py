@@ -141,7 +141,7 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
     """),
     (_MOVEMENT, """
         _chunk_cat _coalesce _copy_from _copy_from_and_resize _foreach_copy _foreach_zero
-        _jagged_to_padded_dense_forward _local_scalar_dense _nested_from_padded _nested_tensor_from_mask
+        _jagged_to_padded_dense_forward _nested_from_padded _nested_tensor_from_mask
         _new_zeros_with_same_feature_meta _pack_padded_sequence _padded_dense_to_jagged_forward _pin_memory
         _resize_output _stack _to_copy _to_dense _to_sparse _upsample_bicubic2d_aa _upsample_bilinear2d_aa
         _upsample_lanczos2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
@@ -182,8 +182,8 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
     (_NOTHING_RUNS, """
         _assert_async _assert_scalar _assert_tensor_metadata _efficientzerotensor _functional_assert_async
         _functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size
-        _has_same_storage_numel _linalg_check_errors _make_dep_token _nnz _print _use_cudnn_ctc_loss dense_dim empty
-        empty_like empty_permuted empty_strided is_coalesced is_pinned is_same_size is_set_to new_empty
+        _has_same_storage_numel _linalg_check_errors _local_scalar_dense _make_dep_token _nnz _print _use_cudnn_ctc_loss
+        dense_dim empty empty_like empty_permuted empty_strided is_coalesced is_pinned is_same_size is_set_to new_empty
         new_empty_strided q_scale q_zero_point qscheme record_stream resize resize_as set sparse_dim
         sym_constrain_range sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size sym_storage_offset
         sym_stride

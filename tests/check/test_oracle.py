@@ -43,6 +43,19 @@ def test_a_right_program_passes_with_launches_as_predicted() -> None:
     assert str(report).endswith("passed")
 
 
+class Coded(nn.Module):
+    """Eager reads the range of the classes back to Python, which launches nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.one_hot(x, 5).float() * 2
+
+
+def test_what_eager_reads_back_is_no_launch() -> None:
+    report = check(Coded(), (torch.tensor([0, 4, 2]),))
+    assert report.passed, report
+    assert report.observed[0] == report.predicted[0]
+
+
 def test_the_model_and_its_arguments_are_left_alone() -> None:
     model, x = Net(), X.clone()
     check(model, (x,))
