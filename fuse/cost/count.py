@@ -28,7 +28,8 @@ from fuse import ops
 from fuse.cost import memory
 from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
-from fuse.graph.signature import Dispatch, Signature
+from fuse.graph.signature import Dispatch
+from fuse.graph.writing import writes
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def count_graph(graph: GraphModule, profile: DeviceProfile) -> Count:
     """Count what running a captured or rewritten graph launches.
 
     A region is one launch that moves its inputs and outputs only. A loop is its body, trip count times, or one launch
-    if its module says ``persistent``. Each mutation of the signature is one copy, unless the node of its value has
-    ``meta["in_place"]`` or is the input itself, unchanged.
+    if its module says ``persistent``. Each mutation of the signature is one copy, or two where its value has
+    to be set aside first.
 
     >>> from fuse.cost import profiles
     >>> from fuse.graph.capture import capture
@@ -153,14 +154,10 @@ def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
             yield from _calls_of_module(node, graph.get_submodule(node.target))
         elif node.op == "call_method" or (node.op == "call_function" and not _reads_or_computes_numbers(node)):
             yield _call_of_node(node)
-    signature: Signature | None = graph.meta.get("signature")
-    placeholders = graph.graph.find_nodes(op="placeholder")
-    for mutation in signature.mutations if signature else ():
-        value = _outputs(graph)[mutation.value_index]
-        if not value.meta.get("in_place") and value is not placeholders[mutation.input_index]:
-            written = value.meta["val"]
-            copied = Work(0, 2 * bytes_of(written), written.dtype)
-            yield Call("movement", 1, copied, value.meta.get("source", ""), nodes=0)
+    for write in writes(graph):
+        written, source = write.value.meta["val"], write.value.meta.get("source", "")
+        copies = 2 if write.aside else 1
+        yield Call("movement", copies, Work(0, 2 * copies * bytes_of(written), written.dtype), source, nodes=0)
 
 
 def _calls(counted: GraphModule | Sequence[Dispatch]) -> Iterator[Call]:

@@ -56,6 +56,8 @@ def outside_read(reads: Sequence[Read], middle: int) -> Node | tuple[Moved, tupl
         return Obstacle("moves along several dimensions at once", every)
     at = moving[0]
     source = below(typical.node, len(typical.links) - at)
+    if not isinstance(source.meta["val"], torch.Tensor):
+        return Obstacle("is another of an operator's several results in each step", every)
     cuts = [_cut(read, at, typical, source) for read in reads]
     last, previous = cuts[middle], cuts[middle - 1]
     if last is None or previous is None or last != _Cut(last.dim, last.start, previous.width, previous.whole):

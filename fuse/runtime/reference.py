@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from fuse import ops
 from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
+from fuse.graph.writing import writes
 from fuse.runtime.steps import Fallback, Launches
 
 
@@ -20,6 +21,7 @@ class Reference:
     def __init__(self, graph: GraphModule, fallback: Fallback) -> None:
         self.graph = graph
         self.signature: Signature = graph.meta["signature"]
+        self.writes = writes(graph)
         self.regions = 0
         self.draws = False  # no run of it is ever repeated
         self.fallbacks: tuple[Fallback, ...] = (fallback,)
@@ -37,11 +39,12 @@ class Reference:
             shared = value.untyped_storage()._cdata in inputs
             results[index] = value.clone() if shared else value
             inputs.add(value.untyped_storage()._cdata)
-        for mutation in self.signature.mutations:
-            values[mutation.value_index] = values[mutation.value_index].clone()
-        for mutation in self.signature.mutations:
-            tensors[mutation.input_index].copy_(values[mutation.value_index])
-        return results, Launches(aten=self.launches + len(self.signature.mutations))
+        for write in self.writes:
+            if write.aside:
+                values[write.value_index] = values[write.value_index].clone()
+        for write in self.writes:
+            tensors[write.input_index].copy_(values[write.value_index])
+        return results, Launches(aten=self.launches + sum(2 if write.aside else 1 for write in self.writes))
 
 
 def launches_of(module: torch.nn.Module) -> int:

@@ -26,6 +26,7 @@ from fuse import ops
 from fuse.errors import FuseError
 from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
+from fuse.graph.writing import writes
 from fuse.kernel.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
@@ -89,7 +90,7 @@ class _Scheduler:
                 self._function(node)
             elif node.op == "output":
                 results = self._results(node)
-                self._mutations(node)
+                self._mutations()
         return Schedule(
             tuple(self.buffers),
             tuple(self.views),
@@ -318,26 +319,22 @@ class _Scheduler:
             return False
         return same_layout(value, buffer.value) or (buffer.origin == "made" and extent(value) == buffer.size)
 
-    def _mutations(self, output: Node) -> None:
-        """Write values back into inputs. One that is itself (a view of) a written input is set aside first."""
-        values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
-        written = {m.input_index for m in self.signature.mutations}
-        pending: list[tuple[Place, Place, Tensor, tuple[int, ...]]] = []
-        for mutation in self.signature.mutations:
-            node, target = values[mutation.value_index], self.buffers[mutation.input_index].value
-            source, value = self._place(node), node.meta["val"]
-            if is_lazy(value) or is_lazy(target):
+    def _mutations(self) -> None:
+        """Write values back into inputs, those that another write would overwrite having been set aside."""
+        planned = writes(self.graph)
+        sources = {}
+        for write in planned:
+            node, value = write.value, write.value.meta["val"]
+            if is_lazy(value) or is_lazy(self.buffers[write.input_index].value):
                 raise FuseError(f"{node.name}, lazily conjugated or negated, is written to an input")
-            if source == Place(mutation.input_index, 0) and same_layout(value, target):
-                continue
-            stride = value.stride()
-            if source.buffer in written:
+            sources[write] = self._place(node), value.stride()
+            if write.aside:
                 aside, _ = self._buffer("made", dense(value))
-                stride = self.buffers[aside].value.stride()
-                self._copy(node, Place(aside, 0), stride)
-                source = Place(aside, 0)
-            pending.append((source, Place(mutation.input_index, 0), target, stride))
-        for source, place, target, stride in pending:
+                sources[write] = Place(aside, 0), self.buffers[aside].value.stride()
+                self._copy(node, *sources[write])
+        for write in planned:
+            target = self.buffers[write.input_index].value
+            (source, stride), place = sources[write], Place(write.input_index, 0)
             self.steps.append(
                 CopyStep((source,), (place,), target.itemsize, tuple(target.shape), stride, target.stride())
             )

@@ -266,3 +266,8 @@ def test_stacked_and_following_loops_all_roll() -> None:
     assert rolled(model, x) == 2
     with torch.no_grad():
         torch.testing.assert_close(fuse.compile(model)(x), model(x))
+
+
+def test_several_results_of_one_operator_read_step_by_step_are_no_failure() -> None:
+    graph = capture(Cell(lambda m, x: [row * 2 + 1 for row in torch.unbind_copy(x)]), (torch.randn(8, 3),))
+    assert run_passes(graph).failed == ()

@@ -1,0 +1,91 @@
+"""In which order a call's last copies write values back into inputs.
+
+    x, y = y, x + 1        copy y -> x; copy (x + 1) -> y       x + 1 has memory of its own, so y may be read first
+    x, y = y, x            set x aside; copy y -> x; copy aside -> y
+
+A value may itself be an input, or a view of one, that another copy overwrites: copies that are read by nobody any more
+come first, and what goes round in a circle is set aside, which is one copy more.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.graph.signature import Mutation, Signature
+
+
+@dataclass(frozen=True)
+class Write:
+    """``value`` is copied into placeholder ``input_index``; ``aside``: after it was copied elsewhere, before all
+    writes."""
+
+    input_index: int
+    value_index: int
+    value: Node
+    aside: bool
+
+
+def writes(graph: GraphModule) -> list[Write]:
+    """The copies that end a call of ``graph``, in order; a value that is the unchanged input needs none.
+
+    >>> import torch
+    >>> from fuse.graph.capture import capture
+    >>> class Shift(torch.nn.Module):
+    ...     def forward(self, x, y):
+    ...         x.copy_(y)
+    ...         y.zero_()
+    >>> [(w.input_index, w.aside) for w in writes(capture(Shift(), (torch.ones(2), torch.ones(2))))]
+    [(0, False), (1, False)]
+    """
+    signature: Signature | None = graph.meta.get("signature")
+    if signature is None or not signature.mutations:
+        return []
+    inputs = graph.graph.find_nodes(op="placeholder")
+    values: Sequence[Node] = graph.graph.output_node().args[0]  # type: ignore[assignment]
+    number = {node: index for index, node in enumerate(inputs)}
+    read = {m: number.get(_memory(values[m.value_index])) for m in signature.mutations}
+    pending = [m for m in signature.mutations if not _is(values[m.value_index], inputs[m.input_index], read[m])]
+    aside: set[Mutation] = set()
+    ordered: list[Mutation] = []
+    while pending:
+        sources = {read[m] for m in pending if m not in aside}
+        free = next((m for m in pending if m.input_index not in sources), None)
+        if free is None:
+            targets = {m.input_index for m in pending}
+            aside.add(next(m for m in pending if m not in aside and read[m] in targets))
+        else:
+            pending.remove(free)
+            ordered.append(free)
+    return [Write(m.input_index, m.value_index, values[m.value_index], m in aside) for m in ordered]
+
+
+def _memory(node: Node) -> Node:
+    """The node in whose memory ``node`` lies."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
+        base = node.args[0]
+        holder = base if node.target is operator.getitem else node
+        if not isinstance(holder.target, OpOverload) or not ops.is_view(holder.target):
+            break
+        node = base
+    return node
+
+
+def _is(value: Node, target: Node, read: int | None) -> bool:
+    """Whether ``value`` is the input ``target`` itself, unchanged."""
+    if value is target:
+        return True
+    if read is None or _memory(value) is not target:
+        return False
+    return _place(value.meta["val"]) == _place(target.meta["val"])
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    layout = tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+    return *layout, tensor.is_conj(), tensor.is_neg()

@@ -1,0 +1,79 @@
+"""The last copies of a call come in an order in which none reads what another has overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuse.check.oracle import check
+
+
+class Writes(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def swap(x: Tensor, y: Tensor) -> None:
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+
+
+def shift(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    x.copy_(y)
+    y.copy_(z)
+    z.zero_()
+    return x * 2
+
+
+def rotate(x: Tensor, y: Tensor, z: Tensor) -> None:
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(z)
+    z.copy_(old)
+
+
+def reverse(x: Tensor, y: Tensor) -> None:
+    x.copy_(x.clone().t())
+    y.add_(1)
+
+
+def one_into_two(x: Tensor, y: Tensor, z: Tensor) -> None:
+    old = x.clone()
+    x.add_(1)
+    y.copy_(old)
+    z.copy_(old.t())
+
+
+CALLS: dict[str, tuple[Callable[..., Any], int]] = {  # launches, fused
+    "swap": (swap, 3),
+    "shift": (shift, 4),
+    "rotate": (rotate, 4),
+    "reverse": (reverse, 3),
+    "one_into_two": (one_into_two, 4),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_input_gets_its_value_in_as_few_copies_as_counted(name: str) -> None:
+    function, launches = CALLS[name]
+    inputs = [torch.randn(4, 4) for _ in range(function.__code__.co_argcount)]
+    report = check(Writes(function), inputs)
+    assert report.passed, str(report)
+    assert report.observed[1] == report.predicted[1] == launches
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_without_a_compiler_the_order_holds_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    function, _ = CALLS[name]
+    report = check(Writes(function), [torch.randn(4, 4) for _ in range(function.__code__.co_argcount)])
+    assert report.passed, str(report)
