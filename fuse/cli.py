@@ -87,7 +87,7 @@ def show(request: Request, to: Output, graph: Path | None, kernels: bool) -> int
         to.write(listing(report.graph))
     else:
         to.emit(report.to_dict(), lambda: report_table(report))
-    return GOOD if request.within_budget(report.after.launches) else FAILED
+    return GOOD if request.within_budget(report.launches_after) else FAILED
 
 
 @commands.command(epilog=TRUST)
@@ -117,7 +117,7 @@ def check(request: Request, to: Output, atol: float | None, rtol: float | None) 
         )
     values = {**report.to_dict(), "target": request.target}
     to.emit(values, lambda: Text(str(report), no_wrap=True, overflow="ignore"))
-    within = request.within_budget(values["observed"]["after"])
+    within = request.within_budget(report.launches_after)
     return GOOD if report.passed and within else FAILED
 
 
@@ -196,7 +196,7 @@ def bench(
     disagreements = [reason for one in reports for reason in one.disagreements]
     for reason in disagreements:
         click.echo(f"fuse: failed: {reason}", err=True)
-    within = request.within_budget(max(one.observed_after for one in reports))
+    within = request.within_budget(max(one.launches_after for one in reports))
     return GOOD if within and not disagreements else FAILED
 
 

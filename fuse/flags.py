@@ -165,7 +165,7 @@ _TARGET_OPTIONS = (
     click.option("--ignore", callback=names, metavar="PASSES", help="Leave these passes out."),
     click.option("--extend-select", callback=names, metavar="PASSES", help="Run these passes as well."),
     click.option("--device", default="cpu", show_default=True, metavar="PROFILE", help="Device to predict for."),
-    click.option("--train", is_flag=True, help="Training mode instead of eval()."),
+    click.option("--train", is_flag=True, help="Training mode instead of eval(), with gradients."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs."),
     click.option("--fuel", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites."),
     click.option("--max-launches", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more are left."),

@@ -58,6 +58,11 @@ class CheckReport:
     def passed(self) -> bool:
         return not self.problems
 
+    @property
+    def launches_after(self) -> int:
+        """All launches of the fused call that were observed, those of the backward pass included."""
+        return self.observed[1] + (self.observed_backward[1] if self.observed_backward else 0)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -68,7 +73,11 @@ class CheckReport:
             "reference": self.reference,
             "predicted": dict(zip(("before", "after"), self.predicted, strict=True)),
             "observed": dict(zip(("before", "after"), self.observed, strict=True)),
-            "observed_backward": dict(zip(("before", "after"), self.observed_backward or (None, None), strict=True)),
+            **(
+                {"observed_backward": dict(zip(("before", "after"), self.observed_backward, strict=True))}
+                if self.observed_backward
+                else {}
+            ),
             "regions": self.regions,
             "fallbacks": [{"op": f.op, "source": f.source, "reason": f.reason} for f in self.fallbacks],
             "comparisons": [comparison.to_dict() for comparison in self.comparisons],

@@ -48,7 +48,8 @@ class BenchReport:
     """What ``bench`` measured.
 
     ``ratios`` has for each peer the ratio of the medians, peer over fused, between the quartiles of the ratios of
-    single rounds. ``disagreements`` says in which results fused differs from eager by more than the tolerance.
+    single rounds. ``observed_backward`` has the launches (before, after) of the backward pass in training.
+    ``disagreements`` says in which results fused differs from eager by more than the tolerance.
     """
 
     target: str
@@ -61,6 +62,12 @@ class BenchReport:
     observed_after: int
     fallbacks: tuple[Mapping[str, str], ...]
     disagreements: tuple[str, ...]
+    observed_backward: tuple[int, int] | None = None
+
+    @property
+    def launches_after(self) -> int:
+        """All launches of the fused call that were observed, those of the backward pass included."""
+        return self.observed_after + (self.observed_backward[1] if self.observed_backward else 0)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, with the machine and the versions that it holds for."""
@@ -74,6 +81,11 @@ class BenchReport:
             "ratios": {name: ratio.to_dict() for name, ratio in self.ratios.items()},
             "first_call_seconds": {name: timing.first_call_seconds for name, timing in self.timings.items()},
             "observed": {"before": self.observed_before, "after": self.observed_after},
+            **(
+                {"observed_backward": dict(zip(("before", "after"), self.observed_backward, strict=True))}
+                if self.observed_backward
+                else {}
+            ),
             "fallbacks": [dict(fallback) for fallback in self.fallbacks],
             "disagreements": list(self.disagreements),
             "machine": machine(),
@@ -141,8 +153,9 @@ def bench(
         timed = {name: steps[name] for name in dict.fromkeys(["fused", *against])}
         samples = interleaved(timed, seconds)
     own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs or {})))
-    with CountingMode() as counting:
-        call(own, own_args, own_kwargs)
+    counting, counting_backward = _counted(own, own_args, own_kwargs, train)
+    backward = last_run.backward
+    fallbacks = (*last_run.fallbacks, *(backward.fallbacks if backward else ()))
     return BenchReport(
         target=target or type(model).__name__,
         train=train,
@@ -153,13 +166,12 @@ def bench(
             for name, taken in samples.items()
         },
         ratios={name: _ratio(samples[name], samples["fused"]) for name in against},
-        observed_before=counting.launches,
+        observed_before=counting,
         # A call that ran eager as a whole launched what eager launches; fuse observes only what it runs itself.
-        observed_after=last_run.launches or counting.launches,
-        fallbacks=tuple(
-            {"op": fallback.op, "source": fallback.source, "reason": fallback.reason} for fallback in last_run.fallbacks
-        ),
+        observed_after=last_run.launches or counting,
+        fallbacks=tuple({"op": one.op, "source": one.source, "reason": one.reason} for one in fallbacks),
         disagreements=tuple(_disagreements(results["fused"], results["eager"], atol, rtol)),
+        observed_backward=(counting_backward, backward.launches if backward else counting_backward) if train else None,
     )
 
 
@@ -184,6 +196,7 @@ def bench_table(report: BenchReport) -> RenderableType:
     lines = [
         f"{report.rounds} rounds, {report.threads} threads of {here['cores']} cores, {here['processor']}",
         f"launches observed: {report.observed_before:,} eager, {report.observed_after:,} fused",
+        *(f"  backward: {eager:,} eager, {fused:,} fused" for eager, fused in filter(None, [report.observed_backward])),
         *(f"ran as eager: {one['op']} at {one['source']}: {one['reason']}" for one in report.fallbacks),
         "speed-up is the peer's median over fused's, with the quartiles of single rounds; above 1, fused is faster",
     ]
@@ -238,6 +251,18 @@ def _with_gradients(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
         parameter.grad = None
     torch.autograd.backward([tensor.sum() for tensor in _tensors(result) if tensor.requires_grad])
     return result
+
+
+def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> tuple[int, int]:
+    """What eager launches in a call, and in the backward pass after it."""
+    with torch.set_grad_enabled(train), CountingMode() as counting:
+        result = model(*args, **kwargs)
+    leaves = [tensor for tensor in _tensors(result) if tensor.requires_grad]
+    tangents = [torch.ones_like(tensor) for tensor in leaves]
+    with CountingMode() as counting_backward:
+        if leaves:
+            torch.autograd.backward(leaves, tangents)
+    return counting.launches, counting_backward.launches
 
 
 def _ratio(peer: Sequence[float], fused: Sequence[float]) -> Quartiles:

@@ -30,12 +30,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def launches_after(report: dict[str, Any]) -> int:
-    """Launches after the passes, as a saved report has them.
+    """Launches after the passes, as a saved report has them, those of the backward pass included.
 
-    >>> launches_after({"after": {"launches": 195}})
-    195
+    >>> inference = {"after": {"launches": 195}}
+    >>> launches_after(inference), launches_after({**inference, "backward": {"after": {"launches": 5}}})
+    (195, 200)
     """
-    return int(report["after"]["launches"])
+    backward = report.get("backward")
+    return int(report["after"]["launches"]) + (launches_after(backward) if backward else 0)
 
 
 def compare(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

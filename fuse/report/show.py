@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,15 @@ from torch.fx import GraphModule
 
 from fuse.cost import profiles
 from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unknown_ops
+from fuse.cost.profiles import DeviceProfile
 from fuse.graph.capture import capture
+from fuse.graph.joint import Joint, capture_joint
+from fuse.graph.signature import Dispatch
 from fuse.report.loops import Loop, loops
 from fuse.report.sketch import Sketch, sketch
 from fuse.rewrite.ledger import Firings, Ledger, Rejections
 from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.saved import settle
 
 SCHEMA_VERSION = 1
 
@@ -41,7 +45,8 @@ class Report:
     """What ``show`` found. All counts are predicted from the graph for the device profile ``device``.
 
     ``lines`` are the user's lines, the one with most launches first. ``graph`` is the captured graph after the passes,
-    and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``.
+    and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``. In training ``backward``
+    is the same of the backward pass, which is captured with the forward pass; None where nothing needs gradients.
     """
 
     target: str
@@ -55,6 +60,12 @@ class Report:
     ledger: Ledger = field(repr=False)
     before_sketch: Sketch = field(repr=False)
     graph: GraphModule = field(repr=False, compare=False)
+    backward: Report | None = None
+
+    @property
+    def launches_after(self) -> int:
+        """All launches after the passes, those of the backward pass included."""
+        return self.after.launches + (self.backward.launches_after if self.backward else 0)
 
     @property
     def fired(self) -> tuple[Firings, ...]:
@@ -96,6 +107,7 @@ class Report:
             ],
             "unknown_ops": list(self.unknown_ops),
             "seconds": dict(self.seconds),
+            **({"backward": self.backward.to_dict()} if self.backward else {}),
         }
 
     def __str__(self) -> str:
@@ -131,7 +143,8 @@ def show(
         model: captured as it is, on real or fake tensors; its values are neither read nor changed.
         passes: names of the passes to run; by default all that are enabled.
         device: the profile for which small operators are predicted (``cpu``, ``v100``, ``h200``).
-        train: capture the forward pass in training mode (dropout and the like), then restore the mode.
+        train: capture the call in training mode (dropout and the like) with its gradients, then restore the mode; the
+            report's ``backward`` is that of the backward pass.
         fuel: stop after this many rewrites.
         target: what the report calls the model; by default its class.
 
@@ -144,28 +157,55 @@ def show(
     """
     profile = profiles.get(device)
     started = time.perf_counter()
-    with _training(model) if train else nullcontext():
-        graph = capture(model, args, kwargs)
-    captured = time.perf_counter()
-    dispatches = graph.meta["signature"].dispatches
-    before = count_dispatches(dispatches, profile)
-    before_sketch = sketch(graph)  # a drawing is smaller and faster made than a copy of the graph
-    counted = time.perf_counter()
-    ledger = run_passes(graph, passes, fuel)
-    passed = time.perf_counter()
-    return Report(
-        target=target or type(model).__name__,
-        device=device,
-        before=before,
-        after=count_graph(graph, profile),
-        loops=loops(dispatches, graph, ledger),
-        lines=_lines(by_source(dispatches), by_source(graph)),
-        unknown_ops=tuple(unknown_ops(dispatches)),
-        seconds={"capture": captured - started, "passes": passed - counted},
-        ledger=ledger,
-        before_sketch=before_sketch,
-        graph=graph,
-    )
+    joint: Joint | None = None
+    if train:
+        with _training(model):
+            joint = capture_joint(model, args, kwargs)
+    graph = joint.forward if joint else capture(model, args, kwargs)
+    half = _Half(graph, profile, passes, fuel, time.perf_counter() - started)
+    backward: Report | None = None
+    name = target or type(model).__name__
+    if joint and joint.backward:
+        settle(graph, joint.backward, joint.given)
+        backward = _Half(joint.backward, profile, passes, fuel, 0.0).report(f"{name}, backward", device)
+    return replace(half.report(name, device), backward=backward)
+
+
+class _Half:
+    """A captured graph on its way through the passes: forward, or backward."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        profile: DeviceProfile,
+        passes: Sequence[str] | None,
+        fuel: int | None,
+        captured: float,
+    ) -> None:
+        self.graph = graph
+        self.profile = profile
+        self.dispatches: tuple[Dispatch, ...] = graph.meta["signature"].dispatches
+        self.before = count_dispatches(self.dispatches, profile)
+        self.sketch = sketch(graph)  # a drawing is smaller and faster made than a copy of the graph
+        started = time.perf_counter()
+        self.ledger = run_passes(graph, passes, fuel)
+        self.seconds = {"capture": captured, "passes": time.perf_counter() - started}
+
+    def report(self, target: str, device: str) -> Report:
+        """What the passes made of the graph, as it is now."""
+        return Report(
+            target=target,
+            device=device,
+            before=self.before,
+            after=count_graph(self.graph, self.profile),
+            loops=loops(self.dispatches, self.graph, self.ledger),
+            lines=_lines(by_source(self.dispatches), by_source(self.graph)),
+            unknown_ops=tuple(unknown_ops(self.dispatches)),
+            seconds=self.seconds,
+            ledger=self.ledger,
+            before_sketch=self.sketch,
+            graph=self.graph,
+        )
 
 
 def _lines(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Line, ...]:

@@ -125,8 +125,12 @@ def _sections(report: Report) -> Iterator[RenderableType]:
         yield Text(str(failed))
     if report.unknown_ops:
         yield Text(f"unknown operators, each counted once: {', '.join(report.unknown_ops)}")
-    yield Text(f"capture {report.seconds['capture']:.2f} s, passes {report.seconds['passes']:.2f} s")
-    yield Text(f"next: {_next_step(report)}")
+    if report.backward:
+        yield from _sections(report.backward)
+    captured = f"capture {report.seconds['capture']:.2f} s, " if report.seconds["capture"] else ""
+    yield Text(f"{captured}passes {report.seconds['passes']:.2f} s")
+    if captured:
+        yield Text(f"next: {_next_step(report)}")
 
 
 def _loops(report: Report) -> Iterator[RenderableType]:
@@ -185,7 +189,8 @@ def _rejected(report: Report) -> Iterator[RenderableType]:
 
 def _next_step(report: Report) -> str:
     if ".py" in report.target:
-        return f"fuse check {report.target}  (runs it: values and observed launches)"
+        train = " --train" if report.backward else ""
+        return f"fuse check {report.target}{train}  (runs it: values and observed launches)"
     return "fused = fuse.compile(model)"
 
 

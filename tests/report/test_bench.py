@@ -102,3 +102,11 @@ def test_the_hand_tuned_peer_is_timed_and_its_results_are_its_own() -> None:
 def test_a_tuned_peer_must_be_given() -> None:
     with pytest.raises(FuseError, match="tuned="):
         bench(nn.Tanh(), (torch.ones(4),), against=["tuned"])
+
+
+def test_launches_of_training_are_counted_forward_and_backward_apart() -> None:
+    report = bench(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.randn(3, 4),), seconds=0.01, train=True)
+    assert (report.observed_before, report.observed_backward) == (2, (3, 3))
+    assert report.launches_after == report.observed_after + 3
+    assert "backward: 3 eager, 3 fused" in str(report)
+    assert report.to_dict()["observed_backward"] == {"before": 3, "after": 3}

@@ -104,6 +104,18 @@ def test_lines_are_the_users_with_the_most_expensive_first() -> None:
     assert all(line.source.startswith("test_show.py:") for line in report.lines)
 
 
+def test_training_is_counted_forward_and_backward_apart() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    report = fuse.show(model, (torch.ones(3, 4),), train=True)
+    assert report.backward is not None
+    assert report.before.by_kind["gemm"] == 2
+    assert report.backward.before.by_kind["gemm"] == 3  # the input needs no gradient
+    assert report.launches_after == report.after.launches + report.backward.after.launches
+    assert report.to_dict()["backward"]["before"]["launches"] == report.backward.before.launches
+    assert "backward on cpu" in str(report)
+    assert fuse.show(model, (torch.ones(3, 4),)).backward is None
+
+
 def test_training_mode_holds_for_the_capture_only() -> None:
     model = Recurrent().eval()
     model.project.train()
