@@ -44,10 +44,13 @@ def compare(
     *,
     atol: float | None = None,
     rtol: float | None = None,
+    scale: float = 0.0,
 ) -> Comparison:
     """Compare ``fused`` with ``eager``; ``reference`` is the float64 result, or None where there is none.
 
-    ``atol`` and ``rtol`` (absolute, and relative to each reference value) replace the default tolerance.
+    ``atol`` and ``rtol`` (absolute, and relative to each reference value) replace the default tolerance. ``scale`` is
+    the largest value that was summed on the way to these: its last place is rounding, however small their sum (the
+    gradient of a bias before a softmax is zero).
 
     >>> compare("y", torch.tensor([1.0]), torch.tensor([1.0])).problem
     ''
@@ -63,7 +66,7 @@ def compare(
         wrong = fused != eager
         problem = f"{int(wrong.sum())} values differ, the first at {_position(wrong)}" if wrong.any() else ""
         return Comparison(*described, 0.0, 0.0, 0.0, problem)
-    return _floats(described, fused.detach(), eager.detach(), reference, atol, rtol)
+    return _floats(described, fused.detach(), eager.detach(), reference, atol, rtol, scale)
 
 
 def _floats(
@@ -73,6 +76,7 @@ def _floats(
     reference: Tensor | None,
     atol: float | None,
     rtol: float | None,
+    scale: float,
 ) -> Comparison:
     odd = ~torch.isfinite(eager)
     misplaced = odd != ~torch.isfinite(fused)
@@ -89,7 +93,7 @@ def _floats(
     finer = reference is not None and eager.dtype != torch.float64
     ulps = ULPS_FLOAT64_REFERENCE if finer else ULPS_EAGER_REFERENCE
     if atol is None and rtol is None:
-        tolerance = ulps * torch.finfo(eager.dtype).eps * size.max()
+        tolerance = torch.finfo(eager.dtype).eps * max(ulps * size.max(), torch.tensor(scale))
     else:
         tolerance = (atol or 0.0) + (rtol or 0.0) * size
     allowed = 2 * own.max() + tolerance + torch.finfo(eager.dtype).tiny

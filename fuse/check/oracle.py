@@ -316,10 +316,18 @@ def _compare_all(
     for part in ("results", "inputs", "gradients"):
         mine, theirs = getattr(fused, part), getattr(eager, part)
         best = getattr(exact, part) if exact else {}
+        scale = max(map(_largest, theirs.values()), default=0.0) if part == "gradients" else 0.0
         for name, value in theirs.items():
             if isinstance(value, Tensor) and isinstance(mine.get(name), Tensor):
-                found.append(compare(name, mine[name], value, best.get(name), atol=atol, rtol=rtol))
+                found.append(compare(name, mine[name], value, best.get(name), atol=atol, rtol=rtol, scale=scale))
     return found
+
+
+def _largest(value: Any) -> float:
+    """The largest finite magnitude in a tensor of floats; 0 where there is none."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+        return 0.0
+    return float(value.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:

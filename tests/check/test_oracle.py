@@ -195,3 +195,10 @@ def test_infinities_have_to_stand_where_eagers_stand() -> None:
     eager = torch.tensor([torch.inf, 1.0, torch.nan])
     assert not compare("y", eager.clone(), eager).problem
     assert "where eager has inf" in compare("y", torch.tensor([-torch.inf, 1.0, torch.nan]), eager).problem
+
+
+def test_what_cancels_is_measured_by_what_was_summed() -> None:
+    zero, near = torch.zeros(1), torch.full((1,), 1e-7)
+    assert compare("gradient", near, zero, zero.double()).problem
+    assert not compare("gradient", near, zero, zero.double(), scale=3.0).problem
+    assert compare("gradient", near * 10, zero, zero.double(), scale=3.0).problem
