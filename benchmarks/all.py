@@ -8,5 +8,17 @@ import sys
 from benchmarks.common import ROOT
 
 if __name__ == "__main__":
-    for name in ("overhead", "capture", "recurrent", "limit", "lstm", "cells", "models", "op_db", "tables"):
+    for name in (
+        "overhead",
+        "capture",
+        "recurrent",
+        "limit",
+        "lstm",
+        "cells",
+        "models",
+        "op_db",
+        "comparison",
+        "patterns",
+        "tables",
+    ):
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, check=True)

@@ -155,16 +155,16 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
     pattern = found.pattern
     reasons: list[str] = []
     for sample in samples(pattern, QUICK_SHAPES if quick else SHAPES):
-        judged = _judged(pattern, _function(pattern, sample), sample.arguments())
-        found.fired += judged.fired
-        found.declined += not judged.fired
-        reasons += judged.reasons
-        yield _counterexample(str(sample), judged)
+        tried = judged(pattern, _function(pattern, sample), sample.arguments())
+        found.fired += tried.fired
+        found.declined += not tried.fired
+        reasons += tried.reasons
+        yield _counterexample(str(sample), tried)
         if sample.what == "as usual":
             yield from _near_misses(found, sample)
-            if judged.fired:
+            if tried.fired:
                 yield _gradients(found, sample)
-            if judged.fired and not quick:
+            if tried.fired and not quick:
                 yield _kernel(found, sample)
     if not quick and not found.fired:
         yield Counterexample(
@@ -178,12 +178,12 @@ def _near_misses(found: Verification, sample: Sample) -> Iterator[Counterexample
     given = [leaves[spec.index] for spec in graph.meta["signature"].inputs]
     for altered in alterations(graph):
         try:
-            judged = _judged(found.pattern, altered.__call__, tuple(tensor.clone() for tensor in given))
+            tried = judged(found.pattern, altered.__call__, tuple(tensor.clone() for tensor in given))
         except CaptureError:
             continue  # what is changed that way does not run
-        found.near_fired += judged.fired
-        found.missed += not judged.fired
-        yield _counterexample(f"near miss, {altered.what}; {sample}", judged)
+        found.near_fired += tried.fired
+        found.missed += not tried.fired
+        yield _counterexample(f"near miss, {altered.what}; {sample}", tried)
 
 
 def _gradients(found: Verification, sample: Sample) -> Counterexample | None:
@@ -226,7 +226,9 @@ def _kernel(found: Verification, sample: Sample) -> Counterexample | None:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Judged:
+    """What came of looking for a pattern in one call: whether it fired, why not, and what is wrong if it did."""
+
     fired: bool
     reasons: Sequence[str]
     problem: str
@@ -240,7 +242,7 @@ def _function(pattern: Pattern, sample: Sample) -> Callable[..., Any]:
     return function
 
 
-def _judged(pattern: Pattern, function: Callable[..., Any], arguments: Sequence[Any]) -> _Judged:
+def judged(pattern: Pattern, function: Callable[..., Any], arguments: Sequence[Any]) -> Judged:
     """Whether ``pattern`` fires in ``function``, and what is wrong with the result if it does."""
     before, after = (capture(Function(function), tuple(arguments)) for _ in range(2))
     run_passes(after, CLEANING)
@@ -248,14 +250,14 @@ def _judged(pattern: Pattern, function: Callable[..., Any], arguments: Sequence[
     reasons = [f"{one.kind}: {one.reason}" for one in outcomes if one.kind != "matched"]
     matched = [one for one in outcomes if one.kind == "matched"]
     if not matched:
-        return _Judged(False, reasons, "")
+        return Judged(False, reasons, "")
     moved: dict[Any, Any] = {}
     for one in matched:
         build(after, one.prepared, moved)
     regions.sort(after.graph)
     after.graph.lint()
     after.recompile()
-    return _Judged(True, reasons, "" if pattern.replace is None else _wrong(before, after, function, arguments))
+    return Judged(True, reasons, "" if pattern.replace is None else _wrong(before, after, function, arguments))
 
 
 def _wrong(before: GraphModule, after: GraphModule, function: Callable[..., Any], arguments: Sequence[Any]) -> str:
@@ -306,5 +308,5 @@ def _difference(name: str, mine: Tensor, eager: Tensor, reference: Tensor | None
     return f"{name}: {problem}" if problem else ""
 
 
-def _counterexample(sample: str, judged: _Judged) -> Counterexample | None:
-    return Counterexample(sample, judged.problem) if judged.problem else None
+def _counterexample(sample: str, tried: Judged) -> Counterexample | None:
+    return Counterexample(sample, tried.problem) if tried.problem else None

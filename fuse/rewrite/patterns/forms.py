@@ -13,7 +13,7 @@ go with rank and dtype, are not part of a form; a form only leads to candidates,
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -67,7 +67,7 @@ class Form:
     """One way that a pattern can go, as terms.
 
     ``roots`` are its results, as nodes ``results``; ``lists`` is the length of its tensor lists. ``traces`` remembers
-    runs of the pattern, by constants and by the layouts of the arguments.
+    runs of the pattern and of its replacement, by constants and by the layouts of the arguments.
     """
 
     pattern: Pattern
@@ -116,13 +116,25 @@ class Form:
 
     def traced(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
         """The pattern run on tensors like ``arguments``, or what it raises on those."""
-        layouts = [(t.shape, t.stride(), t.dtype, t.device) for t in pytree.tree_leaves(list(arguments))]
-        key = (tuple(layouts), constant_key(dict(constants)))
+        return self._traced(self.pattern.function, arguments, constants)
+
+    def replaced(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
+        """The pattern's replacement run on tensors like ``arguments``, or what it raises on those."""
+        assert self.pattern.replace is not None
+        return self._traced(self.pattern.replace, arguments, constants)
+
+    def _traced(
+        self, function: Callable[..., Any], arguments: Sequence[Any], constants: Mapping[str, Any]
+    ) -> Traced | str:
+        layouts = [
+            None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in pytree.tree_leaves(list(arguments))
+        ]
+        key = (function is self.pattern.function, tuple(layouts), constant_key(dict(constants)))
         if key not in self.traces:
             mode = FakeTensorMode()
             try:
                 environment = Environment(constants, self.choices)
-                self.traces[key] = trace(self.pattern.function, twins(mode, arguments), environment, mode)
+                self.traces[key] = trace(function, twins(mode, arguments), environment, mode)
             except CaptureError as error:
                 self.traces[key] = str(error)
         return self.traces[key]

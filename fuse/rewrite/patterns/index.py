@@ -62,6 +62,8 @@ class GraphIndex:
         self.place: dict[Node, int] = {}
         self._own: dict[Node, Term] = {}
         self._steps: dict[Node, list[Step]] = {}
+        self._sources: dict[tuple[Term, Node], Source] = {}
+        self._read_by: dict[Node, list[Step]] = {}
         self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may be
         for place, node in enumerate(graph.graph.nodes):
             self.place[node] = place
@@ -121,6 +123,12 @@ class GraphIndex:
 
     def source(self, operand: Term, owner: Node) -> Source:
         """Where ``operand``, an operand of a step of ``owner``, comes from."""
+        known = self._sources.get((operand, owner))
+        if known is None:
+            known = self._sources[operand, owner] = self._source(operand, owner)
+        return known
+
+    def _source(self, operand: Term, owner: Node) -> Source:
         nodes: list[Node] = []
         while True:
             term = stripped(operand)
@@ -141,11 +149,14 @@ class GraphIndex:
         assert own is not None
         if stripped(own) is not step.term:
             return (other for other in self.steps_of(step.node) if _reads(other.term, step.term))
-        return islice(self._readers(step.node), MAX_READERS)
+        return self.readers_of(step.node)
 
     def readers_of(self, node: Node) -> Iterator[Step]:
         """The steps that read ``node``, through views or at once; the first few."""
-        return islice(self._readers(node), MAX_READERS)
+        known = self._read_by.get(node)
+        if known is None:
+            known = self._read_by[node] = list(islice(self._readers(node), MAX_READERS))
+        return iter(known)
 
     def _readers(self, node: Node) -> Iterator[Step]:
         leaf = self._leaf(node)

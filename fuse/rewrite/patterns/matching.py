@@ -11,7 +11,9 @@ inside of another match of its own pattern is part of that one and has no verdic
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -73,12 +75,25 @@ def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, 
     Raises:
         FuseError: a pattern cannot be run; the message names it.
     """
-    index, around = GraphIndex(graph), Surroundings(graph)
     claimed: dict[Node, Pattern] = {}
     outcomes: list[Outcome] = []
-    for pattern in sorted(patterns, key=lambda one: -one.priority):
-        outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
+    with _without_collecting():
+        index, around = GraphIndex(graph), Surroundings(graph)
+        for pattern in sorted(patterns, key=lambda one: -one.priority):
+            outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
     return _without_circles(outcomes, graph)
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """The tables of a large graph only grow: the collector would walk them again and again, and find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass

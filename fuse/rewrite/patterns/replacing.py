@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
-from fuse.errors import CaptureError
 from fuse.rewrite import layouts, regions, surgery
 from fuse.rewrite.patterns.conditions import Obstacle, Surroundings, members
 from fuse.rewrite.patterns.exact import Found, Given, Output
-from fuse.rewrite.patterns.language import Environment, ManySpec
+from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.terms import look_of
-from fuse.rewrite.patterns.trace import Traced, trace, twins
+from fuse.rewrite.patterns.trace import Traced
 
 aten = torch.ops.aten
 
@@ -49,11 +47,9 @@ def replacement(found: Found, around: Surroundings) -> Replacement | Obstacle:
         values = [None if one is None else one.value() for one in given]
         inputs += given
         arguments.append(values if isinstance(parameter.spec, ManySpec) else values[0])
-    mode = FakeTensorMode()
-    try:
-        traced = trace(pattern.replace, twins(mode, arguments), Environment(found.constants, found.form.choices), mode)
-    except CaptureError as error:
-        return Obstacle("constraint", f"replace does not run on these tensors: {error}")
+    traced = found.form.replaced(arguments, found.constants)
+    if isinstance(traced, str):
+        return Obstacle("constraint", f"replace does not run on these tensors: {traced}")
     return _misfit(found, traced, around) or Replacement(found, traced, tuple(inputs))
 
 
