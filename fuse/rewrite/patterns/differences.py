@@ -77,7 +77,7 @@ def _other_names(wanted: Term, found: Term) -> tuple[str, str]:
     """Reason and change where the graph has the operator of ``found`` and the pattern that of ``wanted``."""
     place = _place(found)
     op = None if place is None else place.target
-    if place is not None and isinstance(op, OpOverload) and found.name == "mul" and wanted.name in may_make(op):
+    if place is not None and isinstance(op, OpOverload) and wanted.name in may_make(op) and found.name != called(place):
         return other_factors(place, found) or other_names(*_names(wanted, found))
     return other_names(*_names(wanted, found))
 
