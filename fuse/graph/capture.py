@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
-from fuse.graph import numbers
+from fuse.graph import numbers, probing
 from fuse.graph.attributes import held_by, restore
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._constant(op, args[0])
         args, kwargs = self._known(args), self._known(kwargs)
         result = self.functional.record(op, args, kwargs, lambda: self.fakes.run(op, args, kwargs))
-        if reason := numbers.obstacle(op, args, kwargs, result):
+        if reason := numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result

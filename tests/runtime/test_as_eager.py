@@ -234,6 +234,27 @@ def test_a_number_that_a_dtype_cannot_hold_does_what_eager_does(name: str, dtype
         held_to_eager(lambda x, k=number: NUMBERS[name](x, k), x)
 
 
+# ---- operators without code for a dtype ------------------------------------------------------------------------------
+
+NOT_THERE: dict[str, Function] = {
+    "gelu_of_integers": lambda x: nn.functional.gelu(x.int()),
+    "fraction_of_integers": lambda x: x.long().frac(),
+    "bits_of_floats": lambda x: torch.bitwise_and(x, x),
+    "absolute_of_bools": lambda x: x.bool().abs(),
+    "deviation_of_integers": lambda x: x.int().std(0),
+    "mish_of_bools": lambda x: nn.functional.mish(x > 0),
+    "softmax_of_integers": lambda x: torch.softmax(x.int(), 0),
+    "shifted_floats": lambda x: torch.bitwise_left_shift(x, x),
+}
+
+
+@pytest.mark.parametrize("name", NOT_THERE)
+@pytest.mark.parametrize("read", [True, False], ids=["read", "not_read"])
+def test_what_eager_has_no_code_for_raises(name: str, read: bool) -> None:
+    function = NOT_THERE[name]
+    assert held_to_eager(lambda x: (function(x), x + 1)[0 if read else 1], X) is None
+
+
 # ---- classes of results ----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,74 @@
+"""Which operators eager has no code for: found out by asking it, with tensors of one element.
+
+    gelu(int8[3, 4])      fake tensors answer int8[3, 4]; eager: "GeluKernelImpl" not implemented for 'Char'
+
+Whether there is code depends on dtypes, which fake tensors check in part only. An operator is tried once for each
+combination of dtypes and ranks, in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from fuse import ops
+
+_answers: dict[tuple[Any, ...], str | None] = {}
+_FOREIGN = ("implemented", "only support", "different dtypes")
+"""What eager's errors say where a dtype is at fault, whatever else is not as it was in the call."""
+
+
+def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Why eager has no code for this call, or None.
+
+    >>> print(obstacle(torch.ops.aten.gelu.default, (torch.zeros(2, dtype=torch.int8),), {}))
+    has no code in eager: "GeluKernelImpl" not implemented for 'Char'
+    >>> print(obstacle(torch.ops.aten.gelu.default, (torch.zeros(2),), {}))
+    None
+    """
+    if ops.kind(op) not in ("pointwise", "reduction") or op.namespace != "aten" or ops.is_random(op):
+        return None
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+    if any(t.device.type != "cpu" or t.layout is not torch.strided for t in tensors):
+        return None
+    try:
+        key = op, *map(_look, args), *((name, _look(value)) for name, value in kwargs.items())
+        if key not in _answers:
+            _answers[key] = _asked(op, args, kwargs)
+        return _answers[key]
+    except TypeError:  # an argument that is no key
+        return None
+
+
+def _look(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, value.dim()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_look, value))
+    return type(value)
+
+
+def _asked(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    with unset_fake_temporarily(), torch.no_grad():
+        try:
+            op(*map(_of_one_element, args), **{name: _of_one_element(value) for name, value in kwargs.items()})
+        except (NotImplementedError, RuntimeError) as error:
+            text = str(error).splitlines()[0]
+            if any(words in text for words in _FOREIGN):
+                return f"has no code in eager: {text}"
+        except Exception:  # of shapes and values, which are not those of the call
+            return None
+    return None
+
+
+def _of_one_element(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.ones((1,) * value.dim(), dtype=value.dtype)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_of_one_element, value))
+    return value
