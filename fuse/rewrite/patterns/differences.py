@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from fuse import ops
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term, below
 
@@ -77,8 +78,9 @@ def _other_names(wanted: Term, found: Term) -> tuple[str, str]:
     """Reason and change where the graph has the operator of ``found`` and the pattern that of ``wanted``."""
     place = _place(found)
     op = None if place is None else place.target
-    if place is not None and isinstance(op, OpOverload) and wanted.name in may_make(op) and found.name != called(place):
-        return other_factors(place, found) or other_names(*_names(wanted, found))
+    if place is not None and isinstance(op, OpOverload) and wanted.name in may_make(op):
+        plain = ops.is_pointwise(op) and found.name != "mul"  # a sum, that may have had a factor and has none
+        return (None if plain else other_factors(place, found)) or other_names(*_names(wanted, found))
     return other_names(*_names(wanted, found))
 
 
