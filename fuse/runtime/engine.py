@@ -119,7 +119,7 @@ class Engine:
         if found is None:
             if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
                 return self.model(*args, **kwargs)  # part of what is being captured
-            if reason := _unsupported(leaves):
+            if reason := _unsupported(leaves) or self._uninitialized():
                 return self._eager(args, kwargs, reason)
             found = self._make(args, kwargs, leaves, spec)
         compiled, tensors = found
@@ -310,6 +310,11 @@ class Engine:
             return False
         held: Sequence[Any] = () if self.freeze else self._tensors()
         return any(isinstance(t, Tensor) and t.requires_grad for t in (*leaves, *held))
+
+    def _uninitialized(self) -> Fallback | None:
+        """Why this call is eager's: it gives lazy parameters their shapes."""
+        lazy = any(nn.parameter.is_lazy(tensor) for tensor in self._tensors())
+        return Fallback(self._name(), "", "the call initializes lazy parameters") if lazy else None
 
     def _tensors(self) -> list[Tensor]:
         return [*self.model.parameters(), *self.model.buffers()]

@@ -191,6 +191,8 @@ class Program:
             for position, slot, base, predicted in stretch.results:
                 tensor = result if position is None else result[position]
                 if predicted is not None:
+                    if tensor is None:  # what an operator makes for a gradient only
+                        raise Mispredicted(str(step.function), step.source, "no tensor, where one was predicted")
                     if tensor.stride() != predicted[1] or tensor.shape != predicted[0] or tensor.dtype != predicted[2]:
                         tensor = _fitted(step, tensor, *predicted)
                     bases[base] = tensor.data_ptr()

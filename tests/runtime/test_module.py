@@ -204,6 +204,14 @@ def test_a_call_with_frozen_weights_that_needs_gradients_runs_eager_with_one_war
     assert_fused(fused, model, x)
 
 
+def test_lazy_parameters_are_initialized_by_eager_and_the_next_call_is_fused() -> None:
+    model, x = nn.Sequential(nn.LazyLinear(3), nn.Tanh()), torch.randn(2, 4)
+    fused = fuse.compile(model)
+    with pytest.warns(UserWarning, match="initializes lazy parameters"):
+        assert fused(x).shape == (2, 3)
+    assert_fused(fused, model, x)
+
+
 class Branches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + 1 if x.sum() > 0 else x - 1
