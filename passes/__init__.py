@@ -21,5 +21,6 @@ from fuse.passes import merge_sibling_gemms as merge_sibling_gemms
 from fuse.passes import no_ops as no_ops
 from fuse.passes import roll_loops as roll_loops
 from fuse.passes import roll_whole_loops as roll_whole_loops
+from fuse.passes import start_sums as start_sums
 from fuse.passes import sum_over_steps as sum_over_steps
 from fuse.passes import view_chains as view_chains

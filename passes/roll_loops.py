@@ -24,9 +24,10 @@ from torch.fx.node import map_arg
 from fuse import ops
 from fuse.graph.periods import Run, find_runs
 from fuse.kernel.loop_kernel import lower_loop
-from fuse.kernel.lower import Declined
+from fuse.kernel.lower import Declined, Kernel
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.collectors import COLLECTORS, dimension_of, pieces_of
+from fuse.rewrite.distributing import Split, call_split, split
 from fuse.rewrite.loop_building import Built, build, call_loop, last_states, operand_node, outside_reads
 from fuse.rewrite.reads import Obstacle
 from fuse.rewrite.registry import register_pass
@@ -57,12 +58,8 @@ def roll_loops(graph: GraphModule) -> Iterator[Verdict]:
     yield from roll(graph)
 
 
-def roll(
-    graph: GraphModule,
-    wanted: Callable[[Rolled], bool] = lambda rolled: True,
-    obstacle: Callable[[Rolled], str | None] = lambda rolled: None,
-) -> Iterator[Verdict]:
-    """Roll the loops that are ``wanted`` and meet no ``obstacle``."""
+def roll(graph: GraphModule, obstacle: Callable[[Rolled], str | None] = lambda rolled: None) -> Iterator[Verdict]:
+    """Roll the loops that meet no ``obstacle``."""
     nodes, letters = spelled(graph.graph, LEAST_STEPS)
     place = {node: at for at, node in enumerate(nodes)}
     stretches = [(0, len(nodes), len(nodes))]  # from, to, and the period that loops in it stay below
@@ -74,7 +71,7 @@ def roll(
                     yield declined(steps[0], found.reason)
                     # layers that differ may each hold a loop
                     stretches.append((place[steps[0][0]], place[steps[-1][-1]] + 1, run.period))
-                elif wanted(found.rolled):
+                else:
                     for outside, reason in found.peeled:
                         yield declined(outside, reason)
                     yield judged(graph, found.rolled, obstacle(found.rolled))
@@ -111,11 +108,22 @@ def judged(graph: GraphModule, proved: Rolled, reason: str | None) -> Verdict:
     built = build(proved)
     values = result_values(proved, built)
     built.loop.strides = tuple(value.stride() for value in values)
-    kernel = lower_loop(built.loop, built.values, values)
-    if isinstance(kernel, Declined):
-        return declined(proved.steps[0], kernel.reason)
     nodes = [node for step in proved.steps for node in step]
-    return rewrite(nodes, insert_loop, graph, proved, built, values)
+    parts = split(built.loop, built.values, values)
+    if parts is not None and not isinstance(lower_split(built, parts), Declined):
+        return rewrite(nodes, insert_loop, graph, proved, built, values, parts)
+    kernel = lower_loop(built.loop, built.values, values)
+    if not isinstance(kernel, Declined):
+        return rewrite(nodes, insert_loop, graph, proved, built, values)
+    parts = split(built.loop, built.values, values, all_of_it=True)
+    if parts is not None and not isinstance(lower_split(built, parts), Declined):
+        return rewrite(nodes, insert_loop, graph, proved, built, values, parts)
+    return declined(proved.steps[0], kernel.reason)
+
+
+def lower_split(built: Built, parts: Split) -> Kernel | Declined:
+    """The kernel of the loop that is left when some of it leaves."""
+    return lower_loop(parts.loop, [built.values[i] for i in parts.operands], parts.values)
 
 
 def _better_unrolled(rolled: Rolled) -> str | None:
@@ -172,11 +180,16 @@ def _pieces_are(collector: Node, values: list[Node]) -> bool:
     )
 
 
-def insert_loop(graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor]) -> None:
-    """Put the loop where the last step stands and let readers of the steps read its results."""
+def insert_loop(
+    graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor], halves: Split | None = None
+) -> None:
+    """Put the loop (or its two halves) where the last step stands; readers of the steps read its results."""
     last = rolled.steps[-1][-1]
     operands = [operand_node(graph, operand, last) for operand in built.operands]
-    parts = call_loop(graph, built.loop, operands, values, last)
+    if halves is None:
+        parts = call_loop(graph, built.loop, operands, values, last)
+    else:
+        parts = call_split(graph, halves, operands, last)
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     escaping = effects.escaping(graph)
     after = parts[-1]

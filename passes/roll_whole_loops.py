@@ -14,8 +14,7 @@ not its units).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -23,9 +22,8 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.passes.roll_loops import roll
-from fuse.rewrite.products import products
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import Rolled
+from fuse.rewrite.rolling import Rolled, lasting
 from fuse.rewrite.slots import Computed, MovingInput, Slot
 from fuse.rewrite.verdict import Verdict
 
@@ -41,12 +39,7 @@ SHARING_ROWS = 8
 )
 def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
     """Roll a loop up with the products of its inputs inside, where that is the faster way."""
-    depth = {product.node: product.depth for product in products(graph)}
-
-    def wanted(rolled: Rolled) -> bool:
-        return has_projection(rolled) or would_be_torn(rolled, depth)
-
-    yield from roll(graph, wanted, obstacle)
+    yield from roll(graph, obstacle)
 
 
 def has_projection(rolled: Rolled) -> bool:
@@ -61,20 +54,16 @@ def _moves(slot: Slot) -> bool:
     return isinstance(slot, MovingInput) or (isinstance(slot, Computed) and any(map(_moves, slot.slots.values())))
 
 
-def would_be_torn(rolled: Rolled, depth: Mapping[Node, int]) -> bool:
-    """Whether products of several steps would be merged, because a state lags and none needs the result of another."""
-    pairs = ((node, later) for a, b in pairwise(rolled.steps) for node, later in zip(a, b, strict=True))
-    return any(node in depth and depth[node] == depth[later] for node, later in pairs)
-
-
 def obstacle(rolled: Rolled) -> str | None:
     """Why the input's products had better leave the loop, or None."""
     if not has_projection(rolled):
         return None
-    step = rolled.typical
+    step = [rolled.typical[j] for j in sorted(lasting(rolled))]
     if any(ops.kind(node.target) == "reduction" for node in step):  # type: ignore[arg-type]
         return "a step has reductions: the input's products leave the loop"
     products = [node for node in step if ops.kind(node.target) == "gemm"]  # type: ignore[arg-type]
+    if not products:
+        return None
     return better_outside(min(node.meta["val"].shape[0] for node in products), sum(map(weight_bytes, products)))
 
 

@@ -13,6 +13,7 @@ at either end that alone differ are peeled: left as they are, outside of the loo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -40,6 +41,8 @@ from fuse.rewrite.reads import (
 from fuse.rewrite.segments import transitions
 from fuse.rewrite.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
 from fuse.rewrite.step_constants import Numbers, Table, numbers_of, table_of
+
+aten = torch.ops.aten
 
 LEAST_STEPS = 4
 MOST_PEELED = 3
@@ -99,6 +102,29 @@ def find_loop(steps: list[list[Node]]) -> Found | Obstacle:
         else:
             break
     return obstacle
+
+
+def lasting(rolled: Rolled) -> set[int]:
+    """The positions of a step that the next step needs, but for sums that nothing else reads."""
+    reads = Counter(slot.carry for slot in rolled.slots.values() if isinstance(slot, StateRead))
+    worklist = []
+    for carry in rolled.carries:
+        j = carry.result.position
+        operands = [rolled.slots.get((j, position)) for position in (0, 1)]
+        own = [slot for slot in operands if isinstance(slot, StateRead) and slot.carry == carry]
+        if rolled.typical[j].target is not aten.add.Tensor or len(own) != 1 or reads[carry] > 1:
+            worklist.append(j)
+    needed: dict[int, list[int]] = {}
+    for (j, _), slot in rolled.slots.items():
+        if isinstance(slot, Within):
+            needed.setdefault(j, []).append(slot.position)
+    found: set[int] = set()
+    while worklist:
+        j = worklist.pop()
+        if j not in found:
+            found.add(j)
+            worklist += needed.get(j, [])
+    return found
 
 
 def narrowest_cut(steps: Sequence[Sequence[Node]]) -> int:

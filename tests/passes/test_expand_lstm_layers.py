@@ -71,7 +71,7 @@ def test_packed_sequences_run_as_eager() -> None:
 @pytest.mark.parametrize("model", [nn.LSTM(8, 16, proj_size=4), nn.LSTM(8, 16).double()])
 def test_layers_that_eager_unrolls_are_loops_to_the_other_passes(model: nn.LSTM) -> None:
     x = torch.randn(5, 3, 8, dtype=model.weight_ih_l0.dtype)
-    assert_fuses(model, x, fired={NAME: 0, "roll_loops": 1})
+    assert_fuses(model, x, fired={NAME: 0, "roll_whole_loops": 1})
 
 
 def test_another_dtype_is_declined_with_the_reason() -> None:

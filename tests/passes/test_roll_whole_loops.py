@@ -51,6 +51,9 @@ def test_large_weights_and_few_rows_are_one_product_before_the_loop() -> None:
     assert_fuses(Recurrence(1024), x, launches=2, fired=fired, rejected={"roll_whole_loops": 1})
 
 
-@pytest.mark.parametrize("model", [Normalised, NothingToProject])
-def test_near_misses_are_left_to_the_other_pass(model: type[Recurrence]) -> None:
-    assert_fuses(model(16), torch.randn(STEPS, 3, 16), fired={"roll_whole_loops": 0, "roll_loops": 1})
+def test_a_loop_without_products_of_inputs_is_rolled_at_once() -> None:
+    assert_fuses(NothingToProject(16), torch.randn(STEPS, 3, 16), fired={"roll_whole_loops": 1, "roll_loops": 0})
+
+
+def test_a_near_miss_is_left_to_the_other_pass() -> None:
+    assert_fuses(Normalised(16), torch.randn(STEPS, 3, 16), fired={"roll_whole_loops": 0, "roll_loops": 1})

@@ -1,0 +1,148 @@
+"""Run the operators of one step for all steps at once, by the rules of ``torch.vmap``.
+
+    y = log_softmax(h @ w)            Y = log_softmax(view(H, [T * B, K]) @ w)     H: all h, side by side
+
+The operators that the rules call are recorded into a graph, with the values that they give on fake tensors and the line
+of the operator that they stand for. A product with a weight that all steps share becomes one product over all their
+rows, in whichever order these lie in memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuse import ops
+
+aten = torch.ops.aten
+
+ROWS_OF_A_WEIGHT = (aten.mm.default, aten.addmm.default)
+
+
+def can_batch(node: Node) -> bool:
+    """Whether ``node`` can run for all steps at once: random operators draw step by step."""
+    if node.target is operator.getitem:
+        return True
+    target = node.target
+    return isinstance(target, OpOverload) and ops.batch_rule(target) and not ops.is_random(target)
+
+
+class Batcher:
+    """Appends to ``graph`` what nodes of a step compute in all steps: ``known`` has the result of each, steps first.
+
+    Nodes that are in ``known`` but not in ``batched`` are the same in every step.
+    """
+
+    def __init__(self, graph: Graph, known: dict[Node, Any], batched: set[Node]) -> None:
+        self.graph = graph
+        self.known = known
+        self.batched = batched
+
+    def add(self, node: Node) -> None:
+        """Compute ``node``, whose operands are known, for all steps."""
+        source = node.meta.get("source", "")
+        if node.target is operator.getitem:
+            whole, position = node.args
+            self.known[node] = self.known[whole][position]  # type: ignore[index]
+        elif self._shares_weight(node):
+            self.known[node] = self._product(node, source)
+        else:
+            self.known[node] = self._mapped(node, source)
+        if any(operand in self.batched for operand in node.all_input_nodes):
+            self.batched.add(node)
+
+    def insert(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Node:
+        """A node at the end of the graph."""
+        node = self.graph.call_function(target, args, dict(kwargs))
+        fake_args, fake_kwargs = map_arg((args, dict(kwargs)), lambda operand: operand.meta["val"])
+        with torch.no_grad():
+            node.meta.update(val=target(*fake_args, **fake_kwargs), source=source)
+        return node
+
+    # ---- products ----------------------------------------------------------------------------------------------------
+
+    def _shares_weight(self, node: Node) -> bool:
+        if node.target not in ROWS_OF_A_WEIGHT:
+            return False
+        *bias, left, right = node.args
+        shared = not self.batched.intersection([*bias, right])  # type: ignore[list-item]
+        return left in self.batched and shared and all(b.meta["val"].dim() == 1 for b in bias)  # type: ignore[union-attr]
+
+    def _product(self, node: Node, source: str) -> Node:
+        """One product over the rows of all steps; the rows of the result lie as those of the left operand do."""
+        *bias, left, right = (self.known[operand] for operand in node.args)  # type: ignore[index]
+        steps, rows, depth = left.meta["val"].shape
+        inner_steps = rows > 1 and left.meta["val"].stride(0) < left.meta["val"].stride(1)
+        if inner_steps:
+            left = self.insert(aten.permute.default, (left, [1, 0, 2]), {}, source)
+        left = self.insert(aten.reshape.default, (left, [steps * rows, depth]), {}, source)
+        product = self.insert(node.target, (*bias, left, right), node.kwargs, source)
+        columns = right.meta["val"].shape[1]
+        if not inner_steps:
+            return self.insert(aten.view.default, (product, [steps, rows, columns]), {}, source)
+        product = self.insert(aten.view.default, (product, [rows, steps, columns]), {}, source)
+        return self.insert(aten.permute.default, (product, [1, 0, 2]), {}, source)
+
+    # ---- everything else ---------------------------------------------------------------------------------------------
+
+    def _mapped(self, node: Node, source: str) -> Any:
+        operands = list(dict.fromkeys(node.all_input_nodes))
+        values = [self.known[operand].meta["val"] for operand in operands]
+        dims = tuple(0 if operand in self.batched else None for operand in operands)
+        recorder = _Recorder(self, source)
+        for operand in operands:
+            recorder.note(self.known[operand].meta["val"], self.known[operand])
+
+        def step(*tensors: Tensor) -> Any:
+            given = dict(zip(operands, tensors, strict=True))
+            args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+        run = torch.vmap(step, in_dims=dims) if any(dim == 0 for dim in dims) else step
+        with recorder, torch.no_grad():
+            result = run(*values)
+        return pytree.tree_map(recorder.node, result)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records what is dispatched, below the rules of ``torch.vmap``, as nodes of a graph."""
+
+    def __init__(self, batcher: Batcher, source: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.batcher, self.source = batcher, source
+        self.nodes: dict[int, Node] = {}
+        self.alive: list[Tensor] = []
+
+    def note(self, tensor: Tensor, node: Node) -> None:
+        self.nodes[id(tensor)] = node
+        self.alive.append(tensor)
+
+    def node(self, tensor: Tensor) -> Node:
+        return self.nodes[id(tensor)]
+
+    def __torch_dispatch__(
+        self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if op.namespace == "prim":  # asks for a property of a fake tensor
+            return op(*args, **(kwargs or {}))
+        node_args, node_kwargs = pytree.tree_map_only(Tensor, self.node, (args, dict(kwargs or {})))
+        made = self.batcher.insert(op, node_args, node_kwargs, self.source)
+        result = made.meta["val"]
+        if isinstance(result, Tensor):
+            self.note(result, made)
+            return result
+        for position, part in enumerate(result):
+            if isinstance(part, Tensor):
+                picked = self.batcher.graph.call_function(operator.getitem, (made, position))
+                picked.meta.update(val=part, source=self.source)
+                self.note(part, picked)
+        return result

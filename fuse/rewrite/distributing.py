@@ -1,0 +1,293 @@
+"""Take out of a loop what the next step does not need, and do it for all steps at once behind it.
+
+    for t: h = tanh(x[t] + h @ w)                  for t: h = tanh(x[t] + h @ w)
+           ys[t] = softmax(h @ out)       ->       ys = softmax(hs @ out)             one product, one kernel
+           loss = loss + f(ys[t])                  loss = loss + sum(f(ys))
+
+A product that is done once for all steps reads its weight once, and a norm or a softmax that leaves lets threads share
+out the hidden units of what stays. What leaves reads values of all steps, which are then kept: a product stays where
+that would cost more than it does in the step. A sum over steps that nothing else reads is one sum of what was added.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.nn import Module
+
+from fuse import ops
+from fuse.graph.loop import Loop
+from fuse.rewrite.batching import ROWS_OF_A_WEIGHT, Batcher, can_batch
+from fuse.rewrite.loop_building import call_loop
+from fuse.rewrite.reads import link_of
+
+aten = torch.ops.aten
+
+LEAST_WORK = 16_384
+"""Multiplications in a step from which a product leaves it, and from which its threads had better share out units."""
+MOST_GROWTH = 8
+"""How many times as much as its result a product may keep of each step that is not kept anyway."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """``loop`` reads some ``operands`` of the whole loop and has results like ``values``.
+
+    ``after`` computes the results of the whole loop, in order; its placeholders stand for the operands of the whole
+    loop, then for the results of ``loop``.
+    """
+
+    loop: Loop
+    operands: tuple[int, ...]
+    values: tuple[Tensor, ...]
+    after: Graph
+
+
+def split(
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], *, all_of_it: bool = False
+) -> Split | None:
+    """``loop`` without what had better be done behind it, or None where nothing had.
+
+    With ``all_of_it``, everything leaves that may and is no mere arithmetic.
+    """
+    whole = _Whole(loop, operands, results)
+    leaving = whole.leaving(all_of_it)
+    if not leaving or not all(can_batch(node) for node in leaving):
+        return None
+    return whole.without(leaving)
+
+
+def call_split(graph: GraphModule, split: Split, operands: Sequence[Node], after: Node) -> list[Node]:
+    """Call the loop and what comes behind it, behind ``after``; returns the results of the whole loop."""
+    made = call_loop(graph, split.loop, [operands[i] for i in split.operands], split.values, after)
+    given = iter((*operands, *made))
+    inner: dict[Node, Node] = {}
+    at = made[-1]
+    for node in split.after.nodes:
+        if node.op == "placeholder":
+            inner[node] = next(given)
+        elif node.op == "call_function":
+            with graph.graph.inserting_after(at):
+                at = inner[node] = graph.graph.node_copy(node, inner.__getitem__)
+    results: Sequence[Node] = split.after.output_node().args[0]  # type: ignore[assignment]
+    return [inner[node] for node in results]
+
+
+class _Whole:
+    """A loop that is about to be split. ``sums``: states that only add up, by the position of the carry."""
+
+    def __init__(self, loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        self.loop, self.spec = loop, loop.spec
+        self.operands, self.results = operands, results
+        self.nodes = [node for node in loop.body.graph.nodes if node.op == "call_function"]
+        self.given: list[Node] = loop.body.graph.find_nodes(op="placeholder")
+        self.outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+        self.states, self.outside = self.given[: self.spec.carries], self.given[self.spec.carries :]
+        self.sums = {i: added for i in range(self.spec.carries) if (added := self._added(i)) is not None}
+
+    def _added(self, carry: int) -> Node | None:
+        """What a step adds to a state that it does nothing else with; None for another state."""
+        state, total = self.states[carry], self.outputs[carry]
+        if total.target is not aten.add.Tensor or total.kwargs or list(state.users) != [total]:
+            return None
+        if len(total.users) != 1 or list(self.outputs).count(total) > 1 or state not in total.args:
+            return None
+        added = total.args[1] if total.args[0] is state else total.args[0]
+        held = state.meta["val"]
+        if not isinstance(added, Node) or added is state or added.op != "call_function":
+            return None
+        alike = added.meta["val"].shape == held.shape and added.meta["val"].dtype == held.dtype
+        return added if alike else None
+
+    def needed(self, carries: Iterable[int]) -> set[Node]:
+        """What the next values of these states need."""
+        found: set[Node] = set()
+        worklist = [self.outputs[carry] for carry in carries]
+        while worklist:
+            node = worklist.pop()
+            if node not in found and node.op == "call_function":
+                found.add(node)
+                worklist.extend(node.all_input_nodes)
+        return found
+
+    def leaving(self, all_of_it: bool) -> set[Node]:
+        """The nodes that leave, with all that need them; sums of what stays stay."""
+        lasting = self.needed(i for i in range(self.spec.carries) if i not in self.sums)
+        work = sum(_multiplications(n) for n in lasting)
+        units = work >= LEAST_WORK and not any(_kind(n) == "reduction" for n in lasting)
+        totals = {self.outputs[i] for i in self.sums}
+        found: set[Node] = set()
+        for node in self.nodes:
+            if node in lasting:
+                continue
+            heavy = all_of_it and not ops.is_pointwise(node.target) and _kind(node) in ("gemm", "reduction", "other")  # type: ignore[arg-type]
+            starts = heavy or (units and _kind(node) == "reduction") or self._is_large_product(node)
+            if node not in totals and (starts or any(operand in found for operand in node.all_input_nodes)):
+                found.add(node)
+        return found
+
+    def _is_large_product(self, node: Node) -> bool:
+        if node.target not in ROWS_OF_A_WEIGHT:
+            return False
+        left, right = node.args[-2:]
+        invariants = self.outside[len(self.spec.step_inputs) :]
+        if right not in invariants:
+            return False
+        depth, columns = right.meta["val"].shape  # type: ignore[union-attr]
+        kept = left in self.outputs or depth <= MOST_GROWTH * columns
+        return bool(kept) and _multiplications(node) >= LEAST_WORK
+
+    # ---- building ----------------------------------------------------------------------------------------------------
+
+    def without(self, leaving: set[Node]) -> Split | None:
+        leaving_sums = {i: added for i, added in self.sums.items() if added in leaving}
+        carries = [i for i in range(self.spec.carries) if i not in leaving_sums]
+        if not carries:
+            return None
+        kept = [i for i in range(self.spec.carries, len(self.outputs)) if self.outputs[i] not in leaving]
+        copied, read = self._read_by(leaving)
+        extra = [node for node in read if node not in [self.outputs[i] for i in kept]]
+        results = [self.outputs[i] for i in (*carries, *kept)] + extra
+        body, positions = self._body(carries, results)
+        inputs = [i - self.spec.carries for i in positions if self.spec.carries <= i]
+        step_inputs = tuple(self.spec.step_inputs[i] for i in inputs if i < len(self.spec.step_inputs))
+        spec = replace(self.spec, carries=len(carries), step_inputs=step_inputs, collected=len(results) - len(carries))
+        values = [self.results[i] for i in (*carries, *kept)] + [self._kept(node) for node in extra]
+        loop = Loop(body, spec)
+        loop.strides = tuple(value.stride() for value in values)
+        after = self._after(leaving | copied, leaving_sums, carries, kept, extra, values)
+        return None if after is None else Split(loop, tuple(positions), tuple(values), after)
+
+    def _read_by(self, leaving: set[Node]) -> tuple[set[Node], list[Node]]:
+        """Views that go with those that leave, and what the loop has to keep for them."""
+        copied: set[Node] = set()
+        read: dict[Node, None] = {}
+        for node in self.nodes:
+            for operand in node.all_input_nodes if node in leaving else ():
+                while operand not in leaving and operand not in self.outside:
+                    base = operand.args[0] if link_of(operand) is not None else None
+                    if not isinstance(base, Node) or not isinstance(base.meta["val"], Tensor):
+                        break
+                    if base not in self.outside and base.meta["val"].numel() > operand.meta["val"].numel():
+                        break
+                    copied.add(operand)
+                    operand = base
+                if operand not in leaving and operand not in self.outside:
+                    read.setdefault(operand)
+        return copied, list(read)
+
+    def _body(self, carries: Sequence[int], results: Sequence[Node]) -> tuple[GraphModule, list[int]]:
+        """The body that gives ``results``, and the operands that it reads."""
+        wanted: set[Node] = {self.states[i] for i in carries}
+        worklist = list(results)
+        while worklist:
+            node = worklist.pop()
+            if node not in wanted or node in self.states:
+                wanted.add(node)
+                worklist.extend(operand for operand in node.all_input_nodes if operand not in wanted)
+        body, inner = Graph(), dict[Node, Node]()
+        for node in (*self.given, *self.nodes):
+            if node in wanted:
+                inner[node] = body.node_copy(node, inner.__getitem__)
+        output = body.output(tuple(inner[node] for node in results))
+        output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
+        return _LazyGraphModule(Module(), body), [i for i, node in enumerate(self.given) if node in wanted]
+
+    def _kept(self, node: Node) -> Tensor:
+        held: Tensor = node.meta["val"]
+        with held.fake_mode:  # type: ignore[attr-defined]
+            return torch.empty((self.spec.trip_count, *held.shape), dtype=held.dtype, device=held.device)
+
+    def _after(
+        self,
+        leaving: set[Node],
+        sums: dict[int, Node],
+        carries: Sequence[int],
+        kept: Sequence[int],
+        extra: Sequence[Node],
+        values: Sequence[Tensor],
+    ) -> Graph | None:
+        graph = Graph()
+        given = [_placeholder(graph, f"operand_{i}", value) for i, value in enumerate(self.operands)]
+        made = [_placeholder(graph, f"result_{i}", value) for i, value in enumerate(values)]
+        batcher = Batcher(graph, {}, set())
+        results = dict(zip((*carries, *kept), made, strict=False))
+        for node, value in zip((*(self.outputs[i] for i in kept), *extra), made[len(carries) :], strict=True):
+            batcher.known[node] = value
+            batcher.batched.add(node)
+        for position, node in enumerate(self.outside):
+            operand = given[self.spec.carries + position]
+            batcher.known[node] = operand
+            if position < len(self.spec.step_inputs):
+                batcher.known[node] = self._all_steps(batcher, position, operand)
+                batcher.batched.add(node)
+        for node in self.nodes:
+            if node in leaving:
+                batcher.add(node)
+        for carry, added in sums.items():
+            total = self.outputs[carry]
+            results[carry] = _summed(batcher, batcher.known[added], given[carry], total)
+        for i in range(self.spec.carries, len(self.outputs)):
+            if i not in results:
+                node = self.outputs[i]
+                if node not in batcher.batched:
+                    return None
+                results[i] = _laid_out(batcher, batcher.known[node], self.results[i], node.meta.get("source", ""))
+        graph.output(tuple(results[i] for i in range(len(self.outputs))))
+        return graph
+
+    def _all_steps(self, batcher: Batcher, position: int, source: Node) -> Node:
+        """What all steps read of an operand, in their order."""
+        how, count = self.spec.step_inputs[position], self.spec.trip_count
+        low, step = min(how.start, how.start + how.step * (count - 1)), abs(how.step)
+        bounds = (source, how.dim, low, low + step * (count - 1) + 1, step)
+        rows = batcher.insert(aten.slice.Tensor, bounds, {}, self.spec.source)
+        if how.step < 0:
+            rows = batcher.insert(aten.flip.default, (rows, [how.dim]), {}, self.spec.source)
+        order = [how.dim, *(d for d in range(rows.meta["val"].dim()) if d != how.dim)]
+        return batcher.insert(aten.permute.default, (rows, order), {}, self.spec.source)
+
+
+def _kind(node: Node) -> str:
+    return "view" if node.target is operator.getitem else ops.kind(node.target)  # type: ignore[arg-type]
+
+
+def _multiplications(node: Node) -> int:
+    """Of a product with a weight; of anything else none."""
+    if node.target not in ROWS_OF_A_WEIGHT:
+        return 0
+    rows, columns = node.meta["val"].shape
+    depth: int = node.args[-1].meta["val"].shape[0]  # type: ignore[union-attr]
+    return int(rows * columns * depth)
+
+
+def _placeholder(graph: Graph, name: str, value: Tensor) -> Node:
+    node = graph.placeholder(name)
+    node.meta.update(val=value, source="")
+    return node
+
+
+def _summed(batcher: Batcher, added: Node, first: Node, total: Node) -> Node:
+    """The last state of a sum: the first one and all that was added."""
+    source, dtype = total.meta.get("source", ""), first.meta["val"].dtype
+    rows = batcher.insert(aten.sum.dim_IntList, (added, [0]), {"dtype": dtype}, source)
+    return batcher.insert(aten.add.Tensor, (first, rows), {}, source)
+
+
+def _laid_out(batcher: Batcher, node: Node, like: Tensor, source: str) -> Node:
+    """``node`` with the strides of ``like``, which is dense: copied where it lies otherwise."""
+    if node.meta["val"].stride() == like.stride():
+        return node
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
+    turned = batcher.insert(aten.permute.default, (node, order), {}, source)
+    options = {"memory_format": torch.contiguous_format}
+    copied = batcher.insert(aten.clone.default, (turned,), options, source)
+    back = [order.index(d) for d in range(len(order))]
+    return batcher.insert(aten.permute.default, (copied, back), {}, source)

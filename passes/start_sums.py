@@ -1,0 +1,69 @@
+"""Let a sum over steps start from a tensor, as it goes on.
+
+    s1 = add(a, 0.0)                 s0 = full([], 0.0)
+    s2 = add(s1, b)          ->      s1 = add(s0, a)
+    s3 = add(s2, c)                  s2 = add(s1, b)
+
+What ``loss = 0.0`` before a loop and ``loss = loss + ...`` in it become: the first step would be unlike the others.
+The sum is the same bit by bit. Declined where the number would make another dtype or shape of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite import surgery
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.rolling import LEAST_STEPS
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+
+@register_pass(after="no_ops", before=("roll_whole_loops", "merge_sibling_gemms"))
+def start_sums(graph: GraphModule) -> Iterator[Verdict]:
+    """Let a sum over steps start from a tensor, as it goes on."""
+    for node in list(graph.graph.nodes):
+        if is_first(node) and summands(node) >= LEAST_STEPS:
+            if _held(node) != _held(node.args[0]):
+                yield declined(node, "the number changes the dtype")
+            else:
+                yield rewrite(node, start_from_tensor, node)
+
+
+def is_first(node: Node) -> bool:
+    """Whether ``node`` adds a number to a tensor."""
+    if node.target is not aten.add.Tensor or node.kwargs or not isinstance(node.args[0], Node):
+        return False
+    return type(node.args[1]) in (int, float)
+
+
+def summands(node: Node) -> int:
+    """How many terms the sum has that ``node`` begins: each next one is all that is done with the sum so far."""
+    count, size = 1, node.meta["val"].shape
+    while len(node.users) == 1:
+        (following,) = node.users
+        if following.target is not aten.add.Tensor or following.kwargs or following.args[0] is not node:
+            break
+        if not isinstance(following.args[1], Node) or following.args[1].meta["val"].shape != size:
+            break
+        node, count = following, count + 1
+    return count
+
+
+def _held(node: object) -> tuple[object, ...]:
+    assert isinstance(node, Node)
+    return node.meta["val"].dtype, tuple(node.meta["val"].shape)
+
+
+def start_from_tensor(node: Node) -> None:
+    """Add what ``node`` adds to a tensor of its number."""
+    added, number = node.args[:2]
+    held = node.meta["val"]
+    start = surgery.insert(
+        node, aten.full.default, list(held.shape), number, dtype=held.dtype, device=held.device, like=node
+    )
+    surgery.replace(node, surgery.insert(node, aten.add.Tensor, start, added, like=node))
