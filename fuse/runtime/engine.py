@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -363,6 +364,8 @@ def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
                 return Fallback("", "", f"an input has the layout {leaf.layout}")
             if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
                 return Fallback("", "", "an input is being transformed by torch.func")
+    if forward_ad._current_level >= 0:
+        return Fallback("", "", "gradients are taken in forward mode")
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
         return Fallback("", "", "hooks on saved tensors are active")
     return None

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
@@ -171,6 +172,7 @@ def modes() -> tuple[Any, ...]:
         torch.get_autocast_dtype("cpu"),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        forward_ad._current_level >= 0,
     )
 
 

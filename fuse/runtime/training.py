@@ -122,18 +122,20 @@ class Training:
             return [None] * len(self.signature.inputs)
         half = self._half(missing)
         kept = iter(saved)
+        given = [w for w in self.given if w.kind != "tangent" or w.index not in missing]
+        inputs: list[Any] = [
+            tangents[self._leaves.index(w.index)] if w.kind == "tangent" else next(kept) for w in given
+        ]
+        if any(map(_is_batched, inputs)):  # many gradients at once
+            values = half.graph(*inputs, *half.constants)
+            return [None if i is None else values[i] for i in half.gradients]
         copies = 0
-        inputs: list[Tensor] = []
-        for what in self.given:
-            if what.kind != "tangent":
-                inputs.append(next(kept))
-            elif what.index not in missing:
-                tangent, layout = tangents[self._leaves.index(what.index)], self._layouts[what.index]
-                assert tangent is not None
-                if tangent.stride() != layout.stride() or tangent.is_neg() or tangent.is_conj():
-                    tangent = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype).copy_(tangent)
-                    copies += 1
-                inputs.append(tangent)
+        for number, what in enumerate(given):
+            if what.kind == "tangent" and not _lies_as(inputs[number], layout := self._layouts[what.index]):
+                inputs[number] = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype).copy_(
+                    inputs[number]
+                )
+                copies += 1
         inputs += half.constants
         try:
             values, launches = half.program.run(inputs)
@@ -197,6 +199,15 @@ class _Step(torch.autograd.Function):
         if torch.is_grad_enabled():
             gradients = _once(gradients)
         return None, *gradients
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    functorch: Any = torch._C._functorch
+    return bool(functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+
+
+def _lies_as(tangent: Tensor, layout: Tensor) -> bool:
+    return tangent.stride() == layout.stride() and not tangent.is_neg() and not tangent.is_conj()
 
 
 def _once(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

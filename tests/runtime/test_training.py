@@ -111,6 +111,46 @@ def unrolled(w: Tensor, xs: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
+class Tied(nn.Module):
+    """A loop between an embedding and an output layer that share their weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner, self.state = nn.Embedding(9, 4), nn.Linear(4, 8), nn.Linear(4, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        xs = self.words(tokens)
+        h = xs.new_zeros(len(xs), 4)
+        for t in range(tokens.shape[1]):
+            gate, value = (self.inner(xs[:, t]) + self.state(h)).chunk(2, 1)
+            h = torch.sigmoid(gate) * h + torch.tanh(value)
+        return F.linear(h, self.words.weight)
+
+
+class BothWays(nn.Module):
+    """Two layers, the second backwards in time, that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.shared = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, xs: Tensor) -> Tensor:
+        for layer, order in ((self.first, range(len(xs))), (self.second, range(len(xs))[::-1])):
+            h, outputs = xs.new_zeros(xs.shape[1], 4), []
+            for t in order:
+                h = torch.tanh(layer(xs[t]) + self.shared(h))
+                outputs.append(h)
+            xs = torch.stack(outputs)
+        return xs
+
+
+def _masked_loop(w: Tensor, xs: Tensor, lengths: Tensor) -> Tensor:
+    h = xs.new_zeros(len(xs), 4)
+    for t in range(xs.shape[1]):
+        h = torch.where((t < lengths)[:, None], torch.tanh(xs[:, t] + h @ w), h)
+    return h
+
+
 MODULES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "an mlp": lambda: (mlp(), x(5, 4)),
     "an input without gradient": lambda: (mlp(), torch.randn(5, 4)),
@@ -120,6 +160,9 @@ MODULES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "an embedding": lambda: (nn.Sequential(nn.Embedding(9, 4, padding_idx=2), nn.Linear(4, 4)), torch.arange(8) % 9),
     "attention": lambda: (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), x(2, 5, 8)),
     "a recurrent loop": lambda: (Function(unrolled), x(7, 3, 4)),
+    "a loop with a tied embedding": lambda: (Tied(), torch.randint(0, 9, (3, 9))),
+    "two layers of loops": lambda: (BothWays(), x(7, 3, 4)),
+    "a loop over lengths": lambda: (Function(_masked_loop), x(3, 8, 4), torch.tensor([3, 8, 5])),
     "an LSTM cell": lambda: (nn.LSTMCell(4, 4), x(3, 4)),
     "softmax": lambda: (Function(lambda w, a: torch.softmax(a @ w, 0)), x(3, 4)),
     "a mask": lambda: (
@@ -461,6 +504,27 @@ def test_an_input_that_is_written_and_saved_is_saved_as_it_was() -> None:
             return y
 
     assert_trains(Counts(), x(3, 4))
+
+
+def test_many_gradients_at_once_are_eagers() -> None:
+    model, a = mlp(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    mine = torch.autograd.functional.jacobian(fused, a, vectorize=True)
+    assert fused.last_run.fallbacks == ()
+    torch.testing.assert_close(mine, torch.autograd.functional.jacobian(model, a))
+
+
+def test_gradients_in_forward_mode_are_eagers() -> None:
+    model, a = mlp(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        fused(a)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
+        with pytest.warns(UserWarning, match="forward mode"):
+            mine = torch.autograd.forward_ad.unpack_dual(fused(dual)).tangent
+        theirs = torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_hooks_on_saved_tensors_make_the_call_eager() -> None:
