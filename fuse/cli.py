@@ -305,9 +305,11 @@ def check_pattern(to: Output, file: str) -> int:
 
     FILE is path/to/file.py[:Name], or the name of an installed pattern. Shapes, strides, dtypes, special values,
     aliased inputs and gradients vary; a pattern that fails is not used anywhere, and its counterexample is printed.
+    Patterns of one file that shadow each other, or turn into each other, are named.
     """
     from rich.text import Text
 
+    from fuse.check.lint import lint
     from fuse.check.pattern import SCHEMA_VERSION, verify
     from fuse.rewrite.patterns import registry
 
@@ -324,8 +326,14 @@ def check_pattern(to: Output, file: str) -> int:
     for one in chosen:
         with to.stage(f"trying {one.name}"):
             verifications.append(verify(one))
-    values = {"schema_version": SCHEMA_VERSION, "patterns": [one.to_dict() for one in verifications]}
-    to.emit(values, lambda: Text("\n".join(map(str, verifications)), no_wrap=True, overflow="ignore"))
+    findings = lint([one.pattern for one in verifications if one.passed])
+    values = {
+        "schema_version": SCHEMA_VERSION,
+        "patterns": [one.to_dict() for one in verifications],
+        "together": [asdict(finding) for finding in findings],
+    }
+    lines = map(str, (*verifications, *findings))
+    to.emit(values, lambda: Text("\n".join(lines), no_wrap=True, overflow="ignore"))
     return GOOD if all(one.passed for one in verifications) else FAILED
 
 

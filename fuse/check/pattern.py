@@ -35,7 +35,7 @@ from fuse.rewrite import regions
 from fuse.rewrite.patterns import language
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.language import running
-from fuse.rewrite.patterns.matching import match
+from fuse.rewrite.patterns.matching import Outcome, match
 from fuse.rewrite.patterns.registry import alone
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime import cache as disk
@@ -155,7 +155,11 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
     pattern = found.pattern
     reasons: list[str] = []
     for sample in samples(pattern, QUICK_SHAPES if quick else SHAPES):
-        tried = judged(pattern, _function(pattern, sample), sample.arguments())
+        try:
+            tried = judged(pattern, bound(pattern, sample), sample.arguments())
+        except CaptureError as error:  # a dtype that eager has no code for, say
+            reasons.append(str(error))
+            continue
         found.fired += tried.fired
         found.declined += not tried.fired
         reasons += tried.reasons
@@ -174,7 +178,7 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
 
 def _near_misses(found: Verification, sample: Sample) -> Iterator[Counterexample | None]:
     leaves = pytree.tree_leaves(sample.arguments())
-    graph = capture(Function(_function(found.pattern, sample)), sample.arguments())
+    graph = capture(Function(bound(found.pattern, sample)), sample.arguments())
     given = [leaves[spec.index] for spec in graph.meta["signature"].inputs]
     for altered in alterations(graph):
         try:
@@ -217,7 +221,7 @@ def _gradients_of(function: Callable[..., Any], sample: Sample) -> list[Tensor |
 def _kernel(found: Verification, sample: Sample) -> Counterexample | None:
     """The pattern alone, as generated code, is held to eager as ``fuse check`` holds a model."""
     with alone(found.pattern):
-        report = check(Function(_function(found.pattern, sample)), sample.arguments(), passes=[match_patterns.__name__])
+        report = check(Function(bound(found.pattern, sample)), sample.arguments(), passes=[match_patterns.__name__])
     found.kernels += 1
     return None if report.passed else Counterexample(str(sample), "; ".join(report.problems))
 
@@ -234,7 +238,9 @@ class Judged:
     problem: str
 
 
-def _function(pattern: Pattern, sample: Sample) -> Callable[..., Any]:
+def bound(pattern: Pattern, sample: Sample) -> Callable[..., Any]:
+    """The pattern with the constants of ``sample`` and by its alternatives."""
+
     def function(*arguments: Any) -> Any:
         with running(sample.environment):
             return pattern.function(*arguments)
@@ -246,18 +252,23 @@ def judged(pattern: Pattern, function: Callable[..., Any], arguments: Sequence[A
     """Whether ``pattern`` fires in ``function``, and what is wrong with the result if it does."""
     before, after = (capture(Function(function), tuple(arguments)) for _ in range(2))
     run_passes(after, CLEANING)
-    outcomes = match(after, [pattern], prepare)
+    outcomes = rewrite(after, [pattern])
     reasons = [f"{one.kind}: {one.reason}" for one in outcomes if one.kind != "matched"]
-    matched = [one for one in outcomes if one.kind == "matched"]
-    if not matched:
+    if len(reasons) == len(outcomes):
         return Judged(False, reasons, "")
-    moved: dict[Any, Any] = {}
-    for one in matched:
-        build(after, one.prepared, moved)
-    regions.sort(after.graph)
-    after.graph.lint()
-    after.recompile()
     return Judged(True, reasons, "" if pattern.replace is None else _wrong(before, after, function, arguments))
+
+
+def rewrite(graph: GraphModule, patterns: Sequence[Pattern]) -> list[Outcome]:
+    """Rewrite what ``patterns`` match in ``graph``; what became of each candidate."""
+    outcomes, moved = match(graph, patterns, prepare), dict[Any, Any]()
+    for one in outcomes:
+        if one.kind == "matched":
+            build(graph, one.prepared, moved)
+    regions.sort(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    return outcomes
 
 
 def _wrong(before: GraphModule, after: GraphModule, function: Callable[..., Any], arguments: Sequence[Any]) -> str:

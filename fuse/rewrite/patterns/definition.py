@@ -11,7 +11,7 @@ def swish(x):                          class ResidualTail:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ class Parameter:
 class Pattern:
     """A registered pattern. ``source`` is its file and line; of two that want the same node, ``priority`` wins.
 
-    ``finite``: its replacement is right for finite values only, and its author says that this will do.
+    ``finite``: its replacement is right for finite values only, and its author says that this will do. ``overlaps`` are
+    patterns that it is known to compete with.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Pattern:
     priority: int
     enabled: bool
     finite: bool
+    overlaps: tuple[str, ...]
     function: Callable[..., Any]
     parameters: tuple[Parameter, ...]
     check: Callable[[Match], Failure | None] | None
@@ -89,7 +91,9 @@ class Match:
         return Failure(reason, node)
 
 
-def define(source: Any, priority: int = 0, enabled: bool = True, finite: bool = False) -> Pattern:
+def define(
+    source: Any, priority: int = 0, enabled: bool = True, finite: bool = False, overlaps: Iterable[str] = ()
+) -> Pattern:
     """The pattern that a function or a class describes.
 
     Raises:
@@ -98,7 +102,7 @@ def define(source: Any, priority: int = 0, enabled: bool = True, finite: bool = 
     """
     name = source.__name__
     if not inspect.isclass(source):
-        return _pattern(name, source, source, {}, priority, enabled, finite)
+        return _pattern(name, source, source, {}, priority, enabled, finite, tuple(overlaps))
     methods = {key for key, value in vars(source).items() if callable(value) and not key.startswith("_")}
     if "pattern" not in methods:
         raise FuseError(f"pattern {name!r} has no method 'pattern'")
@@ -106,7 +110,7 @@ def define(source: Any, priority: int = 0, enabled: bool = True, finite: bool = 
         raise FuseError(f"pattern {name!r} has a method {unknown[0]!r}; known are {', '.join(sorted(METHODS))}")
     instance: Any = source()
     parts = {key: getattr(instance, key) for key in methods - {"pattern"}}
-    return _pattern(name, source, instance.pattern, parts, priority, enabled, finite)
+    return _pattern(name, source, instance.pattern, parts, priority, enabled, finite, tuple(overlaps))
 
 
 def _pattern(
@@ -117,6 +121,7 @@ def _pattern(
     priority: int,
     enabled: bool,
     finite: bool,
+    overlaps: tuple[str, ...],
 ) -> Pattern:
     parameters = _parameters(name, function)
     replace = parts.get("replace")
@@ -130,6 +135,7 @@ def _pattern(
         priority=priority,
         enabled=enabled,
         finite=finite,
+        overlaps=overlaps,
         function=function,
         parameters=parameters,
         check=parts.get("check"),

@@ -12,7 +12,7 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +32,23 @@ _installed: Installed[Pattern] = Installed(
 @overload
 def pattern(source: Source) -> Source: ...
 @overload
-def pattern(*, priority: int = 0, enabled: bool = True, finite: bool = False) -> Callable[[Source], Source]: ...
-def pattern(source: Any = None, *, priority: int = 0, enabled: bool = True, finite: bool = False) -> Any:
+def pattern(
+    *, priority: int = 0, enabled: bool = True, finite: bool = False, overlaps: Iterable[str] = ()
+) -> Callable[[Source], Source]: ...
+def pattern(
+    source: Any = None,
+    *,
+    priority: int = 0,
+    enabled: bool = True,
+    finite: bool = False,
+    overlaps: Iterable[str] = (),
+) -> Any:
     """Register a function of tensors, or a class with a method ``pattern``, as a pattern of its own name.
 
     Args:
         priority: of two patterns that match the same node, the one with the higher priority gets it.
         enabled: whether it runs in the pass ``match_patterns``; else ``fuse explain`` alone knows it.
+        overlaps: names of patterns that compete with this one on purpose; `fuse check-pattern` says nothing of those.
         finite: ``replace`` may give something else than the pattern where a value is infinite or NaN, or becomes so.
 
     A pattern without ``replace`` becomes one region, run by one generated kernel. The class may also have ``check(m)``,
@@ -56,8 +66,8 @@ def pattern(source: Any = None, *, priority: int = 0, enabled: bool = True, fini
     >>> unregister("swish")
     """
     if source is None:
-        return functools.partial(pattern, priority=priority, enabled=enabled, finite=finite)
-    made = define(source, priority, enabled, finite)
+        return functools.partial(pattern, priority=priority, enabled=enabled, finite=finite, overlaps=overlaps)
+    made = define(source, priority, enabled, finite, overlaps)
     known = _installed.by_name.get(made.name)
     if known is not None and known.origin != made.origin:
         raise FuseError(f"pattern {made.name!r} is registered twice, by {known.origin} and by {made.origin}")
