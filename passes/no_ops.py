@@ -109,7 +109,8 @@ def repeats_once(x: Node, repeats: list[int]) -> Node | None:
 
 def flips_nothing(x: Node, dims: list[int]) -> Node | None:
     """flip of no dimension, or of dimensions of one element."""
-    return x if all(x.meta["val"].size(dim) == 1 for dim in dims) else None
+    value = x.meta["val"]
+    return x if not value.dim() or all(value.size(dim) == 1 for dim in dims) else None
 
 
 def pads_nothing(x: Node, pad: list[int], value: object = 0) -> Node | None:

@@ -218,6 +218,10 @@ class Functionalizer:
             raise CaptureError(
                 f"a write at {self.source} to an argument that shares memory with another; it runs in eager mode"
             )
+        if overlap.overlaps_itself(base.root):
+            raise CaptureError(
+                f"a write at {self.source} to a part of a tensor whose elements share memory; it runs in eager mode"
+            )
         before = base.node
         outers, outer = [], before  # what each view of the chain looks at
         for view in alias.chain:

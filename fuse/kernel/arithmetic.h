@@ -168,12 +168,26 @@ template <typename T> FUSE_INLINE T fuse_shift_right(T a, T count) {
 
 // ATen's conversion on the CPU. Real to integer truncates towards zero; NaN and values outside the integer's range give
 // an unspecified number there, and may give another one here. Anything to bool asks whether it is not zero. A negative
-// real wraps around in uint8, by way of a signed integer: C++ leaves the direct cast undefined.
+// real wraps around in uint8, by way of a signed integer: C++ leaves the direct cast undefined, and GCC makes a rounding
+// of one that is turned back into a real, which then keeps what the integer would have lost: a zero's sign, and high bits.
+// No compiler knows that the pointer below is null, so that it has to make the integer.
+extern "C" {
+__attribute__((weak, visibility("hidden"))) void *fuse_nothing = 0;
+}
+template <typename To, typename From> FUSE_INLINE To fuse_truncated(From x) {
+    if constexpr (sizeof(To) < 4) {
+        return (To)(int32_t)x;
+    } else {
+        return (To)x ^ (To)(intptr_t)fuse_nothing;
+    }
+}
 template <typename To, typename From> FUSE_INLINE To fuse_cast(From x) {
     if constexpr (__is_same(To, bool)) {
         return x != 0;
     } else if constexpr (__is_same(To, uint8_t) && (From)0.5 != 0) {
         return (uint8_t)(int64_t)x;
+    } else if constexpr ((From)0.5 != 0 && (To)0.5 == 0) {
+        return fuse_truncated<To>(x);
     } else {
         return (To)x;
     }

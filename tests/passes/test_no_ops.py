@@ -120,3 +120,8 @@ def test_views_of_a_copy_become_views_of_the_original_at_its_offset(rewritten):
 def test_absolute_views_keep_their_copy(rewritten):
     model = Inside(lambda x: x[1].clone().as_strided((2,), (1,), 0))
     assert rewritten(model, EDGES, passes=PASSES).reasons == {"an operator reads its memory by absolute position": 1}
+
+
+def test_a_scalar_is_flipped_nowhere(rewritten):
+    result = rewritten(Inside(lambda x: x.sum().flip(0)), EDGES, passes=["dead_code", *PASSES])
+    assert result.fired["no_ops"] == 1

@@ -172,6 +172,7 @@ OVERLAPS: dict[str, tuple[Function, Tensor]] = {
     "the_next_rows": (lambda x: x[1:].add_(x[:-1]), X),
     "the_next_columns": (lambda x: x[:, 1:].add_(x[:, :-1]), X),
     "copied_one_row_down": (lambda x: x[1:].copy_(x[:-1]), X),
+    "a_row_of_an_expanded_input": (lambda x: x[0].copy_(x.sum(0)), ROW.expand(4, 6)),
     "its_own_transpose": (lambda x: x.add_(x.t()), X[:, :4].contiguous()),
     "its_first_column": (lambda x: x.sub_(x[:, :1]), X),
     "into_out": (lambda x: torch.mul(x.view(-1)[1:], 2, out=x.view(-1)[:-1]), X),
@@ -234,6 +235,17 @@ def test_a_number_that_a_dtype_cannot_hold_does_what_eager_does(name: str, dtype
         held_to_eager(lambda x, k=number: NUMBERS[name](x, k), x)
 
 
+# ---- conversions there and back --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("integer", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("real", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_an_integer_on_the_way_loses_what_it_cannot_hold(integer: torch.dtype, real: torch.dtype) -> None:
+    x = torch.tensor([-0.5, 300.0, -300.7, 70000.0, 1.5, -0.0, 127.9, 16777216.0] * 5).to(real)
+    run = held_to_eager(lambda x: (x.to(integer).to(real), x.to(integer).rsqrt(), x.to(integer).float().abs()), x)
+    assert run.fallbacks == ()
+
+
 # ---- operators without code for a dtype ------------------------------------------------------------------------------
 
 NOT_THERE: dict[str, Function] = {
@@ -244,6 +256,7 @@ NOT_THERE: dict[str, Function] = {
     "deviation_of_integers": lambda x: x.int().std(0),
     "mish_of_bools": lambda x: nn.functional.mish(x > 0),
     "softmax_of_integers": lambda x: torch.softmax(x.int(), 0),
+    "position_among_bools": lambda x: (x > 0).argmax(0),
     "shifted_floats": lambda x: torch.bitwise_left_shift(x, x),
 }
 
