@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.evaluate import FILLS, can_evaluate, evaluate, is_uniform
+from fuse.rewrite.evaluate import FILLS, can_evaluate, evaluate, is_uniform, laid_out
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -99,7 +99,6 @@ def fold_to_fill(node: Node, value: Tensor) -> None:
 def fold_to_constant(graph: GraphModule, node: Node, value: Tensor, values: dict[Node, Tensor | None]) -> None:
     """Let a new constant of the graph stand for ``node``, known to whatever is folded next."""
     val = node.meta["val"]
-    tensor = torch.empty_strided(val.size(), val.stride(), dtype=val.dtype, device=val.device).copy_(value)
-    constant = surgery.add_constant(graph, tensor, like=node)
+    constant = surgery.add_constant(graph, laid_out(value, val.stride()).to(val.device), like=node)
     values[constant] = value
     surgery.replace(node, constant)

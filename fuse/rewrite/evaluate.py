@@ -7,7 +7,7 @@ costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,19 @@ def evaluate(node: Node, values: dict[Node, Tensor | None], largest: int) -> Ten
     return values[node]
 
 
+def laid_out(value: Tensor, stride: Sequence[int]) -> Tensor:
+    """``value`` with other strides; those of 0 repeat one element.
+
+    >>> laid_out(torch.ones(2, 3), (0, 1)).stride(), laid_out(torch.ones(2, 3), (1, 2)).stride()
+    ((0, 1), (1, 2))
+    """
+    if value.stride() == tuple(stride):
+        return value
+    size = [1 if step == 0 else extent for extent, step in zip(value.size(), stride, strict=True)]
+    once = value[tuple(slice(0, extent) for extent in size)]
+    return torch.empty_strided(size, stride, dtype=value.dtype).copy_(once).expand(value.size())
+
+
 def is_uniform(value: Tensor) -> bool:
     """Whether ``value`` is held as one element for all places."""
     return value.numel() > 0 and not any(value.stride())
@@ -78,9 +91,7 @@ def _value(node: Node, values: dict[Node, Tensor | None], largest: int) -> Tenso
     if max(tensor.numel() * tensor.element_size() for tensor in (val, *operands.values())) > largest:
         return None
     value = _run(node, operands.__getitem__)
-    if value.stride() != val.stride():
-        value = torch.empty_strided(val.size(), val.stride(), dtype=val.dtype).copy_(value)
-    return _compressed(value)
+    return _compressed(laid_out(value, val.stride()))
 
 
 def _element(node: Node, operands: dict[Node, Tensor]) -> Tensor | None:

@@ -99,7 +99,12 @@ class _Half:
         value = self.roots[chain.root]
         for link in chain.links:
             value = surgery.insert(self.first, link.target, value, *link.args[1:], like=link, **link.kwargs)  # type: ignore[arg-type]
-        if not _alike(value.meta["val"], placeholder.meta["val"]):
+        wanted = placeholder.meta["val"]
+        if not _alike(value.meta["val"], wanted) and wanted.is_contiguous():  # products that were merged lie in one
+            value = surgery.insert(
+                self.first, aten.clone.default, value, like=value, memory_format=torch.contiguous_format
+            )
+        if not _alike(value.meta["val"], wanted):
             raise FuseError(
                 f"{chain.root.name}, which is saved for the backward pass, has another layout than expected"
             )

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fuse.graph.capture import capture
 from fuse.rewrite.pipeline import run_passes
+from fuse.testing import assert_fuses
 
 PASSES = ["dead_code", "view_chains", "constant_folding"]
 
@@ -52,6 +53,13 @@ class ReturnedConstant(nn.Module):
 class ReturnedZeros(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x + 1, torch.zeros(4) * 2
+
+
+class Expanded(nn.Module):
+    """A grid from a constant map, as ``affine_grid`` makes it: some elements of the constant are one in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (torch.tensor([[1.0, 0.5], [0.0, 2.0]]).expand(3, 2, 2).transpose(1, 2) * 2)
 
 
 class TooLarge(nn.Module):
@@ -148,3 +156,7 @@ def test_a_huge_uniform_constant_is_folded_without_being_made():
 
 def test_what_takes_an_inputs_size_is_left_to_others(rewritten):
     assert "constant_folding" not in rewritten(SizeOnly(), torch.randn(4), passes=PASSES).fired
+
+
+def test_a_constant_whose_elements_are_one_in_memory_is_folded() -> None:
+    assert_fuses(Expanded(), torch.randn(3, 4, 2))

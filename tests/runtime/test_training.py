@@ -87,6 +87,15 @@ def x(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(4)])
+
+    def forward(self, a: Tensor) -> Tensor:
+        return sum(layer(a) for layer in self.layers)
+
+
 class Function(nn.Module):
     """A module of one function of a weight and the arguments."""
 
@@ -197,6 +206,7 @@ MODULES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "an input returned": lambda: (Function(lambda w, a: (a @ w, a, a.t(), a.detach())), x(4, 4)),
     "positions": lambda: (Function(lambda w, a: (a @ w).max(1)), x(4, 4)),
     "a result of no gradient": lambda: (Function(lambda w, a: (a @ w, (a * 2).detach(), a > 0, 3)), x(4, 4)),
+    "products that are merged and saved": lambda: (Experts(), x(5, 4)),
     "a weight that is not used": lambda: (Function(lambda w, a: a * 2), x(4, 4)),
 }
 
