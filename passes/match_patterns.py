@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from fuse import ops
 from fuse.errors import FuseError
 from fuse.kernel.domain import Domain, domain_of, join
 from fuse.kernel.lower import Declined, lower
@@ -23,12 +25,15 @@ from fuse.rewrite import regions
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.conditions import Obstacle, Surroundings, members
 from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.exact import Found
 from fuse.rewrite.patterns.forms import forms, takes_lists
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.patterns.replacing import Replacement, put, replacement
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+OR_REPLACE = "a method replace(self, ...)"
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,17 @@ def prepare(found: Found, around: Surroundings) -> Region | Replacement | Obstac
     nodes = members(found)
     if len(nodes) < 2:
         return Obstacle("refused by lowering", "it is one operator, and one launch already")
+    if library := next((node for node in nodes if _is_library_call(node)), None):
+        reason = f"`{called(library)}` stays a library call, outside of loops: no kernel takes it in"
+        return Obstacle("refused by lowering", reason, library, f"leave `{called(library)}` out, or {OR_REPLACE}")
     verdict = lower(regions.build_body(nodes)[0])
     if isinstance(verdict, Declined):
-        return Obstacle("refused by lowering", verdict.reason, None, "a method replace(self, ...)")
+        return Obstacle("refused by lowering", verdict.reason, None, OR_REPLACE)
     return Region(tuple(nodes), domain(nodes))
+
+
+def _is_library_call(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and ops.kind(node.target) in ("gemm", "convolution")
 
 
 def build(graph: GraphModule, prepared: Region | Replacement, moved: dict[Node, Node]) -> None:

@@ -124,7 +124,16 @@ def test_overlapped_by_another_pattern_and_priorities_decide(registered):
 
 def test_refused_by_lowering(look):
     found = look(tail, lambda x, w, s: torch.relu(x @ w + s), *TAIL, lowering=True)
-    assert found.reason == "refused by lowering: aten.mm.default has no kernel"
+    assert found.reason == "refused by lowering: `mm` stays a library call, outside of loops: no kernel takes it in"
+    assert found.outcomes[0].change == "leave `mm` out, or a method replace(self, ...)"
+
+
+def test_refused_by_lowering_for_want_of_a_kernel(look):
+    def ordered(x):
+        return torch.sort(torch.exp(x)).values
+
+    found = look(ordered, lambda x: torch.sort(torch.exp(x)).values, randn(3), lowering=True)
+    assert found.reason == "refused by lowering: aten.sort.default has no kernel"
     assert found.outcomes[0].change == "a method replace(self, ...)"
 
 
