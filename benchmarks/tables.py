@@ -26,6 +26,9 @@ OVERLOADED = 2.0
 
 LEFT_OUT = "-"
 
+PEERS = ("eager", "compile", "tuned")
+"""What fuse is timed against, in the order of the columns."""
+
 FIRST_CALLS = (("compile", "compile"), ("fuse", "fused"))
 """How the table names whose first call it is."""
 
@@ -35,13 +38,11 @@ PLACE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def speed_table(results: dict[str, Any]) -> list[str]:
     """A row a case: times, ratios with quartiles, launches and first calls."""
     shown = not overloaded(results)
+    peers = [peer for peer in PEERS if any(peer in case["ratios"] for case in results["cases"])]
     titles = [
         "command",
-        "eager ms",
-        "compile ms",
-        "fuse ms",
-        "eager / fuse",
-        "compile / fuse",
+        *(f"{peer} ms" for peer in (*peers, "fuse")),
+        *(f"{peer} / fuse" for peer in peers),
         "launches",
         "first call s",
     ]
@@ -51,18 +52,21 @@ def speed_table(results: dict[str, Any]) -> list[str]:
         first = case["first_call_seconds"]
         cells = [
             f"`{case['command']}`",
-            *(f"{times[name]:.3f}" if shown and name in times else LEFT_OUT for name in ("eager", "compile", "fused")),
-            *(
-                ratio(case["ratios"][peer]) if shown and peer in case["ratios"] else LEFT_OUT
-                for peer in ("eager", "compile")
-            ),
-            f"{case['observed']['before']:,} -> {case['observed']['after']:,}",
+            *(f"{times[name]:.3f}" if shown and name in times else LEFT_OUT for name in (*peers, "fused")),
+            *(ratio(case["ratios"][peer]) if shown and peer in case["ratios"] else LEFT_OUT for peer in peers),
+            launches(case),
             ", ".join(f"{label} {first[name]:.1f}" for label, name in FIRST_CALLS if name in first)
             if shown
             else LEFT_OUT,
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def launches(case: dict[str, Any]) -> str:
+    """Before and after; for a training step those of the backward pass too."""
+    halves = [case[name] for name in ("observed", "observed_backward") if case.get(name)]
+    return ", ".join(f"{half['before']:,} -> {half['after']:,}" for half in halves)
 
 
 def recurrent_table(results: dict[str, Any]) -> list[str]:
@@ -177,6 +181,7 @@ TABLES = {
     "op_db": op_db_table,
     "overhead": overhead_table,
     "recurrent": recurrent_table,
+    "training": speed_table,
 }
 
 
