@@ -1,4 +1,4 @@
-"""Measure everything that the README quotes, then write its tables: about three quarters of an hour on an idle machine."""
+"""Measure everything that the README quotes, then write its tables: three quarters of an hour on an idle machine."""
 
 from __future__ import annotations
 
