@@ -25,14 +25,14 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.graph.capture import capture
-from fuse.passes.match_patterns import match_patterns, prepare
+from fuse.passes.match_patterns import match_patterns, prepare, why_broken
 from fuse.report.table import columns
 from fuse.rewrite import nested, registry
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.matching import Outcome, all_forms, match
-from fuse.rewrite.patterns.registry import registered
+from fuse.rewrite.patterns.registry import refusal, registered
 from fuse.rewrite.pipeline import run_passes
 
 SCHEMA_VERSION = 1
@@ -52,17 +52,19 @@ class Row:
 class Explanation:
     """What became of every candidate of ``pattern`` in one model.
 
-    ``missing`` are operators that every form of the pattern has and the graph has none of.
+    ``missing`` are operators that every form of the pattern has and the graph has none of. ``refusal`` is why the
+    pattern is not used in any model, or None; its candidates are what they would be otherwise.
     """
 
     target: str
     pattern: Pattern
     outcomes: tuple[Outcome, ...] = field(repr=False)
     missing: tuple[str, ...]
+    refusal: str | None = None
 
     @property
     def fired(self) -> int:
-        """How many candidates the pattern rewrites."""
+        """How many candidates the pattern rewrites, unless it is refused."""
         return sum(one.kind == "matched" for one in self.outcomes)
 
     @property
@@ -82,6 +84,7 @@ class Explanation:
             "fired": self.fired,
             "rejected": dict(Counter(one.kind for one in self.outcomes if one.kind != "matched")),
             "missing": list(self.missing),
+            "refusal": self.refusal,
             "best": None if best is None else _best_values(best),
         }
 
@@ -113,14 +116,16 @@ def explain(
     order = [info.name for info in registry.registered()]
     earlier = [name for name in names if order.index(name) < order.index(match_patterns.__name__)]
     run_passes(graph, earlier)
-    patterns = [one for one in registered() if one.enabled and one.name != pattern.name]
+    others = [one for one in registered() if one.enabled and one.name != pattern.name]
+    patterns = [one for one in others if why_broken(one) is None]
     outcomes: list[Outcome] = []
     missing: set[str] | None = None
     for body, _ in list(nested.walk(graph)):
         outcomes += [one for one in match(body, [*patterns, pattern], prepare, near=True) if one.pattern is pattern]
         absent = _missing(pattern, GraphIndex(body))
         missing = absent if missing is None else missing & absent
-    return Explanation(target or type(model).__name__, pattern, tuple(outcomes), tuple(sorted(missing or ())))
+    name = target or type(model).__name__
+    return Explanation(name, pattern, tuple(outcomes), tuple(sorted(missing or ())), refusal(pattern))
 
 
 def _missing(pattern: Pattern, index: GraphIndex) -> set[str]:
@@ -214,6 +219,8 @@ def _sections(explanation: Explanation) -> Iterator[RenderableType]:
     pattern, best = explanation.pattern, explanation.best
     about = f": {pattern.summary}" if pattern.summary else ""
     yield Text(f"{pattern.name} ({pattern.source}){about}", style="bold")
+    if explanation.refusal:
+        yield Text(f"{explanation.refusal}; it is not used, and what follows is what would become of it")
     yield Text(f"in {explanation.target}: {_count(explanation)}")
     if explanation.missing:
         yield Text(f"the graph has no {_listed(explanation.missing)}")

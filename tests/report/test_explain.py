@@ -184,6 +184,28 @@ def test_what_fires_needs_no_reason():
     assert (explanation.fired, explanation.best, explanation.missing) == (1, None, ())
 
 
+class Wrong:
+    def pattern(self, x):
+        return torch.exp(x) * 2
+
+    def replace(self, x):
+        return torch.exp(x) * 3
+
+
+def test_a_pattern_that_is_refused_says_so_first():
+    explanation = explained(Wrong, lambda x: torch.exp(x) * 2, PAIR[0])
+    assert explanation.fired == 1
+    assert str(explanation.refusal).startswith("refused: result 0: error")
+    assert explanation.to_dict()["refusal"] == explanation.refusal
+    told = " ".join(str(explanation).split())
+    assert "it is not used, and what follows is what would become of it in Function: 1 candidate: 1 fired" in told
+
+
+def test_another_pattern_that_is_refused_takes_nothing(registered):
+    registered(priority=1)(Wrong)
+    assert explained(lambda_named("twice", lambda x: torch.exp(x) * 2), lambda x: torch.exp(x) * 2, PAIR[0]).fired == 1
+
+
 def test_operators_that_the_graph_lacks_are_named():
     explanation = explained(tail, lambda x: torch.sin(x), PAIR[0])
     assert explanation.best is None
