@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from fuse import ops
 
 _answers: dict[tuple[Any, ...], str | None] = {}
-_FOREIGN = ("implemented", "only support", "does not support", "different dtypes")
+_FOREIGN = ("implemented", "only support", "not support", "different dtypes")
 """What eager's errors say where a dtype is at fault, whatever else is not as it was in the call."""
 
 

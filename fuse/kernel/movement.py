@@ -88,7 +88,7 @@ def sliced(call: Call) -> Value:
 @recipe("flip")
 def flipped(call: Call) -> Value:
     value = call.tensor("self")
-    dims = {d % len(value.shape) for d in call["dims"]}
+    dims = {d % len(value.shape) for d in call["dims"]} if value.shape else set()
     extents = value.shape
     return affine(value, call.shape, [(d, -1, extents[d] - 1) if d in dims else (d, 1, 0) for d in range(len(extents))])
 

@@ -11,6 +11,7 @@ import operator
 from functools import cache
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
@@ -30,6 +31,9 @@ PLACE_READERS = frozenset(
 )
 """Operators for which it matters where in its storage the first operand begins: as_strided counts from the start of the
 storage, and the scatters give their result the whole storage, and so the offset, of what they copy."""
+
+
+_DIVISIONS = frozenset({"div", "floor_divide", "remainder", "fmod"})
 
 
 def view_base(node: Node) -> Node | None:
@@ -88,8 +92,8 @@ def escaping(graph: GraphModule) -> set[Node]:
 def is_pure(node: Node) -> bool:
     """Whether removing, repeating or moving ``node`` changes nothing but its own value.
 
-    Random operators advance the generator; operators that the table does not know, that write to an argument or return
-    nothing may do anything.
+    Random operators advance the generator; an integer division by zero raises; operators that the table does not
+    know, that write to an argument or return nothing may do anything.
     """
     if kind(node) == "region":
         return True  # made of pure nodes only
@@ -100,7 +104,16 @@ def is_pure(node: Node) -> bool:
     if node.op != "call_function" or node.target is operator.getitem:
         return node.op != "call_method"
     target = node.target
-    return isinstance(target, OpOverload) and _is_pure_operator(target)
+    return isinstance(target, OpOverload) and _is_pure_operator(target) and not _may_divide_by_zero(node)
+
+
+def _may_divide_by_zero(node: Node) -> bool:
+    """Whether ``node`` divides integers by what may be zero, which raises even where nobody reads the result."""
+    if not isinstance(node.target, OpOverload) or node.target._opname not in _DIVISIONS or len(node.args) < 2:
+        return False
+    value, divisor = node.meta.get("val"), node.args[1]
+    is_integer = isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+    return is_integer and (isinstance(divisor, Node) or bool(divisor == 0))
 
 
 @cache

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fuse
 from fuse.check import oracle
 from fuse.check.compare import compare
 from fuse.check.oracle import CheckReport, check
@@ -195,6 +196,51 @@ def test_infinities_have_to_stand_where_eagers_stand() -> None:
     eager = torch.tensor([torch.inf, 1.0, torch.nan])
     assert not compare("y", eager.clone(), eager).problem
     assert "where eager has inf" in compare("y", torch.tensor([-torch.inf, 1.0, torch.nan]), eager).problem
+
+
+def test_an_overflow_that_only_eager_has_is_no_fault() -> None:
+    eager = torch.tensor([torch.inf, torch.nan, 1.0])
+    exact = torch.tensor([3e30, torch.inf, 1.0], dtype=torch.float64)
+    assert not compare("y", torch.tensor([3e30, torch.inf, 1.0]), eager, exact).problem
+    assert compare("y", torch.tensor([4e30, torch.inf, 1.0]), eager, exact).problem
+    assert compare("y", torch.tensor([3e30, -torch.inf, 1.0]), eager, exact).problem
+    assert compare("y", torch.tensor([3e30, 2.0, 1.0]), eager, exact).problem
+    assert compare("y", torch.tensor([3e30, torch.inf, torch.nan]), eager, exact).problem
+
+
+HUGE = {
+    "norm": (lambda x: x.norm(dim=0), torch.full((8,), 1e30)),
+    "vector_norm": (torch.linalg.vector_norm, torch.full((8,), 1e30)),
+    "norm_of_tiny": (lambda x: x.norm(), torch.full((8,), 1e-30)),
+    "norm_of_doubles": (lambda x: x.norm(), torch.full((8,), 1e200, dtype=torch.float64)),
+    "gelu": (nn.functional.gelu, torch.tensor([torch.inf, -torch.inf, torch.nan, 1e30, -1e30] * 5)),
+    "gelu_tanh": (lambda x: nn.functional.gelu(x, approximate="tanh"), torch.tensor([torch.inf, 1e30, -1e30] * 5)),
+    "normalize": (lambda x: nn.functional.normalize(x, dim=0), torch.full((8,), 1e30)),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_what_overflows_on_the_way_is_eagers_or_nearer_to_the_truth(name: str) -> None:
+    function, x = HUGE[name]
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return function(x)
+
+    report = check(Model(), (x,))
+    assert report.passed, str(report)
+    assert report.fallbacks == ()
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "cumsum", "prod", "cumprod", "norm"])
+def test_a_reduction_in_a_wider_dtype_converts_first(name: str) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return getattr(torch, name)(x, dim=0, dtype=torch.float64)
+
+    x = 1 + torch.rand(3000, 2) * 1e-4
+    with torch.no_grad():
+        torch.testing.assert_close(fuse.compile(Model())(x), Model()(x), rtol=1e-13, atol=0)
 
 
 def test_what_cancels_is_measured_by_what_was_summed() -> None:

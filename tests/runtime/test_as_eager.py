@@ -246,6 +246,35 @@ def test_an_integer_on_the_way_loses_what_it_cannot_hold(integer: torch.dtype, r
     assert run.fallbacks == ()
 
 
+@pytest.mark.parametrize("read", [True, False], ids=["read", "not_read"])
+@pytest.mark.parametrize("by", ["tensor", "number", "tensor_without_zeros"])
+def test_an_integer_division_by_zero_raises_where_nobody_reads_it(read: bool, by: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        whole = x.long()
+        divided = whole // {"tensor": whole * 0, "number": 0, "tensor_without_zeros": whole * 0 + 2}[by]
+        return divided if read else x * 2
+
+    held_to_eager(function, X)
+
+
+SCALARS: dict[str, Function] = {
+    "flipped": lambda x: x.flip(0) * 2,
+    "flipped_onto_itself": lambda x: x.copy_(x.flip(0)),
+    "gathered": lambda x: x.gather(0, torch.zeros((), dtype=torch.int64)) * 2,
+    "selected": lambda x: x.index_select(0, torch.tensor([0])) * 2,
+    "stacked": lambda x: torch.stack([x, x * 2], -1) * 2,
+    "accumulated": lambda x: x.cumsum(0) * 2,
+    "transposed": lambda x: x.transpose(0, -1) * 2,
+    "softened": lambda x: x.softmax(0) + x.amax(0) + x.argmax(0),
+}
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_a_scalar_has_a_first_dimension_as_in_eager(name: str) -> None:
+    run = held_to_eager(SCALARS[name], torch.tensor(1.5))
+    assert all("internal error" not in fallback.reason for fallback in run.fallbacks)
+
+
 # ---- operators without code for a dtype ------------------------------------------------------------------------------
 
 NOT_THERE: dict[str, Function] = {
