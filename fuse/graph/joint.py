@@ -212,8 +212,7 @@ def formulas() -> Mapping[Any, Callable[..., Any]]:
 _MADE_OF_OTHERS = """
     _log_softmax_backward_data _softmax_backward_data elu_backward gelu_backward hardsigmoid_backward hardswish_backward
     hardtanh_backward leaky_relu_backward log_sigmoid_backward mish_backward mse_loss_backward native_dropout_backward
-    native_layer_norm_backward sigmoid_backward silu_backward smooth_l1_loss_backward softplus_backward tanh_backward
-    threshold_backward
+    native_layer_norm_backward silu_backward smooth_l1_loss_backward softplus_backward
 """
 
 

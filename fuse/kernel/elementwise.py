@@ -309,6 +309,21 @@ def threshold(call: Call) -> Value:
     return call.map("({0} <= {1} ? {2} : {0})", "self", "threshold", "value")
 
 
+@recipe("sigmoid_backward")
+def sigmoid_backward(call: Call) -> Value:
+    return call.map("({0} * (1 - {1}) * {1})", "grad_output", "output")
+
+
+@recipe("tanh_backward")
+def tanh_backward(call: Call) -> Value:
+    return call.map("({0} * (1 - {1} * {1}))", "grad_output", "output")
+
+
+@recipe("threshold_backward")
+def threshold_backward(call: Call) -> Value:
+    return call.map("({1} <= {2} ? 0 : {0})", "grad_output", "self", "threshold")
+
+
 @recipe("addcmul")
 def addcmul(call: Call) -> Value:
     return call.map("({0} + {1} * {2} * {3})", "self", "value", "tensor1", "tensor2")

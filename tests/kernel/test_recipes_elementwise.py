@@ -111,8 +111,17 @@ LOOSE_IN_HALVES = ("floor_of_number", "pow_3", "floor_divide", "add_scaled", "su
 """Operators that eager rounds in between in some of its loops (the last few elements, say); a kernel rounds once."""
 
 
+GRADIENTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sigmoid_backward": lambda g, y: torch.ops.aten.sigmoid_backward(g, y),
+    "tanh_backward": lambda g, y: torch.ops.aten.tanh_backward(g, y),
+    "threshold_backward": lambda g, x: torch.ops.aten.threshold_backward(g, x, 0.5),
+}
+
+
 def edge_cases() -> Cases:
     cases: Cases = {}
+    for name, f in GRADIENTS.items():
+        cases |= {f"{name} {d}": (f, FIRST.to(d), SECOND.to(d)) for d in (torch.float32, torch.float64)}
     for name, f in ARITHMETIC.items():
         # by a subnormal divisor eager's vectorised fmod gives NaN, where the remainder is a number
         normal = SECOND.where(SECOND.abs() != 1e-40, 7.0) if name in ("remainder", "fmod") else SECOND
@@ -127,6 +136,8 @@ def half_cases() -> Cases:
         short = str(dtype).removeprefix("torch.")
         a, b = torch.cat([of_dtype(dtype), torch.tensor(EDGES[:-1]).to(dtype)]), of_dtype(dtype, 52, seed=1)
         near = torch.full((40,), 0.1).to(dtype)
+        gradients = GRADIENTS if dtype is torch.bfloat16 else ["threshold_backward"]  # eager rounds more in float16
+        cases |= {f"{name} {short}": (GRADIENTS[name], a, b) for name in gradients}
         cases |= {f"{name} {short}": (f, a, b) for name, f in ARITHMETIC.items() if name not in LOOSE_IN_HALVES}
         cases |= {
             f"{name} {short}": (f, torch.cat([a, near])) for name, f in UNARY.items() if name not in LOOSE_IN_HALVES
