@@ -117,6 +117,18 @@ def test_a_pattern_that_never_fires_is_refused():
     assert text == "it does not match its own computation: constraint: never (every sample)"
 
 
+def test_a_check_that_fails_is_named():
+    """In a model it would take all patterns with it."""
+    two_rows = pattern(lambda x: torch.tanh(x) * 2, check=lambda self, m: None if rows(m["x"]) > 1 else m.fail("a row"))
+    text = counterexample(verify(two_rows))
+    assert "check failed, IndexError" in text
+
+
+def rows(node: torch.fx.Node) -> int:
+    sizes = list(node.meta["val"].shape)
+    return sizes[0] if sizes[0] < 9 else sizes[5]
+
+
 class Wrong:
     def pattern(self, x):
         return torch.tanh(x) * 2
