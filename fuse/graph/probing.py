@@ -2,8 +2,8 @@
 
     gelu(int8[3, 4])      fake tensors answer int8[3, 4]; eager: "GeluKernelImpl" not implemented for 'Char'
 
-Whether there is code depends on dtypes, which fake tensors check in part only. An operator is tried once for each
-combination of dtypes and ranks, in this process.
+Whether there is code depends on dtypes, and on whether there are elements at all, which fake tensors check in part
+only. An operator is tried once for each combination of dtypes and ranks, in this process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from fuse import ops
 
 _answers: dict[tuple[Any, ...], str | None] = {}
-_FOREIGN = ("implemented", "only support", "not support", "different dtypes")
-"""What eager's errors say where a dtype is at fault, whatever else is not as it was in the call."""
+_FOREIGN = ("implemented", "only support", "not support", "different dtypes", "reduction dim")
+"""What eager's errors say where a dtype, or that there is nothing to reduce, is at fault."""
 
 
 def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -47,10 +47,15 @@ def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 def _look(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.dtype, value.dim()
+        return value.dtype, _least(value)
     if isinstance(value, (list, tuple)):
         return tuple(map(_look, value))
     return type(value)
+
+
+def _least(tensor: Tensor) -> tuple[int, ...]:
+    """The smallest shape of its kind: dimensions of no elements stay so."""
+    return tuple([n if n < 1 else 1 for n in tensor.shape])
 
 
 def _asked(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -68,7 +73,7 @@ def _asked(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> st
 
 def _of_one_element(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return torch.ones((1,) * value.dim(), dtype=value.dtype)
+        return torch.ones(_least(value), dtype=value.dtype)
     if isinstance(value, (list, tuple)):
         return type(value)(map(_of_one_element, value))
     return value

@@ -286,6 +286,8 @@ NOT_THERE: dict[str, Function] = {
     "mish_of_bools": lambda x: nn.functional.mish(x > 0),
     "softmax_of_integers": lambda x: torch.softmax(x.int(), 0),
     "position_among_bools": lambda x: (x > 0).argmax(0),
+    "largest_of_none": lambda x: x[:0].max(),
+    "position_in_none": lambda x: x[:0].argmin(),
     "shifted_floats": lambda x: torch.bitwise_left_shift(x, x),
 }
 
