@@ -28,7 +28,7 @@ from fuse import ops
 from fuse.cost import memory
 from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
-from fuse.graph.signature import Dispatch
+from fuse.graph.signature import Dispatch, Signature
 from fuse.graph.writing import writes
 
 
@@ -158,6 +158,26 @@ def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
         written, source = write.value.meta["val"], write.value.meta.get("source", "")
         copies = 2 if write.aside else 1
         yield Call("movement", copies, Work(0, 2 * copies * bytes_of(written), written.dtype), source, nodes=0)
+    for node in _given_twice(graph):
+        copied = node.meta["val"]
+        work = Work(0, 2 * bytes_of(copied), copied.dtype)
+        yield Call("movement", 1, work, node.meta.get("source", ""), nodes=0)
+
+
+def _given_twice(graph: GraphModule) -> Iterator[Node]:
+    """Results that are the same tensor as another one, of which the caller gets a copy."""
+    signature: Signature | None = graph.meta.get("signature")
+    named = sorted({spec.index for spec in signature.outputs if spec.kind == "graph"}) if signature else []
+    taken: set[tuple[Node, Any]] = set()
+    for index in named:
+        node, part = _outputs(graph)[index], None
+        while _is_look(node):
+            if node.target is operator.getitem and not _is_look(node.args[0]):  # type: ignore[arg-type]
+                part = node.args[1]
+            node = node.args[0]  # type: ignore[assignment]
+        if (node, part) in taken:
+            yield _outputs(graph)[index]
+        taken.add((node, part))
 
 
 def _calls(counted: GraphModule | Sequence[Dispatch]) -> Iterator[Call]:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_structure
 
+from fuse.check.oracle import check
 from fuse.cost import profiles
 from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unknown_ops
 from fuse.graph.signature import Dispatch, Mutation, Signature
@@ -131,6 +132,17 @@ def test_a_mutation_is_a_copy() -> None:
     count = count_graph(build.finish(value, signature=signature), CPU)
     assert count.launches == 2
     assert count.by_kind["movement"] == 1
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> object:
+        return x.sort()[0], x.sort()[0], x.max(1)[0], x.max(1)[1], x.max(1)[0]
+
+
+def test_a_result_that_is_given_twice_is_copied() -> None:
+    report = check(Twice(), (torch.randn(3, 6),))
+    assert report.passed, report
+    assert report.observed[1] == report.predicted[1]
 
 
 def test_unknown_operators_are_counted_once_each_and_listed() -> None:
