@@ -233,7 +233,8 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
 def _replace_other_collectors(rolled: Rolled, result: Result, part: Node) -> None:
     """Let what collects all steps among other pieces, backwards or in another layout read them as one piece."""
     values = [node for step in rolled.steps for node in result.of(step)]
-    for collector in [user for user in (values[0].users if values else ()) if user.target in COLLECTORS]:
+    collectors = [user for user in (values[0].users if values else ()) if user.target in COLLECTORS]
+    for collector in filter(_is_contiguous, collectors):
         pieces, dim = pieces_of(collector), dimension_of(collector)
         at, back = pieces.index(values[0]), values[::-1]
         backwards = at + 1 >= len(values) and pieces[at + 1 - len(values) : at + 1] == back
@@ -253,7 +254,11 @@ def _replace_other_collectors(rolled: Rolled, result: Result, part: Node) -> Non
             sizes = list(joined.meta["val"].shape)
             joined = surgery.insert(collector, aten.view.default, joined, [*sizes[:dim], -1, *sizes[dim + 2 :]])
         all_pieces = [*around[:start], joined, *around[start:]]
-        surgery.replace(collector, surgery.insert(collector, aten.cat.default, all_pieces, dim, like=collector))
+        collected = surgery.insert(collector, aten.cat.default, all_pieces, dim, like=collector)
+        if collected.meta["val"].stride() == collector.meta["val"].stride():
+            surgery.replace(collector, collected)
+        else:
+            surgery.erase(collected)
 
 
 def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, escapes: bool) -> Node:

@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 from fuse.check.oracle import CheckReport, check
 from fuse.kernel import emit, loop_kernel, loop_units
 from fuse.passes.roll_loops import LEAST_STEPS
+from fuse.rewrite import distributing
 from fuse.rewrite.ledger import Ledger
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime import engine
@@ -52,7 +53,8 @@ UNARY = (
     "torch.tanh({a})", "torch.sigmoid({a})", "torch.relu({a})", "{a} * 0.5", "1 - {a}",
     "torch.nn.functional.silu({a})", "{a} * self.b{k}", "{a} + self.b{k}", "torch.nn.functional.gelu({a})",
     "{a}.clamp(-1, 1)", "{a}.contiguous()", "torch.where({a} > 0.3137, {a}, -0.5)",
-    "{a}.masked_fill({a} < 0.1618, 0.0)", "{a}.t().tanh().t()", "{a}.neg_().clone()",
+    "{a}.masked_fill({a} < 0.1618, 0.0)", "{a}.t().tanh().t()", "{a}.neg_().clone()", "{a} * (t / 8)",
+    "{a} - 0.1 * t", "{a} * 0.9 ** t", "{a} + t * self.b{k}", "{a} * torch.full((), 0.5 ** t, dtype=x[0].dtype)",
 )  # fmt: skip
 BINARY = (
     "{a} + {b}", "{a} - {b}", "{a} * {b}", "torch.lerp({a}, {b}, 0.3)", "torch.maximum({a}, {b})",
@@ -85,7 +87,17 @@ NEXT = (
     "torch.where(keep[t], {a}.tanh(), {h})", "torch.nn.functional.layer_norm({a}, ({n},))", "{a}.softmax(1)",
     "{a}.clamp(-1, 1)", "{h}", "{a}.tanh().t().contiguous().t()", "({a}.unsqueeze(2) + self.w{k}{k}).max(1)[0].tanh()",
 )  # fmt: skip
-KEPT = ("stack", "stack", "cat", "rows", "columns", "last", "some", "reversed", "pair", "twice", "with first")
+KEPT = (
+    "stack", "stack", "cat", "rows", "columns", "last", "some", "reversed", "pair", "twice", "with first", "scores",
+    "sum", "sum of means", "wide",
+)  # fmt: skip
+AFTERWARDS = (  # another loop behind the first one
+    "for t in range(T): z = torch.tanh({read} + z @ self.w00)",
+    "for t in reversed(range(T)): z = torch.tanh({read} - z @ self.w00 * 0.5)",
+    "for t in range(T): z = torch.tanh({read} @ self.w00 + z @ self.w00.t())",
+    "for _ in range(5): z = z + 0.1 * torch.tanh(z @ self.w00)",
+    "for t in range(T):\n        for _ in range(3): z = torch.tanh({read} + z @ self.w00)",
+)
 
 
 @dataclass(frozen=True)
@@ -150,6 +162,8 @@ class _Program:
         self.widths = widths
         self.states = {f"h{i}": draw(st.integers(0, 2)) for i in range(1, 1 + draw(st.integers(1, 3)))}
         self.scope: dict[str, int] = dict(self.states)
+        self.lagging = {f"g{h[1:]}": h for h in self.states if draw(st.integers(0, 3)) == 0}
+        self.scope |= {older: self.states[h] for older, h in self.lagging.items()}
 
     def pick(self, choices: Any) -> Any:
         return self.draw(st.sampled_from(list(choices)))
@@ -168,10 +182,24 @@ class _Program:
         body += self.next_states()
         before, kept, after, results = self.kept()
         body += kept
+        for older, h in self.lagging.items():
+            lines.append(f"{older} = {h}" if self.draw(st.booleans()) else f"{older} = {h} * 0.5")
+            body = [f"{older}_next = {h}", *body, f"{older} = {older}_next"]
+        if self.draw(st.integers(0, 4)) == 0:  # a state of integers
+            lines.append("n = torch.zeros(B, dtype=torch.long)")
+            body += [
+                f"h1 = h1 * (n % 2).unsqueeze(1) + {self.pick(self.states)}.sum() * 0",
+                "n = (n + h1.argmax(1)) % 5",
+            ]
+            results.append("n")
         if self.draw(st.integers(0, 5)) == 0:
             body.insert(self.draw(st.integers(1, len(body))), self.irregular())
         shown = [*results, *self.pick([(), *(((h,)) for h in self.states), tuple(self.states)])]
         shown = list(dict.fromkeys(shown)) or ["h1"]
+        if self.draw(st.integers(0, 3)) == 0:
+            lines.insert(2, f"z = {self.filled(self.pick(STARTS), 0)}")
+            after = [self.pick(AFTERWARDS).format(read=read), *after]
+            shown = ["z", *shown]
         loop = ["for t in range(T):", *(f"    {line}" for line in body)]
         lines += [*before, *loop, *after, f"return [{', '.join(f'({r})' for r in shown)}]"]
         return "\n    ".join(["def forward(x, h0, mask):", *lines])
@@ -210,7 +238,8 @@ class _Program:
         before, inside, after, results = [], [], [], []
         for number in range(self.draw(st.integers(0, 2))):
             value, y = self.pick(self.scope), f"y{number}"
-            width = self.widths[self.scope[value]]
+            k = self.scope[value]
+            width = self.widths[k]
             match self.pick(KEPT):
                 case "stack":
                     before, inside = [*before, f"{y} = []"], [*inside, f"{y}.append({value})"]
@@ -241,6 +270,23 @@ class _Program:
                 case "twice":
                     before, inside = [*before, f"{y} = []"], [*inside, f"{y}.append({value})"]
                     results += [f"torch.stack({y}, 1)", f"torch.cat({y}, 1) + 1"]
+                case "scores":
+                    before, inside = (
+                        [*before, f"{y} = []"],
+                        [*inside, f"{y}.append(({value} @ self.wide{k}).softmax(1))"],
+                    )
+                    results.append(f"torch.stack({y}, {self.pick([0, 1])})")
+                case "wide":
+                    before = [*before, f"{y} = []"]
+                    inside.append(f"{y}.append(torch.relu(torch.nn.functional.linear({value}, self.wide{k}.t())))")
+                    results.append(f"torch.cat({y})")
+                case "sum":
+                    before.append(f"{y} = torch.zeros(B, {width}, dtype=x[0].dtype)")
+                    inside, results = [*inside, f"{y} = {y} + {value}.softmax(1)"], [*results, y]
+                case "sum of means":
+                    before.append(f"{y} = {self.pick([0, 0.0])}")
+                    inside.append(f"{y} = {y} + torch.nn.functional.mse_loss({value}, {value}.tanh())")
+                    results.append(y)
                 case "with first":
                     before = [*before, f"{y} = [{value}]"] if value in self.states else [*before, f"{y} = []"]
                     inside = [*inside, f"{y}.append({value})"]
@@ -289,6 +335,7 @@ def held_to_eager(program: Drawn) -> CheckReport:
             patched.setattr(emit, "PARALLEL_WORK", 1)
             patched.setattr(loop_kernel, "PARALLEL_WORK", 1)
             patched.setattr(loop_units, "WORK_FOR_A_THREAD", 1)
+            patched.setattr(distributing, "LEAST_WORK", 1)
         report = check(program.model(), program.inputs, atol=tolerance, rtol=tolerance)
     assert report.passed, f"{program}\n{report}"
     failed = [f for f in report.fallbacks if "internal error" in f.reason or "failed (" in f.reason]

@@ -22,10 +22,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
+from fuse.rewrite import surgery
 
 aten = torch.ops.aten
 
+MOST_OPERATORS = 24
+"""Operators that a rule may call for one."""
+
 ROWS_OF_A_WEIGHT = (aten.mm.default, aten.addmm.default)
+
+
+class CannotBatchError(Exception):
+    """The rule of an operator cannot be recorded."""
 
 
 def can_batch(node: Node) -> bool:
@@ -44,6 +52,7 @@ class Batcher:
 
     def __init__(self, graph: Graph, known: dict[Node, Any], batched: set[Node]) -> None:
         self.graph = graph
+        self.mode = surgery.fake_mode(graph)
         self.known = known
         self.batched = batched
 
@@ -64,7 +73,7 @@ class Batcher:
         """A node at the end of the graph."""
         node = self.graph.call_function(target, args, dict(kwargs))
         fake_args, fake_kwargs = map_arg((args, dict(kwargs)), lambda operand: operand.meta["val"])
-        with torch.no_grad():
+        with self.mode, torch.no_grad():
             node.meta.update(val=target(*fake_args, **fake_kwargs), source=source)
         return node
 
@@ -84,7 +93,9 @@ class Batcher:
         inner_steps = rows > 1 and left.meta["val"].stride(0) < left.meta["val"].stride(1)
         if inner_steps:
             left = self.insert(aten.permute.default, (left, [1, 0, 2]), {}, source)
-        left = self.insert(aten.reshape.default, (left, [steps * rows, depth]), {}, source)
+        if not left.meta["val"].is_contiguous():
+            left = self.insert(aten.clone.default, (left,), {"memory_format": torch.contiguous_format}, source)
+        left = self.insert(aten.view.default, (left, [steps * rows, depth]), {}, source)
         product = self.insert(node.target, (*bias, left, right), node.kwargs, source)
         columns = right.meta["val"].shape[1]
         if not inner_steps:
@@ -108,8 +119,11 @@ class Batcher:
             return node.target(*args, **kwargs)  # type: ignore[operator]
 
         run = torch.vmap(step, in_dims=dims) if any(dim == 0 for dim in dims) else step
+        before = len(self.graph.nodes)
         with recorder, torch.no_grad():
             result = run(*values)
+        if len(self.graph.nodes) - before > MOST_OPERATORS:
+            raise CannotBatchError("the rule takes one step after the other")
         return pytree.tree_map(recorder.node, result)
 
 
@@ -127,6 +141,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.alive.append(tensor)
 
     def node(self, tensor: Tensor) -> Node:
+        if id(tensor) not in self.nodes:
+            raise CannotBatchError("the rule makes a tensor of its own")
         return self.nodes[id(tensor)]
 
     def __torch_dispatch__(
@@ -134,6 +150,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if op.namespace == "prim":  # asks for a property of a fake tensor
             return op(*args, **(kwargs or {}))
+        if ops.mutates(op):
+            raise CannotBatchError(f"the rule calls {op}, which writes to its operand")
         node_args, node_kwargs = pytree.tree_map_only(Tensor, self.node, (args, dict(kwargs or {})))
         made = self.batcher.insert(op, node_args, node_kwargs, self.source)
         result = made.meta["val"]

@@ -23,7 +23,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.loop import Loop
-from fuse.rewrite.batching import ROWS_OF_A_WEIGHT, Batcher, can_batch
+from fuse.rewrite.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.rewrite.loop_building import call_loop
 from fuse.rewrite.reads import link_of
 
@@ -60,7 +60,10 @@ def split(
     leaving = whole.leaving(all_of_it)
     if not leaving or not all(can_batch(node) for node in leaving):
         return None
-    return whole.without(leaving)
+    try:
+        return whole.without(leaving)
+    except (CannotBatchError, RuntimeError):  # some rules ask for values, or do not take every shape
+        return None
 
 
 def call_split(graph: GraphModule, split: Split, operands: Sequence[Node], after: Node) -> list[Node]:

@@ -317,6 +317,11 @@ def kept_backwards_too(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
+@cell(3, finish=lambda kept: torch.stack([*every_state(kept), kept[-1][0] * 2]))
+def kept_in_a_list_that_goes_on(m: Model, x: Tensor, t: int, h: Tensor) -> States:
+    return (torch.tanh(m.square(h) + x[t]),)
+
+
 @cell(2, finish=last)
 def only_the_last_kept(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)

@@ -1,0 +1,62 @@
+"""One operator for all steps at once: what is recorded, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+
+from fuse.graph.capture import capture
+from fuse.rewrite import surgery
+from fuse.rewrite.batching import Batcher, CannotBatchError
+
+aten = torch.ops.aten
+STEPS = 9
+
+
+class Step(nn.Module):
+    def __init__(self, run: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        return self.run(x, w)
+
+
+def batched(run: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor) -> list[Node]:
+    """The operators for all steps of ``run(x[t], w)``."""
+    body = capture(Step(run), (x, w)).graph
+    graph = Graph()
+    known: dict[Node, Node] = {}
+    step, weight = body.find_nodes(op="placeholder")
+    with surgery.fake_mode(body):
+        whole = torch.empty(STEPS, *x.shape)
+    for node, value in ((step, whole), (weight, weight.meta["val"])):
+        known[node] = graph.placeholder(node.name)
+        known[node].meta["val"] = value
+    batcher = Batcher(graph, known, {step})
+    for node in body.nodes:
+        if node.op == "call_function":
+            batcher.add(node)
+    result = known[body.output_node().args[0][0]]  # type: ignore[index]
+    assert tuple(result.meta["val"].shape) == (STEPS, *run(x, w).shape)
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def test_a_product_with_a_weight_becomes_one_over_the_rows_of_all_steps() -> None:
+    made = batched(lambda x, w: torch.addmm(w[0], x, w), torch.randn(3, 5), torch.randn(5, 4))
+    assert [node.target for node in made] == [aten.select.int, aten.view.default, aten.addmm.default, aten.view.default]
+    assert tuple(made[2].meta["val"].shape) == (STEPS * 3, 4)
+
+
+def test_a_softmax_runs_along_the_same_dimension_of_all_steps() -> None:
+    (softmax,) = batched(lambda x, w: x.softmax(-1), torch.randn(3, 5), torch.randn(5))
+    assert softmax.target is aten._softmax.default
+
+
+def test_a_rule_that_takes_one_step_after_the_other_is_refused() -> None:
+    with pytest.raises(CannotBatchError, match="one step after the other"):
+        batched(lambda x, w: torch.index_add(x, 1, (x[0] * 0).long(), x), torch.randn(3, 5), torch.randn(5))
