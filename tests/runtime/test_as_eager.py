@@ -288,6 +288,7 @@ NOT_THERE: dict[str, Function] = {
     "position_among_bools": lambda x: (x > 0).argmax(0),
     "largest_of_none": lambda x: x[:0].max(),
     "position_in_none": lambda x: x[:0].argmin(),
+    "positions_in_none": lambda x: x[:0].max(0).indices,
     "shifted_floats": lambda x: torch.bitwise_left_shift(x, x),
 }
 
