@@ -129,7 +129,7 @@ class _Whole:
         for node in self.nodes:
             if node in lasting:
                 continue
-            heavy = all_of_it and not ops.is_pointwise(node.target) and _kind(node) in ("gemm", "reduction", "other")  # type: ignore[arg-type]
+            heavy = all_of_it and _kind(node) in ("gemm", "reduction", "other") and not ops.is_pointwise(node.target)  # type: ignore[arg-type]
             starts = heavy or (units and _kind(node) == "reduction") or self._is_large_product(node)
             if node not in totals and (starts or any(operand in found for operand in node.all_input_nodes)):
                 found.add(node)
