@@ -27,6 +27,7 @@ aten = torch.ops.aten
 _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
                 "_native_batch_norm_legit_functional")  # fmt: skip
 _CONTIGUOUS = frozenset({aten.log_sigmoid_forward.default, aten.pow.Scalar})
+_SECOND_FIRST = frozenset({aten.rsub.Tensor, aten.threshold_backward.default})  # how ATen hands them to its iterator
 _FOLLOWS_FIRST = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})  # a copy that is written: fakes know
 
 
@@ -51,7 +52,7 @@ def eager_strides(
     tensors = [value for value in operands if isinstance(value, Tensor)]
     if not tensors or any(tensor.layout is not torch.strided for tensor in tensors):
         return None
-    if op is aten.rsub.Tensor:
+    if op in _SECOND_FIRST:
         tensors.reverse()
     common = _common_dtype(operands) if result.dtype == torch.bool else result.dtype
     is_read_as_it_is = tensors[0] if op is aten.where.self else None

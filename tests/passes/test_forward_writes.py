@@ -61,7 +61,7 @@ def own_rows(x):
 def test_a_state_kept_in_the_tensor_that_is_filled_is_carried(function: Callable, launches: int) -> None:
     for steps in (8, 17):
         x = torch.randn(3, steps) if function is not rows else torch.randn(steps, 3)
-        assert_fuses(Function(function), x, launches=launches, fired={"roll_loops": 1})
+        assert_fuses(Function(function), x, launches=launches, fired={"roll_whole_loops": 1})
 
 
 def test_positions_that_were_not_written_are_read_from_below() -> None:
