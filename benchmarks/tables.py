@@ -139,6 +139,16 @@ def overhead_table(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def first_call_table(results: dict[str, Any]) -> list[str]:
+    """A row a length: seconds of the first call, and of one with another length."""
+    lines = ["| LiGRU loop | first call s | call with another length s |", f"|---{'|--:' * 2}|"]
+    for case in results["cases"]:
+        what = f"{case['steps']:,} steps{', length declared to vary' if case['declared'] else ''}"
+        seconds = case["seconds"]
+        lines.append(f"| {what} | {seconds['first']:.2f} | {seconds['another_length']:.2f} |")
+    return lines
+
+
 def op_db_table(results: dict[str, Any]) -> list[str]:
     """How PyTorch's own operator tests fare."""
     return [
@@ -175,6 +185,7 @@ def conditions(results: dict[str, Any]) -> str:
 TABLES = {
     "capture": capture_table,
     "cells": speed_table,
+    "first_call": first_call_table,
     "limit": limit_table,
     "lstm": speed_table,
     "models": speed_table,

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import fuse
+from fuse.check.compare import compare
 from fuse.cost.observe import CountingMode
 from fuse.errors import FuseError
 from fuse.report.machine import machine, versions
@@ -274,10 +275,8 @@ def _ratio(peer: Sequence[float], fused: Sequence[float]) -> Quartiles:
 def _disagreements(actual: Any, expected: Any, atol: float | None, rtol: float | None) -> Iterator[str]:
     """Which of the results of two calls differ, and by how much."""
     for position, (one, other) in enumerate(zip(_tensors(actual), _tensors(expected), strict=True)):
-        try:
-            torch.testing.assert_close(one, other, atol=atol, rtol=rtol, equal_nan=True)
-        except AssertionError as difference:
-            yield f"result {position} of fused differs from eager: {' '.join(str(difference).split())}"
+        if problem := compare("", one, other, atol=atol, rtol=rtol).problem:
+            yield f"result {position} of fused differs from eager: {problem}"
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

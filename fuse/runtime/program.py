@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,13 @@ from fuse.runtime.steps import CallStep, Fallback, KernelStep, Launches, Place, 
 from fuse.runtime.tables import Tables, runner, scratch_bytes
 
 _Predicted = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # size, stride, dtype
+
+
+_guards: Any = torch._C._dynamo.guards
+_empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
+    _guards, "_empty_strided_cpu", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+)
+"""``torch.empty_strided`` without the dispatcher, as the code that ``torch.compile`` writes makes its results."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,8 @@ class Program:
         self._stretches = _stretches(plan, bases)
         native = all(isinstance(stretch, _Native) for stretch in self._stretches)
         self._whole = len(tables) if native else None
+        order = {b: i for i, b in enumerate(self._results)}
+        self._picked = tuple(None if b is None else order[b] for b in self._returned) if native else ()
         self._pool: list[_Workspace] = []
         self._run = runner()
 
@@ -146,7 +155,7 @@ class Program:
             PositionOutOfRange: a look-up (embedding, gather) reads outside of its table.
             Mispredicted: an ATen operator did not return what capture expected.
         """
-        made = [torch.empty_strided(size, stride, dtype=dtype) for size, stride, dtype in self._fresh]
+        made = [_empty(size, stride, dtype) for size, stride, dtype in self._fresh]
         try:
             workspace = self._pool.pop()
         except IndexError:
@@ -159,8 +168,7 @@ class Program:
                 launches = self._run(self._tables.address, 0, self._whole, bases.buffer_info()[0])
                 if launches < 0:
                     raise PositionOutOfRange
-                results = dict(zip(self._results, made, strict=True))
-                return [None if b is None else results[b] for b in self._returned], launches
+                return [None if i is None else made[i] for i in self._picked], launches
             return self._run_parts(tensors, made, workspace, bases)
         finally:
             self._pool.append(workspace)

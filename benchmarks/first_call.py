@@ -1,0 +1,74 @@
+"""First calls of the LiGRU loop of https://github.com/pytorch/pytorch/issues/97155, caches cold.
+
+    64 and 1,024 steps as they are;  1,024 steps with the length declared to vary      each in a process of its own
+
+The seconds are those of ``fused(x)``; torch is imported before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from statistics import median
+from typing import Any
+
+import torch
+import torch._dynamo  # fake tensors need it; what torch's own imports take is not measured
+
+import fuse
+from benchmarks.common import ROOT, save
+from fuse.graph.load import load
+
+ROUNDS = 3
+CASES = ((64, False), (1024, False), (1024, True))
+
+
+def measured(steps: int, declared: bool) -> dict[str, float]:
+    """Seconds of the first call in this process, and of one more with another length."""
+    loaded = load(str(ROOT / "models" / "ligru.py"), settings=(f"seq_length={steps}",), real=True)
+    (x,) = loaded.args
+    dims = {"x": {1: torch.export.Dim("T")}}
+    fused = fuse.compile(loaded.model, dynamic_shapes=dims) if declared else fuse.compile(loaded.model)
+    found = {}
+    with torch.no_grad():
+        for name, argument in (("first", x), ("another_length", x[:, : steps * 3 // 4].contiguous())):
+            started = time.perf_counter()
+            fused(argument)
+            found[name] = time.perf_counter() - started
+            assert not fused.last_run.fallbacks
+    return found
+
+
+def case(steps: int, declared: bool) -> dict[str, Any]:
+    rounds = []
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory(prefix="fuse-bench-") as cache:
+            os.chmod(cache, 0o700)
+            ran = subprocess.run(
+                [sys.executable, "-m", "benchmarks.first_call", str(steps), *(["declared"] if declared else [])],
+                cwd=ROOT,
+                env={**os.environ, "FUSE_CACHE_DIR": cache},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+        rounds.append(json.loads(ran.stdout))
+    return {
+        "steps": steps,
+        "declared": declared,
+        "seconds": {name: median(one[name] for one in rounds) for name in rounds[0]},
+    }
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measured(int(sys.argv[1]), "declared" in sys.argv)))
+    else:
+        cases = [case(*one) for one in CASES]
+        for one in cases:
+            print(one, file=sys.stderr)
+        save("first_call", cases)
