@@ -6,8 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from fuse.rewrite.patterns import registry
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The same numbers in every run: what fails, fails again."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

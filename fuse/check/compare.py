@@ -46,12 +46,14 @@ def compare(
     atol: float | None = None,
     rtol: float | None = None,
     scale: float = 0.0,
+    rounding: float = 0.0,
 ) -> Comparison:
     """Compare ``fused`` with ``eager``; ``reference`` is the float64 result, or None where there is none.
 
     ``atol`` and ``rtol`` (absolute, and relative to each reference value) replace the default tolerance. ``scale`` is
     the largest value that was summed on the way to these: its last place is rounding, however small their sum (the
-    gradient of a bias before a softmax is zero).
+    gradient of a bias before a softmax is zero). ``rounding`` is the last place of 1 in the coarsest dtype on the way:
+    a float64 result of float32 values is no closer than those.
 
     >>> compare("y", torch.tensor([1.0]), torch.tensor([1.0])).problem
     ''
@@ -67,7 +69,7 @@ def compare(
         wrong = fused != eager
         problem = f"{int(wrong.sum())} values differ, the first at {_position(wrong)}" if wrong.any() else ""
         return Comparison(*described, 0.0, 0.0, 0.0, problem)
-    return _floats(described, fused.detach(), eager.detach(), reference, atol, rtol, scale)
+    return _floats(described, fused.detach(), eager.detach(), reference, atol, rtol, scale, rounding)
 
 
 def _floats(
@@ -78,6 +80,7 @@ def _floats(
     atol: float | None,
     rtol: float | None,
     scale: float,
+    rounding: float,
 ) -> Comparison:
     odd = ~torch.isfinite(eager)
     misplaced = odd != ~torch.isfinite(fused)
@@ -97,7 +100,8 @@ def _floats(
     finer = reference is not None and eager.dtype != torch.float64
     ulps = ULPS_FLOAT64_REFERENCE if finer else ULPS_EAGER_REFERENCE
     if atol is None and rtol is None:
-        tolerance = torch.finfo(eager.dtype).eps * max(ulps * size.max(), torch.tensor(scale))
+        last_place = torch.finfo(eager.dtype).eps
+        tolerance = torch.tensor(max(max(ulps * last_place, rounding) * size.max().item(), last_place * scale))
     else:
         tolerance = (atol or 0.0) + (rtol or 0.0) * size
     allowed = 2 * own.max() + tolerance + torch.finfo(eager.dtype).tiny

@@ -159,14 +159,15 @@ def check(
         run = fused.last_run
         assert run is not None
         compiled = fused.compiled
-        comparisons = _compare_all(first, eager, exact, atol, rtol)
+        judged = exact, atol, rtol, _coarsest(compiled)
+        comparisons = _compare_all(first, eager, *judged)
         problems = [f"{c.name}: {c.problem}" for c in comparisons if c.problem]
         problems += _structure_problems(first, eager)
         after = run.launches if compiled is not None else counting.launches
         if compiled is not None:
             _restore(fused_call.tensors(), memory)
             again, counted = _again(fused_call, compiled, seed)
-            later = _compare_all(again, eager, exact, atol, rtol)
+            later = _compare_all(again, eager, *judged)
             problems += [f"{c.name}, second call: {c.problem}" for c in later if c.problem and not problems]
             if counted != after:
                 problems.append(f"{after} launches counted by the program, {counted} by a dispatch mode")
@@ -310,7 +311,12 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _compare_all(
-    fused: _Outcome, eager: _Outcome, exact: _Outcome | None, atol: float | None, rtol: float | None
+    fused: _Outcome,
+    eager: _Outcome,
+    exact: _Outcome | None,
+    atol: float | None,
+    rtol: float | None,
+    rounding: float,
 ) -> list[Comparison]:
     found = []
     for part in ("results", "inputs", "gradients"):
@@ -319,8 +325,19 @@ def _compare_all(
         scale = max(map(_largest, theirs.values()), default=0.0) if part == "gradients" else 0.0
         for name, value in theirs.items():
             if isinstance(value, Tensor) and isinstance(mine.get(name), Tensor):
-                found.append(compare(name, mine[name], value, best.get(name), atol=atol, rtol=rtol, scale=scale))
+                reference = best.get(name)
+                how = {"atol": atol, "rtol": rtol, "scale": scale, "rounding": rounding}
+                found.append(compare(name, mine[name], value, reference, **how))
     return found
+
+
+def _coarsest(compiled: Compiled | None) -> float:
+    """The last place of 1 in the coarsest dtype of the call's floats; 0 where no graph was captured."""
+    if compiled is None or compiled.graph is None:
+        return 0.0
+    values = pytree.tree_leaves([node.meta.get("val") for node in compiled.graph.graph.nodes])
+    dtypes = {v.dtype for v in values if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())}
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
 
 
 def _largest(value: Any) -> float:

@@ -248,3 +248,12 @@ def test_what_cancels_is_measured_by_what_was_summed() -> None:
     assert compare("gradient", near, zero, zero.double()).problem
     assert not compare("gradient", near, zero, zero.double(), scale=3.0).problem
     assert compare("gradient", near * 10, zero, zero.double(), scale=3.0).problem
+
+
+def test_a_result_finer_than_what_it_was_made_of_may_differ_by_that_rounding() -> None:
+    exact = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    off = exact + torch.finfo(torch.float32).eps
+    rounding = torch.finfo(torch.float32).eps
+    assert compare("y", off, exact, exact).problem
+    assert not compare("y", off, exact, exact, rounding=rounding).problem
+    assert compare("y", exact + 4 * rounding, exact, exact, rounding=rounding).problem
