@@ -325,9 +325,8 @@ def _compare_all(
         scale = max(map(_largest, theirs.values()), default=0.0) if part == "gradients" else 0.0
         for name, value in theirs.items():
             if isinstance(value, Tensor) and isinstance(mine.get(name), Tensor):
-                reference = best.get(name)
-                how = {"atol": atol, "rtol": rtol, "scale": scale, "rounding": rounding}
-                found.append(compare(name, mine[name], value, reference, **how))
+                pair = name, mine[name], value, best.get(name)
+                found.append(compare(*pair, atol=atol, rtol=rtol, scale=scale, rounding=rounding))
     return found
 
 
