@@ -43,7 +43,7 @@ from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
-from fuse.graph.seeding import unseeded
+from fuse.graph.seeding import followed
 from fuse.graph.signature import Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.stand_ins import standing_in
@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
         """Record what is run while the model is in ``state``, or say why ``what`` cannot be recorded."""
         try:
-            with state, unseeded(), lstm_of_eager(), self.fake_mode, self:
+            with state, followed(self.functional.draws), lstm_of_eager(), self.fake_mode, self:
                 yield
         except FuseError:
             raise

@@ -31,6 +31,7 @@ from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph import overlap
 from fuse.graph.fakes import FakeRunner
+from fuse.graph.seeding import Draws
 
 aten = torch.ops.aten
 
@@ -83,6 +84,7 @@ class Functionalizer:
     aliases: dict[int, Alias] = field(default_factory=dict)
     bases: dict[int, Base] = field(default_factory=dict)
     source: str = ""
+    draws: Draws = field(default_factory=Draws)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -113,6 +115,11 @@ class Functionalizer:
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
+        if isinstance(op, OpOverload) and ops.is_random(op):
+            return self.draws.next(op, args, kwargs, lambda: self._emit(op, args, kwargs, value))
+        return self._emit(op, args, kwargs, value)
+
+    def _emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> Node:
         node = self.graph.create_node("call_function", op, args, dict(kwargs), name=op.__name__.split(".")[0])
         if value is None:
             fake_args, fake_kwargs = torch.fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])

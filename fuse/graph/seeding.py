@@ -1,46 +1,130 @@
-"""Refuse a ``forward`` that seeds torch's random number generator: a graph that draws from it would not."""
+"""Follow the state of torch's random number generator through a capture.
+
+    forward    state = get_rng_state();  mask = bernoulli(x)         drawn: mask
+    backward   set_rng_state(state);     again = bernoulli(x)        again is mask: nothing is drawn a second time
+
+A graph draws from the generator in one order, once. A ``forward`` that puts back a state that it read (checkpointing
+does, around what it computes again) draws the same numbers again, which are values that the graph has already. What
+seeds the generator, or leaves it elsewhere than behind the last number drawn, is refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
 
 from fuse.errors import CaptureError
 
+aten = torch.ops.aten
+
+_OF_A_LAYOUT = frozenset(
+    {
+        aten.bernoulli.p,
+        aten.rand.default,
+        aten.rand_like.default,
+        aten.randn.default,
+        aten.randn_like.default,
+        aten.uniform.default,
+        aten.normal_functional.default,
+        aten.randint.default,
+        aten.randint.low,
+        aten.randperm.default,
+    }
+)
+"""Random operators whose tensors say only where the numbers go."""
+
+
+@dataclass(eq=False)
+class Draws:
+    """The random operators of a graph in order, and how many the generator stands behind."""
+
+    nodes: list[Node] = field(default_factory=list)
+    position: int = 0
+    states: list[tuple[Tensor, int]] = field(default_factory=list)  # what was read, and when
+    seeded: bool = False
+
+    def next(self, op: OpOverload, args: Any, kwargs: Mapping[str, Any], emit: Callable[[], Node]) -> Node:
+        """The node of what a random operator draws here: a new one, or the one that drew these numbers before."""
+        if self.position == len(self.nodes):
+            self.nodes.append(emit())
+        else:
+            before = self.nodes[self.position]
+            described = (_layouts((args, dict(kwargs))), _layouts((before.args, before.kwargs)))
+            if op is not before.target or op not in _OF_A_LAYOUT or described[0] != described[1]:
+                raise CaptureError(f"{op} draws from a random state that was put back; it runs in eager mode")
+        self.position += 1
+        return self.nodes[self.position - 1]
+
+    def read(self, state: Tensor) -> Tensor:
+        self.states.append((state, self.position))
+        return state
+
+    def put_back(self, state: Any) -> None:
+        found = [position for known, position in self.states if known is state]
+        self.seeded |= not found
+        self.position = found[0] if found else self.position
+
+    def raise_if_moved(self) -> None:
+        if self.seeded or self.position != len(self.nodes):
+            raise CaptureError("forward seeds the random number generator; a graph cannot hold that")
+
 
 @contextlib.contextmanager
-def unseeded() -> Iterator[None]:
-    """Raise at the end if, meanwhile, this thread seeded the generator or set its state; what was set stays set.
+def followed(draws: Draws) -> Iterator[None]:
+    """Let ``draws`` follow what this thread does to the generator; raise at the end if it was seeded.
 
-    >>> with unseeded():
+    >>> with followed(Draws()):
+    ...     state = torch.get_rng_state()
+    ...     torch.set_rng_state(state)
+    >>> with followed(Draws()):
     ...     _ = torch.manual_seed(3)
     Traceback (most recent call last):
     fuse.errors.CaptureError: forward seeds the random number generator; a graph cannot hold that
     """
     home: Any = torch.random
-    watched = _WatchedGenerator(home.default_generator)
+    watched = _WatchedGenerator(home.default_generator, draws)
     home.default_generator = watched
     try:
         yield
     finally:
         home.default_generator = watched.generator
-    if watched.was_set:
-        raise CaptureError("forward seeds the random number generator; a graph cannot hold that")
+    draws.raise_if_moved()
 
 
 class _WatchedGenerator:
     """Stands in for torch's generator where ``torch.manual_seed`` and its kin look for it."""
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, draws: Draws) -> None:
         self.generator = generator
+        self.draws = draws
         self.thread = threading.get_ident()
-        self.was_set = False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("manual_seed", "seed", "set_state") and threading.get_ident() == self.thread:
-            self.was_set = True
+        if threading.get_ident() == self.thread:
+            if name == "get_state":
+                return lambda: self.draws.read(self.generator.get_state())
+            if name == "set_state":
+                return self.draws.put_back
+            if name in ("manual_seed", "seed"):
+                self.draws.seeded = True
         return getattr(self.generator, name)
+
+
+def _layouts(arguments: Any) -> Any:
+    """Arguments with every tensor replaced by its layout."""
+    if isinstance(arguments, Node):
+        value: Tensor = arguments.meta["val"]
+        return tuple(value.shape), value.stride(), value.dtype
+    if isinstance(arguments, (tuple, list)):
+        return tuple(map(_layouts, arguments))
+    if isinstance(arguments, Mapping):
+        return {name: _layouts(value) for name, value in arguments.items()}
+    return arguments

@@ -1,25 +1,30 @@
-"""``torch.compile(model, backend="fuse")``: the same program through Dynamo's door.
+"""``torch.compile(model, backend="fuse")``: the same engine through Dynamo's door, for inference and training.
 
-    Dynamo graph -> AOTAutograd -> functional ATen graph -> capture, passes, program
+    Dynamo graph -> capture (with gradients where a call needs them) -> passes -> programs
 
-Dynamo guards the model and its arguments; shapes that it leaves symbolic are specialised here, one variant for each.
-Graphs of a training step run as AOTAutograd made them, with one warning.
+Dynamo guards the model and gives parameters as arguments; what it traced is run as any other model is, so that writes,
+views, graph breaks and gradients are those of ``fuse.compile``. Gradients come from the same recorder, not from
+AOTAutograd, which takes ten times as long on the loops that Dynamo unrolls. Shapes that Dynamo leaves symbolic are
+numbers in a call: one variant is made for each. A checkpointed block is checkpointed while it is recorded, so that its
+backward pass holds its operators a second time.
 """
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch.fx import GraphModule
+from torch._higher_order_ops.wrap import TagActivationCheckpoint
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Interpreter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 from fuse.runtime.engine import Engine
 
-Boxed = Callable[[list[Any]], Any]
+_TAGGED = torch.ops.higher_order.tag_activation_checkpoint
 
 
 def fuse_backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -27,43 +32,47 @@ def fuse_backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[
 
     >>> import torch
     >>> compiled = torch.compile(nn.Tanh(), backend="fuse")
-    >>> with torch.no_grad():
-    ...     compiled(torch.zeros(2))
-    tensor([0., 0.])
+    >>> x = torch.zeros(2, requires_grad=True)
+    >>> compiled(x).sum().backward(); x.grad
+    tensor([1., 1.])
     """
-    compiler = aot_autograd(fw_compiler=_as_it_is, inference_compiler=_fused)
-    result: Callable[..., Any] = compiler(graph, example_inputs)
-    return result
+    engine = Engine(Traced(graph), freeze=False, passes=None)
 
+    def run(*inputs: Any) -> Any:
+        return engine.call(inputs, {})
 
-def _fused(graph: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-    engine = Engine(GraphModule(graph, graph.graph), freeze=False, passes=None)
-
-    def run(inputs: list[Any]) -> Any:
-        arguments = tuple(inputs)
-        inputs.clear()  # the caller's way of giving the tensors up
-        return engine.call(arguments, {})
-
-    return _boxed(run)
-
-
-def _as_it_is(graph: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-    _warn_of_training()
-    forward: Callable[..., Any] = nn.Module.__call__
-
-    def run(inputs: list[Any]) -> Any:
-        arguments = tuple(inputs)
-        inputs.clear()
-        return forward(graph, *arguments)
-
-    return _boxed(run)
-
-
-@functools.cache
-def _warn_of_training() -> None:
-    warnings.warn("the backend fuse runs calls that need gradients as eager would", stacklevel=2)
-
-
-def _boxed(run: Boxed) -> Boxed:
-    run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+class Traced(nn.Module):
+    """What Dynamo traced, as a model. While it is captured, each operator knows the user's line that it comes from."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__()
+        for inner in graph.modules():
+            if isinstance(inner, GraphModule):
+                _checkpoint(inner)
+        self.graph = graph
+
+    def forward(self, *args: Any) -> Any:
+        captured = any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack())
+        return Interpreter(self.graph).run(*args) if captured else self.graph(*args)
+
+    def _get_name(self) -> str:
+        return "a graph of Dynamo"
+
+
+def _checkpoint(graph: GraphModule) -> None:
+    """Let blocks that Dynamo marked for checkpointing be checkpointed as eager does."""
+    marked = graph.graph.find_nodes(op="call_function", target=_TAGGED)
+    for node in marked:
+        node.target = checkpointed
+    if marked:
+        graph.recompile()
+
+
+def checkpointed(block: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """``torch.utils.checkpoint`` of a traced block; a choice of what to store is made by no partitioner here."""
+    options, given = TagActivationCheckpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]
+    options = {name: value for name, value in options.items() if name != "use_reentrant"}
+    return checkpoint(block, *args, use_reentrant=False, **options, **given)

@@ -335,7 +335,7 @@ class Engine:
             warnings.warn(message, stacklevel=_outside())
 
     def _name(self) -> str:
-        return type(self.model).__name__
+        return str(self.model._get_name())  # type: ignore[no-untyped-call]
 
 
 def _counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:
