@@ -25,7 +25,7 @@ from fuse import ops
 from fuse.graph.periods import Run, find_runs
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined, Kernel
-from fuse.rewrite import effects, regions, surgery
+from fuse.rewrite import effects, native_loops, regions, surgery
 from fuse.rewrite.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.rewrite.distributing import Split, call_split, split
 from fuse.rewrite.loop_building import Built, build, call_loop, last_states, operand_node, outside_reads
@@ -55,11 +55,16 @@ MOST_FUSED = 2_000
 )
 def roll_loops(graph: GraphModule) -> Iterator[Verdict]:
     """Roll an unrolled loop up and run it as one kernel."""
-    yield from roll(graph)
+    yield from roll(graph, step_by_step=True)
 
 
-def roll(graph: GraphModule, obstacle: Callable[[Rolled], str | None] = lambda rolled: None) -> Iterator[Verdict]:
-    """Roll the loops that meet no ``obstacle``."""
+def roll(
+    graph: GraphModule,
+    obstacle: Callable[[Rolled], str | None] = lambda rolled: None,
+    *,
+    step_by_step: bool = False,
+) -> Iterator[Verdict]:
+    """Roll the loops that meet no ``obstacle``; ``step_by_step``: those that have no kernel, too."""
     nodes, letters = spelled(graph.graph, LEAST_STEPS)
     place = {node: at for at, node in enumerate(nodes)}
     stretches = [(0, len(nodes), len(nodes))]  # from, to, and the period that loops in it stay below
@@ -74,7 +79,7 @@ def roll(graph: GraphModule, obstacle: Callable[[Rolled], str | None] = lambda r
                 else:
                     for outside, reason in found.peeled:
                         yield declined(outside, reason)
-                    yield judged(graph, found.rolled, obstacle(found.rolled))
+                    yield from judged(graph, found.rolled, obstacle(found.rolled), step_by_step)
     regions.sort(graph.graph)
 
 
@@ -101,24 +106,62 @@ def aligned(nodes: Sequence[Node], letters: Sequence[object], start: int, run: R
     return [list(nodes[at : at + period]) for at in range(first, first + period * count, period)]
 
 
-def judged(graph: GraphModule, proved: Rolled, reason: str | None) -> Verdict:
-    """The offer to roll a proved loop, or why it stays."""
+def judged(graph: GraphModule, proved: Rolled, reason: str | None, step_by_step: bool) -> Iterator[Verdict]:
+    """The offer to roll a proved loop, or why it stays; ``step_by_step``: if need be, around the kernels of a step."""
     if reason := reason or _better_unrolled(proved):
-        return declined(proved.steps[0], reason)
+        yield declined(proved.steps[0], reason)
+        return
     built = build(proved)
     values = result_values(proved, built)
     built.loop.strides = tuple(value.stride() for value in values)
     nodes = [node for step in proved.steps for node in step]
     parts = split(built.loop, built.values, values)
     if parts is not None and not isinstance(lower_split(built, parts), Declined):
-        return rewrite(nodes, insert_loop, graph, proved, built, values, parts)
+        yield rewrite(nodes, insert_loop, graph, proved, built, values, parts)
+        return
     kernel = lower_loop(built.loop, built.values, values)
     if not isinstance(kernel, Declined):
-        return rewrite(nodes, insert_loop, graph, proved, built, values)
+        yield rewrite(nodes, insert_loop, graph, proved, built, values)
+        return
     parts = split(built.loop, built.values, values, all_of_it=True)
     if parts is not None and not isinstance(lower_split(built, parts), Declined):
-        return rewrite(nodes, insert_loop, graph, proved, built, values, parts)
-    return declined(proved.steps[0], kernel.reason)
+        yield rewrite(nodes, insert_loop, graph, proved, built, values, parts)
+        return
+    if step_by_step:
+        yield from as_program(graph, proved, kernel.reason)
+    else:
+        yield declined(proved.steps[0], kernel.reason)
+
+
+def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verdict]:
+    """The offer to run a loop that has no kernel step by step, or why it stays.
+
+    Steps begin where the fewest launches are left of one.
+    """
+    least: int | None = None
+    for rolled in native_loops.cuts(proved):
+        built = build(rolled, persistent=False)
+        if why := native_loops.obstacle(built.loop):
+            yield declined(proved.steps[0], f"{reason}; {why}")
+            return
+        _, parts = _stepwise(built)
+        launches = native_loops.launches_of_step(parts.loop if parts else built.loop)
+        if least is None or launches < least:
+            least, chosen = launches, rolled
+    yield declined(proved.steps[0], f"{reason}: no kernel holds the loop, its steps run one after another")
+    built = build(chosen, persistent=False)
+    values, parts = _stepwise(built)
+    nodes = [node for step in chosen.steps for node in step]
+    yield rewrite(nodes, insert_loop, graph, chosen, built, values, parts)
+
+
+def _stepwise(built: Built) -> tuple[list[torch.Tensor], Split | None]:
+    """The results of a loop whose body runs as a program, and what of it is done behind it; its body is settled."""
+    values = list(native_loops.native_values(built.loop))
+    built.loop.strides = tuple(value.stride() for value in values)
+    parts = split(built.loop, built.values, values, all_of_it=True)
+    native_loops.settle(parts.loop if parts else built.loop)
+    return values, parts
 
 
 def lower_split(built: Built, parts: Split) -> Kernel | Declined:
@@ -186,6 +229,9 @@ def insert_loop(
     """Put the loop (or its two halves) where the last step stands; readers of the steps read its results."""
     last = rolled.steps[-1][-1]
     operands = [operand_node(graph, operand, last) for operand in built.operands]
+    for number, state in enumerate(operands[: 0 if built.loop.persistent else len(rolled.carries)]):
+        if state.meta["val"].stride() != values[number].stride():
+            operands[number] = native_loops.copied(state, last, values[number].stride())
     if halves is None:
         parts = call_loop(graph, built.loop, operands, values, last)
     else:
@@ -212,6 +258,7 @@ def insert_loop(
     for step in reversed(rolled.steps):
         for node in reversed(step):
             regions.erase_with_users(node)
+    surgery.erase(*(part for part in parts if part.target is aten.clone.default))  # of last states nobody reads
 
 
 def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: Node, dim: int) -> Node:
@@ -222,6 +269,12 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
         after = moved = graph.graph.call_function(aten.permute.default, (part, order))
     with held.fake_mode:
         moved.meta.update(val=part.meta["val"].permute(order), source=source)
+    if not moved.meta["val"].is_contiguous():
+        with graph.graph.inserting_after(moved):
+            moved = graph.graph.call_function(aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
+        after = moved
+        with held.fake_mode:
+            moved.meta.update(val=torch.empty(part.meta["val"].permute(order).shape, dtype=held.dtype), source=source)
     if moved.meta["val"].shape != held.shape:  # ``cat`` puts steps and what each adds in one dimension
         with graph.graph.inserting_after(moved):
             after = moved = graph.graph.call_function(aten.view.default, (moved, list(held.shape)))

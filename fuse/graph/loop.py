@@ -35,6 +35,8 @@ class LoopSpec:
     ``carries``: number of carried states; each step reads what the step before wrote (the first: the loop's operand).
     ``step_inputs``: how the operands that follow are read. ``collected``: number of results that are kept of every
     step. ``source``: the user's line of the body. ``one_call``: eager runs all steps in one call of a library.
+    ``persistent``: all steps run as one launch, in a kernel with the time inside; otherwise what the body launches is
+    launched in every step.
     """
 
     trip_count: int
@@ -43,6 +45,7 @@ class LoopSpec:
     collected: int
     source: str = ""
     one_call: bool = False
+    persistent: bool = True
 
 
 class Loop(nn.Module):
@@ -61,8 +64,8 @@ class Loop(nn.Module):
 
     @property
     def persistent(self) -> bool:
-        """Whether all steps run as one launch. They do: only loops that have such a kernel are rolled."""
-        return True
+        """Whether all steps run as one launch."""
+        return self.spec.persistent
 
     @property
     def trip_count(self) -> int:

@@ -26,7 +26,7 @@ def listing(graph: GraphModule) -> str:
     made: Made = {}
     for body, _ in walk(graph):
         for node in body.graph.nodes:
-            if kind(node) in ("region", "loop"):
+            if kind(node) == "region" or getattr(called_module(node), "persistent", False):
                 kernel = _lowered(node, made)
                 users.setdefault(_text(kernel), []).append((node.name, kernel))
     if not users:

@@ -38,7 +38,7 @@ ROLLING = ("roll_whole_loops", "roll_loops")
 
 @dataclass(frozen=True)
 class Rolled:
-    """A loop that runs as one kernel.
+    """A loop that was rolled: one kernel with the time inside, or a program of ``launches`` that runs step by step.
 
     ``states`` are carried from step to step, ``reads`` are the parts of inputs that one step reads, ``keeps`` is what
     is collected of each step: dtype and shape of each, as in ``f32[4, 128]``.
@@ -48,13 +48,15 @@ class Rolled:
     states: tuple[str, ...]
     reads: tuple[str, ...]
     keeps: tuple[str, ...]
+    launches: int = 0
 
 
 @dataclass(frozen=True)
 class Loop:
     """Steps that repeat, with the launches of one of them; ``source`` is the user line on which a step begins.
 
-    ``rolled`` has the kernels that run them: none for a loop left as it was, several where the steps hold loops.
+    ``rolled`` has the kernels or programs that run them: none for a loop left as it was, several where the steps hold
+    loops.
     ``outside`` says what else the lines of a rolled loop launch: what was hoisted, and ``peeled`` steps that differ.
     ``reasons`` is what the passes that roll loops declined on those lines, and why.
     """
@@ -80,7 +82,13 @@ class Loop:
             "launches_per_step_after": self.launches_per_step_after,
             "source": self.source,
             "rolled": [
-                {"trip_count": r.trip_count, "states": [*r.states], "reads": [*r.reads], "keeps": [*r.keeps]}
+                {
+                    "trip_count": r.trip_count,
+                    "states": [*r.states],
+                    "reads": [*r.reads],
+                    "keeps": [*r.keeps],
+                    "launches_per_step": r.launches,
+                }
                 for r in self.rolled
             ],
             "peeled": self.peeled,
@@ -248,6 +256,7 @@ def _rolled(node: Node) -> Rolled:
         tuple(map(describe, operands[:carries])),
         tuple(map(describe, operands[carries : carries + reads])),
         tuple(map(describe, results[carries:])),
+        0 if module.persistent else sum(node_launches(inner) for inner in module.body.graph.nodes),
     )
 
 
@@ -255,7 +264,7 @@ def _unseen(node: Node) -> Loop:
     rolled, module = _rolled(node), called_module(node)
     assert isinstance(module, LoopModule)
     each = 0 if module.spec.one_call else sum(node_launches(inner) for inner in module.body.graph.nodes)
-    return Loop(rolled.trip_count, each, 0, node.meta.get("source", ""), (rolled,))
+    return Loop(rolled.trip_count, each, rolled.launches, node.meta.get("source", ""), (rolled,))
 
 
 def _described(launch: _Launch, count: int) -> str:

@@ -157,11 +157,12 @@ def _loops(report: Report) -> Iterator[RenderableType]:
 
 def _facts(loop: Loop) -> Iterator[list[str]]:
     """What became of one loop, a line a fact."""
-    how = "one kernel, time inside" if len(loop.rolled) == 1 else f"{len(loop.rolled):,} kernels, time inside"
-    facts = [("runs as", how if loop.rolled else "its steps, one after another")]
+    facts = [("runs as", _how(loop))]
     for rolled in dict.fromkeys(loop.rolled):
         if len(loop.rolled) > 1:
-            facts.append(("kernel", f"{loop.rolled.count(rolled):,} x {rolled.trip_count:,} steps"))
+            inside = f", {rolled.launches:,} launches each" if rolled.launches else ""
+            label = "program" if rolled.launches else "kernel"
+            facts.append((label, f"{loop.rolled.count(rolled):,} x {rolled.trip_count:,} steps{inside}"))
         for label, values in (("carries", rolled.states), ("reads", rolled.reads), ("keeps", rolled.keeps)):
             if values:
                 each = "" if label == "carries" else " a step"
@@ -171,6 +172,18 @@ def _facts(loop: Loop) -> Iterator[list[str]]:
     facts += [("outside" if loop.peeled else "hoisted", one) for one in loop.outside]
     facts += [("because", one) for one in loop.reasons]
     return ([loop.source if not n else "", label, text] for n, (label, text) in enumerate(facts))
+
+
+def _how(loop: Loop) -> str:
+    """What runs the steps of a loop."""
+    kernels = sum(not rolled.launches for rolled in loop.rolled)
+    programs = len(loop.rolled) - kernels
+    said = ["one kernel, time inside" if kernels == 1 else f"{kernels:,} kernels, time inside"] if kernels else []
+    if programs:
+        what = "one program, step by step" if programs == 1 else f"{programs:,} programs, step by step"
+        inside = f": {loop.rolled[0].launches:,} launches a step" if len(loop.rolled) == 1 else ""
+        said.append(what + inside)
+    return " and ".join(said) or "its steps, one after another"
 
 
 def _rejected(report: Report) -> Iterator[RenderableType]:

@@ -23,6 +23,7 @@ from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.rewrite import surgery
 from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.moving import Moved
+from fuse.rewrite.native_loops import copied, lasts_to_copy
 from fuse.rewrite.reads import Link, Read, leaves, link_of, parts, read_of, replace_leaves
 from fuse.rewrite.regions import owner
 from fuse.rewrite.rolling import Rolled
@@ -42,7 +43,7 @@ class Built:
     collected: tuple[Result, ...]
 
 
-def build(rolled: Rolled) -> Built:
+def build(rolled: Rolled, *, persistent: bool = True) -> Built:
     """The body and its loop; nothing in the graph is touched."""
     operands: tuple[Operand, ...] = (
         *(c.firsts[0] for c in rolled.carries),
@@ -61,7 +62,7 @@ def build(rolled: Rolled) -> Built:
     module = _LazyGraphModule(Module(), body.graph)
     source = rolled.typical[0].meta.get("source", "")
     inputs = (*(m.how for m in rolled.inputs), *(StepInput(0, 0, 1) for _ in rolled.constants))
-    spec = LoopSpec(len(rolled.steps), len(rolled.carries), inputs, len(collected), source)
+    spec = LoopSpec(len(rolled.steps), len(rolled.carries), inputs, len(collected), source, persistent=persistent)
     return Built(Loop(module, spec), operands, values, tuple(collected))
 
 
@@ -96,7 +97,10 @@ def operand_node(graph: GraphModule, operand: Operand, before: Node) -> Node:
 def call_loop(
     graph: GraphModule, loop: Loop, operands: Sequence[Node], values: Sequence[torch.Tensor], after: Node
 ) -> list[Node]:
-    """Call ``loop`` behind ``after``; returns the nodes of its results, whose metadata is ``values``."""
+    """Call ``loop`` behind ``after``; returns the nodes of its results, whose metadata is ``values``.
+
+    Last states of a loop that runs its body as a program are copied where their memory is something else too.
+    """
     number = graph.meta.get("loops_made", 0)
     graph.meta["loops_made"] = number + 1
     name = f"loop_{number}"
@@ -110,6 +114,8 @@ def call_loop(
             part = graph.graph.call_function(operator.getitem, (call, position))
         part.meta.update(val=value, source=loop.spec.source)
         parts.append(part)
+    for position in [] if loop.persistent else sorted(lasts_to_copy(loop)):
+        parts[position] = copied(parts[position], parts[-1].next, values[position].stride())
     return parts
 
 

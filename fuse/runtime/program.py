@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,20 +26,24 @@ from fuse.kernel.loop_kernel import loop_prelude
 from fuse.kernel.lower import Kernel, lower
 from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build_many
+from fuse.runtime.drive import Drive, empty
 from fuse.runtime.layout import part, same_layout
 from fuse.runtime.plan import Arena, Lifetime, arrange
 from fuse.runtime.schedule import schedule
-from fuse.runtime.steps import CallStep, Fallback, KernelStep, Launches, Place, Ref, Schedule, Step
-from fuse.runtime.tables import Tables, runner, scratch_bytes
-
-_Predicted = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # size, stride, dtype
-
-
-_guards: Any = torch._C._dynamo.guards
-_empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
-    _guards, "_empty_strided_cpu", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+from fuse.runtime.steps import (
+    CallStep,
+    Fallback,
+    KernelStep,
+    Launches,
+    Layout,
+    LoopStep,
+    Place,
+    PythonStep,
+    Ref,
+    Schedule,
+    Step,
 )
-"""``torch.empty_strided`` without the dispatcher, as the code that ``torch.compile`` writes makes its results."""
+from fuse.runtime.tables import Tables, runner, scratch_bytes
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,10 @@ class _Call:
     no native step needs, the base is -1 and nothing is predicted. ``dead`` are slots that nothing needs afterwards.
     """
 
-    step: CallStep
-    results: tuple[tuple[int | None, int, int, _Predicted | None], ...]
+    step: PythonStep
+    results: tuple[tuple[int | None, int, int, Layout | None], ...]
     dead: tuple[int, ...]
+    loop: Program | None = None
 
 
 @dataclass(frozen=True)
@@ -107,11 +112,15 @@ class Program:
         draws: whether an operator advances torch's random generator.
     """
 
-    def __init__(self, plan: Schedule) -> None:
+    def __init__(self, plan: Schedule, functions: dict[str, int] | None = None) -> None:
         self.regions = plan.regions
         self.fallbacks: tuple[Fallback, ...] = plan.fallbacks
+        self.kernels: dict[str, Kernel] = {kernel.name: kernel for kernel in _kernels(plan)}
+        if functions is None:
+            functions = _build(self.kernels.values())
+        loops = {id(s): Program(s.body, functions) for s in plan.steps if isinstance(s, LoopStep)}
         self.draws = any(isinstance(s, CallStep) and _is_random(s.function) for s in plan.steps)
-        self.kernels: dict[str, Kernel] = {s.kernel.name: s.kernel for s in plan.steps if isinstance(s, KernelStep)}
+        self.draws |= any(body.draws for body in loops.values())
         fresh = {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
         self._fresh = tuple((tuple(v.shape), v.stride(), v.dtype) for v in fresh.values())
         self._results = tuple(fresh)
@@ -131,17 +140,18 @@ class Program:
         called = [b for b, buffer in enumerate(plan.buffers) if buffer.origin == "called"]
         bases.update({b: self._workspace_base + 1 + i for i, b in enumerate(called)})
         self._called_bases = [0] * len(called)
+        self._read_by_calls = frozenset(_called_upon(plan))
 
-        tables = Tables(self._workspace_base, _build(self.kernels.values()))
+        tables = Tables(self._workspace_base, functions)
         for step in plan.steps:
-            if not isinstance(step, CallStep):
+            if not isinstance(step, PythonStep):
                 tables.add(step, lambda place: _address(place, bases, homes, arena, self._workspace_base))
         self._tables = tables.freeze()
-        self._stretches = _stretches(plan, bases)
+        self._stretches = _stretches(plan, bases, loops)
         native = all(isinstance(stretch, _Native) for stretch in self._stretches)
         self._whole = len(tables) if native else None
         order = {b: i for i, b in enumerate(self._results)}
-        self._picked = tuple(None if b is None else order[b] for b in self._returned) if native else ()
+        self._picked = tuple(None if b is None else order.get(b) for b in self._returned) if native else ()
         self._pool: list[_Workspace] = []
         self._run = runner()
 
@@ -155,7 +165,7 @@ class Program:
             PositionOutOfRange: a look-up (embedding, gather) reads outside of its table.
             Mispredicted: an ATen operator did not return what capture expected.
         """
-        made = [_empty(size, stride, dtype) for size, stride, dtype in self._fresh]
+        made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
         try:
             workspace = self._pool.pop()
         except IndexError:
@@ -177,14 +187,28 @@ class Program:
         self, tensors: Sequence[Tensor], made: Sequence[Tensor], workspace: _Workspace, bases: array[int]
     ) -> tuple[list[Tensor | None], Launches]:
         bases.extend(self._called_bases)
+        slots = self._filled(tensors, made, workspace)
+        native, aten = self._walk(slots, bases)
+        received = dict(zip(self._results, made, strict=True))
+        values = [None if b is None else received.get(b, slots[b]) for b in self._returned]
+        return values, Launches(native & 0xFFFFFFFF, native >> 32, aten)
+
+    def _filled(
+        self, tensors: Sequence[Tensor | None], made: Sequence[Tensor | None], workspace: _Workspace
+    ) -> list[Any]:
+        """The tensors that Python calls take, those of inputs, results and intermediate values filled in."""
         slots: list[Any] = [None] * self._slots
         slots[: len(tensors)] = tensors
         for slot, tensor in workspace.tensors:
             slots[slot] = tensor
-        for slot, tensor in zip(self._results, made, strict=True):
-            slots[slot] = tensor
+        for slot, result in zip(self._results, made, strict=True):
+            slots[slot] = result
         for slot, layout in self._result_parts:
             slots[slot] = part(slots[slot], *layout)
+        return slots
+
+    def _walk(self, slots: list[Any], bases: array[int]) -> tuple[int, int]:
+        """Run all stretches; launches in native code, packed, and those of ATen calls."""
         native = aten = 0
         for stretch in self._stretches:
             if isinstance(stretch, _Native):
@@ -194,22 +218,57 @@ class Program:
                 native += launches
                 continue
             step = stretch.step
-            result = step.function(*_resolve(step.args, slots), **_resolve(step.kwargs, slots))
-            aten += step.launches
+            if isinstance(step, LoopStep):
+                assert stretch.loop is not None
+                result: Any
+                result, launched = stretch.loop.run_steps(step, _resolve(step.args, slots))
+                native += launched.kernels + (launched.libraries << 32)
+                aten += launched.aten
+            else:
+                result = step.function(*_resolve(step.args, slots), **_resolve(step.kwargs, slots))
+                aten += step.launches
             for position, slot, base, predicted in stretch.results:
                 tensor = result if position is None else result[position]
                 if predicted is not None:
                     if tensor is None:  # what an operator makes for a gradient only
-                        raise Mispredicted(str(step.function), step.source, "no tensor, where one was predicted")
+                        raise Mispredicted(_name(step), step.source, "no tensor, where one was predicted")
                     if tensor.stride() != predicted[1] or tensor.shape != predicted[0] or tensor.dtype != predicted[2]:
                         tensor = _fitted(step, tensor, *predicted)
                     bases[base] = tensor.data_ptr()
                 slots[slot] = tensor
             for slot in stretch.dead:
                 slots[slot] = None
-        received = dict(zip(self._results, made, strict=True))
-        values = [None if b is None else received.get(b, slots[b]) for b in self._returned]
-        return values, Launches(native & 0xFFFFFFFF, native >> 32, aten)
+        return native, aten
+
+    def run_steps(self, loop: LoopStep, operands: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Launches]:
+        """Run as the body of ``loop``: its last states and what it keeps, and what was launched in all steps."""
+        try:
+            workspace = self._pool.pop()
+        except IndexError:
+            workspace = self._new_workspace()
+        bases = array("q", map(Tensor.data_ptr, operands))
+        bases.extend([0] * len(self._results))
+        bases.append(workspace.address)
+        bases.extend(self._called_bases)
+        begun = self._filled(operands, [None] * len(self._results), workspace)
+        drive = Drive(loop, operands, self._results, self._read_by_calls, bases)
+        native = aten = 0
+        try:
+            for t in range(loop.spec.trip_count):
+                slots = begun.copy()
+                drive.begin(t, slots)
+                if self._whole is None:
+                    launches, calls = self._walk(slots, bases)
+                    aten += calls
+                else:
+                    launches = self._run(self._tables.address, 0, self._whole, bases.buffer_info()[0])
+                    if launches < 0:
+                        raise PositionOutOfRange
+                native += launches
+                aten += drive.end(t, slots)
+            return drive.results(), Launches(native & 0xFFFFFFFF, native >> 32, aten)
+        finally:
+            self._pool.append(workspace)
 
     def _new_workspace(self) -> _Workspace:
         memory = torch.empty(self.workspace_bytes, dtype=torch.uint8)
@@ -219,6 +278,15 @@ class Program:
             start = offset // value.itemsize
             tensors.append((buffer, typed.set_(memory.untyped_storage(), start, value.shape, value.stride())))
         return _Workspace(memory, memory.data_ptr(), tuple(tensors))
+
+
+def _kernels(plan: Schedule) -> Iterator[Kernel]:
+    """The kernels that a schedule calls, in order, those in the bodies of its loops included."""
+    for step in plan.steps:
+        if isinstance(step, KernelStep):
+            yield step.kernel
+        elif isinstance(step, LoopStep):
+            yield from _kernels(step.body)
 
 
 def _build(kernels: Iterable[Kernel]) -> dict[str, int]:
@@ -255,7 +323,7 @@ def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor]) -> list[tuple[in
 
 def _touched(step: Step, plan: Schedule) -> set[int]:
     """The buffers that a step reads or writes."""
-    if not isinstance(step, CallStep):
+    if not isinstance(step, PythonStep):
         return {place.buffer for place in (*step.reads, *step.writes)}
     refs = [*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results)]
     return {plan.views[ref.index] if ref.view else ref.index for ref in refs}
@@ -275,7 +343,7 @@ def _called_upon(plan: Schedule) -> list[int]:
     """The buffers that a Python call needs as tensors."""
     found: dict[int, None] = {}
     for step in plan.steps:
-        if isinstance(step, CallStep):
+        if isinstance(step, PythonStep):
             for ref in (*_refs(step.args), *_refs(step.kwargs)):
                 if not ref.view:
                     found.setdefault(ref.index)
@@ -317,11 +385,11 @@ def _address(
     return workspace, arena.offsets[homes[place.buffer]] + place.offset
 
 
-def _stretches(plan: Schedule, bases: dict[int, int]) -> tuple[_Native | _Call, ...]:
+def _stretches(plan: Schedule, bases: dict[int, int], loops: dict[int, Program]) -> tuple[_Native | _Call, ...]:
     """The steps as native stretches and Python calls in turn."""
     last_use = {}
     for number, step in enumerate(plan.steps):
-        if isinstance(step, CallStep):
+        if isinstance(step, PythonStep):
             for ref in (*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results)):
                 last_use[_slot(ref, plan)] = number
         for buffer in _touched(step, plan):
@@ -330,14 +398,14 @@ def _stretches(plan: Schedule, bases: dict[int, int]) -> tuple[_Native | _Call, 
     parts: list[_Native | _Call] = []
     native = 0
     for number, step in enumerate(plan.steps):
-        if not isinstance(step, CallStep):
+        if not isinstance(step, PythonStep):
             if parts and isinstance(before := parts[-1], _Native):
                 parts[-1] = _Native(before.first, native + 1)
             else:
                 parts.append(_Native(native, native + 1))
             native += 1
             continue
-        results: list[tuple[int | None, int, int, _Predicted | None]] = []
+        results: list[tuple[int | None, int, int, Layout | None]] = []
         for position, ref in step.results:
             if ref.view:
                 results.append((position, _slot(ref, plan), -1, None))
@@ -347,8 +415,9 @@ def _stretches(plan: Schedule, bases: dict[int, int]) -> tuple[_Native | _Call, 
                 results.append((position, _slot(ref, plan), bases[ref.index], predicted))
         used = {_slot(r, plan) for r in (*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results))}
         dead = tuple(s for s in used if last_use[s] == number and s not in kept)
+        loop = loops.get(id(step))
         step = replace(step, args=_numbered(step.args, plan), kwargs=_numbered(step.kwargs, plan))
-        parts.append(_Call(step, tuple(results), dead))
+        parts.append(_Call(step, tuple(results), dead, loop))
     return tuple(parts)
 
 
@@ -377,18 +446,24 @@ def _resolve(argument: Any, slots: Sequence[Tensor | None]) -> Any:
     return argument
 
 
+def _name(step: PythonStep) -> str:
+    return "a loop" if isinstance(step, LoopStep) else str(step.function)
+
+
 def _fitted(
-    step: CallStep, tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+    step: PythonStep, tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
     """The result of a call with the layout that was predicted for it."""
     same_size = tensor.shape == size and tensor.dtype == dtype
     tells = [n > 1 and mine != own for n, mine, own in zip(size, stride, tensor.stride(), strict=False)]
     if same_size and (not any(tells) or tensor.numel() == 0):
         return tensor
-    if same_size and not isinstance(step.function, OpOverload):  # what runs op by op here may lie otherwise
+    if same_size and not (
+        isinstance(step, CallStep) and isinstance(step.function, OpOverload)
+    ):  # what runs op by op here may lie otherwise
         return torch.empty_strided(size, stride, dtype=dtype).copy_(tensor)
     problem = f"{_described(tensor.shape, tensor.stride(), tensor.dtype)}, not {_described(size, stride, dtype)}"
-    raise Mispredicted(str(step.function), step.source, f"{problem} as predicted")
+    raise Mispredicted(_name(step), step.source, f"{problem} as predicted")
 
 
 def _described(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> str:

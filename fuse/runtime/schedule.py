@@ -40,6 +40,7 @@ from fuse.runtime.steps import (
     CopyStep,
     Fallback,
     KernelStep,
+    LoopStep,
     Place,
     ProductStep,
     Ref,
@@ -60,12 +61,12 @@ def schedule(graph: GraphModule, lower: Lower) -> Schedule:
 
 
 class _Scheduler:
-    """State while the nodes are walked once, in order."""
+    """State while the nodes are walked once, in order; ``outer`` walks the graph around a loop whose body this is."""
 
-    def __init__(self, graph: GraphModule, lower: Lower) -> None:
+    def __init__(self, graph: GraphModule, lower: Lower, outer: _Scheduler | None = None) -> None:
         self.graph = graph
         self.lower = lower
-        self.signature: Signature = graph.meta["signature"]
+        self.signature: Signature | None = graph.meta.get("signature")
         self.buffers: list[Buffer] = []
         self.views: list[int] = []
         self.steps: list[Step] = []
@@ -75,8 +76,8 @@ class _Scheduler:
         self.anchors: dict[Node, tuple[int, int]] = {}
         self.parts: dict[Node, list[tuple[int, int] | None]] = {}
         self.refs: dict[Node, Ref] = {}  # nodes that exist as Python tensors
-        self.lone: dict[object, Kernel | Declined] = {}
-        self.loops: Made = {}
+        self.lone: dict[object, Kernel | Declined] = outer.lone if outer else {}
+        self.loops: Made = outer.loops if outer else {}
         self.assembled: dict[Node, int] = {}
         self.waiting = placed_pieces(graph)  # piece -> (assemble node, offset in elements)
 
@@ -89,7 +90,7 @@ class _Scheduler:
             elif node.op == "call_function":
                 self._function(node)
             elif node.op == "output":
-                results = self._results(node)
+                results = self._results(node) if self.signature else self._states(node)
                 self._mutations()
         return Schedule(
             tuple(self.buffers),
@@ -125,6 +126,9 @@ class _Scheduler:
 
     def _module(self, node: Node) -> None:
         region = self.graph.get_submodule(str(node.target))
+        if isinstance(region, Loop) and not region.persistent:
+            self._loop(node, region)
+            return
         inputs = [argument for argument in node.args if isinstance(argument, Node)]
         getters: dict[int, Node] = {}
         for user in node.users:
@@ -245,20 +249,30 @@ class _Scheduler:
 
     def _call(self, node: Node, function: Callable[..., Any], launches: int) -> None:
         args, kwargs = self._with_refs(node)
+        results = self._called(node)
+        self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", "")))
+
+    def _called(self, node: Node) -> tuple[tuple[int | None, Ref], ...]:
+        """Where to keep what a call from Python gives."""
         value = node.meta["val"]
         if isinstance(value, Tensor):
             self.anchors[node] = self._buffer("called", value)
-            results: tuple[tuple[int | None, Ref], ...] = ((None, Ref(self.anchors[node][0])),)
-        else:
-            read = {
-                part.args[1] for part in node.users if part.users
-            }  # an operator may leave out a result that nobody reads
-            made = [
-                self._buffer("called", v) if isinstance(v, Tensor) and i in read else None for i, v in enumerate(value)
-            ]
-            self.parts[node] = list(made)
-            results = tuple((i, Ref(anchor[0])) for i, anchor in enumerate(made) if anchor is not None)
-        self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", "")))
+            return ((None, Ref(self.anchors[node][0])),)
+        read = {part.args[1] for part in node.users if part.users}  # an operator may leave out what nobody reads
+        made = [self._buffer("called", v) if isinstance(v, Tensor) and i in read else None for i, v in enumerate(value)]
+        self.parts[node] = list(made)
+        return tuple((i, Ref(anchor[0])) for i, anchor in enumerate(made) if anchor is not None)
+
+    def _loop(self, node: Node, loop: Loop) -> None:
+        """A loop around a program of its own."""
+        inner = _Scheduler(loop.body, self.lower, self)
+        body = inner.run()
+        self.fallbacks += body.fallbacks
+        self.regions += body.regions
+        args, kwargs = self._with_refs(node)
+        layouts = tuple((tuple(v.shape), v.stride(), v.dtype) for v in node.meta["val"])
+        results = self._called(node)
+        self.steps.append(LoopStep(body, loop.spec, args, results, layouts, kwargs, loop.spec.source))
 
     def _ref(self, node: Node) -> Ref:
         """The node as a tensor for a Python call; views are taken when the first call needs them."""
@@ -296,6 +310,7 @@ class _Scheduler:
         """Memory of its own for every value that the caller receives: eager's results share memory only where the
         signature says so."""
         values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
+        assert self.signature is not None
         named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
         taken: set[int] = set()
         results: list[Result | None] = []
@@ -308,6 +323,21 @@ class _Scheduler:
                 number, _ = self._buffer("made", value)
                 self._copy(node, Place(number, 0), value.stride())
             taken.add(number)
+            results.append(Result(number, value))
+        return tuple(results)
+
+    def _states(self, output: Node) -> tuple[Result, ...]:
+        """What a step of a loop hands on: its inputs and whole buffers as they are, anything else in a buffer of its
+        own."""
+        values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
+        results: list[Result] = []
+        layouts: dict[int, Tensor] = {}
+        for node in values:
+            number, value = self._place(node).buffer, node.meta["val"]
+            whole = node.op == "placeholder" or self._is_whole(node)
+            if not whole or not same_layout(layouts.setdefault(number, value), value):
+                number, _ = self._buffer("made", value)
+                self._copy(node, Place(number, 0), value.stride())
             results.append(Result(number, value))
         return tuple(results)
 

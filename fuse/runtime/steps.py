@@ -9,13 +9,18 @@ step: they are other places and strides in the buffer of their base.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from fuse.graph.loop import LoopSpec
 from fuse.kernel.lower import Kernel
 from fuse.runtime.libraries import Product
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Size, strides and dtype of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,25 @@ class CallStep:
     source: str = ""
 
 
-Step = KernelStep | ProductStep | CopyStep | CallStep
+@dataclass(frozen=True)
+class LoopStep:
+    """All steps of a loop whose body is a program of its own.
+
+    ``args`` are the loop's operands, ``results`` pairs positions among the loop's results with where to keep them;
+    ``layouts`` are size, stride and dtype of all of these.
+    """
+
+    body: Schedule
+    spec: LoopSpec
+    args: tuple[Ref, ...]
+    results: tuple[tuple[int | None, Ref], ...]
+    layouts: tuple[Layout, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+
+PythonStep = CallStep | LoopStep
+Step = KernelStep | ProductStep | CopyStep | PythonStep
 
 
 @dataclass(frozen=True)
@@ -127,7 +150,8 @@ class Schedule:
     """A graph as steps in order.
 
     The first buffers are the graph's placeholders. ``views[i]`` is the buffer that view ``i`` looks at. ``results``
-    follows the graph's output tuple; None where no output of the model names the value.
+    follows the graph's output tuple; None where no output of the model names the value. Those of the body of a loop may
+    be placeholders, and one buffer may be there twice.
     """
 
     buffers: tuple[Buffer, ...]

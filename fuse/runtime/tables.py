@@ -20,7 +20,7 @@ import torch
 
 from fuse.runtime.compiler import build
 from fuse.runtime.libraries import Product, gemm_address, gemm_batch_address
-from fuse.runtime.steps import CallStep, CopyStep, KernelStep, Place, ProductStep, Step
+from fuse.runtime.steps import CopyStep, KernelStep, Place, ProductStep, PythonStep, Step
 
 _KERNEL, _COPY = 0, 1
 _PRODUCT = {torch.float32: 2, torch.float64: 3}
@@ -128,7 +128,7 @@ def scratch_bytes(steps: Sequence[Step]) -> int:
     """Bytes for the pointers of the step that has most of them."""
     needed = 0
     for step in steps:
-        if isinstance(step, CallStep):
+        if isinstance(step, PythonStep):
             continue
         needed = max(needed, len(step.reads) + len(step.writes) + 1)
         if isinstance(step, ProductStep):

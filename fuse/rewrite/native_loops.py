@@ -1,0 +1,171 @@
+"""Prepare a loop that no kernel holds: its body becomes a program of its own, run step by step.
+
+    body:  s = solve(a, h);  return s, s           body:  s = solve(a, h);  k = clone(s);  return s, k
+
+What a step hands on must be memory that it computed, laid out as the next step reads it; what is kept must be
+computed into its place in the whole, once for each. Copies that this takes are operators of the body, which passes fuse
+with what is around them and counts see.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
+from torch.fx import Node
+
+from fuse import ops
+from fuse.graph.loop import Loop
+from fuse.kernel import ctypes
+from fuse.kernel.lower import Declined, values_of_call
+from fuse.rewrite import effects
+from fuse.rewrite.launches import node_launches
+from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.registry import registered
+from fuse.rewrite.rolling import LEAST_STEPS, Rolled, prove
+
+aten = torch.ops.aten
+
+MOST_CUTS = 8
+"""Places at which a step may begin that are tried."""
+
+FUSING = ("fuse_pointwise", "fuse_reductions", "assemble_in_place", "fuse_movement", "fuse_horizontal")
+"""The passes that decide how many launches are left of a step."""
+
+
+def obstacle(loop: Loop) -> str | None:
+    """Why the body cannot run as a program step by step, or had better not; None where it may."""
+    nodes = [node for node in loop.body.graph.nodes if node.op == "call_function"]
+    values = [part for node in loop.body.graph.nodes for part in _tensors(node)]
+    if any(value.layout is not torch.strided or value.is_conj() or value.is_neg() for value in values):
+        return "a tensor is sparse or lazily conjugated or negated"
+    if any(not ctypes.supported(value.dtype) for value in values):
+        return "a step computes with a dtype that kernels do not know"
+    if any(value.numel() == 0 for value in values):
+        return "a tensor has no elements"
+    if not all(map(effects.is_pure, nodes)):
+        return "a step draws random numbers, or may raise"
+    if all(ops.is_view(node.target) or ops.is_pointwise(node.target) for node in nodes):  # type: ignore[arg-type]
+        return "steps that are elementwise fuse as they are"
+    return None
+
+
+def cuts(rolled: Rolled) -> Iterator[Rolled]:
+    """The loop, and the same with steps that begin elsewhere: beside what no kernel computes.
+
+        | f solve g | f solve g | f solve g |      ->      f | solve g f | solve g f | solve g
+
+    What stands between two such operators then fuses, where a step that begins amidst it would cut it in two.
+    """
+    yield rolled
+    if len(rolled.steps) <= LEAST_STEPS:
+        return
+    calls = [j for j, node in enumerate(rolled.typical) if not _has_kernel(node)]
+    places = dict.fromkeys(place for j in calls for place in (j, j + 1))
+    for cut in [place for place in places if 0 < place < len(rolled.typical)][:MOST_CUTS]:
+        pairs = zip(rolled.steps, rolled.steps[1:], strict=False)
+        found = prove([[*one[cut:], *following[:cut]] for one, following in pairs])
+        if isinstance(found, Rolled):
+            yield found
+
+
+def launches_of_step(loop: Loop) -> int:
+    """What a step of ``loop``, whose body is rewritten for the purpose, launches once all passes have seen it."""
+    run_passes(loop.body, [name for name in FUSING if name in {info.name for info in registered()}])
+    return sum(node_launches(node) for node in loop.body.graph.nodes)
+
+
+def settle(loop: Loop) -> None:
+    """Let the body of ``loop`` hand on and keep memory of its own."""
+    graph = loop.body.graph
+    output = graph.output_node()
+    given = graph.find_nodes(op="placeholder")
+    results: list[Node] = list(output.args[0])  # type: ignore[arg-type]
+    carries = loop.spec.carries
+    for number, node in enumerate(results[:carries]):
+        wanted = given[number].meta["val"]
+        passed = node in given[:carries] or _is_own(node)
+        if not passed or node.meta["val"].stride() != wanted.stride():
+            results[number] = copied(node, output, wanted.stride())
+    for number, node in enumerate(results[carries:], start=carries):
+        alone = node not in results[carries:number] and _is_own(node) and node.meta["val"].is_contiguous()
+        if not alone or not _is_computed_here(node):
+            results[number] = copied(node, output, make_contiguous_strides_for(node.meta["val"].shape))
+    output.args = (tuple(results),)
+    output.meta["val"] = tuple(node.meta["val"] for node in results)
+
+
+def native_values(loop: Loop) -> tuple[Tensor, ...]:
+    """What a loop gives once it is settled: last states as a step reads them, what is kept contiguous, steps first."""
+    states = [node.meta["val"] for node in loop.body.graph.find_nodes(op="placeholder")][: loop.spec.carries]
+    kept: Sequence[Tensor] = loop.body.graph.output_node().meta["val"][loop.spec.carries :]
+    return (*states, *(_all_steps(value, loop.spec.trip_count) for value in kept))
+
+
+def lasts_to_copy(loop: Loop) -> set[int]:
+    """The last states that are not memory of their own: kept as well, the same as another, or still the loop's operand.
+
+    >>> from fuse.graph.loop import LoopSpec
+    >>> graph = torch.fx.Graph()
+    >>> h, older = graph.placeholder("h"), graph.placeholder("older")
+    >>> new = graph.call_function(torch.tanh, (h,))
+    >>> _ = graph.output((new, h, new))
+    >>> body = GraphModule(torch.nn.Module(), graph)
+    >>> sorted(lasts_to_copy(Loop(body, LoopSpec(9, carries=2, step_inputs=(), collected=1))))
+    [0, 1]
+    """
+    results: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+    carries, steps = loop.spec.carries, loop.spec.trip_count
+    states = {node: i for i, node in enumerate(loop.body.graph.find_nodes(op="placeholder")[:carries])}
+    taken = {(node, t) for node in results[carries:] for t in range(steps - carries - 1, steps)}
+    found: set[int] = set()
+    for number in range(carries):
+        node, t = results[number], steps - 1
+        while node in states and t > 0 and steps - t <= carries:
+            node, t = results[states[node]], t - 1
+        if node.op == "placeholder" or (node, t) in taken:
+            found.add(number)
+        taken.add((node, t))
+    return found
+
+
+def _tensors(node: Node) -> list[Tensor]:
+    value = node.meta.get("val")
+    return [part for part in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(part, Tensor)]
+
+
+def _is_own(node: Node) -> bool:
+    return node.op == "call_function" and effects.view_base(node) is None
+
+
+def _is_computed_here(node: Node) -> bool:
+    """Whether a kernel or a product computes ``node``, into memory that it is given."""
+    if node.target is operator.getitem:
+        return False
+    if ops.kind(node.target) == "gemm":  # type: ignore[arg-type]
+        return node.meta["val"].dtype in (torch.float32, torch.float64)
+    return _has_kernel(node)
+
+
+def _has_kernel(node: Node) -> bool:
+    """Whether a generated kernel can compute ``node`` alone."""
+    return not isinstance(values_of_call(node), Declined)
+
+
+def copied(node: Node, before: Node, stride: Sequence[int]) -> Node:
+    """A copy of ``node`` in front of ``before``, laid out with these strides."""
+    held = node.meta["val"]
+    with before.graph.inserting_before(before):
+        copy = before.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    with held.fake_mode:
+        value = torch.empty_strided(held.shape, stride, dtype=held.dtype, device=held.device)
+    copy.meta.update(val=value, source=node.meta.get("source", ""))
+    return copy
+
+
+def _all_steps(value: Tensor, steps: int) -> Tensor:
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty((steps, *value.shape), dtype=value.dtype, device=value.device)

@@ -1,0 +1,247 @@
+"""Loops whose steps need a library: they roll all the same, and launch ``a + b * T``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.check.oracle import check
+from fuse.report.show import Report
+
+BATCH, WIDTH = 3, 8
+LENGTHS = (6, 9, 13)
+Run = Callable[["Model", Tensor], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    run: Run
+    each: int  # launches of a step
+    dtype: torch.dtype = torch.float32
+
+
+CASES: dict[str, Case] = {}
+
+
+class Model(nn.Module):
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case = case
+        self.cell = nn.Linear(WIDTH, WIDTH, dtype=case.dtype)
+        self.centres = nn.Parameter(torch.randn(5, WIDTH, dtype=case.dtype))
+
+    def forward(self, x: Tensor) -> object:
+        return self.case.run(self, x)
+
+
+def case(each: int, **facts: torch.dtype) -> Callable[[Run], Run]:
+    def register(run: Run) -> Run:
+        CASES[run.__name__] = Case(run, each, **facts)
+        return run
+
+    return register
+
+
+def sequence(length: int, case: Case) -> Tensor:
+    return torch.randn(length, BATCH, WIDTH, dtype=case.dtype)
+
+
+@case(each=3)
+def sorted_state_alone(m: Model, x: Tensor) -> object:
+    h = torch.zeros(BATCH, WIDTH)
+    for step in x:
+        h = torch.tanh(m.cell(h) + step).sort(-1).values
+    return h
+
+
+@case(each=4)
+def called_state_that_is_kept(m: Model, x: Tensor) -> object:
+    h, kept = torch.zeros(BATCH, WIDTH), []
+    for step in x:
+        h = torch.tanh(m.cell(h) + step).sort(-1).values
+        kept.append(h)
+    return torch.stack(kept), h
+
+
+@case(each=4)
+def largest_kept_with_last_state(m: Model, x: Tensor) -> object:
+    h, kept = torch.zeros(BATCH, WIDTH), []
+    for step in x:
+        h = torch.tanh(m.cell(h) + step)
+        h = h * (h >= h.topk(3, -1).values[:, -1:])
+        kept.append(h)
+    return torch.stack(kept, 1), h, kept[2]
+
+
+@case(each=5)
+def distances(m: Model, x: Tensor) -> object:
+    h, kept = torch.zeros(BATCH, WIDTH), []
+    for step in x:
+        near = torch.cdist(h + step, m.centres)
+        h = torch.tanh(m.cell(h) + torch.softmax(-near, -1) @ m.centres)
+        kept.append(h)
+    return torch.cat(kept, -1)
+
+
+@case(each=4, dtype=torch.float64)
+def equations_in_double(m: Model, x: Tensor) -> object:
+    h, kept = torch.zeros(WIDTH, 1, dtype=x.dtype), []
+    matrix = m.cell.weight @ m.cell.weight.t() + torch.eye(WIDTH, dtype=x.dtype)
+    for step in x:
+        h = torch.linalg.solve(matrix + step[0].sigmoid().diag(), step[1:2].t() + h.tanh())
+        kept.append(h[:, 0])
+    return torch.stack(kept)
+
+
+@case(each=3)
+def states_that_lag(m: Model, x: Tensor) -> object:
+    one = two = three = torch.zeros(BATCH, WIDTH)
+    for step in x:
+        one, two, three = (one * 0.3 + three + step).sort(-1).values @ m.cell.weight, one, two
+    return one, two, three
+
+
+@case(each=3)
+def states_that_change_places(m: Model, x: Tensor) -> object:
+    a, b = torch.zeros(BATCH, WIDTH), torch.ones(BATCH, WIDTH)
+    for step in x:
+        a, b = b, torch.tanh(m.cell(a) + b.sort(-1).values + step)
+    return a, b
+
+
+@case(each=3)
+def backwards_in_time(m: Model, x: Tensor) -> object:
+    h, kept = x[0].t().contiguous().t(), []  # a first state that lies otherwise
+    for t in reversed(range(len(x))):
+        h = torch.tanh(m.cell(h.sort(-1).values) + x[t] * (t / 10))
+        kept.append(h)
+    return torch.stack(kept[::-1])
+
+
+@case(each=3)
+def positions_as_states(m: Model, x: Tensor) -> object:
+    h, at = torch.zeros(BATCH, WIDTH), torch.zeros(BATCH, WIDTH, dtype=torch.int64)
+    for step in x:
+        h = torch.tanh(m.cell(h).gather(1, at) + step)
+        at = h.argsort(-1)
+    return h, at
+
+
+@case(each=5)
+def products_of_states(m: Model, x: Tensor) -> object:
+    p, kept = torch.eye(WIDTH), []
+    for step in x:
+        p = m.cell.weight @ p @ p.t() + step.t() @ step
+        p = p / p.norm()
+        kept.append(p.diagonal())
+    return torch.stack(kept), p
+
+
+def shown(case: Case, length: int) -> tuple[Report, Model]:
+    torch.manual_seed(0)
+    model = Model(case).eval()
+    with torch.no_grad():
+        return fuse.show(model, (sequence(length, case),)), model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_launches_the_same_at_every_length_and_is_right(name: str) -> None:
+    case, launches = CASES[name], []
+    for length in LENGTHS:
+        report, model = shown(case, length)
+        checked = check(model, (sequence(length, case),))
+        assert checked.passed, checked
+        assert not checked.fallbacks
+        launches.append(checked.launches_after)
+    (loop,) = report.loops
+    assert [rolled.launches for rolled in loop.rolled] == [case.each]
+    slopes = {(b - a) / (t - s) for a, b, s, t in zip(launches, launches[1:], LENGTHS, LENGTHS[1:], strict=False)}
+    assert slopes == {case.each}, launches
+
+
+# ---- what does not roll ----------------------------------------------------------------------------------------------
+
+
+def one_step_unlike(m: Model, x: Tensor) -> object:
+    h = torch.zeros(BATCH, WIDTH)
+    for t, step in enumerate(x):
+        h = torch.tanh(m.cell(h) + step).sort(-1, descending=t == 3).values
+    return h
+
+
+def states_swapped_once(m: Model, x: Tensor) -> object:
+    a, b = torch.zeros(BATCH, WIDTH), torch.ones(BATCH, WIDTH)
+    for t, step in enumerate(x):
+        a, b = torch.tanh(m.cell(a) + step).sort(-1).values, a + b
+        if t == 3:
+            a, b = b, a
+    return a, b
+
+
+def complex_numbers(m: Model, x: Tensor) -> object:
+    z = torch.complex(x[0], x[0])
+    for step in x:
+        z = torch.fft.fft(z * 0.1 + step)
+    return z.abs()
+
+
+@pytest.mark.parametrize("run", [one_step_unlike, states_swapped_once, complex_numbers])
+def test_near_misses_stay_and_are_right(run: Run) -> None:
+    case = Case(run, 0)
+    report, model = shown(case, 7)
+    assert not any(loop.rolled for loop in report.loops), report
+    checked = check(model, (sequence(7, case),))
+    assert checked.passed, checked
+
+
+def test_numbers_drawn_in_a_step_stay_in_eagers_order() -> None:
+    def drawn(m: Model, x: Tensor) -> object:
+        h = torch.zeros(BATCH, WIDTH)
+        for step in x:
+            h = nn.functional.dropout(torch.tanh(m.cell(h) + step).sort(-1).values, 0.5, training=True)
+        return h
+
+    case = Case(drawn, 0)
+    _, model = shown(case, 7)
+    checked = check(model, (sequence(7, case),))
+    assert checked.passed, checked
+
+
+# ---- what is said of them --------------------------------------------------------------------------------------------
+
+
+def test_the_report_gives_launches_by_steps_and_the_reason() -> None:
+    report, _ = shown(CASES["sorted_state_alone"], 12)
+    text = str(report)
+    assert "one program, step by step: 3 launches a step" in text
+    assert "-> 1 + 3*T  with T = 12" in text or "-> 3*T" in text.replace("0 + ", ""), text
+    assert "aten.sort.default has no kernel" in text
+    assert report.to_dict()["loops"][0]["rolled"][0]["launches_per_step"] == 3
+
+
+def test_the_kernels_of_a_step_are_those_of_any_length() -> None:
+    case = CASES["sorted_state_alone"]
+    _, model = shown(case, 6)
+    fused, kernels = fuse.compile(model), []
+    for length in (12, 21):
+        with torch.no_grad():
+            fused(sequence(length, case))
+        kernels.append(set(fused.compiled.program.kernels))
+    assert kernels[0] == kernels[1] != set()
+
+
+def test_lengths_that_are_declared_need_no_other_capture() -> None:
+    case = CASES["largest_kept_with_last_state"]
+    _, model = shown(case, 6)
+    fused = fuse.compile(model, dynamic_shapes={"x": {0: torch.export.Dim("T")}})
+    with torch.no_grad():
+        for length in (50, 64):
+            x = sequence(length, case)
+            for found, expected in zip(fused(x), model(x), strict=True):
+                torch.testing.assert_close(found, expected)
+            assert fused.compiled.graph is None
