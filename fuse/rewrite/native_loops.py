@@ -113,7 +113,7 @@ def lasts_to_copy(loop: Loop) -> set[int]:
     >>> h, older = graph.placeholder("h"), graph.placeholder("older")
     >>> new = graph.call_function(torch.tanh, (h,))
     >>> _ = graph.output((new, h, new))
-    >>> body = GraphModule(torch.nn.Module(), graph)
+    >>> body = torch.fx.GraphModule(torch.nn.Module(), graph)
     >>> sorted(lasts_to_copy(Loop(body, LoopSpec(9, carries=2, step_inputs=(), collected=1))))
     [0, 1]
     """

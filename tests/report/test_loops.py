@@ -199,6 +199,12 @@ def test_json_says_what_the_table_does() -> None:
     (loop,) = fuse.show(Normalised(), (torch.ones(8, 2, 4),)).to_dict()["loops"]
     assert json.loads(json.dumps(loop)) == loop
     assert loop["rolled"] == [
-        {"trip_count": 8, "states": ["f32[2, 4]"], "reads": ["f32[2, 4]"], "keeps": ["f32[2, 4]"]}
+        {
+            "trip_count": 8,
+            "states": ["f32[2, 4]"],
+            "reads": ["f32[2, 4]"],
+            "keeps": ["f32[2, 4]"],
+            "launches_per_step": 0,
+        }
     ]
     assert len(loop["outside"]) == len(loop["reasons"]) == 1
