@@ -14,7 +14,12 @@ class FuseError(Exception):
 
 
 class CaptureError(FuseError):
-    """The model cannot be captured as one graph; ``fuse.compile`` runs it as eager would, with this as the reason."""
+    """The model cannot be captured as one graph; ``fuse.compile`` runs it as eager would, with this as the reason.
+
+    ``assigned``: attributes that the call assigns, as far as was seen: (name of the submodule, name).
+    """
+
+    assigned: tuple[tuple[str, str], ...] = ()
 
 
 class FaultWarning(UserWarning):

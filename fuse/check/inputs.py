@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
+from fuse.graph.attributes import INTERNAL
+from fuse.graph.results import named_parts
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Call:
         return (function or self.model)(*self.args, **self.kwargs)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that goes in, by a name for reports: arguments, parameters, buffers.
+        """Every tensor that goes in, by a name for reports: arguments, parameters, buffers, other attributes.
 
         >>> list(Call(nn.Linear(2, 2), (torch.ones(1, 2),), {}).tensors())
         ['argument [0]', 'parameter weight', 'parameter bias']
@@ -43,7 +45,24 @@ class Call:
         }
         found.update({f"parameter {name}": parameter for name, parameter in self.model.named_parameters()})
         found.update({f"buffer {name}": buffer for name, buffer in self.model.named_buffers()})
+        known = {id(tensor) for tensor in found.values()}
+        held = {name: part for name, part in self.attributes().items() if isinstance(part, Tensor)}
+        found.update({f"attribute {name}": part for name, part in held.items() if id(part) not in known})
         return found
+
+    def attributes(self) -> dict[str, Any]:
+        """Everything that plain attributes of the model and its submodules hold, by how the user would spell it.
+
+        >>> Call(nn.Linear(2, 3), (), {}).attributes()
+        {'training': True, 'in_features': 2, 'out_features': 3}
+        """
+        return {
+            f"{path}.{name}".strip(".") + suffix: part
+            for path, module in self.model.named_modules()
+            for name, value in module.__dict__.items()
+            if name not in INTERNAL
+            for suffix, part in named_parts(value, "").items()
+        }
 
 
 def copied(call: Call) -> Call:
@@ -68,7 +87,11 @@ def in_float64(call: Call) -> Call:
     """
     twin = copied(call)
     args, kwargs = pytree.tree_map_only(Tensor, widened, (twin.args, twin.kwargs))
-    return Call(twin.model.double(), args, kwargs)
+    for module in twin.model.double().modules():
+        for name, value in module.__dict__.items():
+            if name not in INTERNAL:
+                module.__dict__[name] = pytree.tree_map_only(Tensor, widened, value)
+    return Call(twin.model, args, kwargs)
 
 
 def widened(tensor: Tensor) -> Tensor:

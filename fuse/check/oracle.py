@@ -12,6 +12,7 @@ eager is the reference and the report says so.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,10 +28,12 @@ from fuse.cost.count import count_dispatches, count_graph
 from fuse.cost.observe import CountingMode
 from fuse.cost.profiles import get as device_profile
 from fuse.errors import CaptureError
+from fuse.graph.attributes import held_by, restore
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
 from fuse.graph.results import named_parts, parts_of
-from fuse.runtime.engine import Compiled, Engine
+from fuse.runtime.engine import Compiled, Engine, source_of
+from fuse.runtime.kept import carried
 from fuse.runtime.module import Fused
 from fuse.runtime.steps import Fallback, Launches
 
@@ -110,10 +113,12 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one run left behind: results by name, inputs by name afterwards, gradients, aliases."""
+    """What one run left behind: results by name, inputs by name afterwards, other attributes of the model, gradients,
+    aliases."""
 
     results: Mapping[str, Any]
     inputs: Mapping[str, Tensor]
+    attributes: Mapping[str, Any]
     gradients: Mapping[str, Tensor]
     aliases: Mapping[str, tuple[str, str, int]]
     kinds: tuple[Any, ...]
@@ -153,6 +158,7 @@ def check(
         exact, reference = _reference(call, eager, seed, train, bool(counting.by_kind["random"]))
         fused_call = copied(call)
         memory = {name: _bytes(t).clone() for name, t in fused_call.tensors().items()}
+        held = held_by(fused_call.model)
         engine = Engine(fused_call.model, False, passes, fuel, dynamic_shapes)
         fused = Fused(engine)
         first = _outcome(fused_call, fused, seed, train)
@@ -165,6 +171,7 @@ def check(
         problems += _structure_problems(first, eager)
         after = run.launches if compiled is not None else counting.launches
         if compiled is not None:
+            restore(held, operator.is_)
             _restore(fused_call.tensors(), memory)
             again, counted = _again(fused_call, compiled, seed)
             later = _compare_all(again, eager, *judged)
@@ -208,16 +215,17 @@ def _outcome(
     if train:
         _backward(result, counting_backward)
         gradients = _gradients(call)
-    return _described(result, call.tensors(), gradients)
+    return _described(result, call, gradients)
 
 
 def _gradients(call: Call) -> dict[str, Tensor]:
     return {f"gradient of {n}": t.grad for n, t in call.tensors().items() if t.is_leaf and t.grad is not None}
 
 
-def _described(result: Any, inputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> _Outcome:
-    results = named_parts(result)
-    return _Outcome(results, inputs, gradients, _aliases(results, inputs), _kinds(result))
+def _described(result: Any, call: Call, gradients: Mapping[str, Tensor]) -> _Outcome:
+    results, inputs = named_parts(result), call.tensors()
+    attributes = {f"attribute {name}": part for name, part in call.attributes().items()}
+    return _Outcome(results, inputs, attributes, gradients, _aliases(results, inputs), _kinds(result))
 
 
 def _kinds(result: Any) -> tuple[Any, ...]:
@@ -252,7 +260,8 @@ def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
     """A later call of the compiled program, under a mode that counts what is sent to ATen."""
     torch.manual_seed(seed)
     leaves = pytree.tree_leaves((call.args, call.kwargs))
-    tensors = compiled.guard.pick((*leaves, *compiled.guard.state))
+    given = compiled.carried.extend(leaves, None)[0] if compiled.carried else leaves
+    tensors = compiled.guard.pick((*given, *compiled.guard.state))
     assert compiled.program is not None
     assert compiled.rebuild is not None
     if compiled.training is not None:
@@ -260,14 +269,17 @@ def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
             tensor.grad = None
         with CountingMode() as counting:
             result, launches, _ = compiled.training.run(tensors)
-        _backward(result)
     else:
         with CountingMode() as counting:
             values, launches = compiled.program.run(tensors)
         result = compiled.rebuild(values, tensors)
+    if compiled.carried:
+        result = compiled.carried.assign(result)
+    if compiled.training is not None:
+        _backward(result)
     native = Launches.unpack(launches)
     counted = native.kernels + native.libraries + counting.launches
-    return _described(result, call.tensors(), _gradients(call)), counted
+    return _described(result, call, _gradients(call)), counted
 
 
 def _restore(tensors: Mapping[str, Tensor], memory: Mapping[str, Tensor]) -> None:
@@ -348,12 +360,12 @@ def _largest(value: Any) -> float:
 
 def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:
     problems = []
-    for part in ("results", "gradients"):
+    for part in ("results", "gradients", "attributes"):
         mine, theirs = getattr(fused, part), getattr(eager, part)
         problems += [f"{name}: missing" for name in theirs.keys() - mine.keys()]
         problems += [f"{name}: eager has no such thing" for name in mine.keys() - theirs.keys()]
-    for name, value in eager.results.items():
-        mine = fused.results.get(name)
+    for name, value in (*eager.results.items(), *eager.attributes.items()):
+        mine = fused.results[name] if name in eager.results else fused.attributes.get(name)
         if type(mine) is not type(value):
             problems.append(f"{name}: {type(mine).__name__} instead of {type(value).__name__}")
         elif not isinstance(value, Tensor) and not _equal(mine, value):
@@ -412,9 +424,9 @@ def _locate(call: Call, compiled: Compiled) -> str:
     captured = capture(call.model, call.args, call.kwargs)
     fresh = copied(call)
     leaves = pytree.tree_leaves((fresh.args, fresh.kwargs))
-    named = {**dict(fresh.model.named_parameters()), **dict(fresh.model.named_buffers())}
-    tensors = [
-        leaves[spec.index] if spec.kind == "argument" else spec.value if spec.kind == "constant" else named[spec.name]
-        for spec in captured.meta["signature"].inputs
-    ]
+    signature = captured.meta["signature"]
+    carry = carried(fresh.model, signature.kept, leaves, None)
+    given = carry.extend(leaves, None)[0] if carry else leaves
+    sources = [source_of(spec, fresh.model, len(leaves)) for spec in signature.inputs]
+    tensors = [given[source] if isinstance(source, int) else source for source in sources]
     return first_difference(compiled, captured, [t.detach() for t in tensors])

@@ -2,34 +2,52 @@
 
     before = held_by(model)          every dictionary, list and set that the model reaches, with a copy of its contents
     model(...)
-    restore(before, same)            contents put back; the first change that matters is named
+    restore(before, same)            contents put back; the changes that matter are listed
 
-Capture runs ``forward`` with stand-ins for tensors. Whatever it stores in the model has to be taken out again, and a
-stored value that eager would have kept for the next call is an effect that a graph cannot hold.
+Capture runs ``forward`` with stand-ins for tensors. Whatever it stores in the model has to be taken out again. A value
+that eager would have kept for the next call is an effect: of an attribute, one that the runtime can play back
+(:mod:`fuse.graph.kept`), of anything else, one that a graph cannot hold.
 """
 
 from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fuse.graph.signature import Attribute
+
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+"""What ``nn.Module`` itself keeps in the dictionary of a module."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """One container (``live``) and what was in it; ``name`` is how the user would spell it."""
+    """One container (``live``) and what was in it; ``name`` is how the user would spell it, ``root`` the attribute that
+    leads to it. Its name is empty where it is all of a module's."""
 
     name: str
     live: Any
     contents: Any
+    root: Attribute
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is not what it was: ``name`` as the user would spell it, ``attribute`` that leads to it, and
+    whether the attribute itself was assigned (``whole``) and not something that it holds."""
+
+    name: str
+    attribute: Attribute
+    whole: bool
 
 
 def held_by(model: nn.Module) -> list[Held]:
@@ -40,12 +58,12 @@ def held_by(model: nn.Module) -> list[Held]:
     """
     found: list[Held] = []
     seen: set[int] = set()
-    for module in model.modules():
-        _collect(type(module).__name__, module.__dict__, found, seen)
+    for path, module in model.named_modules():
+        _collect(type(module).__name__, module.__dict__, found, seen, Attribute(path, ""))
     return found
 
 
-def _collect(name: str, value: Any, found: list[Held], seen: set[int]) -> None:
+def _collect(name: str, value: Any, found: list[Held], seen: set[int], root: Attribute) -> None:
     if id(value) in seen or isinstance(value, (Tensor, *_PLAIN)):
         return
     children: Iterable[tuple[str, Any]]
@@ -57,14 +75,14 @@ def _collect(name: str, value: Any, found: list[Held], seen: set[int]) -> None:
         children = ()
     elif _is_plain_object(value):
         seen.add(id(value))
-        return _collect(name, vars(value), found, seen)
+        return _collect(name, vars(value), found, seen, root)
     else:
         return
     seen.add(id(value))
     if not isinstance(value, tuple):
-        found.append(Held(name, value, value.copy()))
-    for label, item in children:
-        _collect(label, item, found, seen)
+        found.append(Held(name, value, value.copy(), root))
+    for (label, item), key in zip(children, value if isinstance(value, dict) else repeat(""), strict=False):
+        _collect(label, item, found, seen, root if root.name else Attribute(root.owner, str(key)))
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -73,23 +91,23 @@ def _is_plain_object(value: Any) -> bool:
     return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, kinds)
 
 
-def restore(before: list[Held], is_twin: Callable[[Any, Any], bool]) -> str:
-    """Put everything back as it was. Returns the name of the first thing that had changed, or ``""``.
+def restore(before: list[Held], is_twin: Callable[[Any, Any], bool]) -> list[Change]:
+    """Put everything back as it was. Returns what had changed.
 
     ``is_twin(now, then)`` says that a tensor is the stand-in of another: storing it changes nothing. Neither does
     storing an equal number again.
     """
-    changed = ""
+    found: list[Change] = []
     for held in before:
         if _identical(held.live, held.contents):
             continue
-        changed = changed or first_change(held, is_twin)
+        found += changes(held, is_twin)
         if isinstance(held.live, list):
             held.live[:] = held.contents
         else:
             held.live.clear()
             held.live.update(held.contents)
-    return changed
+    return found
 
 
 def _identical(live: Any, contents: Any) -> bool:
@@ -102,15 +120,18 @@ def _identical(live: Any, contents: Any) -> bool:
     return bool(live == contents)
 
 
-def first_change(held: Held, is_twin: Callable[[Any, Any], bool]) -> str:
-    """The first thing in a container that is not what it was, or ``""``; see :func:`restore`."""
+def changes(held: Held, is_twin: Callable[[Any, Any], bool]) -> Iterator[Change]:
+    """What in a container is not what it was; see :func:`restore`."""
     live, contents = held.live, held.contents
-    if isinstance(live, dict):
-        for key in [*contents, *(key for key in live if key not in contents)]:
-            if key not in live or key not in contents or not _same(live[key], contents[key], is_twin):
-                return f"{held.name}.{key}"
-        return ""
-    return "" if _same(live, contents, is_twin) else held.name
+    if not isinstance(live, dict):
+        if not _same(live, contents, is_twin):
+            yield Change(held.name, held.root, whole=False)
+        return
+    for key in [*contents, *(key for key in live if key not in contents)]:
+        if key not in live or key not in contents or not _same(live[key], contents[key], is_twin):
+            is_module = not held.root.name
+            attribute = Attribute(held.root.owner, str(key)) if is_module else held.root
+            yield Change(f"{held.name}.{key}", attribute, is_module and key in live and key not in INTERNAL)
 
 
 def _same(now: Any, then: Any, is_twin: Callable[[Any, Any], bool]) -> bool:

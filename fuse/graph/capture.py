@@ -14,8 +14,10 @@ import contextlib
 import inspect
 import os
 import threading
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,13 +40,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph import numbers, probing
-from fuse.graph.attributes import held_by, restore
+from fuse.graph.attributes import Change, held_by, restore
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
+from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import followed
-from fuse.graph.signature import Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
+from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.stand_ins import standing_in
 
@@ -56,11 +59,17 @@ _DATA_DEPENDENT = (
 )
 
 
-def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> GraphModule:
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    kept: Sequence[Attribute] = (),
+) -> GraphModule:
     """One functional ATen graph of ``model(*args, **kwargs)``.
 
     The arguments may be real or fake tensors (or any Python values); they are not run on, changed or kept. Gradients
-    are not recorded: the graph is what ``torch.no_grad()`` would run.
+    are not recorded: the graph is what ``torch.no_grad()`` would run. ``kept`` are attributes that other calls are
+    known to assign; those that this one assigns are found.
 
     Raises:
         CaptureError: the call depends on data, or does something that a graph cannot hold; the message names the
@@ -72,9 +81,12 @@ def capture(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, A
     >>> graph.meta["signature"].inputs[1]
     InputSpec(kind='parameter', name='weight', index=-1, value=None)
     """
-    with prepared(model, args, kwargs or {}) as fake_mode:
-        recorder = Recorder(model, fake_mode)
-        return recorder.run(args, dict(kwargs or {}))
+
+    def record(plan: Plan) -> GraphModule:
+        with prepared(model, args, kwargs or {}) as fake_mode:
+            return Recorder(model, fake_mode, plan).run(args, dict(kwargs or {}))
+
+    return settled(record, kept)
 
 
 @contextlib.contextmanager
@@ -103,9 +115,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     gradients = False
     """Whether the call is recorded with gradients on, as it came."""
 
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode) -> None:
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
+        self.overlay = Overlay(model, plan)
         self.fake_mode = fake_mode
         self.graph = Graph()
         self.fakes = FakeRunner(fake_mode)
@@ -115,8 +128,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.placeholders: list[Tensor] = []
         self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
         self.last_input: Node | None = None
-        self.names = _names_of_state(model)
-        self.names_by_fake: dict[int, tuple[str, str]] = {}
+        self.names = _names_of_state(model, plan.attributes)
+        self.names_by_fake: dict[int, tuple[Any, str]] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
@@ -125,7 +138,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
         with self._recording("forward", self._fake_state()), torch.set_grad_enabled(self.gradients):
             result = self.model(*fake_args, **fake_kwargs)
-        return self._finish(result)
+        return self._finish(self._with_assigned(result))
 
     @contextlib.contextmanager
     def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
@@ -167,7 +180,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif tensor.layout is not torch.strided:
                 raise CaptureError(f"an input has layout {tensor.layout}, which is not supported")
             else:
-                fake = self.fake_mode.from_tensor(tensor)
+                with _unwarned(tensor):
+                    fake = self.fake_mode.from_tensor(tensor)
             self.adopted[id(tensor)] = (tensor, fake)
         return self.adopted[id(tensor)][1]
 
@@ -203,29 +217,58 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     raise CaptureError(f"a tensor at {user_line()} was made outside of the call and cannot be followed")
                 self._place(tensor, InputSpec("constant", name, value=real))
             else:
-                self._place(tensor, InputSpec(kind, name))  # type: ignore[arg-type]
+                self._place(tensor, InputSpec(kind, name))
         return tensor
 
     @contextlib.contextmanager
     def _fake_state(self) -> Iterator[None]:
         """Parameters and buffers replaced by fake twins during the call; attribute writes are found and undone."""
         before = held_by(self.model)
-        written = ""
+        changes: list[Change] = []
         try:
-            with standing_in(self.model, self._fake_of_state) as assigned:
+            with standing_in(self.model, self._fake_of_state) as assigned, self.overlay.laid(self._fake_of_attribute):
                 yield
+        except Exception as error:
+            if counts := self.overlay.counts():  # what failed may be what a number can and a count cannot
+                raise Reads(counts) from error
+            raise
         finally:
-            written = restore(before, self._is_twin)
-        if written := assigned() or written:
-            raise CaptureError(f"forward assigns the attribute {written}; a graph cannot hold that")
+            changes = restore(before, self._is_twin)
+        self.overlay.check()
+        if changes := [*assigned(), *changes]:
+            raise Assigns(changes[0].name, [c.attribute for c in changes], all(c.whole for c in changes))
 
     def _is_twin(self, tensor: Tensor, real: Tensor) -> bool:
         return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
 
     def _fake_of_state(self, tensor: Tensor) -> Tensor:
         fake = self._adopt(tensor)
-        self.names_by_fake[id(fake)] = self.names[id(tensor)]
+        if id(tensor) in self.names:
+            self.names_by_fake[id(fake)] = self.names[id(tensor)]
         return fake
+
+    def _fake_of_attribute(self, tensor: Tensor) -> Tensor:
+        fake = self._adopt(tensor)
+        self.names_by_fake.setdefault(id(fake), ("attribute", f"attribute_{len(self.names_by_fake)}"))
+        return fake
+
+    def _with_assigned(self, result: Any) -> Any:
+        """The result together with what the call assigns, each attribute that it reads being an input."""
+        overlay = self.overlay
+        if not overlay.slots:
+            return result
+        overlay.refuse_counts(result)
+        leaves = overlay.leaves()
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                self._ensure_known(leaf)
+        positions = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
+        for i, (spec, fake) in enumerate(zip(self.inputs, self.placeholders, strict=True)):
+            if spec.kind == "attribute":
+                if id(fake) not in positions:
+                    raise CaptureError("forward reads an attribute that it assigns in a way that cannot be followed")
+                self.inputs[i] = replace(spec, index=positions[id(fake)])
+        return result, overlay.assigned()
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
@@ -305,13 +348,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output.meta["source"] = ""
         module = _LazyGraphModule(nn.Module(), self.graph)
         module.meta["signature"] = Signature(
-            tuple(self.inputs), outputs, out_spec, tuple(mutations), tuple(self.dispatches)
+            tuple(self.inputs), outputs, out_spec, tuple(mutations), tuple(self.dispatches), self.overlay.kept()
         )
         return module
 
     def _output(self, leaf: Any, values: list[Node], roots: dict[int, int]) -> OutputSpec:
         if not isinstance(leaf, Tensor):
-            if not is_constant(leaf):
+            if not (is_constant(leaf) or isinstance(leaf, Advance)):
                 raise CaptureError(
                     f"the result holds a {type(leaf).__name__}, of which a graph cannot make a new one in each call; "
                     "it runs in eager mode"
@@ -345,6 +388,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
+def _unwarned(tensor: Tensor) -> Iterator[None]:
+    """Without torch's warning about the ``.grad`` of a tensor that is no leaf, at which its fake modes look."""
+    with warnings.catch_warnings():
+        if not tensor.is_leaf:
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+        yield
+
+
+@contextlib.contextmanager
 def _fake_mode(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[FakeTensorMode]:
     """The fake mode of the tensors that are fake already, else a new one."""
     tensors = [*pytree.tree_leaves((args, dict(kwargs))), *model.parameters(), *model.buffers()]
@@ -374,8 +426,10 @@ def _argument_name(path: Any, names: list[str]) -> str:
     return head + pytree.keystr(path[2:])
 
 
-def _names_of_state(model: nn.Module) -> dict[int, tuple[str, str]]:
-    named = {id(t): ("buffer", name) for name, t in model.named_buffers()}
+def _names_of_state(model: nn.Module, kept: Sequence[Attribute]) -> dict[int, tuple[str, str]]:
+    """Parameters, and buffers that are not kept: identity -> kind and name."""
+    others = {str(attribute) for attribute in kept}
+    named = {id(t): ("buffer", name) for name, t in model.named_buffers() if name not in others}
     named.update({id(t): ("parameter", name) for name, t in model.named_parameters()})
     return named
 

@@ -31,8 +31,9 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph.capture import Recorder, prepared
+from fuse.graph.kept import Plan, settled
 from fuse.graph.results import flatten_result
-from fuse.graph.signature import Dispatch, InputSpec, OutputSpec, Signature
+from fuse.graph.signature import Attribute, Dispatch, InputSpec, OutputSpec, Signature
 from fuse.graph.sources import user_line
 
 aten = torch.ops.aten
@@ -68,7 +69,12 @@ class Joint:
     detached: frozenset[int] = frozenset()
 
 
-def capture_joint(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Joint:
+def capture_joint(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    kept: Sequence[Attribute] = (),
+) -> Joint:
     """The functional graphs of ``model(*args, **kwargs)`` and of its gradients.
 
     Raises:
@@ -82,8 +88,12 @@ def capture_joint(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     ((Given(kind='input', index=0), Given(kind='tangent', index=0)), (None, 0, 1))
     """
     _refuse_hooks(model)
-    with prepared(model, args, kwargs or {}) as fake_mode:
-        return JointRecorder(model, fake_mode).joint(args, dict(kwargs or {}))
+
+    def record(plan: Plan) -> Joint:
+        with prepared(model, args, kwargs or {}) as fake_mode:
+            return JointRecorder(model, fake_mode, plan).joint(args, dict(kwargs or {}))
+
+    return settled(record, kept)
 
 
 class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
@@ -91,8 +101,8 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     gradients = True
 
-    def __init__(self, model: nn.Module, fake_mode: Any) -> None:
-        super().__init__(model, fake_mode)
+    def __init__(self, model: nn.Module, fake_mode: Any, plan: Plan) -> None:
+        super().__init__(model, fake_mode, plan)
         self.leaves: list[Any] = []
         self.lines: dict[int, str] = {}  # number of an autograd node -> the user's line
 

@@ -24,11 +24,12 @@ class InputSpec:
     """Where one placeholder's tensor comes from.
 
     ``argument``: the flattened call arguments, at position ``index``. ``parameter`` and ``buffer``: looked up by
-    ``name`` (qualified, as in ``state_dict``). ``constant``: held in ``value``; a tensor made in ``forward`` from
-    Python numbers, or one that the model holds without having registered it.
+    ``name`` (qualified, as in ``state_dict``). ``attribute``: the flattened values that the attributes in ``kept`` that
+    are read have before the call, at position ``index``. ``constant``: held in ``value``; a tensor made in
+    ``forward`` from Python numbers, or one that the model holds without having registered it.
     """
 
-    kind: Literal["argument", "parameter", "buffer", "constant"]
+    kind: Literal["argument", "parameter", "buffer", "attribute", "constant"]
     name: str
     index: int = -1
     value: torch.Tensor | None = field(default=None, compare=False)
@@ -72,6 +73,40 @@ class Mutation:
 
 
 @dataclass(frozen=True)
+class Attribute:
+    """An attribute ``name``, or a buffer of that name, of the submodule with the qualified name ``owner``."""
+
+    owner: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.name}".strip(".")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An attribute that ``forward`` assigns, in this call or in others.
+
+    Where it is ``read``, its value before the call decides, by structure, layout and plain values, whether the graph
+    serves the call. Where it is ``assigned``, the result's leaves end with its new value. A ``counted`` one is an
+    ``int`` that is only added to.
+    """
+
+    attribute: Attribute
+    read: bool
+    assigned: bool
+    counted: bool
+
+
+@dataclass(frozen=True)
+class Advance:
+    """In the place of a new value: attribute ``which`` in ``kept``, as it was before the call, plus ``delta``."""
+
+    which: int
+    delta: int
+
+
+@dataclass(frozen=True)
 class Dispatch:
     """One operator that eager dispatched, in order, as recorded before any rewriting (views included)."""
 
@@ -84,10 +119,14 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Signature:
-    """The promise of one captured graph; kept in ``graph.meta["signature"]``."""
+    """The promise of one captured graph; found in ``graph.meta["signature"]``.
+
+    With ``kept`` attributes, ``outputs`` and ``out_spec`` are of the pair (result, values to assign in their order).
+    """
 
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
     out_spec: TreeSpec
     mutations: tuple[Mutation, ...]
     dispatches: tuple[Dispatch, ...]
+    kept: tuple[Kept, ...] = ()

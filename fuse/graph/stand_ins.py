@@ -12,11 +12,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from fuse.graph.attributes import Held, first_change
+from fuse.graph.attributes import Change, Held, changes
+from fuse.graph.signature import Attribute
 
 _REGISTRIES = ("_parameters", "_buffers")
 _METHODS = """
@@ -62,26 +64,29 @@ for _name in _METHODS.split():
 
 
 @contextlib.contextmanager
-def standing_in(model: nn.Module, twin: Callable[[Tensor], Tensor]) -> Iterator[Callable[[], str]]:
+def standing_in(model: nn.Module, twin: Callable[[Tensor], Tensor]) -> Iterator[Callable[[], list[Change]]]:
     """Let ``twin`` of every parameter and buffer stand for it in this thread.
 
-    Yields a function that says, afterwards too, which of them was assigned meanwhile; ``""`` for none.
+    Yields a function that says, afterwards too, which of them were assigned meanwhile.
     """
     placed: list[tuple[nn.Module, str, StandIns, Held]] = []
 
-    def assigned() -> str:
-        changes = (first_change(held, lambda now, then: now is twin(then)) for _, _, _, held in placed)
-        return next(filter(None, changes), "")
+    def assigned() -> list[Change]:
+        found = [change for _, _, _, held in placed for change in changes(held, lambda now, then: now is twin(then))]
+        return [replace(change, whole=change.whole and change.attribute in buffers) for change in found]
 
+    buffers = {Attribute(path, name) for path, module in model.named_modules() for name in module._buffers}
     try:
-        for module in list(model.modules()):
+        for path, module in list(model.named_modules()):
             for name in _REGISTRIES:
                 real = module.__dict__[name]
                 if isinstance(real, StandIns):  # this thread captures the module already, further up
                     continue
                 fake = {key: None if tensor is None else twin(tensor) for key, tensor in real.items()}
                 registry = StandIns(real, fake)
-                placed.append((module, name, registry, Held(type(module).__name__, fake, dict(real))))
+                placed.append(
+                    (module, name, registry, Held(type(module).__name__, fake, dict(real), Attribute(path, "")))
+                )
                 module.__dict__[name] = registry
         yield assigned
     finally:

@@ -25,16 +25,17 @@ from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fuse.errors import FaultWarning, FuseError, reason_of_fault
+from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
-from fuse.graph.signature import InputSpec, Signature
+from fuse.graph.signature import Attribute, InputSpec, Signature
 from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import Arguments, DeclaredLengths, Refused
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps
+from fuse.runtime.kept import Carried, carried, kind_of_call, tensors_of
 from fuse.runtime.playback import Playback, playback
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, program_of
 from fuse.runtime.reference import Reference
@@ -42,6 +43,7 @@ from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Ran, Training
 
 LARGEST_STATES = 8
+LARGEST_CARRIED = 4
 LARGEST_VARIANTS = 64
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -69,7 +71,9 @@ class LastRun:
 class Compiled:
     """One graph, built: for the calls that ``guard`` accepts. ``program`` is None where these calls run eager, for
     ``reason``; ``graph`` also where no graph was captured for these calls, because they differ from others in a length
-    that was declared to vary. ``training`` runs the calls that need gradients; ``program`` is its forward half."""
+    that was declared to vary. ``training`` runs the calls that need gradients; ``program`` is its forward half.
+    ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
+    ``unwatched`` are those whose change makes nothing stale."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -78,6 +82,8 @@ class Compiled:
     written: frozenset[int] = frozenset()
     reason: Fallback | None = None
     training: Training | None = None
+    carried: Carried | None = None
+    unwatched: frozenset[Attribute] = frozenset()
 
 
 @dataclass
@@ -109,6 +115,7 @@ class Engine:
         if dynamic_shapes is not None:
             self._lengths = DeclaredLengths(model, dynamic_shapes, self._short_graph, watch_tensors=not freeze)
         self._states: tuple[_State, ...] = ()
+        self._kept: tuple[Attribute, ...] = ()  # attributes that calls assigned so far
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
@@ -120,7 +127,7 @@ class Engine:
         if found is None:
             if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
                 return self.model(*args, **kwargs)  # part of what is being captured
-            if reason := _unsupported(leaves) or self._uninitialized():
+            if reason := _unsupported(leaves) or self._uninitialized() or self._never_settles(leaves, spec):
                 return self._eager(args, kwargs, reason)
             found = self._make(args, kwargs, leaves, spec)
         compiled, tensors = found
@@ -134,7 +141,7 @@ class Engine:
             if compiled.training is not None:
                 result, launches, ran = compiled.training.run(tensors)
                 self._observed = (launches, compiled, ran)
-                return result
+                return compiled.carried.assign(result) if compiled.carried else result
             values, launches = compiled.program.run(tensors)
         except (PositionOutOfRange, Mispredicted) as error:
             if generator is not None:
@@ -143,7 +150,8 @@ class Engine:
             reason = self._give_up(compiled, error) if isinstance(error, Mispredicted) else None
             return self._eager(args, kwargs, reason)
         self._observed = (launches, compiled, None)
-        return compiled.rebuild(values, tensors)
+        result = compiled.rebuild(values, tensors)
+        return compiled.carried.assign(result) if compiled.carried else result
 
     def last_run(self) -> LastRun | None:
         """What the last call to finish did, or None before the first."""
@@ -174,7 +182,8 @@ class Engine:
         for state in self._states:
             if state.guard.holds():
                 for compiled in state.variants:
-                    tensors = compiled.guard.match(leaves, spec, current_modes)
+                    given = compiled.carried.extend(leaves, spec) if compiled.carried else (leaves, spec)
+                    tensors = compiled.guard.match(*given, current_modes)
                     if tensors is not None:
                         return compiled, tensors
         return None
@@ -185,16 +194,17 @@ class Engine:
         with self._lock:
             found = self._find(leaves, spec, modes())  # another thread may have made it
             if found is None:
-                self._remember(self._compile(args, kwargs, leaves, spec))
-                compiled = self._states[0].variants[0]
-                tensors = compiled.guard.pick((*leaves, *compiled.guard.state))
-                found = compiled, tensors
+                compiled = self._compile(args, kwargs, leaves, spec)
+                self._remember(compiled)
+                given = compiled.carried.extend(leaves, spec)[0] if compiled.carried else leaves
+                found = compiled, compiled.guard.pick((*given, *compiled.guard.state))
             return found
 
     def _remember(self, compiled: Compiled) -> None:
-        current = next((s for s in self._states if s.guard.holds()), None)
+        unwatched = compiled.unwatched
+        current = next((s for s in self._states if s.guard.unwatched == unwatched and s.guard.holds()), None)
         if current is None:
-            current = _State(StateGuard(self.model, watch_tensors=not self.freeze))
+            current = _State(StateGuard(self.model, not self.freeze, unwatched))
         variants = (compiled, *current.variants)
         if len(variants) > LARGEST_VARIANTS and (compiled.graph is not None or compiled.program is None):
             self._warn(
@@ -233,7 +243,9 @@ class Engine:
                 graph = self._graph(args, kwargs)
                 program, signature = self._build(graph), graph.meta["signature"]
         except FuseError as error:  # CaptureError among them
-            return self._declined(leaves, spec, Fallback(self._name(), "", str(error)))
+            assigned = error.assigned if isinstance(error, CaptureError) else ()
+            unwatched = frozenset(Attribute(*pair) for pair in assigned)
+            return self._declined(leaves, spec, Fallback(self._name(), "", str(error)), unwatched)
         except FaultWarning:  # warnings are errors here, which is the user's wish
             raise
         except Exception as error:  # a fault of ours must not become the user's
@@ -242,16 +254,30 @@ class Engine:
             self._warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
         if graph is not None:
             program.fallbacks += tuple(_left_out(failed) for failed in graph.meta["failed"])
-        sources = [_source(spec, self.model) for spec in signature.inputs]
-        guard = call_guard(leaves, spec, sources, self._tensors())
-        written = frozenset(mutation.input_index for mutation in signature.mutations)
-        return Compiled(guard, program, graph, playback(signature), written, training=training)
+        carry = carried(self.model, signature.kept, leaves, spec)
+        given = carry.extend(leaves, spec) if carry else (leaves, spec)
+        if new := [one.attribute for one in signature.kept if one.attribute not in self._kept]:
+            self._kept += tuple(new)
+            if training is None and self._needs_gradients(given[0]):  # only the attributes need them
+                return self._compile(args, kwargs, leaves, spec)
+        sources = [source_of(spec, self.model, len(leaves)) for spec in signature.inputs]
+        guard = call_guard(*given, sources, self._tensors())
+        return Compiled(
+            guard,
+            program,
+            graph,
+            playback(signature),
+            frozenset(mutation.input_index for mutation in signature.mutations),
+            training=training,
+            carried=carry,
+            unwatched=frozenset(self._kept),
+        )
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[GraphModule, Training | None]:
         """The call captured with its gradients; its forward half only, where nothing needs gradients."""
         if self.freeze:
             raise FuseError("the call needs gradients, and the weights are frozen")
-        joint = capture_joint(self.model, args, kwargs)
+        joint = capture_joint(self.model, args, kwargs, self._kept)
         if joint.backward is None:
             self._rewrite(joint.forward)
             return joint.forward, None
@@ -259,7 +285,7 @@ class Engine:
 
     def _graph(self, args: tuple[Any, ...], kwargs: dict[str, Any], left_out: Sequence[str] = ()) -> GraphModule:
         """The call, captured and rewritten but for the passes that are left out."""
-        graph = capture(self.model, args, kwargs)
+        graph = capture(self.model, args, kwargs, self._kept)
         if self.freeze:
             _freeze(graph, self.model)
         self._rewrite(graph, left_out)
@@ -274,6 +300,8 @@ class Engine:
     def _short_graph(self, arguments: Arguments, left_out: Sequence[str]) -> GraphModule:
         """The graph of a call that stands for longer ones."""
         graph = self._graph(*arguments, left_out)
+        if kept := graph.meta["signature"].kept:
+            raise FuseError(f"forward assigns the attribute {kept[0].attribute}")
         if reason := _without_kernels(graph):
             raise FuseError(reason)
         return graph
@@ -300,16 +328,29 @@ class Engine:
         except (CompilerMissing, CompileFailed) as error:
             return Reference(graph, Fallback(self._name(), "", str(error)))
 
-    def _declined(self, leaves: Sequence[Any], spec: Any, reason: Fallback) -> Compiled:
+    def _declined(
+        self, leaves: Sequence[Any], spec: Any, reason: Fallback, unwatched: frozenset[Attribute] = frozenset()
+    ) -> Compiled:
         first = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves))) if isinstance(leaf, Tensor)}
         state = [tensor for tensor in self._tensors() if id(tensor) not in first]
         guard = call_guard(leaves, spec, [*sorted(first.values()), *state], self._tensors())
-        return Compiled(guard, None, reason=reason)
+        return Compiled(guard, None, reason=reason, unwatched=unwatched | set(self._kept))
+
+    def _never_settles(self, leaves: Sequence[Any], spec: Any) -> Fallback | None:
+        """Why a call is not compiled once more: what earlier ones left behind was different each time."""
+        if not self._kept:
+            return None
+        call = kind_of_call(leaves, spec)
+        alike = [c for s in self._states if s.guard.holds() for c in s.variants if c.carried and c.carried.call == call]
+        if len(alike) < LARGEST_CARRIED:
+            return None
+        named = ", ".join(map(str, self._kept))
+        return Fallback(self._name(), "", f"forward reads what it assigned before ({named}), and finds it changed")
 
     def _needs_gradients(self, leaves: Sequence[Any]) -> bool:
         if not torch.is_grad_enabled():
             return False
-        held: Sequence[Any] = () if self.freeze else self._tensors()
+        held: Sequence[Any] = () if self.freeze else [*self._tensors(), *tensors_of(self.model, self._kept)]
         return any(isinstance(t, Tensor) and t.requires_grad for t in (*leaves, *held))
 
     def _uninitialized(self) -> Fallback | None:
@@ -318,7 +359,9 @@ class Engine:
         return Fallback(self._name(), "", "the call initializes lazy parameters") if lazy else None
 
     def _tensors(self) -> list[Tensor]:
-        return [*self.model.parameters(), *self.model.buffers()]
+        """Parameters and buffers, but for buffers that calls assign."""
+        kept = set(map(str, self._kept))
+        return [*self.model.parameters(), *(b for name, b in self.model.named_buffers() if name not in kept)]
 
     # ---- eager -----------------------------------------------------------------------------------------------------
 
@@ -377,10 +420,13 @@ def _without_kernels(graph: GraphModule) -> str | None:
     return f"there are no kernels for {', '.join(sorted(devices - {'cpu'}))} yet" if devices - {"cpu"} else None
 
 
-def _source(spec: InputSpec, model: nn.Module) -> int | Tensor:
-    """Where a placeholder's tensor comes from: a position among the call's leaves, or a tensor that stays."""
+def source_of(spec: InputSpec, model: nn.Module, count: int = 0) -> int | Tensor:
+    """Where a placeholder's tensor comes from: a position among the leaves of the call, of which there are ``count``,
+    and of the attributes that it reads; or a tensor that stays."""
     if spec.kind == "argument":
         return spec.index
+    if spec.kind == "attribute":
+        return count + spec.index
     if spec.kind == "constant":
         assert spec.value is not None
         return spec.value
@@ -397,7 +443,7 @@ def _freeze(graph: GraphModule, model: nn.Module) -> None:
     inputs = list(signature.inputs)
     for index, spec in enumerate(inputs):
         if spec.kind in ("parameter", "buffer") and index not in written | returned:
-            value = _source(spec, model)
+            value = source_of(spec, model)
             assert isinstance(value, Tensor)
             kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             inputs[index] = InputSpec("constant", spec.name, value=kept.copy_(value.detach()))

@@ -24,6 +24,8 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
+from fuse.graph.signature import Attribute
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     _module._global_forward_hooks,
@@ -38,6 +40,8 @@ _PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.No
 class StateGuard:
     """A snapshot of everything in a model that ``forward`` may depend on, other than the tensors' contents.
 
+    ``unwatched`` are attributes that ``forward`` assigns: each call changes them.
+
     >>> model = nn.Linear(2, 2)
     >>> guard = StateGuard(model)
     >>> model.weight.data.zero_(); guard.holds()
@@ -48,12 +52,21 @@ class StateGuard:
     False
     """
 
-    def __init__(self, model: nn.Module, watch_tensors: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, watch_tensors: bool = True, unwatched: frozenset[Attribute] = frozenset()
+    ) -> None:
+        self.unwatched = unwatched
         self._pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # (expected, live)
+        self._partly: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []  # (expected, live, but for)
         self._empty: list[Any] = list(_GLOBAL_HOOKS)
         self._numbers: list[tuple[dict[str, Any], str, int | float]] = []
         self._seen: set[int] = set()
         self._watch_tensors = watch_tensors
+        self._left_out = {
+            id(module): names
+            for path, module in model.named_modules()
+            if (names := frozenset(attribute.name for attribute in unwatched if attribute.owner == path))
+        }
         for module in model.modules():
             self._watch_module(module)
 
@@ -64,6 +77,9 @@ class StateGuard:
         try:
             for expected, live in self._pairs:
                 if expected != live:
+                    return False
+            for expected, live, left_out in self._partly:
+                if expected != {name: value for name, value in live.items() if name not in left_out}:
                     return False
             for owner, name, value in self._numbers:
                 if owner[name] is not value and not same_value(owner[name], value):
@@ -78,7 +94,10 @@ class StateGuard:
         self._seen.add(id(module))
         expected = {}
         own = not type(module).__module__.startswith("torch.nn.")
+        left_out = self._left_out.get(id(module), frozenset())
         for name, value in module.__dict__.items():
+            if name in left_out:
+                continue
             if name in _HOOKS and not value:
                 self._empty.append(value)
                 expected[name] = value
@@ -86,12 +105,19 @@ class StateGuard:
                 expected[name] = value
             elif name == "_modules":
                 expected[name] = dict(value)
+            elif name in _TENSOR_DICTS and left_out:
+                expected[name] = _ANY
+                others = {key: self._snapshot(held) for key, held in value.items() if key not in left_out}
+                self._partly.append((others, value, left_out))
             else:
                 expected[name] = self._snapshot(value)
                 if own and type(value) in (int, float):
                     # 2 == 2.0 == True, but they promote differently
                     self._numbers.append((module.__dict__, name, value))
-        self._pairs.append((expected, module.__dict__))
+        if left_out:
+            self._partly.append((expected, module.__dict__, left_out))
+        else:
+            self._pairs.append((expected, module.__dict__))
 
     def _snapshot(self, value: Any) -> Any:
         """A value that compares equal to ``value`` as long as that has not changed."""
@@ -126,6 +152,18 @@ class _Same:
         return other is self.value
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class _Any:
+    """Equal to everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_ANY = _Any()
 
 
 def _is_plain_object(value: Any) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fuse.graph.joint import Joint
-from fuse.graph.signature import OutputSpec, Signature
+from fuse.graph.signature import Signature
 from fuse.rewrite.absent import without
 from fuse.rewrite.saved import settle
 from fuse.runtime.playback import Playback, play_leaves
@@ -85,6 +85,8 @@ class Training:
             if what.kind == "tangent"
         }
         self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
+        # Inputs that get no gradient: autograd must not look for what they were made of.
+        self._unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None)
         self._constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.trained)
         bases = [self.signature.outputs[i].index for i in self._leaves]
         saved = {what.index for what in self.given if what.kind == "saved"}
@@ -94,7 +96,10 @@ class Training:
         """As ``Program.run``, but that it returns the model's result."""
         ran = Ran()
         call = _Call(self, ran)
-        leaves = _Step.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        linked = list(tensors)
+        for i in self._unlinked:
+            linked[i] = tensors[i].detach()
+        leaves = _Step.apply(call, *linked)  # type: ignore[no-untyped-call]
         for mutation in self.signature.mutations:
             torch.autograd.graph.increment_version(tensors[mutation.input_index])
         return self.rebuild(leaves, tensors), call.launches, ran
@@ -102,12 +107,14 @@ class Training:
     def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], tuple[Tensor, ...], Launches | int]:
         """The values of the forward graph, the leaves of the result that are new, and what was launched."""
         values, launches = self.program.run(tensors)
-        outputs = [self.signature.outputs[i] for i in self._leaves]
-        return values, tuple(self._leaf(spec, values) for spec in outputs), launches
+        return values, tuple(self._leaf(i, values) for i in self._leaves), launches
 
-    def _leaf(self, spec: OutputSpec, values: Sequence[Tensor | None]) -> Tensor:
+    def _leaf(self, position: int, values: Sequence[Tensor | None]) -> Tensor:
+        spec = self.signature.outputs[position]
         whole, view = values[spec.index], spec.view
         assert whole is not None
+        if position not in self.joint.trained and spec.index in self._shared:
+            whole = whole.detach()  # the one that it shares memory with may need gradients
         if view is None:
             return whole
         offset = whole.storage_offset() + view.offset

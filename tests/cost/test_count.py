@@ -209,4 +209,4 @@ def test_counting_is_fast_and_linear() -> None:
     count_dispatches(record[:100], CPU)
     start = time.process_time()
     assert count_dispatches(record, CPU).launches == 20_000
-    assert time.process_time() - start < 1.0  # 0.3 s on an idle machine
+    assert time.process_time() - start < 4.0  # 0.3 s on an idle machine

@@ -52,6 +52,6 @@ def test_a_representative_has_the_same_token_and_stands_for_itself(tokens: str) 
 
 def test_a_long_almost_repetition_takes_linear_time() -> None:
     stretch = list(range(7000))
-    started = time.perf_counter()
+    started = time.process_time()  # other programs must not count
     fold([*stretch, *stretch, *stretch[:-2], *range(10_000, 13_000)])
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 6.0  # 0.3 s on an idle machine

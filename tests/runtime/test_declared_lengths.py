@@ -126,9 +126,9 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     seen: list[tuple[int, ...]] = []
     original = engine.capture
 
-    def counted(model: nn.Module, args: Sequence[Any], kwargs: Any) -> Any:
+    def counted(model: nn.Module, args: Sequence[Any], *others: Any) -> Any:
         seen.append(tuple(args[0].shape))
-        return original(model, args, kwargs)
+        return original(model, args, *others)
 
     monkeypatch.setattr(engine, "capture", counted)
     return seen

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import Recorder
 from fuse.graph.function import Function
+from fuse.graph.kept import Plan
 from fuse.rewrite.patterns.canonical import term_of_node
 from fuse.rewrite.patterns.language import Environment, running
 from fuse.rewrite.patterns.terms import Term, Terms
@@ -48,7 +49,7 @@ def trace(
     """
     try:
         with running(environment), _quiet():
-            module = _Recorder(Function(function), mode).run(tuple(arguments), {})
+            module = _Recorder(Function(function), mode, Plan()).run(tuple(arguments), {})
     except CaptureError as error:
         raise CaptureError(str(error).replace("forward failed", "it fails")) from error
     keys = [

@@ -1,0 +1,327 @@
+"""Attributes that ``forward`` assigns: what it reads of them goes into the graph, what it assigns comes out.
+
+    def forward(self, x):                            x, h  ->  tanh(x + h)  ->  result
+        self.h = torch.tanh(x + self.h)                                     ->  the next h
+        self.steps += 1                              steps + 1, after the call, by the runtime
+        return self.h
+
+Which attributes those are shows when ``forward`` has run once (:mod:`fuse.graph.attributes`); the call is then recorded
+again with an :class:`Overlay` over them. The thread that captures sees stand-ins there, and the model itself is
+not touched. A number that is only counted up is a :class:`Count`: a graph must not depend on how many calls there were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fuse.errors import CaptureError
+from fuse.graph.results import flatten_result, is_constant
+from fuse.graph.signature import Advance, Attribute, Kept
+
+LARGEST_ATTEMPTS = 6
+T = TypeVar("T")
+
+
+class _Absent:
+    """What an attribute is that the module does not have."""
+
+    def __repr__(self) -> str:
+        return "no attribute"
+
+
+ABSENT = _Absent()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to record a call: ``attributes`` are overlaid; ``plain`` numbers among them are taken as they are."""
+
+    attributes: tuple[Attribute, ...] = ()
+    plain: frozenset[Attribute] = frozenset()
+
+
+class Assigns(CaptureError):
+    """``forward`` changes attributes that were not overlaid, or what they hold. ``whole``: it assigns them, no more."""
+
+    def __init__(self, what: str, attributes: Sequence[Attribute], whole: bool) -> None:
+        super().__init__(f"forward changes {what}; a graph cannot hold that")
+        self.attributes = tuple(attributes)
+        self.whole = whole
+
+
+class Reads(CaptureError):
+    """``forward`` uses numbers that were taken for counts."""
+
+    def __init__(self, attributes: Sequence[Attribute]) -> None:
+        super().__init__(f"forward reads {', '.join(map(str, attributes))}")
+        self.attributes = frozenset(attributes)
+
+
+def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
+    """``record`` under the first plan that it needs no other one for.
+
+    Raises:
+        CaptureError: as ``record``; there is no such plan.
+    """
+    plan = Plan(tuple(attributes))
+    for _ in range(LARGEST_ATTEMPTS):
+        try:
+            return record(plan)
+        except Assigns as found:
+            new = [attribute for attribute in found.attributes if attribute not in plan.attributes]
+            if not found.whole or len(new) < len(found.attributes):
+                found.assigned = _pairs((*plan.attributes, *new))
+                raise
+            plan = replace(plan, attributes=(*plan.attributes, *new))
+        except Reads as found:
+            plan = replace(plan, plain=plan.plain | found.attributes)
+        except CaptureError as error:
+            error.assigned = _pairs(plan.attributes)
+            raise
+    raise CaptureError("forward assigns other attributes each time it is captured")
+
+
+def _pairs(attributes: Sequence[Attribute]) -> tuple[tuple[str, str], ...]:
+    return tuple((attribute.owner, attribute.name) for attribute in attributes)
+
+
+class Count:
+    """Stands for an ``int`` that ``forward`` only adds to, or for what it is after that.
+
+    Anything else that is done with it is noted and raises.
+
+    >>> count = Count(Attribute("", "steps"))
+    >>> later = 1 + count + 2
+    >>> later.delta, isinstance(later, int), count.origin.used
+    (3, True, False)
+    >>> later < 7
+    Traceback (most recent call last):
+    ...
+    fuse.graph.kept.Reads: forward reads steps
+    >>> count.origin.used
+    True
+    """
+
+    def __init__(self, attribute: Attribute, delta: int = 0, origin: Count | None = None) -> None:
+        self.attribute = attribute
+        self.delta = delta
+        self.origin: Count = self if origin is None else origin
+        self.used = False
+
+    __class__ = property(lambda self: int)  # type: ignore[assignment]  # what isinstance asks
+
+    def __add__(self, other: Any) -> Any:
+        return self._moved(other) if type(other) is int else self._use()
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._moved(-other) if type(other) is int else self._use()
+
+    def _moved(self, by: int) -> Count:
+        return Count(self.attribute, self.delta + by, self.origin)
+
+    def _use(self, *_: Any, **__: Any) -> Any:
+        self.origin.used = True
+        raise Reads([self.attribute])
+
+
+_OTHER_METHODS = """
+    abs and bool ceil complex divmod eq float floor floordiv format ge getitem gt hash index int invert iter le lshift
+    lt matmul mod mul ne neg next or pos pow rand rdivmod reduce_ex repr rfloordiv rlshift rmatmul rmod rmul ror round
+    rpow rrshift rshift rsub rtruediv rxor str truediv trunc xor
+"""
+for _name in _OTHER_METHODS.split():
+    setattr(Count, f"__{_name}__", Count._use)
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One attribute under the overlay. ``old`` is the stand-in of what it was; ``was`` a copy of that, to find writes
+    into a list that it holds."""
+
+    attribute: Attribute
+    module: nn.Module
+    real: Any
+    old: Any
+    was: Any = None
+    now: Any = None
+    read: bool = False
+    assigned: bool = False
+
+
+@dataclass(eq=False)
+class Overlay:
+    """What the capturing thread sees of some attributes of ``model``."""
+
+    model: nn.Module
+    plan: Plan
+    slots: list[_Slot] = field(default_factory=list)
+    trouble: str = ""
+
+    @contextlib.contextmanager
+    def laid(self, twin: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Let ``twin`` of tensors stand for them in this thread; assignments are kept here and not made."""
+        if not self.plan.attributes:
+            yield
+            return
+        self.slots = [self._slot(attribute, twin) for attribute in self.plan.attributes]
+        modules = {id(slot.module): slot.module for slot in self.slots}
+        classes = {key: type(module) for key, module in modules.items()}
+        try:
+            for key, module in modules.items():
+                own = {slot.attribute.name: slot for slot in self.slots if slot.module is module}
+                object.__setattr__(module, "__class__", _watched(classes[key], module, own, self))
+            yield
+        finally:
+            for key, module in modules.items():
+                object.__setattr__(module, "__class__", classes[key])
+
+    def check(self) -> None:
+        """Raise where ``forward`` did what the overlay cannot hold."""
+        if self.trouble:
+            raise CaptureError(self.trouble)
+        if used := [s.attribute for s in self.slots if isinstance(s.old, Count) and s.old.used]:
+            raise Reads(used)
+        for slot in self.slots:
+            if not _as_it_was(slot.old, slot.was):
+                raise CaptureError(f"forward changes what the attribute {slot.attribute} holds")
+            for leaf in flatten_result(slot.now)[0] if slot.assigned else ():
+                if not (isinstance(leaf, (Tensor, Count)) or is_constant(leaf)):
+                    raise CaptureError(
+                        f"forward assigns the attribute {slot.attribute} a {type(leaf).__name__}, of which a graph "
+                        "cannot make a new one in each call"
+                    )
+
+    def counts(self) -> list[Attribute]:
+        """The numbers that are taken for counts."""
+        return [slot.attribute for slot in self.slots if _is_count(slot.old)]
+
+    def refuse_counts(self, result: Any) -> None:
+        """Raise where the result of the call holds a count."""
+        if counts := [leaf.attribute for leaf in flatten_result(result)[0] if _is_count(leaf)]:
+            raise Reads(counts)
+
+    def leaves(self) -> list[Any]:
+        """The stand-ins of what is read, in the order in which the runtime will give what they stand for."""
+        return flatten_result(tuple(slot.old for slot in self.slots if slot.read and not _is_count(slot.old)))[0]
+
+    def real_tensors(self) -> list[Tensor]:
+        """What the attributes held, read or not."""
+        return [leaf for leaf in flatten_result([s.real for s in self.slots])[0] if isinstance(leaf, Tensor)]
+
+    def assigned(self) -> tuple[Any, ...]:
+        """The values to assign after the call; counts as :class:`fuse.graph.signature.Advance`."""
+        numbers = {slot.attribute: number for number, slot in enumerate(self.slots)}
+        values = tuple(slot.now for slot in self.slots if slot.assigned)
+        leaves, spec = flatten_result(values)
+        leaves = [Advance(numbers[leaf.attribute], leaf.delta) if _is_count(leaf) else leaf for leaf in leaves]
+        return tuple(pytree.tree_unflatten(leaves, spec))
+
+    def kept(self) -> tuple[Kept, ...]:
+        return tuple(
+            Kept(slot.attribute, slot.read and not _is_count(slot.old), slot.assigned, _is_count(slot.old))
+            for slot in self.slots
+        )
+
+    def _slot(self, attribute: Attribute, twin: Callable[[Tensor], Tensor]) -> _Slot:
+        module = self.model.get_submodule(attribute.owner)
+        if custom := _custom(type(module)):
+            raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
+        value = current(module, attribute.name)
+        leaves, spec = flatten_result(value)
+        if odd := next((x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))), None):
+            raise CaptureError(f"forward assigns the attribute {attribute}, which holds a {type(odd).__name__}")
+        if type(value) is int and attribute not in self.plan.plain:
+            old: Any = Count(attribute)
+        else:
+            stand_ins = [twin(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            old = pytree.tree_unflatten(stand_ins, spec)
+        return _Slot(attribute, module, value, old, was=_contents(old), now=old)
+
+
+def current(module: nn.Module, name: str) -> Any:
+    """The attribute or buffer of that name, or :data:`ABSENT`.
+
+    >>> current(nn.Linear(1, 1), "in_features"), current(nn.Linear(1, 1), "out")
+    (1, no attribute)
+    """
+    held = module.__dict__
+    return held[name] if name in held else held["_buffers"].get(name, ABSENT)
+
+
+def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Overlay) -> type:
+    """A class like ``cls`` whose instance ``module`` has ``slots`` for attributes, in this thread."""
+    thread = threading.get_ident()
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        if name in slots and self is module and threading.get_ident() == thread:
+            slot = slots[name]
+            slot.read = slot.read or not slot.assigned
+            if slot.now is not ABSENT:
+                return slot.now
+        elif name == "__class__":
+            return cls
+        elif name == "__dict__" and threading.get_ident() == thread and not _asked_by_torch():
+            overlay.trouble = f"forward reads the __dict__ of {cls.__name__}, of which it assigns {next(iter(slots))}"
+        return cls.__getattribute__(self, name)
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        if name in slots and self is module and threading.get_ident() == thread:
+            if isinstance(value, (nn.Module, nn.Parameter)):
+                overlay.trouble = f"forward assigns {slots[name].attribute} a {type(value).__name__}"
+            slots[name].now, slots[name].assigned = value, True
+        else:
+            cls.__setattr__(self, name, value)
+
+    def __delattr__(self: Any, name: str) -> None:
+        if name in slots and self is module and threading.get_ident() == thread:
+            overlay.trouble = f"forward deletes the attribute {slots[name].attribute}"
+        cls.__delattr__(self, name)
+
+    members = {f.__name__: f for f in (__getattribute__, __setattr__, __delattr__)}
+    described = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    made: type = type(cls)(cls.__name__, (cls,), {**members, **described, "__slots__": ()})
+    return made
+
+
+def _custom(cls: type) -> str:
+    """The method of a class, if any, for which an overlay would make a difference."""
+    for name in ("__setattr__", "__delattr__", "__getattribute__", "__init_subclass__"):
+        if any(name in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object)):
+            return name
+    return ""
+
+
+def _asked_by_torch() -> bool:
+    asking: str = sys._getframe(2).f_globals.get("__name__", "")
+    return asking.startswith(("torch.nn.modules.", "fuse.graph."))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is Count
+
+
+def _contents(value: Any) -> Any:
+    """A copy of the containers in ``value``, with the same leaves."""
+    if isinstance(value, (list, tuple, dict)):
+        leaves, spec = flatten_result(value)
+        return pytree.tree_unflatten(leaves, spec)
+    return copy.copy(value) if isinstance(value, set) else value
+
+
+def _as_it_was(value: Any, was: Any) -> bool:
+    """Whether a value has the structure and the very leaves of its copy."""
+    if isinstance(value, set):
+        return bool(value == was)
+    (leaves, spec), (before, structure) = flatten_result(value), flatten_result(was)
+    return spec == structure and all(a is b for a, b in zip(leaves, before, strict=True))

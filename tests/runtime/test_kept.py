@@ -1,0 +1,396 @@
+"""Models that assign their own attributes in ``forward``: compiled calls leave behind what eager's leave behind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.check.inputs import Call
+from fuse.check.oracle import check
+
+
+class Keeps(nn.Module):
+    """Holds a layer and what it is given (``b_*`` as buffers), and runs a function of itself and the inputs."""
+
+    default = None
+
+    def __init__(self, function: Callable[..., Any], **held: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = (function,)
+        for name, value in held.items():
+            if name.startswith("b_"):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function[0](self, *args)
+
+
+@dataclasses.dataclass
+class State:
+    h: Tensor
+    steps: int
+
+
+def stash(self, x):
+    self.attention = torch.softmax(self.layer(x), -1)
+    return self.attention * 2
+
+
+def stash_detached(self, x):
+    y = self.layer(x)
+    self.seen = y.detach()
+    return y
+
+
+def stash_on_another(self, x):
+    self.layer.last = x.exp()
+    return self.layer(x)
+
+
+def recurrent(self, x):
+    if self.h is None:
+        self.h = torch.zeros_like(x)
+    self.h = torch.tanh(self.layer(x) + self.h.detach())
+    return self.h
+
+
+def recurrent_by_default(self, x):
+    h = x if self.default is None else self.default.detach()
+    self.default = torch.tanh(self.layer(x) + h)
+    return self.default * 1
+
+
+def in_a_tuple(self, x):
+    h, c = self.h if self.h is not None else (x, x)
+    h = torch.tanh(self.layer(x) + h.detach())
+    self.h = (h, c.detach() + h)
+    return h
+
+
+def in_a_list(self, x):
+    self.hs = [torch.tanh(x + h) for h in self.hs]
+    return self.hs[-1] * 1
+
+
+def in_a_dictionary(self, x):
+    self.cache = {"k": torch.tanh(x), "v": self.cache["v"] + 1}
+    return self.cache["v"] + x
+
+
+def in_a_dataclass(self, x):
+    self.state = State(torch.tanh(x + self.state.h), 3)
+    return self.state.h * 2
+
+
+def reset_by_a_flag(self, x):
+    if hasattr(self, "memory"):
+        x = x + self.memory
+    self.memory = x * 0.5
+    return self.memory + 1
+
+
+def counted(self, x):
+    self.calls += 1
+    self.total = 2 + self.calls
+    return torch.tanh(x)
+
+
+def averaged(self, x):
+    self.b_mean = 0.9 * self.b_mean + 0.1 * x.mean(0)
+    self.b_count += 1
+    return x - self.b_mean
+
+
+def written_and_assigned(self, x):
+    self.h.mul_(0.5).add_(x)
+    self.last = self.h
+    return self.h + 1
+
+
+def assigned_in_place(self, x):
+    self.h += x
+    return self.h * 2
+
+
+def the_input_itself(self, x):
+    before = self.last
+    self.last = x
+    return x - before if before is not None else x * 1
+
+
+def a_view_of_the_result(self, x):
+    y = torch.tanh(x)
+    self.row = y[0]
+    return y
+
+
+def swapped(self, x):
+    self.a, self.b = self.b, self.a
+    return self.a + x
+
+
+def assigned_twice(self, x):
+    self.h = x + 1
+    y = self.h * 2
+    self.h = y.tanh()
+    return self.h + y
+
+
+def a_flag(self, x):
+    self.first = False if self.first else self.first
+    return torch.tanh(x)
+
+
+CASES: dict[str, Callable[[], Keeps]] = {
+    "stash": lambda: Keeps(stash),
+    "stash detached": lambda: Keeps(stash_detached),
+    "stash on another module": lambda: Keeps(stash_on_another),
+    "recurrent": lambda: Keeps(recurrent, h=None),
+    "recurrent by a default of the class": lambda: Keeps(recurrent_by_default),
+    "in a tuple": lambda: Keeps(in_a_tuple, h=None),
+    "in a list": lambda: Keeps(in_a_list, hs=[torch.zeros(3, 4), torch.ones(3, 4)]),
+    "in a dictionary": lambda: Keeps(in_a_dictionary, cache={"k": torch.zeros(3, 4), "v": torch.zeros(3, 4)}),
+    "in a dataclass": lambda: Keeps(in_a_dataclass, state=State(torch.zeros(3, 4), 3)),
+    "absent at first": lambda: Keeps(reset_by_a_flag),
+    "counted": lambda: Keeps(counted, calls=5),
+    "buffers": lambda: Keeps(averaged, b_mean=torch.zeros(4), b_count=torch.tensor(0)),
+    "written and assigned": lambda: Keeps(written_and_assigned, h=torch.zeros(3, 4)),
+    "assigned in place": lambda: Keeps(assigned_in_place, h=torch.zeros(3, 4)),
+    "the input itself": lambda: Keeps(the_input_itself, last=None),
+    "a view of the result": lambda: Keeps(a_view_of_the_result),
+    "swapped": lambda: Keeps(swapped, a=torch.zeros(3, 4), b=torch.ones(3, 4)),
+    "assigned twice": lambda: Keeps(assigned_twice),
+    "a flag": lambda: Keeps(a_flag, first=True),
+}
+
+
+def same(one: Any, other: Any) -> None:
+    """Equal values, layouts, and classes of what holds them."""
+    assert one.keys() == other.keys()
+    for name, value in other.items():
+        assert type(one[name]) is type(value), name
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(one[name], value)
+            assert one[name].requires_grad == value.requires_grad, name
+            assert one[name].stride() == value.stride(), name
+        else:
+            assert one[name] == value, name
+
+
+def run_beside_eager(model: nn.Module, calls: list[tuple[Tensor, ...]], training: bool = False) -> fuse.Fused:
+    """Call a model fused and a twin eager, one after the other; what they return and hold must be the same."""
+    twin = copy.deepcopy(model)
+    fused = fuse.compile(model)
+    for args in calls:
+        with torch.set_grad_enabled(training):
+            expected, actual = twin(*args), fused(*args)
+        torch.testing.assert_close(actual, expected)
+        if training and expected.requires_grad:
+            expected.sum().backward()
+            actual.sum().backward()
+            for mine, eagers in zip(model.parameters(), twin.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad, eagers.grad)
+        same(Call(model, (), {}).attributes(), Call(twin, (), {}).attributes())
+        same(dict(model.named_buffers()), dict(twin.named_buffers()))
+    return fused
+
+
+@pytest.fixture
+def strict() -> Any:
+    """A call that runs eager fails the test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_assigned_is_there_after_every_call(name: str, training: bool, strict: None) -> None:
+    fused = run_beside_eager(CASES[name](), [(torch.randn(3, 4),) for _ in range(5)], training)
+    assert fused.last_run is not None
+    assert fused.last_run.fallbacks == ()
+    variants = [compiled for state in fused._own()._states for compiled in state.variants]
+    assert len(variants) <= 2, "a call was compiled again although nothing new was to be seen"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_oracle_sees_attributes(name: str, strict: None) -> None:
+    report = check(CASES[name](), (torch.randn(3, 4),))
+    assert report.passed, str(report)
+
+
+def test_the_oracle_misses_an_attribute_that_is_not_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuse.runtime.kept.Carried.assign", lambda self, result: result[0])
+    report = check(CASES["stash"](), (torch.randn(3, 4),))
+    assert any("attribute attention" in problem for problem in report.problems)
+
+
+def test_a_state_can_be_reset_and_change_its_shape(strict: None) -> None:
+    model = Keeps(recurrent, h=None)
+    fused = run_beside_eager(model, [(torch.randn(3, 4),)] * 3)
+    model.h = None
+    for h in (None, torch.ones(2, 4, dtype=torch.float64), torch.ones(4)):
+        model.h = h
+        twin, x = copy.deepcopy(model), torch.randn(2, 4)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x), twin(x))
+            torch.testing.assert_close(fused(x), twin(x))
+        torch.testing.assert_close(model.h, twin.h)
+
+
+def test_a_count_may_become_another_number_or_none(strict: None) -> None:
+    model = Keeps(counted, calls=5)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        fused(torch.ones(3))
+        model.calls = 100
+        fused(torch.ones(3))
+        assert (model.calls, model.total) == (101, 103)
+        model.calls = 0.5
+        fused(torch.ones(3))
+        assert (model.calls, model.total) == (1.5, 3.5)
+
+
+def test_one_call_assigns_and_another_reads(strict: None) -> None:
+    def prefill_or_decode(self: Any, x: Tensor) -> Tensor:
+        if x.shape[0] > 1:
+            self.cache = torch.tanh(x).sum(0, keepdim=True)
+            return x
+        return x + self.cache
+
+    calls = [(torch.randn(n, 4),) for n in (3, 1, 1, 3, 1, 2, 1)]
+    fused = run_beside_eager(Keeps(prefill_or_decode, cache=None), calls)
+    decoding = fused._own()._states[0].variants
+    assert sum(c.carried is not None and not c.carried.assigned for c in decoding) == 1
+    reading = Keeps(prefill_or_decode, cache=torch.ones(1, 4))
+    run_beside_eager(reading, [calls[1], calls[0], *calls[1:]])  # read first
+
+
+def test_a_number_that_decides_is_read_as_it_is() -> None:
+    def every_other(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(x) if self.calls % 2 else torch.sin(x)
+
+    with pytest.warns(UserWarning, match="reads what it assigned before"):
+        fused = run_beside_eager(Keeps(every_other, calls=0), [(torch.ones(3),)] * 12)
+    assert fused.last_run is not None
+    assert "calls" in fused.last_run.fallbacks[0].reason
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda n, x: x * n,
+        lambda n, x: x.sum(n % 1),
+        lambda n, x: x + torch.tensor(n),
+        lambda n, x: x[n - 1 :],
+        lambda n, x: x + len(f"{n}"),
+        lambda n, x: x if n else x + 1,
+        lambda n, x: x + {1: 2.0, 2: 3.0}.get(n, 4.0),
+        lambda n, x: x + (1.0 if isinstance(n, int) and n == 1 else 2.0),
+        lambda n, x: torch.full((3,), n) + x,
+        lambda n, x: x + max(n, 2),
+    ],
+)
+def test_no_use_of_a_count_goes_unseen(use: Callable[[int, Tensor], Tensor]) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        return use(self.calls, x)
+
+    run_beside_eager(Keeps(forward, calls=0), [(torch.ones(3),)] * 3)
+
+
+def test_a_count_can_be_returned() -> None:
+    def forward(self: Any, x: Tensor) -> tuple[Tensor, int]:
+        self.calls += 1
+        return x + 1, self.calls
+
+    model = Keeps(forward, calls=0)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        assert [fused(torch.ones(1))[1] for _ in range(3)] == [1, 2, 3]
+
+
+REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
+    "a list grows": (lambda: Keeps(lambda s, x: (s.seen.append(x + 1), x + 1)[1], seen=[]), "changes Keeps.seen"),
+    "a dictionary": (lambda: Keeps(lambda s, x: (s.c.update(k=x + 1), x + 1)[1], c={}), "changes Keeps.c.k"),
+    "removed": (lambda: Keeps(lambda s, x: (delattr(s, "h"), setattr(s, "h", x), x + 1)[2], h=1), "deletes"),
+    "by its dictionary": (
+        lambda: Keeps(lambda s, x: (setattr(s, "h", vars(s)["h"] + x), x + 1)[1], h=torch.zeros(3)),
+        "reads the __dict__",
+    ),
+    "a parameter": (
+        lambda: Keeps(lambda s, x: (setattr(s, "p", nn.Parameter(torch.zeros(3))), x + 1)[1]),
+        "changes Keeps.p",
+    ),
+    "a list that it holds, too": (
+        lambda: Keeps(lambda s, x: (s.hs.__setitem__(0, x + 1), setattr(s, "n", x), x + 1)[2], hs=[torch.zeros(3)]),
+        "changes Keeps",
+    ),
+    "an object": (
+        lambda: Keeps(lambda s, x: (setattr(s, "o", object()), x + 1)[1]),
+        "assigns the attribute o a object",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_played_back_runs_eager_and_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, reason = REFUSED[name]
+    model = make()
+    held = dict(vars(model))
+    captured = []
+    original = fuse.runtime.engine.capture
+    monkeypatch.setattr(fuse.runtime.engine, "capture", lambda *a: (captured.append(1), original(*a))[1])
+    with pytest.raises(fuse.errors.CaptureError, match=reason):
+        fuse.graph.capture.capture(model, (torch.ones(3),))
+    assert vars(model) == held
+    assert type(model) is Keeps
+    if name != "removed":
+        fused = fuse.compile(model)
+        with pytest.warns(UserWarning, match=reason), torch.no_grad():
+            fused(torch.ones(3))
+        with torch.no_grad():
+            for _ in range(3):
+                fused(torch.ones(3))
+        assert len(captured) == 1, "what runs eager is captured once"
+    if name == "a list grows":
+        assert [value.tolist() for value in model.seen] == [[2.0] * 3] * 4
+
+
+def test_other_threads_see_the_model_as_it_is(strict: None) -> None:
+    seen, inside, done = [], threading.Event(), threading.Event()
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.h = x + self.h
+        if threading.current_thread() is threading.main_thread():
+            inside.set()
+            done.wait(5)
+        return self.h
+
+    model = Keeps(forward, h=torch.zeros(3))
+
+    def watch() -> None:
+        inside.wait(5)
+        seen.append((type(model.h), type(model), model.h.tolist()))
+        done.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    fuse.graph.capture.capture(model, (torch.ones(3),), kept=[fuse.graph.signature.Attribute("", "h")])
+    watcher.join()
+    assert seen[0][0] is Tensor
+    assert seen[0][2] == [0.0, 0.0, 0.0]
+    assert type(model) is Keeps
