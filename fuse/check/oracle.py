@@ -365,7 +365,7 @@ def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:
         problems += [f"{name}: missing" for name in theirs.keys() - mine.keys()]
         problems += [f"{name}: eager has no such thing" for name in mine.keys() - theirs.keys()]
     for name, value in (*eager.results.items(), *eager.attributes.items()):
-        mine = fused.results[name] if name in eager.results else fused.attributes.get(name)
+        mine = (fused.results if name in eager.results else fused.attributes).get(name)
         if type(mine) is not type(value):
             problems.append(f"{name}: {type(mine).__name__} instead of {type(value).__name__}")
         elif not isinstance(value, Tensor) and not _equal(mine, value):
