@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse.rewrite.patterns import views
-from fuse.rewrite.patterns.canonical import term_of_node
+from fuse.rewrite.patterns.calls import Table
 from fuse.rewrite.patterns.differences import Difference, common, differences
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
@@ -27,6 +27,7 @@ from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.search import Placement
 from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, below, look_of
 from fuse.rewrite.patterns.trace import Traced, terms_of
+from fuse.rewrite.surgery import constant_key
 
 MAX_BINDINGS = 16
 MAX_MORE_VIEWS = 4
@@ -73,7 +74,13 @@ class Found:
     constants: Mapping[str, Any]
     outputs: tuple[Output, ...]
     inside: tuple[Node, ...]
-    drawing: Drawing = field(repr=False)
+    placement: Placement = field(repr=False)
+
+    @property
+    def drawing(self) -> Drawing:
+        """The pattern beside the nodes that it lies at."""
+        places = {term.origin: step.node for term, step in self.placement.steps.items()}
+        return Drawing(self.form.results, places, {key: given.node for key, given in self.inputs.items()})
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,10 @@ def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Given
     """What the inputs may be, the likely first: each as many views away as in the form, or all of them some more."""
     plain = {key: [Given(node) for node in nodes] for key, nodes in placement.inputs.items()}
     likely = {key: len(form.views_above(key)) for key in plain}
+    first = {key: given[min(likely[key], len(given) - 1)] for key, given in plain.items()}
+    yield first
     turned = {key: _turned(form, key, nodes) or plain[key] for key, nodes in placement.inputs.items()}
-    seen = set()
+    seen = {tuple(first.values())}
     for more in range(MAX_MORE_VIEWS):
         for choices, start in ((plain, likely), (turned, dict.fromkeys(plain, 0))):
             chosen = {key: given[min(start[key] + more, len(given) - 1)] for key, given in choices.items()}
@@ -142,29 +151,98 @@ def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Given]:
     return found
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """The pattern as it was run for inputs of certain layouts, as terms of a table that all such places share.
+
+    ``leaves`` are those of the inputs, by the inputs' keys; inputs that are one node share one.
+    """
+
+    table: Table
+    traced: Traced
+    leaves: Mapping[InputKey, Term]
+    outputs: tuple[Term, ...]
+
+
 def _compare(
     form: Form, placement: Placement, inputs: Mapping[InputKey, Given], constants: Mapping[str, Any], index: GraphIndex
 ) -> Found | Near:
-    keys, arguments = _arguments(form, inputs)
-    traced = form.traced(arguments, constants)
-    if isinstance(traced, str):
-        return _unlike(form, f"the pattern does not run on these tensors: {traced}")
-    terms = Terms()
-    cut = _Cut(terms, index, placement, {given.node for given in inputs.values()})
+    wanted = _wanted(form, inputs, constants, index)
+    if isinstance(wanted, str):
+        return _unlike(form, f"the pattern does not run on these tensors: {wanted}")
+    cut = _Cut(wanted.table, index, placement, {given.node: wanted.leaves[key] for key, given in inputs.items()})
     holders = [_holders(root, placement, inputs, index) for root in form.roots]
-    found = [[cut.term(node) for node in nodes] for nodes in holders]
-    leaves = [cut.given(inputs[key]) if key in inputs else terms.leaf(key, look_of(_UNREAD)) for key in keys]
-    known = terms_of(traced, terms, leaves)
-    wanted = [known[node] for node in traced.outputs]
-    drawing = _drawn(traced, known, [term for values in found for term in values], inputs)
     outputs = [
-        _output(terms, want, nodes, values, root.name == LEAF)
-        for want, nodes, values, root in zip(wanted, holders, found, form.roots, strict=True)
+        _output(cut, want, nodes, root.name == LEAF)
+        for want, nodes, root in zip(wanted.outputs, holders, form.roots, strict=True)
     ]
     results = tuple(output for output in outputs if output is not None)
-    if len(results) == len(outputs):
-        inside = cut.inside(output.node for output in results)
-        return Found(form, inputs, constants, results, inside, drawing)
+    if len(results) < len(outputs):
+        return _near(form, placement, inputs, wanted.traced, index, holders)
+    inside = cut.inside(output.node for output in results)
+    return Found(form, inputs, constants, results, inside, placement)
+
+
+def _wanted(
+    form: Form, inputs: Mapping[InputKey, Given], constants: Mapping[str, Any], index: GraphIndex
+) -> _Wanted | str:
+    """The pattern run on what it is given here, or why it does not run; done once for inputs of one kind."""
+    numbers: dict[Node, int] = {}
+    layouts = [
+        (key, given.dims, numbers.setdefault(given.node, len(numbers)), index.calls.layout(given.node))
+        for key, given in inputs.items()
+    ]
+
+    def run(table: Table) -> _Wanted | str:
+        keys, arguments = _arguments(form, inputs)
+        traced = form.traced(arguments, constants)
+        if isinstance(traced, str):
+            return traced
+        leaves = {}
+        for key, _, number, _ in layouts:
+            look = index.calls.look(inputs[key].node)
+            leaves[key] = table.terms.leaf((number, look), look)
+        known = _terms_of(traced, keys, inputs, leaves, table.terms)
+        return _Wanted(table, traced, leaves, tuple(known[node] for node in traced.outputs))
+
+    return index.table((form, constant_key(dict(constants)), tuple(layouts)), run)
+
+
+def _terms_of(
+    traced: Traced,
+    keys: Sequence[InputKey],
+    inputs: Mapping[InputKey, Given],
+    leaves: Mapping[InputKey, Term],
+    terms: Terms,
+) -> dict[Node, Term]:
+    """The terms of the pattern as it was run, over the inputs' leaves, turned where the inputs are."""
+    given = []
+    for key in keys:
+        dims = inputs[key].dims if key in inputs else None
+        leaf = leaves[key] if key in inputs else terms.leaf(key, look_of(_UNREAD))
+        given.append(leaf if dims is None else views.permute(terms, leaf, dims))
+    return terms_of(traced, terms, given)
+
+
+def _near(
+    form: Form,
+    placement: Placement,
+    inputs: Mapping[InputKey, Given],
+    traced: Traced,
+    index: GraphIndex,
+    holders: Sequence[Sequence[Node]],
+) -> Near:
+    """How far the graph is what the pattern wants: in a table of this place alone, whose terms know their nodes."""
+    table = Table(index.calls)
+    leaves = {given.node: table.terms.leaf(given.node, index.calls.look(given.node)) for given in inputs.values()}
+    cut = _Cut(table, index, placement, leaves)
+    found = [[cut.term(node) for node in nodes] for nodes in holders]
+    keys, _ = _arguments(form, inputs)
+    known = _terms_of(traced, keys, inputs, {key: leaves[given.node] for key, given in inputs.items()}, table.terms)
+    wanted = [known[node] for node in traced.outputs]
+    outputs = [
+        _output(cut, want, nodes, root.name == LEAF) for want, nodes, root in zip(wanted, holders, form.roots, strict=True)
+    ]
     have = [min(values, key=lambda term: term.serial) if values else None for values in found]
     pairs = [(want, term) for want, term, done in zip(wanted, have, outputs, strict=True) if term and done is None]
     reasons = [one for want, term in pairs for one in differences(want, term)]
@@ -172,6 +250,7 @@ def _compare(
     operators = [term for node, term in known.items() if node.op == "call_function" and term.computes]
     if not reasons:
         return _unlike(form, "a result of the pattern is inside of another operator")
+    drawing = _drawn(traced, known, [term for values in found for term in values], inputs)
     return Near(form, sum(term in same for term in operators), len(operators), tuple(reasons), drawing)
 
 
@@ -223,13 +302,14 @@ def _holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given],
     return nodes
 
 
-def _output(terms: Terms, wanted: Term, nodes: Sequence[Node], values: Sequence[Term], is_input: bool) -> Output | None:
+def _output(cut: _Cut, wanted: Term, nodes: Sequence[Node], is_input: bool) -> Output | None:
     """The node that holds ``wanted``; the first may hold it in another shape, with the view left to the caller."""
-    for node, value in zip(nodes, values, strict=True):
-        if value is wanted:
+    for node in nodes:
+        if cut.term(node) is wanted:
             return Output(node, False, is_input)
-    if values and _same_count(wanted, values[0]) and views.reshape(terms, wanted, values[0].shape) is values[0]:
-        return Output(nodes[0], True, is_input)
+    if nodes and _same_count(wanted, first := cut.term(nodes[0])):
+        if views.reshape(cut.table.terms, wanted, first.shape) is first:
+            return Output(nodes[0], True, is_input)
     return None
 
 
@@ -239,27 +319,28 @@ def _same_count(one: Term, other: Term) -> bool:
 
 
 class _Cut:
-    """Terms of the graph's nodes over the nodes at which it is cut (``leaves``)."""
+    """Terms of the graph's nodes over the nodes at which it is cut, whose terms are ``leaves``."""
 
-    def __init__(self, terms: Terms, index: GraphIndex, placement: Placement, leaves: set[Node]) -> None:
-        self.terms = terms
+    def __init__(self, table: Table, index: GraphIndex, placement: Placement, leaves: Mapping[Node, Term]) -> None:
+        self.table = table
         self.index = index
         self.placed = {step.node for step in placement.steps.values()}
         self.leaves = leaves
-        self.known: dict[Node, Term] = {}
+        self.known: dict[Node, Term] = dict(leaves)
+        self.strangers = 0
 
     def term(self, node: Node) -> Term:
-        if node not in self.known:
-            self.known[node] = term_of_node(self.terms, node, self.term) if self._is_inside(node) else self._leaf(node)
-        return self.known[node]
+        known = self.known.get(node)
+        if known is None:
+            made = self.table.term(node, self.term) if self._is_inside(node) else self._stranger(node)
+            known = self.known[node] = made
+        return known
 
-    def given(self, given: Given) -> Term:
-        """The term of an input."""
-        term = self.term(given.node)
-        return term if given.dims is None else views.permute(self.terms, term, given.dims)
-
-    def _leaf(self, node: Node) -> Term:
-        return self.terms.leaf(node, look_of(node.meta["val"]))
+    def _stranger(self, node: Node) -> Term:
+        """The term of a value that is neither an input nor made of inputs: nothing that the pattern has."""
+        self.strangers += 1
+        look = self.index.calls.look(node)
+        return self.table.terms.leaf(("stranger", self.strangers, look), look)
 
     def _is_inside(self, node: Node) -> bool:
         if node in self.leaves or self.index.own(node) is None:

@@ -104,15 +104,20 @@ class Form:
 
     def views_above(self, key: InputKey) -> tuple[Term, ...]:
         """The views and casts through which an input is first read, the outermost first."""
+        return self._views_above.get(key, ())
+
+    @cached_property
+    def _views_above(self) -> Mapping[InputKey, tuple[Term, ...]]:
+        found: dict[InputKey, tuple[Term, ...]] = {}
         for step in self.steps:
             for operand in step.operands:
                 views, term = [], operand
                 while term.is_view:
                     views.append(term)
                     term = term.operands[0]
-                if term.name == LEAF and term.value == key:
-                    return tuple(views)
-        return ()
+                if term.name == LEAF:
+                    found.setdefault(term.value, tuple(views))
+        return found
 
     def traced(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
         """The pattern run on tensors like ``arguments``, or what it raises on those."""

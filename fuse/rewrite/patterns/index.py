@@ -11,21 +11,25 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.graph.signature import Signature
-from fuse.rewrite.patterns.canonical import may_make, term_of_node
-from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term, Terms, below, look_of
+from fuse.rewrite.patterns.calls import Call, Calls, Table, reads
+from fuse.rewrite.patterns.canonical import may_make
+from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term
 from fuse.rewrite.patterns.views import stripped
+
+Known = TypeVar("Known")
 
 MAX_READERS = 64
 """Readers of one value that are looked at: a pattern's own values have few."""
@@ -58,11 +62,12 @@ class GraphIndex:
 
     def __init__(self, graph: GraphModule) -> None:
         self.graph = graph
-        self.terms = Terms()
+        self.calls = Calls()
         self.place: dict[Node, int] = {}
-        self._own: dict[Node, Term] = {}
-        self._steps: dict[Node, list[Step]] = {}
+        self._own: dict[Node, Call | None] = {}
+        self._steps: dict[Node, tuple[Step, ...]] = {}
         self._sources: dict[tuple[Term, Node], Source] = {}
+        self._tables: dict[Hashable, Any] = {}
         self._read_by: dict[Node, list[Step]] = {}
         self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may be
         for place, node in enumerate(graph.graph.nodes):
@@ -85,24 +90,20 @@ class GraphIndex:
         arguments = (argument for node in self.place for argument in node.args if isinstance(argument, (list, tuple)))
         return {len(argument) for argument in arguments if argument and isinstance(argument[0], Node)}
 
-    def own(self, node: Node) -> Term | None:
-        """The term of ``node`` over its operands; None where it is no call of an operator."""
-        if node in self._own:
-            return self._own[node]
-        if not is_operator(node) or node not in self.place:
-            return None
-        term = self._own[node] = term_of_node(self.terms, node, self._leaf)
-        return term
+    def own(self, node: Node) -> Call | None:
+        """The call of ``node``; None where it is no call of an operator."""
+        if node not in self._own:
+            told = node in self.place and is_operator(node)
+            self._own[node] = self.calls.of(node) if told else None
+        return self._own[node]
 
-    def _leaf(self, node: Node) -> Term:
-        return self.terms.leaf(node, look_of(node.meta["val"]))
-
-    def steps_of(self, node: Node) -> list[Step]:
+    def steps_of(self, node: Node) -> tuple[Step, ...]:
         """The steps that ``node`` is, the last first."""
-        if node not in self._steps:
+        known = self._steps.get(node)
+        if known is None:
             own = self.own(node)
-            self._steps[node] = [] if own is None else [Step(node, term) for term in below(own) if term.computes]
-        return self._steps[node]
+            known = self._steps[node] = () if own is None else tuple([Step(node, term) for term in own.shape.steps])
+        return known
 
     def is_write(self, node: Node) -> bool:
         """Whether ``node`` is what an operator wrote into a tensor in place, as far as its line can tell."""
@@ -117,7 +118,7 @@ class GraphIndex:
     def last_step(self, node: Node) -> Step | None:
         """The step whose value ``node`` holds, or holds a view of; None for a view of something else."""
         own = self.own(node)
-        if own is None or not (term := stripped(own)).computes:
+        if own is None or own.shape.viewed >= 0 or not (term := stripped(own.shape.term)).computes:
             return None
         return Step(node, term)
 
@@ -136,19 +137,20 @@ class GraphIndex:
                 return Source(None, True, tuple(nodes))
             if term.name != LEAF:
                 return Source(Step(owner, term), False, tuple(nodes))
-            owner = term.value
+            call = self.calls.of(owner)
+            owner = call.operands[term.value[0]]
             nodes.append(owner)
             own = self.own(owner)
             if own is None:
                 return Source(None, False, tuple(nodes))
-            operand = own
+            operand = own.shape.term
 
     def readers(self, step: Step) -> Iterator[Step]:
         """The steps that read ``step``, through views or at once; the first few."""
         own = self.own(step.node)
         assert own is not None
-        if stripped(own) is not step.term:
-            return (other for other in self.steps_of(step.node) if _reads(other.term, step.term))
+        if stripped(own.shape.term) is not step.term:
+            return (other for other in self.steps_of(step.node) if reads(other.term, step.term))
         return self.readers_of(step.node)
 
     def readers_of(self, node: Node) -> Iterator[Step]:
@@ -159,19 +161,27 @@ class GraphIndex:
         return iter(known)
 
     def _readers(self, node: Node) -> Iterator[Step]:
-        leaf = self._leaf(node)
         for user in node.users:
             own = self.own(user)
             if own is None:
                 continue
-            yield from (step for step in self.steps_of(user) if _reads(step.term, leaf))
-            if stripped(own) is leaf:
+            place = own.operands.index(node)
+            for term in own.shape.reading[place]:
+                yield Step(user, term)
+            if own.shape.viewed == place:
                 yield from self._readers(user)
+
+    def table(self, key: Hashable, make: Callable[[Table], Known]) -> Known:
+        """What ``make`` gives for a table of terms that everything with this ``key`` shares."""
+        if key not in self._tables:
+            self._tables[key] = make(Table(self.calls))
+        known: Known = self._tables[key]
+        return known
 
 
 def is_operator(node: Node) -> bool:
     """Whether ``node`` is a call whose term can be told: an operator, or one result of an operator."""
-    if node.op != "call_function" or look_of(node.meta.get("val")) is None:
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), (Tensor, tuple, list)):
         return False
     if node.target is operator.getitem:
         whole = node.args[0]
@@ -182,6 +192,3 @@ def is_operator(node: Node) -> bool:
 _BY_STRIDES = frozenset([torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default])
 """Operators whose values depend on how a tensor lies in memory, which terms do not tell."""
 
-
-def _reads(term: Term, value: Term) -> bool:
-    return any(stripped(operand) is value for operand in term.operands)

@@ -58,8 +58,14 @@ class Outcome:
     total: int = 0
     differences: tuple[Difference, ...] = ()
     found: Found | None = None
-    drawing: Drawing | None = field(default=None, repr=False)
+    near: Near | None = field(default=None, repr=False)
     prepared: Any = field(default=None, repr=False)
+
+    @property
+    def drawing(self) -> Drawing | None:
+        """The pattern beside what of it is there."""
+        seen = self.found or self.near
+        return None if seen is None else seen.drawing
 
     @property
     def progress(self) -> tuple[int, float]:
@@ -75,13 +81,19 @@ def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, 
     Raises:
         FuseError: a pattern cannot be run; the message names it.
     """
+    with _without_collecting():
+        outcomes = _all_outcomes(graph, patterns, prepare, near)
+    return _without_circles(outcomes, graph)
+
+
+def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, near: bool) -> list[Outcome]:
+    """The outcomes, by priority; the tables of the graph are gone when they are there."""
     claimed: dict[Node, Pattern] = {}
     outcomes: list[Outcome] = []
-    with _without_collecting():
-        index, around = GraphIndex(graph), Surroundings(graph)
-        for pattern in sorted(patterns, key=lambda one: -one.priority):
-            outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
-    return _without_circles(outcomes, graph)
+    index, around = GraphIndex(graph), Surroundings(graph)
+    for pattern in sorted(patterns, key=lambda one: -one.priority):
+        outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
+    return outcomes
 
 
 @contextmanager
@@ -155,13 +167,13 @@ class _Matcher:
             near.matched,
             near.total,
             near.differences,
-            drawing=near.drawing,
+            near=near,
         )
 
     def _judged(self, step: Step, found: Found) -> Outcome:
         total = len(found.form.operators)
         outcome = Outcome(
-            self.pattern, step.node, "matched", matched=total, total=total, found=found, drawing=found.drawing
+            self.pattern, step.node, "matched", matched=total, total=total, found=found
         )
         problem = obstacle(found, self.around)
         prepared = None

@@ -8,6 +8,8 @@ Asked for candidates at which the whole form cannot be placed; it takes the best
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch.fx import Node
 
 from fuse.rewrite.patterns.differences import Difference, called, other_factors, other_names, other_operator
@@ -59,11 +61,12 @@ class _Walk:
         if term in self.steps:
             self._differ(term, step, f"`{term.name}` is one value in the pattern, and two here", TWO_VALUES)
         elif not alike(term, step.term):
-            self.differences.append(other_operator(term, step.term))
+            self.differences.append(other_operator(term, replace(step.term, origin=step.node)))
             self.wrong.add(term)
         else:
             self.steps[term] = step
-            pairs = max(pairings(term, step.term), key=lambda pairs: self._score_of(pairs, step, DEPTH))
+            ways = list(pairings(term, step.term))
+            pairs = ways[0] if len(ways) == 1 else max(ways, key=lambda pairs: self._score_of(pairs, step, DEPTH))
             for wanted, found in pairs:
                 self._place_operand(stripped(wanted), self.index.source(found, step.node), term, step)
 
@@ -100,9 +103,11 @@ class _Walk:
         while found := next_step(self.form, Placement(self.steps, self.inputs), self.wrong):
             term, read = found
             candidates = list(readers(self.index, Placement(self.steps, self.inputs), read))
-            best = max(candidates, key=lambda step: self._score(term, step, DEPTH), default=None)
-            if best is not None:
-                self.place(term, best)
+            if candidates:
+                alone = len(candidates) == 1
+                self.place(
+                    term, candidates[0] if alone else max(candidates, key=lambda step: self._score(term, step, DEPTH))
+                )
             else:
                 name = called(term.origin)
                 reason = f"nothing goes on with `{name}` here, as the pattern does"
