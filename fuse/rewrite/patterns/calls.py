@@ -1,0 +1,122 @@
+"""Calls of operators that differ in nothing but where their operands come from, and the term that they have in common.
+
+    relu_3 = relu(add_7)        relu_9 = relu(add_21)        one call:  relu(#0), f32[4, 16] from f32[4, 16]
+
+A large graph has few different calls. The term of each is made once, over leaves that stand for the operands by their
+place among the distinct ones; what is told of a node is its call, and its operands in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch.fx import Node
+
+from fuse.rewrite.patterns.canonical import term_of_node
+from fuse.rewrite.patterns.terms import LEAF, Term, Terms, below, look_of
+from fuse.rewrite.patterns.views import stripped
+from fuse.rewrite.surgery import constant_key
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """One call: its ``term``, over leaves; the steps of that, the last first, and those that read each leaf.
+
+    ``viewed`` is the place of the leaf that the call is a view of, or -1 where it computes something.
+    """
+
+    term: Term
+    steps: tuple[Term, ...]
+    reading: tuple[tuple[Term, ...], ...]
+    viewed: int
+
+
+class Call(NamedTuple):
+    """What a node calls, and with what."""
+
+    shape: Shape
+    operands: tuple[Node, ...]
+
+
+class Calls:
+    """The calls of one graph, told apart; ``terms`` has what they compute."""
+
+    def __init__(self) -> None:
+        self.terms = Terms()
+        self._looks: dict[Node, Any] = {}
+        self._same_looks: dict[Any, Any] = {}
+        self._layouts: dict[Node, Hashable] = {}
+        self._known: dict[Node, Call] = {}
+        self._shapes: dict[Hashable, Shape] = {}
+
+    def look(self, node: Node) -> Any:
+        """What the value of ``node`` looks like; equal looks are one object."""
+        if node not in self._looks:
+            look = look_of(node.meta.get("val"))
+            self._looks[node] = self._same_looks.setdefault(look, look)
+        return self._looks[node]
+
+    def layout(self, node: Node) -> Hashable:
+        """What the value of ``node``, a tensor, looks like and how it lies in memory."""
+        if node not in self._layouts:
+            self._layouts[node] = (id(self.look(node)), node.meta["val"].stride())
+        return self._layouts[node]
+
+    def of(self, node: Node) -> Call:
+        """The call of a node whose term can be told."""
+        known = self._known.get(node)
+        if known is None:
+            places: dict[Node, int] = {}
+            said = (node.target, _said(node.args, places), _said(node.kwargs, places) if node.kwargs else None)
+            operands = tuple(places)
+            looks = tuple([id(self.look(operand)) for operand in operands])
+            key = (said, looks, id(self.look(node)))
+            shape = self._shapes.get(key)
+            if shape is None:
+                shape = self._shapes[key] = self._shape(node, operands)
+            known = self._known[node] = Call(shape, operands)
+        return known
+
+    def _shape(self, node: Node, operands: Sequence[Node]) -> Shape:
+        leaves = {one: self.terms.leaf((place, look), look) for place, one in enumerate(operands) for look in [self.look(one)]}
+        term = term_of_node(self.terms, node, leaves.__getitem__)
+        steps = tuple(one for one in below(term) if one.computes)
+        reading = tuple(tuple(step for step in steps if reads(step, leaf)) for leaf in leaves.values())
+        base = stripped(term)
+        return Shape(term, steps, reading, base.value[0] if base.name == LEAF else -1)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Terms over leaves of one's own; the term of a call over given operands is made once."""
+
+    calls: Calls
+    terms: Terms = field(default_factory=Terms)
+    _made: dict[Hashable, Term] = field(default_factory=dict)
+
+    def term(self, node: Node, term_of: Callable[[Node], Term]) -> Term:
+        """The term of ``node``; ``term_of`` has those of its operands."""
+        shape, operands = self.calls.of(node)
+        key = (shape, *[term_of(operand) for operand in operands])
+        known = self._made.get(key)
+        if known is None:
+            known = self._made[key] = term_of_node(self.terms, node, term_of)
+        return known
+
+
+def reads(step: Term, value: Term) -> bool:
+    """Whether ``step`` reads ``value``, through views or at once."""
+    return any(stripped(operand) is value for operand in step.operands)
+
+
+def _said(argument: Any, places: dict[Node, int]) -> Hashable:
+    """An argument, with nodes as their place among the distinct operands."""
+    if isinstance(argument, Node):
+        return ("operand", places.setdefault(argument, len(places)))
+    if isinstance(argument, (tuple, list)):
+        return ("sequence", *[_said(item, places) for item in argument])
+    if isinstance(argument, dict):
+        return ("mapping", *[(name, _said(item, places)) for name, item in argument.items()])
+    return constant_key(argument)
