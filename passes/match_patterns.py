@@ -23,7 +23,7 @@ from fuse.kernel.domain import Domain, domain_of, join
 from fuse.kernel.lower import Declined, lower
 from fuse.rewrite import regions
 from fuse.rewrite.patterns import registry
-from fuse.rewrite.patterns.conditions import Obstacle, Surroundings, members
+from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.exact import Found
@@ -60,7 +60,7 @@ def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
     for outcome in match(graph, patterns, prepare) if patterns else ():
         name = outcome.pattern.name
         if outcome.found is not None and outcome.kind == "matched":
-            yield rewrite(members(outcome.found), build, graph, outcome.prepared, moved, pattern=name)
+            yield rewrite(outcome.found.members, build, graph, outcome.prepared, moved, pattern=name)
         else:
             nodes = [node for node in (outcome.node, outcome.candidate) if node is not None]
             yield declined(nodes, f"{outcome.kind}: {outcome.reason}", pattern=name)
@@ -81,7 +81,7 @@ def prepare(found: Found, around: Surroundings) -> Region | Replacement | Obstac
     """The replacement that the pattern gives, or the region of a match, if a kernel can be generated for it."""
     if found.form.pattern.replace is not None:
         return replacement(found, around)
-    nodes = members(found)
+    nodes = found.members
     if len(nodes) < 2:
         return Obstacle("refused by lowering", "it is one operator, and one launch already")
     if library := next((node for node in nodes if _is_library_call(node)), None):

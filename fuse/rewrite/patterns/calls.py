@@ -80,7 +80,9 @@ class Calls:
         return known
 
     def _shape(self, node: Node, operands: Sequence[Node]) -> Shape:
-        leaves = {one: self.terms.leaf((place, look), look) for place, one in enumerate(operands) for look in [self.look(one)]}
+        leaves = {
+            one: self.terms.leaf((place, look), look) for place, one in enumerate(operands) for look in [self.look(one)]
+        }
         term = term_of_node(self.terms, node, leaves.__getitem__)
         steps = tuple(one for one in below(term) if one.computes)
         reading = tuple(tuple(step for step in steps if reads(step, leaf)) for leaf in leaves.values())

@@ -10,7 +10,6 @@ Each answers with a reason or None; the reasons are what the user reads.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,15 +95,6 @@ class Surroundings:
             else:
                 worklist.extend(unknown)
         return self._fixed[node]
-
-
-def members(found: Found) -> list[Node]:
-    """The nodes between inputs and results that do something, in program order."""
-    return [n for n in found.inside if regions.owner(n) is n and not regions.is_constructor(n) and not _is_part(n)]
-
-
-def _is_part(node: Node) -> bool:
-    return node.target is operator.getitem
 
 
 def obstacle(found: Found, around: Surroundings) -> Obstacle | None:
@@ -241,15 +231,16 @@ def _used_outside(found: Found, around: Surroundings) -> Obstacle | None:
     inside = set(found.inside)
     results = {output.node for output in found.outputs}
     for node in found.inside:
-        if regions.owner(node) not in inside or regions.is_constructor(node) or _looks_at(node, results):
+        user = next((user for user in node.users if user not in inside), None)
+        if user is None or regions.owner(node) not in inside or regions.is_constructor(node):
+            continue
+        if _looks_at(node, results):
             continue
         if found.form.pattern.replace is None and any(_looks_at(result, {node}) for result in results):
             continue  # a region gives the memory that the result is a view of
-        for user in node.users:
-            if user not in inside:
-                reader = around.why_output(node) if user.op == "output" else f"`{called(user)}` reads it, too"
-                change = "return it as one more result of the pattern"
-                return Obstacle("used outside", f"`{called(node)}` is used outside: {reader}", node, change)
+        reader = around.why_output(node) if user.op == "output" else f"`{called(user)}` reads it, too"
+        change = "return it as one more result of the pattern"
+        return Obstacle("used outside", f"`{called(node)}` is used outside: {reader}", node, change)
     return None
 
 

@@ -10,14 +10,17 @@ Terms of both are made by the same rules in one table, so that the comparison is
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fuse.rewrite import regions
 from fuse.rewrite.patterns import views
 from fuse.rewrite.patterns.calls import Table
 from fuse.rewrite.patterns.differences import Difference, common, differences
@@ -76,11 +79,21 @@ class Found:
     inside: tuple[Node, ...]
     placement: Placement = field(repr=False)
 
+    @cached_property
+    def members(self) -> tuple[Node, ...]:
+        """The nodes between inputs and results that do something, in program order."""
+        return tuple(node for node in self.inside if _does_something(node))
+
     @property
     def drawing(self) -> Drawing:
         """The pattern beside the nodes that it lies at."""
         places = {term.origin: step.node for term, step in self.placement.steps.items()}
         return Drawing(self.form.results, places, {key: given.node for key, given in self.inputs.items()})
+
+
+def _does_something(node: Node) -> bool:
+    is_part = node.target is operator.getitem
+    return not is_part and regions.owner(node) is node and not regions.is_constructor(node)
 
 
 @dataclass(frozen=True)
@@ -241,7 +254,8 @@ def _near(
     known = _terms_of(traced, keys, inputs, {key: leaves[given.node] for key, given in inputs.items()}, table.terms)
     wanted = [known[node] for node in traced.outputs]
     outputs = [
-        _output(cut, want, nodes, root.name == LEAF) for want, nodes, root in zip(wanted, holders, form.roots, strict=True)
+        _output(cut, want, nodes, root.name == LEAF)
+        for want, nodes, root in zip(wanted, holders, form.roots, strict=True)
     ]
     have = [min(values, key=lambda term: term.serial) if values else None for values in found]
     pairs = [(want, term) for want, term, done in zip(wanted, have, outputs, strict=True) if term and done is None]
@@ -307,9 +321,9 @@ def _output(cut: _Cut, wanted: Term, nodes: Sequence[Node], is_input: bool) -> O
     for node in nodes:
         if cut.term(node) is wanted:
             return Output(node, False, is_input)
-    if nodes and _same_count(wanted, first := cut.term(nodes[0])):
-        if views.reshape(cut.table.terms, wanted, first.shape) is first:
-            return Output(nodes[0], True, is_input)
+    first = cut.term(nodes[0]) if nodes else None
+    if first and _same_count(wanted, first) and views.reshape(cut.table.terms, wanted, first.shape) is first:
+        return Output(nodes[0], True, is_input)
     return None
 
 

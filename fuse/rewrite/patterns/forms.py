@@ -84,9 +84,12 @@ class Form:
         return tuple(term for term in below(*self.roots) if term.computes)
 
     @cached_property
-    def operators(self) -> tuple[Node, ...]:
-        """The operators of the pattern that the steps were made for."""
-        return tuple(dict.fromkeys(term.origin for term in self.steps))
+    def operators(self) -> Mapping[Node, tuple[Term, ...]]:
+        """The operators of the pattern, and the steps that were made for each."""
+        found: dict[Node, list[Term]] = {}
+        for term in self.steps:
+            found.setdefault(term.origin, []).append(term)
+        return {operator: tuple(steps) for operator, steps in found.items()}
 
     @cached_property
     def inputs(self) -> tuple[InputKey, ...]:

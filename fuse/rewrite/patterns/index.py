@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, permutations
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -30,6 +30,9 @@ from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term
 from fuse.rewrite.patterns.views import stripped
 
 Known = TypeVar("Known")
+
+Pairs = tuple[tuple[Term, Term], ...]
+"""Operands of a pattern's step, each with one of a step of the graph."""
 
 MAX_READERS = 64
 """Readers of one value that are looked at: a pattern's own values have few."""
@@ -67,6 +70,7 @@ class GraphIndex:
         self._own: dict[Node, Call | None] = {}
         self._steps: dict[Node, tuple[Step, ...]] = {}
         self._sources: dict[tuple[Term, Node], Source] = {}
+        self._pairings: dict[tuple[Term, Term], tuple[Pairs, ...]] = {}
         self._tables: dict[Hashable, Any] = {}
         self._read_by: dict[Node, list[Step]] = {}
         self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may be
@@ -171,6 +175,18 @@ class GraphIndex:
             if own.shape.viewed == place:
                 yield from self._readers(user)
 
+    def pairings(self, term: Term, other: Term) -> tuple[Pairs, ...]:
+        """The ways to pair the operands of a pattern's step with those of a step here: in order, or in any order where
+        the operator is commutative. The pattern's are those that its operands are views of.
+        """
+        known = self._pairings.get((term, other))
+        if known is None:
+            orders = permutations(other.operands) if term.commutative else [other.operands]
+            wanted = [stripped(operand) for operand in term.operands]
+            known = tuple(dict.fromkeys(tuple(zip(wanted, order, strict=True)) for order in orders))
+            self._pairings[term, other] = known
+        return known
+
     def table(self, key: Hashable, make: Callable[[Table], Known]) -> Known:
         """What ``make`` gives for a table of terms that everything with this ``key`` shares."""
         if key not in self._tables:
@@ -191,4 +207,3 @@ def is_operator(node: Node) -> bool:
 
 _BY_STRIDES = frozenset([torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default])
 """Operators whose values depend on how a tensor lies in memory, which terms do not tell."""
-

@@ -20,7 +20,7 @@ from typing import Any, get_args
 from torch.fx import GraphModule, Node
 
 from fuse.rewrite.patterns import forms
-from fuse.rewrite.patterns.conditions import Kind, Obstacle, Surroundings, members, obstacle
+from fuse.rewrite.patterns.conditions import Kind, Obstacle, Surroundings, obstacle
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import Difference
 from fuse.rewrite.patterns.exact import Drawing, Found, Near, compare
@@ -126,7 +126,7 @@ class _Matcher:
                 continue
             outcome = self._outcome(form, term, step)
             if outcome.found is not None and outcome.kind == "matched":
-                taken = members(outcome.found)
+                taken = outcome.found.members
                 self.claimed.update(dict.fromkeys(taken, self.pattern))
                 own.update(taken)
             known = best.get(step.node)
@@ -172,23 +172,24 @@ class _Matcher:
 
     def _judged(self, step: Step, found: Found) -> Outcome:
         total = len(found.form.operators)
-        outcome = Outcome(
-            self.pattern, step.node, "matched", matched=total, total=total, found=found
+        problem = obstacle(found, self.around) or self._overlap(found)
+        prepared = self.prepare(found, self.around) if problem is None else problem
+        if not isinstance(prepared, Obstacle):
+            return Outcome(
+                self.pattern, step.node, "matched", matched=total, total=total, found=found, prepared=prepared
+            )
+        node = prepared.node or step.node
+        return Outcome(
+            self.pattern, step.node, prepared.kind, prepared.reason, node, prepared.change, total, total, found=found
         )
-        problem = obstacle(found, self.around)
-        prepared = None
-        if problem is None:
-            other = next((self.claimed[node] for node in members(found) if node in self.claimed), None)
-            if other is not None:
-                change = "a higher priority: @fuse.pattern(priority=1)" if other is not self.pattern else ""
-                problem = Obstacle("overlapped", f"a match of {other.name} has taken some of its nodes", None, change)
-        if problem is None:
-            prepared = self.prepare(found, self.around)
-            if not isinstance(prepared, Obstacle):
-                return replace(outcome, prepared=prepared)
-            problem = prepared
-        node = problem.node or step.node
-        return replace(outcome, kind=problem.kind, reason=problem.reason, node=node, change=problem.change)
+
+    def _overlap(self, found: Found) -> Obstacle | None:
+        """That another match has taken a node of ``found``."""
+        other = next((self.claimed[node] for node in found.members if node in self.claimed), None)
+        if other is None:
+            return None
+        change = "a higher priority: @fuse.pattern(priority=1)" if other is not self.pattern else ""
+        return Obstacle("overlapped", f"a match of {other.name} has taken some of its nodes", None, change)
 
 
 def all_forms(pattern: Pattern, index: GraphIndex) -> Iterator[Form]:
@@ -222,7 +223,7 @@ def _in_circles(matches: Sequence[Outcome], graph: GraphModule) -> list[Outcome]
     """The matches that lie on a circle once each match is one node."""
     import networkx  # takes a while to load, and is hardly ever asked
 
-    group = {node: place for place, one in enumerate(matches) if one.found for node in members(one.found)}
+    group = {node: place for place, one in enumerate(matches) if one.found for node in one.found.members}
     quotient = networkx.DiGraph()
     for node in graph.graph.nodes:
         for operand in node.all_input_nodes:

@@ -8,6 +8,7 @@ Asked for candidates at which the whole form cannot be placed; it takes the best
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch.fx import Node
@@ -15,10 +16,9 @@ from torch.fx import Node
 from fuse.rewrite.patterns.differences import Difference, called, other_factors, other_names, other_operator
 from fuse.rewrite.patterns.exact import Drawing, Near
 from fuse.rewrite.patterns.forms import Form, InputKey
-from fuse.rewrite.patterns.index import GraphIndex, Source, Step
-from fuse.rewrite.patterns.search import Placement, alike, bound, next_step, pairings, readers
+from fuse.rewrite.patterns.index import GraphIndex, Pairs, Source, Step
+from fuse.rewrite.patterns.search import Placement, alike, bound, next_step, readers
 from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term
-from fuse.rewrite.patterns.views import stripped
 
 DEPTH = 3
 """How far ahead is looked to choose between two ways."""
@@ -34,7 +34,7 @@ def nearest(form: Form, index: GraphIndex, term: Term, step: Step) -> Near:
     walk = _Walk(form, index)
     walk.place(term, step)
     walk.go_on()
-    right = {operator for operator in form.operators if walk.is_right(operator)}
+    right = {operator for operator, steps in form.operators.items() if walk.is_right(steps)}
     places = {term.origin: step.node for term, step in walk.steps.items() if term.origin in right}
     drawing = Drawing(form.results, places, {key: nodes[0] for key, nodes in walk.inputs.items()})
     return Near(form, len(right), len(form.operators), tuple(walk.differences), drawing)
@@ -51,8 +51,7 @@ class _Walk:
         self.wrong: set[Term] = set()
         self.differences: list[Difference] = []
 
-    def is_right(self, operator: object) -> bool:
-        steps = [term for term in self.form.steps if term.origin is operator]
+    def is_right(self, steps: Sequence[Term]) -> bool:
         return all(term in self.steps and term not in self.wrong for term in steps)
 
     def place(self, term: Term, step: Step) -> None:
@@ -65,10 +64,10 @@ class _Walk:
             self.wrong.add(term)
         else:
             self.steps[term] = step
-            ways = list(pairings(term, step.term))
+            ways = self.index.pairings(term, step.term)
             pairs = ways[0] if len(ways) == 1 else max(ways, key=lambda pairs: self._score_of(pairs, step, DEPTH))
             for wanted, found in pairs:
-                self._place_operand(stripped(wanted), self.index.source(found, step.node), term, step)
+                self._place_operand(wanted, self.index.source(found, step.node), term, step)
 
     def _place_operand(self, wanted: Term, source: Source, reader: Term, at: Step) -> None:
         if wanted.name == NUMBER or source.number:
@@ -119,12 +118,12 @@ class _Walk:
             return FITS if self.steps.get(term) == step else 1
         if not depth:
             return FITS
-        return FITS + max(self._score_of(pairs, step, depth - 1) for pairs in pairings(term, step.term))
+        return FITS + max(self._score_of(pairs, step, depth - 1) for pairs in self.index.pairings(term, step.term))
 
-    def _score_of(self, pairs: tuple[tuple[Term, Term], ...], step: Step, depth: int) -> int:
+    def _score_of(self, pairs: Pairs, step: Step, depth: int) -> int:
         score = 0
-        for operand, found in pairs:
-            wanted, source = stripped(operand), self.index.source(found, step.node)
+        for wanted, found in pairs:
+            source = self.index.source(found, step.node)
             if wanted.name == LEAF:
                 score += (2 + (source.step is None)) * bool(bound(self.inputs, wanted.value, source))
             elif wanted.name == NUMBER or source.number:

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from fuse.rewrite import layouts, regions, surgery
-from fuse.rewrite.patterns.conditions import Obstacle, Surroundings, members
+from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
 from fuse.rewrite.patterns.exact import Found, Given, Output
 from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.terms import look_of
@@ -83,7 +83,7 @@ def put(replacement: Replacement, moved: dict[Node, Node]) -> None:
     restores the program order.
     """
     found, traced = replacement.found, replacement.traced
-    last = members(found)[-1]
+    last = found.members[-1]
     known: dict[Node, Node] = {}
     for inner, given in zip(traced.inputs, replacement.inputs, strict=True):
         if inner is not None and given is not None:

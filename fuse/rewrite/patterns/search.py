@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import permutations
 
 from torch.fx import Node
 
 from fuse.rewrite.patterns.forms import Form, InputKey
-from fuse.rewrite.patterns.index import GraphIndex, Source, Step
+from fuse.rewrite.patterns.index import GraphIndex, Pairs, Source, Step
 from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term
-from fuse.rewrite.patterns.views import stripped
 
 MAX_TRIES = 5000
 """Placements tried for one candidate before giving up."""
@@ -66,28 +64,26 @@ class Search:
         if not alike(term, step.term) or self.tries > MAX_TRIES:
             return
         placed = Placement({**placement.steps, term: step}, placement.inputs)
-        for pairs in pairings(term, step.term):
+        for pairs in self.index.pairings(term, step.term):
             yield from self._place_operands(pairs, step.node, placed)
 
-    def _place_operands(
-        self, pairs: tuple[tuple[Term, Term], ...], owner: Node, placement: Placement
-    ) -> Iterator[Placement]:
-        if not pairs:
-            yield placement
-            return
-        (wanted, found), *others = pairs
-        for placed in self._place_operand(stripped(wanted), self.index.source(found, owner), placement):
-            yield from self._place_operands(tuple(others), owner, placed)
-
-    def _place_operand(self, wanted: Term, source: Source, placement: Placement) -> Iterator[Placement]:
-        if wanted.name == NUMBER or source.number:
-            if wanted.name == NUMBER and source.number:
-                yield placement
-        elif wanted.name == LEAF:
-            if nodes := bound(placement.inputs, wanted.value, source):
-                yield Placement(placement.steps, {**placement.inputs, wanted.value: nodes})
-        elif source.step is not None:
-            yield from self._place(wanted, source.step, placement)
+    def _place_operands(self, pairs: Pairs, owner: Node, placement: Placement) -> Iterator[Placement]:
+        for place, (wanted, found) in enumerate(pairs):
+            source = self.index.source(found, owner)
+            if wanted.name == NUMBER or source.number:
+                if wanted.name != NUMBER or not source.number:
+                    return
+            elif wanted.name == LEAF:
+                if not (nodes := bound(placement.inputs, wanted.value, source)):
+                    return
+                placement = Placement(placement.steps, {**placement.inputs, wanted.value: nodes})
+            elif source.step is None:
+                return
+            else:
+                for placed in self._place(wanted, source.step, placement):
+                    yield from self._place_operands(pairs[place + 1 :], owner, placed)
+                return
+        yield placement
 
     def _complete(self, placement: Placement) -> Iterator[Placement]:
         """Place what does not lie above the anchor: the steps that read what is placed."""
@@ -128,9 +124,3 @@ def bound(inputs: Mapping[InputKey, tuple[Node, ...]], key: InputKey, source: So
 def alike(term: Term, other: Term) -> bool:
     """Whether two steps are of one operator with equally many operands."""
     return term.name == other.name and len(term.operands) == len(other.operands)
-
-
-def pairings(term: Term, other: Term) -> Iterator[tuple[tuple[Term, Term], ...]]:
-    """The ways to pair operands: in order, or in any order where the operator is commutative."""
-    orders = permutations(other.operands) if term.commutative else [other.operands]
-    yield from dict.fromkeys(tuple(zip(term.operands, order, strict=True)) for order in orders)
