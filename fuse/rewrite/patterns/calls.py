@@ -53,10 +53,12 @@ class Calls:
 
     def look(self, node: Node) -> Any:
         """What the value of ``node`` looks like; equal looks are one object."""
-        if node not in self._looks:
+        try:
+            return self._looks[node]
+        except KeyError:
             look = look_of(node.meta.get("val"))
-            self._looks[node] = self._same_looks.setdefault(look, look)
-        return self._looks[node]
+            look = self._looks[node] = self._same_looks.setdefault(look, look)
+            return look
 
     def layout(self, node: Node) -> Hashable:
         """What the value of ``node``, a tensor, looks like and how it lies in memory."""
@@ -66,18 +68,18 @@ class Calls:
 
     def of(self, node: Node) -> Call:
         """The call of a node whose term can be told."""
-        known = self._known.get(node)
-        if known is None:
+        try:
+            return self._known[node]
+        except KeyError:
             places: dict[Node, int] = {}
             said = (node.target, _said(node.args, places), _said(node.kwargs, places) if node.kwargs else None)
             operands = tuple(places)
-            looks = tuple([id(self.look(operand)) for operand in operands])
-            key = (said, looks, id(self.look(node)))
+            key = (said, id(self.look(node)), *[id(self.look(operand)) for operand in operands])
             shape = self._shapes.get(key)
             if shape is None:
                 shape = self._shapes[key] = self._shape(node, operands)
-            known = self._known[node] = Call(shape, operands)
-        return known
+            call = self._known[node] = Call(shape, operands)
+            return call
 
     def _shape(self, node: Node, operands: Sequence[Node]) -> Shape:
         leaves = {

@@ -114,9 +114,9 @@ def obstacle(found: Found, around: Surroundings) -> Obstacle | None:
 
 def _unmet(found: Found, around: Surroundings) -> Obstacle | None:
     known: dict[str, Any] = {}
-    for (name, _), given in _in_order(found):
-        spec = next(one.spec for one in found.form.pattern.parameters if one.name == name)
-        if isinstance(spec, TensorSpec) and (reason := _unlike(name, spec, given, known, around)):
+    specs = found.form.pattern.constrained
+    for (name, _), given in _in_order(found) if specs else ():
+        if name in specs and (reason := _unlike(name, specs[name], given, known, around)):
             return Obstacle("constraint", reason, given.node, f"another fuse.tensor(...) for {name!r}")
     return _rejected(found)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ class Pattern:
     check: Callable[[Match], Failure | None] | None
     replace: Callable[..., Any] | None
     examples: Callable[[], Any] | None
+
+    @cached_property
+    def constrained(self) -> Mapping[str, TensorSpec]:
+        """What the pattern demands of its parameters, by name, where it demands anything of a tensor."""
+        anything = TensorSpec()
+        return {
+            one.name: one.spec for one in self.parameters if isinstance(one.spec, TensorSpec) and one.spec != anything
+        }
 
     @property
     def file(self) -> str:

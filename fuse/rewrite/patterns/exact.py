@@ -78,6 +78,7 @@ class Found:
     outputs: tuple[Output, ...]
     inside: tuple[Node, ...]
     placement: Placement = field(repr=False)
+    setting: Setting = field(repr=False)
 
     @cached_property
     def members(self) -> tuple[Node, ...]:
@@ -165,16 +166,25 @@ def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Given]:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Setting:
     """The pattern as it was run for inputs of certain layouts, as terms of a table that all such places share.
 
-    ``leaves`` are those of the inputs, by the inputs' keys; inputs that are one node share one.
+    ``arguments`` are tensors like the inputs, None for those that are not read. ``leaves`` are those of the inputs, by
+    the inputs' keys; inputs that are one node share one.
     """
 
+    form: Form
+    arguments: Sequence[Any]
+    constants: Mapping[str, Any]
     table: Table
     traced: Traced
     leaves: Mapping[InputKey, Term]
     outputs: tuple[Term, ...]
+
+    @cached_property
+    def replaced(self) -> Traced | str:
+        """The pattern's replacement run for such inputs, or what it raises on them."""
+        return self.form.replaced(self.arguments, self.constants)
 
 
 def _compare(
@@ -193,12 +203,12 @@ def _compare(
     if len(results) < len(outputs):
         return _near(form, placement, inputs, wanted.traced, index, holders)
     inside = cut.inside(output.node for output in results)
-    return Found(form, inputs, constants, results, inside, placement)
+    return Found(form, inputs, constants, results, inside, placement, wanted)
 
 
 def _wanted(
     form: Form, inputs: Mapping[InputKey, Given], constants: Mapping[str, Any], index: GraphIndex
-) -> _Wanted | str:
+) -> Setting | str:
     """The pattern run on what it is given here, or why it does not run; done once for inputs of one kind."""
     numbers: dict[Node, int] = {}
     layouts = [
@@ -206,17 +216,24 @@ def _wanted(
         for key, given in inputs.items()
     ]
 
-    def run(table: Table) -> _Wanted | str:
-        keys, arguments = _arguments(form, inputs)
-        traced = form.traced(arguments, constants)
+    def run(table: Table) -> Setting | str:
+        traced = form.traced(_arguments(form, inputs, _UNREAD), constants)
         if isinstance(traced, str):
             return traced
         leaves = {}
         for key, _, number, _ in layouts:
             look = index.calls.look(inputs[key].node)
             leaves[key] = table.terms.leaf((number, look), look)
-        known = _terms_of(traced, keys, inputs, leaves, table.terms)
-        return _Wanted(table, traced, leaves, tuple(known[node] for node in traced.outputs))
+        known = _terms_of(traced, form.keys, inputs, leaves, table.terms)
+        return Setting(
+            form,
+            _arguments(form, inputs, None),
+            constants,
+            table,
+            traced,
+            leaves,
+            tuple(known[node] for node in traced.outputs),
+        )
 
     return index.table((form, constant_key(dict(constants)), tuple(layouts)), run)
 
@@ -250,8 +267,9 @@ def _near(
     leaves = {given.node: table.terms.leaf(given.node, index.calls.look(given.node)) for given in inputs.values()}
     cut = _Cut(table, index, placement, leaves)
     found = [[cut.term(node) for node in nodes] for nodes in holders]
-    keys, _ = _arguments(form, inputs)
-    known = _terms_of(traced, keys, inputs, {key: leaves[given.node] for key, given in inputs.items()}, table.terms)
+    known = _terms_of(
+        traced, form.keys, inputs, {key: leaves[given.node] for key, given in inputs.items()}, table.terms
+    )
     wanted = [known[node] for node in traced.outputs]
     outputs = [
         _output(cut, want, nodes, root.name == LEAF)
@@ -281,17 +299,15 @@ def _drawn(
     return Drawing(traced.outputs, places, {key: given.node for key, given in inputs.items()})
 
 
-def _arguments(form: Form, inputs: Mapping[InputKey, Given]) -> tuple[list[InputKey], list[Any]]:
-    """The tensors to run the pattern with, and which inputs they are; one element where an input is not read."""
-    keys: list[InputKey] = []
-    arguments: list[Any] = []
-    for parameter in form.pattern.parameters:
-        count = form.lists if isinstance(parameter.spec, ManySpec) else 1
-        own = [(parameter.name, place) for place in range(count)]
-        values = [inputs[key].value() if key in inputs else _UNREAD for key in own]
-        keys += own
-        arguments.append(values if isinstance(parameter.spec, ManySpec) else values[0])
-    return keys, arguments
+def _arguments(form: Form, inputs: Mapping[InputKey, Given], unread: Tensor | None) -> list[Any]:
+    """What to run the pattern with, ``unread`` in the place of inputs that it does not read."""
+    values = {key: inputs[key].value() if key in inputs else unread for key in form.keys}
+    return [
+        [value for key, value in values.items() if key[0] == one.name]
+        if isinstance(one.spec, ManySpec)
+        else values[one.name, 0]
+        for one in form.pattern.parameters
+    ]
 
 
 def _holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], index: GraphIndex) -> list[Node]:

@@ -92,6 +92,15 @@ class Form:
         return {operator: tuple(steps) for operator, steps in found.items()}
 
     @cached_property
+    def keys(self) -> tuple[InputKey, ...]:
+        """All tensors that the pattern is given, in the order of its parameters."""
+        return tuple(
+            (one.name, place)
+            for one in self.pattern.parameters
+            for place in range(self.lists if isinstance(one.spec, ManySpec) else 1)
+        )
+
+    @cached_property
     def inputs(self) -> tuple[InputKey, ...]:
         """The tensors that the form reads."""
         return tuple(term.value for term in below(*self.roots) if term.name == LEAF)

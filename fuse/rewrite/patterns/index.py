@@ -96,10 +96,12 @@ class GraphIndex:
 
     def own(self, node: Node) -> Call | None:
         """The call of ``node``; None where it is no call of an operator."""
-        if node not in self._own:
+        try:
+            return self._own[node]
+        except KeyError:
             told = node in self.place and is_operator(node)
-            self._own[node] = self.calls.of(node) if told else None
-        return self._own[node]
+            call = self._own[node] = self.calls.of(node) if told else None
+            return call
 
     def steps_of(self, node: Node) -> tuple[Step, ...]:
         """The steps that ``node`` is, the last first."""
@@ -128,10 +130,11 @@ class GraphIndex:
 
     def source(self, operand: Term, owner: Node) -> Source:
         """Where ``operand``, an operand of a step of ``owner``, comes from."""
-        known = self._sources.get((operand, owner))
-        if known is None:
+        try:
+            return self._sources[operand, owner]
+        except KeyError:
             known = self._sources[operand, owner] = self._source(operand, owner)
-        return known
+            return known
 
     def _source(self, operand: Term, owner: Node) -> Source:
         nodes: list[Node] = []
@@ -141,7 +144,8 @@ class GraphIndex:
                 return Source(None, True, tuple(nodes))
             if term.name != LEAF:
                 return Source(Step(owner, term), False, tuple(nodes))
-            call = self.calls.of(owner)
+            call = self.own(owner)
+            assert call is not None
             owner = call.operands[term.value[0]]
             nodes.append(owner)
             own = self.own(owner)

@@ -98,12 +98,18 @@ def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prep
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """The tables of a large graph only grow: the collector would walk them again and again, and find nothing."""
+    """The tables of a large graph only grow: the collector would walk them again and again, and find nothing.
+
+    What is there afterwards counts as old, so that it is not walked at once, either.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if not gc.get_freeze_count():  # what the caller has frozen stays so
+            gc.freeze()
+            gc.unfreeze()
         if enabled:
             gc.enable()
 

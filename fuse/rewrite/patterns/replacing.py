@@ -9,7 +9,6 @@ memory that the caller would notice to be another's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -17,7 +16,6 @@ from torch.fx import Node
 from fuse.rewrite import layouts, regions, surgery
 from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
 from fuse.rewrite.patterns.exact import Found, Given, Output
-from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.terms import look_of
 from fuse.rewrite.patterns.trace import Traced
 
@@ -35,22 +33,11 @@ class Replacement:
 
 def replacement(found: Found, around: Surroundings) -> Replacement | Obstacle:
     """The replacement that the pattern of ``found`` gives, or why it cannot stand there."""
-    pattern = found.form.pattern
-    assert pattern.replace is not None
-    inputs: list[Given | None] = []
-    arguments: list[Any] = []
-    for parameter in pattern.parameters:
-        keys = [(parameter.name, place) for place in range(found.form.lists)]
-        if not isinstance(parameter.spec, ManySpec):
-            keys = [(parameter.name, 0)]
-        given = [found.inputs.get(key) for key in keys]
-        values = [None if one is None else one.value() for one in given]
-        inputs += given
-        arguments.append(values if isinstance(parameter.spec, ManySpec) else values[0])
-    traced = found.form.replaced(arguments, found.constants)
+    traced = found.setting.replaced
     if isinstance(traced, str):
         return Obstacle("constraint", f"replace does not run on these tensors: {traced}")
-    return _misfit(found, traced, around) or Replacement(found, traced, tuple(inputs))
+    inputs = tuple(found.inputs.get(key) for key in found.form.keys)
+    return _misfit(found, traced, around) or Replacement(found, traced, inputs)
 
 
 def _misfit(found: Found, traced: Traced, around: Surroundings) -> Obstacle | None:
