@@ -15,14 +15,14 @@ from fuse.kernel.values import Gather, Input, Value
 INDEX_DTYPES = (torch.int64, torch.int32)
 
 
-def _table(call: Call, name: str) -> Input:
+def table_of(call: Call, name: str) -> Input:
     table = call.tensor(name)
     if not isinstance(table, Input):
         raise Unsupported("the table of a look-up is computed in the same kernel")
     return table
 
 
-def _positions(value: Value) -> Value:
+def positions_of(value: Value) -> Value:
     if value.dtype not in INDEX_DTYPES:
         raise Unsupported(f"positions of dtype {value.dtype}")
     return convert(value, torch.int64)
@@ -31,7 +31,7 @@ def _positions(value: Value) -> Value:
 @recipe("embedding")
 def embedding(call: Call) -> Value:
     """Row ``indices[...]`` of ``weight``."""
-    table, positions = _table(call, "weight"), _positions(call.tensor("indices"))
+    table, positions = table_of(call, "weight"), positions_of(call.tensor("indices"))
     return Gather(
         call.shape, call.dtype, table, positions, 0, lambda index: index[:-1], lambda index: index[-1:], False
     )
@@ -39,7 +39,7 @@ def embedding(call: Call) -> Value:
 
 @recipe("index_select")
 def index_select(call: Call) -> Value:
-    table, positions = _table(call, "self"), _positions(call.tensor("index"))
+    table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
     if not table.shape or len(positions.shape) != 1:
         raise Unsupported("index_select of a scalar")
     dim = call["dim"] % len(table.shape)
@@ -52,7 +52,7 @@ def index_select(call: Call) -> Value:
 
 @recipe("gather")
 def gather(call: Call) -> Value:
-    table, positions = _table(call, "self"), _positions(call.tensor("index"))
+    table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
     if not table.shape or len(table.shape) != len(positions.shape):
         raise Unsupported("gather of a scalar")
     dim = call["dim"] % len(table.shape)
@@ -66,11 +66,11 @@ def gather(call: Call) -> Value:
 @recipe("index.Tensor")
 def index_by_tensor(call: Call) -> Value:
     """``x[:, positions]``: one tensor of positions; several, or a mask, have no kernel."""
-    table, indices = _table(call, "self"), call["indices"]
+    table, indices = table_of(call, "self"), call["indices"]
     used = [d for d, positions in enumerate(indices) if positions is not None]
     if len(used) != 1:
         raise Unsupported("indexing by several tensors at once")
-    dim, positions = used[0], _positions(indices[used[0]])
+    dim, positions = used[0], positions_of(indices[used[0]])
     rank = len(positions.shape)
 
     def position_index(index: Index) -> Index:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse.graph.loop import Loop
-from fuse.kernel import ctypes, elementwise, lookups, movement, reductions, scans  # noqa: F401  (registers the recipes)
+from fuse.kernel import ctypes, elementwise, lookups, losses, movement, reductions, scans  # noqa: F401  (registers recipes)
 from fuse.kernel.index import contiguous_strides
 from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
 from fuse.kernel.loop_sizes import strides_in
@@ -35,7 +35,13 @@ aten = torch.ops.aten
 EMPTY = (aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default)
 """Operators that promise no elements: zeros do."""
 
-TABLES = (aten.gather.default, aten.index_select.default, aten.index.Tensor, aten.embedding.default)
+TABLES = (
+    aten.gather.default,
+    aten.index_select.default,
+    aten.index.Tensor,
+    aten.embedding.default,
+    aten.nll_loss_forward.default,
+)
 """Operators that look their first argument up, which must be in memory."""
 
 

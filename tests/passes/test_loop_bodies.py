@@ -402,6 +402,15 @@ def one_number(w: list[Tensor], x: Tensor) -> object:
     return torch.stack(outputs)
 
 
+@body("cross entropy of each step", weights=((WIDTH, WIDTH), (WIDTH, 7)))
+def cross_entropy(w: list[Tensor], x: Tensor) -> object:
+    h, loss = x[0], 0.0
+    for step in x:
+        h = torch.tanh(h @ w[0] + step)
+        loss = loss + F.cross_entropy(h @ w[1], step.argmax(1) % 7, ignore_index=3)
+    return loss, h
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_is_one_kernel_at_every_length(name: str) -> None:
     torch.manual_seed(0)
