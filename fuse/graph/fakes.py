@@ -9,7 +9,8 @@ on its other arguments only, so results are remembered by them, for one capture.
 the first argument and arguments returned themselves; everything else (factories, constants that carry numbers, custom
 operators) is asked anew. A loop reads another place in every step: ``select`` and ``slice`` are worked out here, and
 where an operand begins is no part of what is remembered of operators that compute something.
-Strides are eager's, also where FakeTensorMode has others (:mod:`fuse.graph.layouts`).
+Strides and dtypes are eager's, also where FakeTensorMode has others (:mod:`fuse.graph.layouts`,
+:mod:`fuse.graph.mixed_norms`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fuse import ops
 from fuse.graph.layouts import eager_strides
+from fuse.graph.mixed_norms import eager_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,19 +104,22 @@ class FakeRunner:
         if ops.is_view(op):
             return result
         if isinstance(result, (tuple, list)):
-            return type(result)([self._as_in_eager(op, args, kwargs, part) for part in result])
-        return self._as_in_eager(op, args, kwargs, result)
+            return type(result)([self._as_in_eager(op, args, kwargs, part, i) for i, part in enumerate(result)])
+        return self._as_in_eager(op, args, kwargs, result, 0)
 
-    def _as_in_eager(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+    def _as_in_eager(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, position: int
+    ) -> Any:
         if not isinstance(result, FakeTensor) or result.layout is not torch.strided:
             return result
         if any(result is argument for argument in (*args, *kwargs.values())):
             return result
-        strides = eager_strides(op, args, kwargs, result)
-        if strides is None or strides == result.stride():
+        strides = eager_strides(op, args, kwargs, result) or result.stride()
+        dtype = eager_dtype(op, args, position, result)
+        if strides == result.stride() and dtype == result.dtype:
             return result
         with torch._C._DisableTorchDispatch():
-            meta = torch.empty_strided(result.shape, strides, dtype=result.dtype, device="meta")
+            meta = torch.empty_strided(result.shape, strides, dtype=dtype, device="meta")
             return FakeTensor(self._mode, meta, result.fake_device)
 
     def forget(self, tensor: Tensor) -> None:
