@@ -255,7 +255,7 @@ def test_autocast_steps_are_eagers_to_half_precision() -> None:
 
 def test_a_copy_trains_apart_from_its_original() -> None:
     fused = fuse.compile(Model().eval())
-    tokens, target = next(batches())
+    tokens, _ = next(batches())
     fused(tokens).sum().backward()
     twin = copy.deepcopy(fused)
     before = fused(tokens)
