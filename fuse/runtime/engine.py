@@ -127,7 +127,7 @@ class Engine:
         if found is None:
             if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
                 return self.model(*args, **kwargs)  # part of what is being captured
-            if reason := _unsupported(leaves) or self._uninitialized() or self._never_settles(leaves, spec):
+            if reason := _unsupported(leaves) or self._unsupported_model() or self._never_settles(leaves, spec):
                 return self._eager(args, kwargs, reason)
             found = self._make(args, kwargs, leaves, spec)
         compiled, tensors = found
@@ -353,10 +353,14 @@ class Engine:
         held: Sequence[Any] = () if self.freeze else [*self._tensors(), *tensors_of(self.model, self._kept)]
         return any(isinstance(t, Tensor) and t.requires_grad for t in (*leaves, *held))
 
-    def _uninitialized(self) -> Fallback | None:
-        """Why this call is eager's: it gives lazy parameters their shapes."""
-        lazy = any(nn.parameter.is_lazy(tensor) for tensor in self._tensors())
-        return Fallback(self._name(), "", "the call initializes lazy parameters") if lazy else None
+    def _unsupported_model(self) -> Fallback | None:
+        """Why this call is eager's, whatever its arguments are."""
+        if any(nn.parameter.is_lazy(tensor) for tensor in self._tensors()):
+            return Fallback(self._name(), "", "the call initializes lazy parameters")
+        if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in self.model.modules()):
+            reason = "DistributedDataParallel talks to other processes in forward: give it the compiled model instead"
+            return Fallback(self._name(), "", reason)
+        return None
 
     def _tensors(self) -> list[Tensor]:
         """Parameters and buffers, but for buffers that calls assign."""

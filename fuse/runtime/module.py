@@ -100,6 +100,11 @@ class Fused(nn.Module):
         return getattr(self.__dict__["_engine"].model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":
+            raise FuseError(
+                "a compiled model cannot be given another class, as fully_shard does: compile its blocks before "
+                "sharding the model around them"
+            )
         setattr(self._own().model, name, value)
 
     def __delattr__(self, name: str) -> None:
