@@ -50,10 +50,21 @@ _COMBINE = {
     "prod": "{0} * {1}",
     "max": "fuse_maximum({0}, {1})",
     "min": "fuse_minimum({0}, {1})",
+    "largest": "fuse_larger({0}, {1})",
     "any": "{0} || {1}",
     "all": "{0} && {1}",
 }
-_CLAUSE = {"sum": "+", "prod": "*", "max": "fuse_max", "min": "fuse_min", "any": "||", "all": "&&"}
+_CLAUSE = {
+    "sum": "+",
+    "prod": "*",
+    "max": "fuse_max",
+    "min": "fuse_min",
+    "largest": "fuse_larger",
+    "any": "||",
+    "all": "&&",
+}
+_IN_LANES = ("sum", "prod", "max", "min", "largest")
+_LANES = 16
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
 
 
@@ -146,6 +157,8 @@ def _statement(statement: Statement, depth: int, threads: Threads = "one") -> li
 def _loop(loop: Loop, depth: int, threads: Threads) -> list[str]:
     pad = _INDENT * depth
     lines = []
+    if _reduces_in_lanes(loop, threads):
+        return [pad + line for line in _in_lanes(loop)]
     if pragma := _pragma(loop, threads):
         lines.append(f"{pad}#pragma omp {pragma}")
     lines.append(f"{pad}{_heading(loop)}")
@@ -155,10 +168,52 @@ def _loop(loop: Loop, depth: int, threads: Threads) -> list[str]:
     return lines
 
 
+def _splits(loop: Loop, threads: Threads) -> bool:
+    """Whether the loop may be split over threads."""
+    splits = threads == "asked in the call" or (threads == "if worth it" and work(loop) >= PARALLEL_WORK)
+    return splits and loop.kind in ("parallel", "vector") and loop.extent > 1
+
+
+def _reduces_in_lanes(loop: Loop, threads: Threads) -> bool:
+    """Whether a vector loop keeps its sums in lanes of our own."""
+    whole = loop.kind == "vector" and loop.bounds is None and loop.extent % _LANES == 0
+    known = all(a.op in _IN_LANES and a.ctype in ("float", "double") for a in loop.reduces)
+    return bool(whole and known and loop.reduces and not _splits(loop, threads))
+
+
+def _in_lanes(loop: Loop) -> list[str]:
+    """A vector at a time, a partial result in every lane of it, and what the lanes come to."""
+    first = f"{loop.atom}_first"
+    lines, after, body = [], [], []
+    for accumulator in loop.reduces:
+        name, lanes = accumulator.name, f"{accumulator.name}_lanes"
+        start = identity(accumulator.op, accumulator.ctype)
+        lines.append(f"alignas(64) {accumulator.ctype} {lanes}[{_LANES}];")
+        lines.append(f"fuse_start_lanes<{_LANES}>({lanes}, {start});")
+        both = f"[](auto a, auto b) {{ return {combined(accumulator.op, 'a', 'b')}; }}"
+        across = f"fuse_across<{_LANES // 2}>({lanes}, {both})"
+        after.append(f"{name} = {combined(accumulator.op, name, across)};")
+    for statement in loop.body:
+        if isinstance(statement, Accumulate):
+            lane = f"{statement.accumulator.name}_lanes[{loop.atom} - {first}]"
+            body.append(f"{lane} = {combined(statement.accumulator.op, lane, statement.text)};")
+        else:
+            body += _statement(statement, 0)
+    return [
+        *lines,
+        f"for (int64_t {first} = 0; {first} < {loop.extent}; {first} += {_LANES}) {{",
+        f"{_INDENT}#pragma omp simd",
+        f"{_INDENT}for (int64_t {loop.atom} = {first}; {loop.atom} < {first} + {_LANES}; ++{loop.atom}) {{",
+        *(2 * _INDENT + line for line in body),
+        f"{_INDENT}}}",
+        "}",
+        *after,
+    ]
+
+
 def _pragma(loop: Loop, threads: Threads) -> str:
     asked = threads == "asked in the call"
-    splits = asked or (threads == "if worth it" and work(loop) >= PARALLEL_WORK)
-    splits = splits and loop.kind in ("parallel", "vector") and loop.extent > 1
+    splits = _splits(loop, threads)
     sequential = any(a.op in ("argmax", "argmin") for a in loop.reduces)
     simd = loop.kind == "vector" and not sequential
     if sequential:
@@ -233,7 +288,7 @@ def _clause(accumulator: Accumulator) -> str:
 def identity(op: ReduceOp, ctype: str) -> str:
     """The value that a reduction starts from, as C++ text."""
     lowest, highest = _LIMITS[ctype]
-    return {"max": lowest, "min": highest, "argmax": "0", "argmin": "0"}.get(op) or _IDENTITY[op]
+    return {"max": lowest, "min": highest, "largest": lowest, "argmax": "0", "argmin": "0"}.get(op) or _IDENTITY[op]
 
 
 def combined(op: ReduceOp, so_far: str, element: str) -> str:

@@ -39,7 +39,7 @@ RESERVED = frozenset(_WORDS.split())
 """Words of C++, then what loop kernels call things themselves, then what they call elements."""
 
 RESERVED_FORMS = re.compile(
-    r".*_(at|element|row|so_far|lane|value|start|steps|first|pace|stride|next|memory|last)"
+    r".*_(at|element|row|so_far|lanes?|value|start|steps|first|pace|stride|next|memory|last)"
     r"|(weights|sums)_\d+.*|[ip]\d.*|out\d.*|fuse_.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)"
 )
 

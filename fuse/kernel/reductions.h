@@ -1,7 +1,28 @@
-// Reductions that OpenMP does not know: maxima and minima in which NaN wins, as in ATen.
+// Reductions that OpenMP does not know: maxima and minima in which NaN wins, as in ATen, and maxima that pass NaN over.
 #pragma once
 
 #pragma omp declare reduction(fuse_max : float, double : omp_out = fuse_maximum(omp_out, omp_in)) \
     initializer(omp_priv = -__builtin_inff())
 #pragma omp declare reduction(fuse_min : float, double : omp_out = fuse_minimum(omp_out, omp_in)) \
     initializer(omp_priv = __builtin_inff())
+
+// `a` where `b` is NaN or not larger.
+template <typename T> FUSE_INLINE T fuse_larger(T a, T b) { return b > a ? b : a; }
+#pragma omp declare reduction(fuse_larger : float, double : omp_out = fuse_larger(omp_out, omp_in)) \
+    initializer(omp_priv = -__builtin_inff())
+
+template <int count, typename T> FUSE_INLINE void fuse_start_lanes(T *lanes, fuse_as<T> start) {
+#pragma omp simd
+    for (int lane = 0; lane < count; ++lane) lanes[lane] = start;
+}
+
+// What lanes come to, halves upon halves: OpenMP would take one lane after the other.
+template <int half, typename T, typename Combine> FUSE_INLINE T fuse_across(T *lanes, Combine combine) {
+#pragma omp simd
+    for (int lane = 0; lane < half; ++lane) lanes[lane] = combine(lanes[lane], lanes[lane + half]);
+    if constexpr (half == 1) {
+        return lanes[0];
+    } else {
+        return fuse_across<half / 2>(lanes, combine);
+    }
+}

@@ -1,7 +1,8 @@
 """Recipes of reductions, and of the operators made of them (softmax, norms).
 
 Sums of floats are taken in double, whatever the element type, and variances in two passes, so that fused sums are at
-least as accurate as eager's cascaded ones.
+least as accurate as eager's cascaded ones. A few positive floats are added as floats: it is as accurate as eager, and
+faster.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from fuse.kernel.recipes import Call, Unsupported, apply, convert, recipe
 from fuse.kernel.values import Reduce, ReduceOp, Value, expand, view
 
 SUM_DTYPE = torch.float64
+FEW = 64
+"""Positive terms whose sum of floats is off by a few units in the last place at most; eager's is not closer."""
 
 
 def _dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -40,6 +43,12 @@ def total(value: Value, dims: Sequence[int]) -> Value:
     """The sum in double (floats) or int64 (integers and bool)."""
     wide = SUM_DTYPE if value.dtype.is_floating_point else torch.int64
     return reduce(convert(value, wide), dims, "sum", wide)
+
+
+def total_of_positive(value: Value, dims: Sequence[int]) -> Value:
+    """The sum of positive floats or doubles (NaN and infinity among them, if need be): in their own type if few."""
+    few = math.prod(value.shape[d] for d in dims) <= FEW
+    return reduce(value, dims, "sum", value.dtype) if few else total(value, dims)
 
 
 def mean_of(value: Value, dims: Sequence[int]) -> Value:
@@ -176,9 +185,9 @@ def _exponentials(value: Value, dim: int) -> tuple[Value, Value, Value]:
     wide = _wide_float(value.dtype)
     value = convert(value, wide)
     dims = _dims(value, dim)
-    best = reduce(value, dims, "max")
+    best = reduce(value, dims, "largest")  # where there is a NaN, the sum is NaN
     exponentials = apply("fuse_exp({0} - {1})", [value, best], wide, value.shape, TRANSCENDENTAL)
-    return best, exponentials, total(exponentials, dims)
+    return best, exponentials, total_of_positive(exponentials, dims)
 
 
 @recipe("_log_softmax")
@@ -194,10 +203,10 @@ def logsumexp(call: Call) -> Value:
     wide = _wide_float(call.dtype)
     value = convert(call.tensor("self"), wide)
     dims = _dims(value, call["dim"])
-    best = reduce(value, dims, "max")
+    best = reduce(value, dims, "largest")  # where there is a NaN, the sum is NaN
     shift = apply("(fuse_isinf({0}) ? 0 : {0})", [best], wide, best.shape)
     terms = apply("fuse_exp({0} - {1})", [value, shift], wide, value.shape, TRANSCENDENTAL)
-    summed = convert(total(terms, dims), wide)
+    summed = convert(total_of_positive(terms, dims), wide)
     return _finished(call, apply("(fuse_log({0}) + {1})", [summed, shift], wide, summed.shape, TRANSCENDENTAL))
 
 

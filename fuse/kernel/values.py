@@ -19,7 +19,8 @@ import torch
 from fuse.kernel.index import ZERO, Affine, Index, Stride, reshape
 
 Shape = tuple[int, ...]
-ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+ReduceOp = Literal["sum", "prod", "max", "min", "largest", "any", "all", "argmax", "argmin"]
+"""``largest`` is the maximum of what is not NaN."""
 
 
 @dataclass(frozen=True, eq=False)

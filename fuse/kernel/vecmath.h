@@ -10,7 +10,8 @@
 template <typename T> struct fuse_exp_constants;
 
 template <> struct fuse_exp_constants<float> {
-    static constexpr float lowest = -105.0f;  // exp is 0 from here on
+    static constexpr float lowest = -105.0f;       // exp is 0 from here on
+    static constexpr float scaled_twice = -86.0f;  // -126 log(2) or above
     static constexpr float highest = 89.0f;   // and infinite from here on; also log(2^128.5), so that n stays at most 128
     static constexpr float log2_e = 0x1.715476p+0f;
     static constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
@@ -20,6 +21,7 @@ template <> struct fuse_exp_constants<float> {
 
 template <> struct fuse_exp_constants<double> {
     static constexpr double lowest = -746.0;
+    static constexpr double scaled_twice = -707.0;
     static constexpr double highest = 710.0;
     static constexpr double log2_e = 0x1.71547652b82fep+0;
     static constexpr double ln2_high = 0x1.62e42fefa38p-1, ln2_low = 0x1.ef35793c7673p-45;
@@ -45,13 +47,16 @@ FUSE_INLINE double fuse_exp_tail(double r) {
                            0x1.27e40b8430df6p-22, 0x1.af7a7271fc8bap-26, 0x1.20d1de2e35c21p-29);
 }
 
+template <typename T> FUSE_INLINE T fuse_exp_fraction(T x, T n) {
+    using constants = fuse_exp_constants<T>;
+    T r = fuse_fma(n, -constants::ln2_low, fuse_fma(n, -constants::ln2_high, x));
+    return fuse_fma(r * r, fuse_exp_tail(r), r);
+}
+
 template <typename T> FUSE_INLINE fuse_exp_parts<T> fuse_exp_split(T x) {
     using real = fuse_real<T>;
-    using constants = fuse_exp_constants<T>;
-    T shifted = fuse_fma(x, constants::log2_e, real::shifter);
-    T n = shifted - real::shifter;
-    T r = fuse_fma(n, -constants::ln2_low, fuse_fma(n, -constants::ln2_high, x));
-    return {fuse_fma(r * r, fuse_exp_tail(r), r), fuse_bits(shifted) - fuse_bits(real::shifter)};
+    T shifted = fuse_fma(x, fuse_exp_constants<T>::log2_e, real::shifter);
+    return {fuse_exp_fraction(x, shifted - real::shifter), fuse_bits(shifted) - fuse_bits(real::shifter)};
 }
 
 // 2^n for n in the range of normal numbers.
@@ -68,12 +73,20 @@ template <typename T> FUSE_INLINE T fuse_scale(T x, typename fuse_real<T>::bits 
     return x * fuse_from_bits(first << real::mantissa_bits) * fuse_from_bits(second << real::mantissa_bits);
 }
 
+// Twice the fraction is scaled by 2^(n - 1): 2^128 is no float. Below `scaled_twice` the first scale is 2^64 too large, and
+// the second rounds once into the subnormal numbers. What lies outside of the range is replaced at the end, not before: a
+// compiler makes more of two bounds on one argument than two selections. NaN passes every test and stays.
 template <typename T> FUSE_INLINE T fuse_exp(T x) {
+    using real = fuse_real<T>;
     using constants = fuse_exp_constants<T>;
-    x = x < constants::lowest ? constants::lowest : x;  // written so that NaN passes
-    x = x > constants::highest ? constants::highest : x;
-    auto parts = fuse_exp_split(x);
-    return fuse_scale((T)1 + parts.fraction, parts.n);
+    T shifted = fuse_fma(x, constants::log2_e, real::shifter);
+    T fraction = fuse_exp_fraction(x, shifted - real::shifter);
+    bool tiny = x < constants::scaled_twice;
+    typename real::bits bias = real::bias - 1 + (tiny ? 64 : 0);
+    T result = fuse_fma(fraction, (T)2, (T)2) * fuse_from_bits((fuse_bits(shifted) + bias) << real::mantissa_bits);
+    result = tiny ? result * (T)0x1p-64f : result;
+    result = x < constants::lowest ? (T)0 : result;
+    return x > constants::highest ? real::infinity : result;
 }
 
 // 2^n (1 + fraction) - 1 with one rounding of its own; half of it is formed first, since 2^128 is no float.
