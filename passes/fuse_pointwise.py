@@ -6,7 +6,7 @@
 
 One launch and one trip through memory instead of one for each operator. Slices, transposes and broadcasts between them
 become index arithmetic. A cheap value of lower rank (a scaled mask) is computed again where it is broadcast; a costly
-one is not.
+one is not. A convolution of few taps in single channels is elementwise work too.
 
 Declined where the loops differ, or where a reshape follows no loop order.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -30,4 +31,5 @@ def fuse_pointwise(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def is_pointwise(node: Node) -> bool:
-    return ops.is_pointwise(node.target)  # type: ignore[arg-type]
+    target: OpOverload = node.target  # type: ignore[assignment]
+    return ops.is_pointwise(target) or ops.kind(target) == "convolution"

@@ -57,7 +57,8 @@ def domain_of(node: Node) -> Domain | Declined:
         return results
     reductions = reductions_below(results)
     if not reductions:
-        points, cheap = max(math.prod(r.shape) for r in results), known is not None and known.cheap
+        points = max(math.prod(r.shape) for r in results)
+        cheap = known is not None and (known.cheap or known.kind == "convolution")  # those with a kernel are short
         return Domain(points, None, cheap, 1, "apart" if isinstance(results[0], Concat) else "none")
     widest = max(reductions, key=lambda r: math.prod(r.source.shape))
     points = math.prod(widest.source.shape)

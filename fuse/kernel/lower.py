@@ -23,7 +23,15 @@ from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
-from fuse.kernel import ctypes, elementwise, lookups, losses, movement, reductions  # noqa: F401  (registers recipes)
+from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
+    ctypes,
+    elementwise,
+    lookups,
+    losses,
+    movement,
+    reductions,
+    short_convolutions,
+)
 from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate

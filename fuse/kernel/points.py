@@ -4,7 +4,8 @@
         for columns (vector):
             load, compute, store
 
-Loops run in the order of the first output's strides, so that stores are contiguous whatever its layout.
+Loops run in the order of the first output's strides, so that stores are contiguous whatever its layout; but where fewer
+loads and stores jump from line to line along another dimension, that is the innermost.
 """
 
 from __future__ import annotations
@@ -13,17 +14,38 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fuse.kernel.index import Size
-from fuse.kernel.ir import Buffer, Statement
+from fuse.kernel.ir import Buffer, Load, Loop, Scope, Statement, Store
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.values import Output
+
+ELEMENTS_OF_A_LINE = 16
+WORTH_A_VECTOR = 16
+"""Elements of a dimension that are worth an innermost loop other than that of the stores."""
 
 
 def point_nest(
     targets: Sequence[Target], inputs: list[Buffer], names: Mapping[int, str], dimensions: Sequence[Dimension]
 ) -> list[Statement]:
     """Loops over ``dimensions`` that store all ``targets``, which have one shape."""
-    builder = builder_for(dimensions, inputs, names)
     order = order_of_loops(Output(targets[0].value, targets[0].strides))
+    best = _nest(targets, inputs, names, dimensions, order)
+    for dim in order[:-1]:
+        if not _strided(best) or math.prod(dimensions[dim].extents) < WORTH_A_VECTOR:
+            continue
+        moved = (*(d for d in order if d != dim), dim)
+        other = _nest(targets, inputs, names, dimensions, moved)
+        best = min(best, other, key=_strided)
+    return best
+
+
+def _nest(
+    targets: Sequence[Target],
+    inputs: list[Buffer],
+    names: Mapping[int, str],
+    dimensions: Sequence[Dimension],
+    order: Sequence[int],
+) -> list[Statement]:
+    builder = builder_for(dimensions, inputs, names)
     atoms = [atom for d in order for atom in dimensions[d].atoms]
     for i, atom in enumerate(atoms):
         builder.open(atom, "vector" if i == len(atoms) - 1 else "parallel")
@@ -32,6 +54,21 @@ def point_nest(
     for _ in atoms:
         builder.close()
     return builder.blocks[0].statements
+
+
+def _strided(statements: Sequence[Statement]) -> int:
+    """How many loads and stores of the innermost loop take each element from another cache line."""
+    found = 0
+    for statement in statements:
+        match statement:
+            case Loop(kind="vector"):
+                steps = (s.offset.step(statement.atom) for s in statement.body if isinstance(s, (Load, Store)))
+                found += sum(bool(step.sized) or abs(step.constant) >= ELEMENTS_OF_A_LINE for step in steps)
+            case Loop() | Scope():
+                found += _strided(statement.body)
+            case _:
+                pass
+    return found
 
 
 def order_of_loops(output: Output) -> tuple[int, ...]:

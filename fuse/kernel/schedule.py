@@ -20,10 +20,10 @@ from fuse.kernel.index import Affine, NotAffine, SplitNeeded
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, BufferRole, Fail, KernelBody, Loop, Scope, Statement
 from fuse.kernel.nest import Dimension, Target
 from fuse.kernel.points import order_of_loops, point_nest
-from fuse.kernel.rows import RowNest
+from fuse.kernel.rows import WORTH_KEEPING, RowNest
 from fuse.kernel.scans import scan_nest
 from fuse.kernel.tidy import tidy
-from fuse.kernel.values import Concat, Gather, Output, Program, Scan, Shape, view
+from fuse.kernel.values import Concat, Gather, Map, Output, Program, Scan, Shape, view
 from fuse.kernel.walks import reductions_below, within_stage
 
 MAX_SPLITS = 32
@@ -92,8 +92,9 @@ def _squeezed(output: Output) -> Output:
 
 
 def _groups(outputs: Sequence[Output]) -> list[list[int]]:
-    """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides. A
-    concatenation and a scan stand alone: they have loops of their own."""
+    """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides,
+    or by shape alone where they share costly work. A concatenation and a scan stand alone: they have loops of their
+    own."""
     with_reductions: list[int] = []
     alone: list[list[int]] = []
     by_shape: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
@@ -106,7 +107,23 @@ def _groups(outputs: Sequence[Output]) -> list[list[int]]:
             alone.append([i])
         else:
             by_shape.setdefault((output.value.shape, order_of_loops(output)), []).append(i)
-    return [*([with_reductions] if with_reductions else []), *alone, *by_shape.values()]
+    together: list[list[int]] = []
+    for group in by_shape.values():
+        other = next((g for g in together if _share_costly_work(outputs[g[0]], outputs[group[0]])), None)
+        if other is None:
+            together.append(group)
+        else:
+            other += group
+    return [*([with_reductions] if with_reductions else []), *alone, *together]
+
+
+def _share_costly_work(one: Output, other: Output) -> bool:
+    """Whether two outputs of one shape are computed from something that is worth computing once, whatever the order in
+    which they are stored."""
+    if one.value.shape != other.value.shape:
+        return False
+    shared = {id(v): v for v in within_stage([one.value])}.keys() & {id(v) for v in within_stage([other.value])}
+    return sum(v.cost for v in within_stage([one.value]) if id(v) in shared and isinstance(v, Map)) >= WORTH_KEEPING
 
 
 def _nest(targets: list[Target], inputs: list[Buffer], program: Program) -> list[Statement]:

@@ -70,6 +70,38 @@ def test_reductions_over_the_same_rows_share_their_loop(lowered: Callable[..., A
     assert loops(three) == loops(one)
 
 
+def test_costly_work_is_done_once_for_results_in_two_orders(
+    lowered: Callable[..., Any], run: Callable[..., Any]
+) -> None:
+    def both(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.tanh(x)
+        return y, y.contiguous()
+
+    x = torch.randn(20, 30).t()
+    assert source_of(lowered, both, x).count("fuse_tanh(") == 1
+    run(both, x).check()
+
+
+def test_loops_run_along_what_most_loads_and_stores_are_contiguous_in(
+    lowered: Callable[..., Any], run: Callable[..., Any]
+) -> None:
+    def summed(x: Tensor, y: Tensor) -> Tensor:
+        return (x.t() + y.t()).contiguous()
+
+    x, y = torch.randn(20, 30), torch.randn(20, 30)
+    assert source_of(lowered, summed, x, y).rpartition("for (int64_t ")[2].startswith("i0 = 0; i0 < 30;")
+    run(summed, x, y).check(exact=True)
+
+
+def test_a_row_of_whole_vectors_is_reduced_in_lanes(lowered: Callable[..., Any], run: Callable[..., Any]) -> None:
+    for width, lanes in ((64, True), (60, False)):
+        x = torch.randn(8, width)
+        assert ("fuse_across" in source_of(lowered, lambda x: (x.sum(1), x.amax(1)), x)) == lanes
+        run(lambda x: (x.sum(1), x.amax(1), x.prod(1), x.amin(1), x.logsumexp(1)), x).check()
+    x[2, 3] = torch.nan
+    run(lambda x: (x.sum(1), x.amax(1), x.amin(1), x.softmax(1), x.logsumexp(1), x.log_softmax(1)), x).check()
+
+
 def test_small_kernels_run_in_one_thread_and_large_ones_in_many(lowered: Callable[..., Any]) -> None:
     small = lowered(lambda x: x + 1, torch.randn(64)).kernel
     large = lowered(lambda x: x + 1, torch.randn(1000, 1000)).kernel
