@@ -41,6 +41,7 @@ from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph import numbers, probing
 from fuse.graph.attributes import Change, held_by, restore
+from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
@@ -95,7 +96,7 @@ def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
     # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
-    with _CAPTURING, torch.inference_mode(False), _fake_mode(model, args, kwargs) as fake_mode:
+    with _CAPTURING, torch.inference_mode(False), _fake_mode(model, args, kwargs) as fake_mode, without_collecting():
         yield fake_mode
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from torch.fx import GraphModule, Node
 
 from fuse.errors import FaultWarning
+from fuse.graph.collecting import without_collecting
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
 from fuse.rewrite.registry import PassInfo
@@ -47,7 +48,8 @@ def run_passes(graph: GraphModule, passes: Sequence[str] | None = None, fuel: in
     failed: list[Failed] = []
     while True:
         try:
-            book = _run(graph, chosen, fuel)
+            with without_collecting():
+                book = _run(graph, chosen, fuel)
         except _PassFailed as failure:
             failed.append(_described(failure))
             warnings.warn(str(failed[-1]), FaultWarning, stacklevel=2)

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
 from fuse.graph.capture import capture
+from fuse.graph.collecting import without_collecting
 from fuse.graph.joint import capture_joint
 from fuse.graph.signature import Attribute, InputSpec, Signature
 from fuse.rewrite import registry
@@ -194,7 +195,8 @@ class Engine:
         with self._lock:
             found = self._find(leaves, spec, modes())  # another thread may have made it
             if found is None:
-                compiled = self._compile(args, kwargs, leaves, spec)
+                with without_collecting():
+                    compiled = self._compile(args, kwargs, leaves, spec)
                 self._remember(compiled)
                 given = compiled.carried.extend(leaves, spec)[0] if compiled.carried else leaves
                 found = compiled, compiled.guard.pick((*given, *compiled.guard.state))

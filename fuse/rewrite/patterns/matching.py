@@ -11,14 +11,13 @@ inside of another match of its own pattern is part of that one and has no verdic
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from torch.fx import GraphModule, Node
 
+from fuse.graph.collecting import without_collecting
 from fuse.rewrite.patterns import forms
 from fuse.rewrite.patterns.conditions import Kind, Obstacle, Surroundings, obstacle
 from fuse.rewrite.patterns.definition import Pattern
@@ -81,7 +80,7 @@ def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, 
     Raises:
         FuseError: a pattern cannot be run; the message names it.
     """
-    with _without_collecting():
+    with without_collecting():
         outcomes = _all_outcomes(graph, patterns, prepare, near)
     return _without_circles(outcomes, graph)
 
@@ -94,24 +93,6 @@ def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prep
     for pattern in sorted(patterns, key=lambda one: -one.priority):
         outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
     return outcomes
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """The tables of a large graph only grow: the collector would walk them again and again, and find nothing.
-
-    What is there afterwards counts as old, so that it is not walked at once, either.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not gc.get_freeze_count():  # what the caller has frozen stays so
-            gc.freeze()
-            gc.unfreeze()
-        if enabled:
-            gc.enable()
 
 
 @dataclass
