@@ -12,7 +12,7 @@ and bytes of a call are ``fuse.cost.work``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -73,6 +73,12 @@ _RANDOM = OpInfo("random", flops="output", weight=TRANSCENDENTAL_WEIGHT, random=
 _OTHER = OpInfo("other", flops="input", weight=TRANSCENDENTAL_WEIGHT)
 _NOTHING_RUNS = OpInfo("other", launches=0)
 _VIEW = OpInfo("view", launches=0, cheap=True)
+
+_LOSSES = frozenset({
+    "binary_cross_entropy_with_logits", "multi_margin_loss", "multilabel_margin_loss_forward", "nll_loss_forward",
+    "nll_loss2d_forward", "soft_margin_loss",
+})  # fmt: skip
+"""Losses that ``torch.vmap`` has no rule for, and PyTorch writes down in terms of other operators."""
 
 _GROUPS: tuple[tuple[OpInfo, str], ...] = (
     (_GEMM, """
@@ -296,6 +302,23 @@ def batch_rule(op: OpOverload) -> bool:
         torch._C._dispatch_has_kernel_for_dispatch_key(_qualified_name(op), key)
         for key in ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
     )
+
+
+@cache
+def parts(op: OpOverload) -> Callable[..., object] | None:
+    """The function by which PyTorch computes a loss with other operators; None for what is no loss, or has no such.
+
+    >>> parts(torch.ops.aten.nll_loss_forward.default).__name__
+    'nll_loss_forward'
+    >>> parts(torch.ops.aten.sort.default) is None
+    True
+    """
+    if _base_name(op) not in _LOSSES:
+        return None
+    from torch._decomp import decomposition_table  # takes long to import
+
+    found: Callable[..., object] | None = decomposition_table.get(op)
+    return found
 
 
 @cache

@@ -81,7 +81,12 @@ PRODUCTS = (
     "torch.cat([{s}, {s}], 1) @ torch.cat([self.w{m}{k}, self.w{m}{k}])", "({s} @ self.w{m}{k}).roll(1, 1)",
     "({s}.unsqueeze(1) @ self.w{m}{k}).squeeze(1)", "({s} @ self.w{m}{k}).flip(1)",
 )  # fmt: skip
-GROUPS = (UNARY, BINARY, BINARY, REDUCTIONS, PRODUCTS, PRODUCTS)
+LIBRARY = (  # what no kernel computes
+    "{a}.sort(1).values", "{a} * ({a} >= {a}.topk(1, 1).values * 0.5)", "{a}.sort(1, descending=True)[0].t().t()",
+    "{a}.gather(1, {a}.sort(1, stable=True)[1])", "{a} @ ({b}.t() @ {a}).softmax(1)", "{a}.cummax(1)[0]",
+    "torch.linalg.solve(({a} @ {a}.t()).double().tanh() + 5 * torch.eye(B).double(), {b}.double()).to({a}.dtype)",
+)  # fmt: skip
+GROUPS = (UNARY, BINARY, BINARY, REDUCTIONS, PRODUCTS, PRODUCTS, LIBRARY)
 NEXT = (
     "torch.tanh({a})", "torch.sigmoid({a}) * {a}.tanh()", "{a}.tanh() * 0.5 + {h} * 0.5",
     "torch.where(keep[t], {a}.tanh(), {h})", "torch.nn.functional.layer_norm({a}, ({n},))", "{a}.softmax(1)",

@@ -28,6 +28,7 @@ from fuse import ops
 from fuse.cost import memory
 from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
+from fuse.graph.loop import Loop
 from fuse.graph.signature import Dispatch, Signature
 from fuse.graph.writing import writes
 
@@ -197,6 +198,8 @@ def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[Call]:
             yield _fused("loop", node, source, read, body, trip_count)
         else:
             yield from (dataclasses.replace(call, repeats=call.repeats * trip_count) for call in body)
+            if isinstance(module, Loop) and module.spec.gathered:
+                yield Call("movement", module.spec.gathered, _traffic(node), source, nodes=0)
     elif isinstance(module, GraphModule):
         yield from calls_of_graph(module)
     else:

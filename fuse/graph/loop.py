@@ -36,7 +36,8 @@ class LoopSpec:
     ``step_inputs``: how the operands that follow are read. ``collected``: number of results that are kept of every
     step. ``source``: the user's line of the body. ``one_call``: eager runs all steps in one call of a library.
     ``persistent``: all steps run as one launch, in a kernel with the time inside; otherwise what the body launches is
-    launched in every step.
+    launched in every step. ``gathered``: of how many results that are kept a library makes a tensor in every step, so
+    that they are put together behind the last one.
     """
 
     trip_count: int
@@ -46,6 +47,7 @@ class LoopSpec:
     source: str = ""
     one_call: bool = False
     persistent: bool = True
+    gathered: int = 0
 
 
 class Loop(nn.Module):

@@ -41,7 +41,9 @@ def can_batch(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
     target = node.target
-    return isinstance(target, OpOverload) and ops.batch_rule(target) and not ops.is_random(target)
+    if not isinstance(target, OpOverload) or ops.is_random(target):
+        return False
+    return ops.batch_rule(target) or ops.parts(target) is not None
 
 
 class Batcher:
@@ -110,13 +112,16 @@ class Batcher:
         values = [self.known[operand].meta["val"] for operand in operands]
         dims = tuple(0 if operand in self.batched else None for operand in operands)
         recorder = _Recorder(self, source)
+        function: Any = node.target
+        if isinstance(function, OpOverload) and not ops.batch_rule(function):
+            function = ops.parts(function) or function
         for operand in operands:
             recorder.note(self.known[operand].meta["val"], self.known[operand])
 
         def step(*tensors: Tensor) -> Any:
             given = dict(zip(operands, tensors, strict=True))
             args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            return function(*args, **kwargs)
 
         run = torch.vmap(step, in_dims=dims) if any(dim == 0 for dim in dims) else step
         before = len(self.graph.nodes)

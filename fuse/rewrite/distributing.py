@@ -12,7 +12,7 @@ that would cost more than it does in the step. A sum over steps that nothing els
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,7 +58,9 @@ def split(
     """
     whole = _Whole(loop, operands, results)
     leaving = whole.leaving(all_of_it)
-    if not leaving or not all(can_batch(node) for node in leaving):
+    if stuck := [node for node in leaving if not can_batch(node)]:
+        leaving = whole.leaving(all_of_it, staying=whole.behind(stuck))
+    if not leaving:
         return None
     try:
         return whole.without(leaving)
@@ -110,8 +112,12 @@ class _Whole:
 
     def needed(self, carries: Iterable[int]) -> set[Node]:
         """What the next values of these states need."""
+        return self.behind(self.outputs[carry] for carry in carries)
+
+    def behind(self, nodes: Iterable[Node]) -> set[Node]:
+        """These nodes and what they need."""
         found: set[Node] = set()
-        worklist = [self.outputs[carry] for carry in carries]
+        worklist = list(nodes)
         while worklist:
             node = worklist.pop()
             if node not in found and node.op == "call_function":
@@ -119,15 +125,15 @@ class _Whole:
                 worklist.extend(node.all_input_nodes)
         return found
 
-    def leaving(self, all_of_it: bool) -> set[Node]:
-        """The nodes that leave, with all that need them; sums of what stays stay."""
+    def leaving(self, all_of_it: bool, staying: Set[Node] = frozenset()) -> set[Node]:
+        """The nodes that leave, with all that need them; sums of what stays stay, and so does ``staying``."""
         lasting = self.needed(i for i in range(self.spec.carries) if i not in self.sums)
         work = sum(_multiplications(n) for n in lasting)
         units = work >= LEAST_WORK and not any(_kind(n) == "reduction" for n in lasting)
         totals = {self.outputs[i] for i in self.sums}
         found: set[Node] = set()
         for node in self.nodes:
-            if node in lasting:
+            if node in lasting or node in staying:
                 continue
             heavy = all_of_it and _kind(node) in ("gemm", "reduction", "other") and not ops.is_pointwise(node.target)  # type: ignore[arg-type]
             starts = heavy or (units and _kind(node) == "reduction") or self._is_large_product(node)

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import Module
 
 from fuse import ops
+from fuse.graph.loop import Loop
 from fuse.rewrite.nested import called_module, kind, trip_count
 
 
@@ -61,4 +62,5 @@ def _loop_launches(loop: Module | None) -> int:
         return 1
     body = loop.get_submodule("body")
     assert isinstance(body, GraphModule)
-    return trip_count(loop) * sum(node_launches(node) for node in body.graph.nodes)
+    gathered = loop.spec.gathered if isinstance(loop, Loop) else 0
+    return gathered + trip_count(loop) * sum(node_launches(node) for node in body.graph.nodes)

@@ -1,16 +1,17 @@
 """Prepare a loop that no kernel holds: its body becomes a program of its own, run step by step.
 
-    body:  s = solve(a, h);  return s, s           body:  s = solve(a, h);  k = clone(s);  return s, k
+    body:  s = solve(a, h);  return s[:, 0], s          body:  s = solve(a, h);  k = clone(s[:, 0]);  return k, s
 
 What a step hands on must be memory that it computed, laid out as the next step reads it; what is kept must be
 computed into its place in the whole, once for each. Copies that this takes are operators of the body, which passes fuse
-with what is around them and counts see.
+with what is around them and counts see. What a library gives in every step is put together behind the loop.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -90,10 +91,14 @@ def settle(loop: Loop) -> None:
         passed = node in given[:carries] or _is_own(node)
         if not passed or node.meta["val"].stride() != wanted.stride():
             results[number] = copied(node, output, wanted.stride())
+    gathered = 0
     for number, node in enumerate(results[carries:], start=carries):
-        alone = node not in results[carries:number] and _is_own(node) and node.meta["val"].is_contiguous()
-        if not alone or not _is_computed_here(node):
+        own = _is_own(node) and node.meta["val"].is_contiguous()
+        if own and not _is_computed_here(node):
+            gathered += 1
+        elif not own or node in results[carries:number]:
             results[number] = copied(node, output, make_contiguous_strides_for(node.meta["val"].shape))
+    loop.spec = replace(loop.spec, gathered=gathered)
     output.args = (tuple(results),)
     output.meta["val"] = tuple(node.meta["val"] for node in results)
 

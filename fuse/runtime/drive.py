@@ -81,8 +81,8 @@ class Drive:
         self.next: list[tuple[int, Sequence[Tensor] | None, list[State] | None]] = [
             (buffer, places.get(buffer), rings.get(buffer)) for buffer in handed[: spec.carries]
         ]
-        self.copied = [
-            (buffer, self.kept[n].unbind(0))
+        self.gathered: list[tuple[int, Tensor, list[Tensor]]] = [
+            (buffer, self.kept[n], [])
             for n, buffer in enumerate(collected)
             if buffer not in results or collected.index(buffer) != n
         ]
@@ -101,8 +101,8 @@ class Drive:
         for base, buffer, ring in self.rings:
             bases[base], slots[buffer] = ring[t % len(ring)]
 
-    def end(self, t: int, slots: list[Any]) -> int:
-        """Hand the states on to the next step; the copies of what calls gave that this took."""
+    def end(self, t: int, slots: list[Any]) -> None:
+        """Hand the states on to the next step."""
         states: list[State] = []
         for buffer, parts, ring in self.next:
             if buffer < self.carries:
@@ -112,14 +112,15 @@ class Drive:
             else:
                 tensor = parts[t] if parts is not None else slots[buffer]
                 states.append((tensor.data_ptr(), tensor))
-        for buffer, whole in self.copied:
-            whole[t].copy_(slots[buffer])
+        for buffer, _, pieces in self.gathered:
+            pieces.append(slots[buffer])
         self.states = states
-        return len(self.copied)
 
-    def results(self) -> tuple[Tensor, ...]:
-        """The last states, then what is kept."""
-        return (*(tensor for _, tensor in self.states), *self.kept)
+    def results(self) -> tuple[tuple[Tensor, ...], int]:
+        """The last states, then what is kept; and the launches by which it was put together."""
+        for _, whole, pieces in self.gathered:
+            torch.stack(pieces, out=whole)
+        return (*(tensor for _, tensor in self.states), *self.kept), len(self.gathered)
 
 
 def _handed_on(handed: Sequence[int], buffer: int, carries: int) -> int:

@@ -265,8 +265,9 @@ class Program:
                     if launches < 0:
                         raise PositionOutOfRange
                 native += launches
-                aten += drive.end(t, slots)
-            return drive.results(), Launches(native & 0xFFFFFFFF, native >> 32, aten)
+                drive.end(t, slots)
+            results, gathered = drive.results()
+            return results, Launches(native & 0xFFFFFFFF, native >> 32, aten + gathered)
         finally:
             self._pool.append(workspace)
 

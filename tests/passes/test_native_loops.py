@@ -59,7 +59,7 @@ def sorted_state_alone(m: Model, x: Tensor) -> object:
     return h
 
 
-@case(each=4)
+@case(each=3)
 def called_state_that_is_kept(m: Model, x: Tensor) -> object:
     h, kept = torch.zeros(BATCH, WIDTH), []
     for step in x:
@@ -140,6 +140,27 @@ def products_of_states(m: Model, x: Tensor) -> object:
         p = p / p.norm()
         kept.append(p.diagonal())
     return torch.stack(kept), p
+
+
+@case(each=3)
+def losses_behind_the_loop(m: Model, x: Tensor) -> object:
+    h, loss, others = torch.zeros(BATCH, WIDTH), 0.0, []
+    for t, step in enumerate(x):
+        h = torch.tanh(m.cell(h) + step).sort(-1).values
+        scores = nn.functional.linear(h, m.centres)
+        loss = loss + nn.functional.cross_entropy(scores, torch.arange(BATCH) + t % 2, ignore_index=1)
+        others.append(nn.functional.binary_cross_entropy_with_logits(scores, step[:, :5].sigmoid()))
+    return loss, torch.stack(others), h
+
+
+@case(each=4)
+def what_cannot_be_done_at_once_stays(m: Model, x: Tensor) -> object:
+    h, kept = torch.zeros(BATCH, WIDTH), []
+    for step in x:
+        h = torch.tanh(m.cell(h) + step)
+        chosen = torch.take(step, h.argmax(-1).sort().values)
+        kept.append(torch.log_softmax(nn.functional.linear(h, m.centres), 1).sum() + chosen)
+    return torch.stack(kept)
 
 
 def shown(case: Case, length: int) -> tuple[Report, Model]:
