@@ -83,7 +83,7 @@ PRODUCTS = (
 )  # fmt: skip
 LIBRARY = (  # what no kernel computes
     "{a}.sort(1).values", "{a} * ({a} >= {a}.topk(1, 1).values * 0.5)", "{a}.sort(1, descending=True)[0].t().t()",
-    "{a}.gather(1, {a}.sort(1, stable=True)[1])", "{a} @ ({b}.t() @ {a}).softmax(1)", "{a}.cummax(1)[0]",
+    "{a}.gather(1, {a}.sort(dim=1, stable=True)[1])", "{a} @ ({b}.t() @ {a}).softmax(1)", "{a}.cummax(1)[0]",
     "torch.linalg.solve(({a} @ {a}.t()).double().tanh() + 5 * torch.eye(B).double(), {b}.double()).to({a}.dtype)",
 )  # fmt: skip
 GROUPS = (UNARY, BINARY, BINARY, REDUCTIONS, PRODUCTS, PRODUCTS, LIBRARY)
