@@ -59,30 +59,32 @@ def held_by(model: nn.Module) -> list[Held]:
     found: list[Held] = []
     seen: set[int] = set()
     for path, module in model.named_modules():
-        _collect(type(module).__name__, module.__dict__, found, seen, Attribute(path, ""))
+        collect(type(module).__name__, module.__dict__, found, seen, Attribute(path, ""))
     return found
 
 
-def _collect(name: str, value: Any, found: list[Held], seen: set[int], root: Attribute) -> None:
+def collect(name: str, value: Any, found: list[Held], seen: set[int], root: Attribute) -> None:
+    """Add every mutable container that ``value`` leads to to ``found``, but for those whose ``id`` was ``seen``."""
     if id(value) in seen or isinstance(value, (Tensor, *_PLAIN)):
         return
     children: Iterable[tuple[str, Any]]
     if isinstance(value, dict):
-        children = [(name if key in _REGISTRIES else f"{name}.{key}", item) for key, item in value.items()]
+        children = [(name if key in _REGISTRIES else f"{name}.{key}", item) for key, item in dict.items(value)]
     elif isinstance(value, (list, tuple)):
         children = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
     elif isinstance(value, set):
         children = ()
     elif _is_plain_object(value):
         seen.add(id(value))
-        return _collect(name, vars(value), found, seen, root)
+        return collect(name, vars(value), found, seen, root)
     else:
         return
     seen.add(id(value))
     if not isinstance(value, tuple):
-        found.append(Held(name, value, value.copy(), root))
+        contents = dict(value) if isinstance(value, dict) else value.copy()  # a class may make its values when asked
+        found.append(Held(name, value, contents, root))
     for (label, item), key in zip(children, value if isinstance(value, dict) else repeat(""), strict=False):
-        _collect(label, item, found, seen, root if root.name else Attribute(root.owner, str(key)))
+        collect(label, item, found, seen, root if root.name else Attribute(root.owner, str(key)))
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -114,7 +116,7 @@ def _identical(live: Any, contents: Any) -> bool:
     if len(live) != len(contents):
         return False
     if isinstance(live, dict):
-        return all(key in live and live[key] is value for key, value in contents.items())
+        return all(key in live and dict.__getitem__(live, key) is value for key, value in contents.items())
     if isinstance(live, list):
         return all(a is b for a, b in zip(live, contents, strict=True))
     return bool(live == contents)

@@ -45,6 +45,7 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
+from fuse.graph.outside import reached_by
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import followed
@@ -224,7 +225,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def _fake_state(self) -> Iterator[None]:
         """Parameters and buffers replaced by fake twins during the call; attribute writes are found and undone."""
-        before = held_by(self.model)
+        before, outside = held_by(self.model), reached_by(self.model)
         changes: list[Change] = []
         try:
             with standing_in(self.model, self._fake_of_state) as assigned, self.overlay.laid(self._fake_of_attribute):
@@ -234,7 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise Reads(counts) from error
             raise
         finally:
-            changes = restore(before, self._is_twin)
+            changes = [*restore(before, self._is_twin), *outside.restore()]
         self.overlay.check()
         if changes := [*assigned(), *changes]:
             raise Assigns(changes[0].name, [c.attribute for c in changes], all(c.whole for c in changes))

@@ -1,0 +1,127 @@
+"""Code that changes something outside of the model is left to eager, and what capture changed there is put back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.errors import CaptureError
+from fuse.graph.capture import capture
+
+SEEN: list[Tensor] = []
+TABLE = {"scale": 2.0}
+CALLS = 0
+
+
+class Extractor:
+    """Keeps what passes through a layer, as feature extractors do."""
+
+    def __init__(self) -> None:
+        self.features: dict[str, Tensor] = {}
+
+    def keep(self, name: str, module: nn.Module, args: Any, result: Tensor) -> None:
+        self.features[name] = result.detach()
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        global CALLS
+        CALLS += 1
+        return x + 1
+
+
+class Collecting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        note(x * 2)
+        return x + 1
+
+
+def note(value: Tensor) -> None:
+    SEEN.append(value)
+
+
+class Reading(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * TABLE["scale"]
+
+
+def hooked() -> tuple[nn.Module, Callable[[], int], str]:
+    features: dict[str, Tensor] = {}
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    model[0].register_forward_hook(lambda module, args, result: features.update(layer=result))
+    return model, lambda: len(features), "features.layer"
+
+
+def bound() -> tuple[nn.Module, Callable[[], int], str]:
+    extractor, model = Extractor(), nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    model[1].register_forward_hook(functools.partial(extractor.keep, "tanh"))
+    return model, lambda: len(extractor.features), "Extractor.features.tanh"
+
+
+def counted() -> tuple[nn.Module, Callable[[], int], str]:
+    count, model = 0, nn.Tanh()
+
+    def hook(module: nn.Module, args: Any) -> None:
+        nonlocal count
+        count += 1
+
+    model.register_forward_pre_hook(hook)
+    return model, lambda: count, "count"
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Callable[[], int], str]]] = {
+    "a dictionary in a closure": hooked,
+    "the object of a bound method": bound,
+    "a number in a closure": counted,
+    "a list in the globals of a function that is called": lambda: (Collecting(), lambda: len(SEEN), "SEEN"),
+    "a number in the globals": lambda: (Counting(), lambda: CALLS, "CALLS"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_changed_is_named_put_back_and_left_to_eager(name: str) -> None:
+    model, size, changed = CASES[name]()
+    before = size()
+    with pytest.raises(CaptureError, match=f"forward changes {changed};"):
+        capture(model, (torch.ones(3),))
+    assert size() == before
+    with pytest.warns(UserWarning, match=changed), torch.no_grad():
+        fuse.compile(model)(torch.ones(3))
+    assert size() == before + 1
+
+
+def test_what_is_only_read_is_no_obstacle() -> None:
+    graph = capture(Reading(), (torch.ones(3),))
+    assert TABLE == {"scale": 2.0}
+    assert len(graph.graph.nodes) == 3
+
+
+def test_a_hook_that_changes_nothing_is_captured() -> None:
+    scale = [3.0]
+    model = nn.Tanh()
+    model.register_forward_hook(lambda module, args, result: result * scale[0])
+    with torch.no_grad():
+        fused = fuse.compile(model)
+        torch.testing.assert_close(fused(torch.ones(3)), model(torch.ones(3)))
+    assert fused.last_run is not None
+    assert fused.last_run.fallbacks == ()
+
+
+def test_values_that_are_made_when_asked_for_are_no_change() -> None:
+    class Lazy(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            return super().__getitem__(key)()
+
+    table = Lazy(tanh=nn.Tanh)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return table["tanh"](x)
+
+    capture(Model(), (torch.ones(3),))
