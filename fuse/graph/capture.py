@@ -123,6 +123,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.overlay = Overlay(model, plan)
         self.fake_mode = fake_mode
         self.graph = Graph()
+        self.modules = nn.Module()  # that the graph calls
         self.fakes = FakeRunner(fake_mode)
         self.functional = Functionalizer(self.graph, self.fakes)
         self.dispatches: list[Dispatch] = []
@@ -348,7 +349,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = self.graph.output(tuple(values))
         output.meta["val"] = tuple(v.meta["val"] for v in values)
         output.meta["source"] = ""
-        module = _LazyGraphModule(nn.Module(), self.graph)
+        module = _LazyGraphModule(self.modules, self.graph)
         module.meta["signature"] = Signature(
             tuple(self.inputs), outputs, out_spec, tuple(mutations), tuple(self.dispatches), self.overlay.kept()
         )

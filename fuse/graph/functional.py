@@ -153,7 +153,7 @@ class Functionalizer:
             whole = self.emit(op, node_args, node_kwargs, tuple(result))
             for position, part in enumerate(result):
                 if isinstance(part, Tensor):
-                    self._own(part, self._part(whole, position, part))
+                    self.own(part, self._part(whole, position, part))
         elif result is not None:
             raise CaptureError(
                 f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"
@@ -167,7 +167,7 @@ class Functionalizer:
             return
         origin = next((a for a in args if isinstance(a, Tensor) and _storage(a) == _storage(result)), None)
         if origin is None or not ops.is_view(op):
-            self._own(result, emit())
+            self.own(result, emit())
             return
         parent = self.aliases[id(origin)]
         if op in _SAME_LOOK:
@@ -209,7 +209,7 @@ class Functionalizer:
         emitted = self.emit(view.op, (node, *view.args), view.kwargs, part)
         self.aliases[id(part)] = Alias(part, parent.base, (*parent.chain, view), emitted, parent.base.version)
 
-    def _own(self, tensor: Tensor, node: Node) -> None:
+    def own(self, tensor: Tensor, node: Node) -> None:
         """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
         base = Base(tensor, node)
         self.bases[_storage(tensor)] = base
@@ -278,7 +278,7 @@ class Functionalizer:
             if self.known(tensor):
                 self._write_result(tensor, part)
             else:
-                self._own(tensor, part)
+                self.own(tensor, part)
         return result
 
     def _bernoulli(self, target: Node, p: float) -> Node:
@@ -375,7 +375,7 @@ class Functionalizer:
         node = self.emit(functional, self._nodes(arguments), {})
         result = run()
         for position, part in enumerate(result):
-            self._own(part, self._part(node, position))
+            self.own(part, self._part(node, position))
         for position, tensor in enumerate(statistics, start=len(result)):
             if training:
                 self.write(tensor, self._part(node, position))

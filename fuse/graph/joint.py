@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph.capture import Recorder, prepared
+from fuse.graph.functional import View
 from fuse.graph.kept import Plan, settled
 from fuse.graph.results import flatten_result
 from fuse.graph.signature import Attribute, Dispatch, InputSpec, OutputSpec, Signature
@@ -59,6 +60,7 @@ class Joint:
     ``backward``: None where no result needs gradients. ``given``: its placeholders in order. ``gradients``: for each
     forward placeholder the position in ``backward``'s output, or None. ``trained``: the leaves of the result that need
     gradients. ``detached``: those that are a view of an input that needs gradients, and need none.
+    ``rolled``: gradients were taken loop by loop, and not as eager takes them.
     """
 
     forward: GraphModule
@@ -67,6 +69,26 @@ class Joint:
     gradients: tuple[int | None, ...] = ()
     trained: frozenset[int] = frozenset()
     detached: frozenset[int] = frozenset()
+    rolled: bool = False
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call recorded with gradients on, before they are taken.
+
+    Nodes that stand for tensors of the call say in ``meta["needs_gradient"]`` whether these needed gradients at last.
+    ``views``: of each leaf of the result, the views that lead to it from the value that the graph gives. ``trained``
+    and ``detached`` are as in :class:`Joint`.
+    """
+
+    forward: GraphModule
+    views: tuple[tuple[View, ...], ...]
+    trained: frozenset[int]
+    detached: frozenset[int]
+
+
+Differentiate = Callable[[Recorded], Joint | None]
+"""Takes the gradients of a call another way; None where it cannot."""
 
 
 def capture_joint(
@@ -74,8 +96,11 @@ def capture_joint(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     kept: Sequence[Attribute] = (),
+    differentiate: Differentiate | None = None,
 ) -> Joint:
     """The functional graphs of ``model(*args, **kwargs)`` and of its gradients.
+
+    ``differentiate`` is asked first for the gradients of calls in which operators alone decide what is trained.
 
     Raises:
         CaptureError: as :func:`fuse.graph.capture.capture`, and where gradients have an effect that a graph cannot hold
@@ -91,7 +116,7 @@ def capture_joint(
 
     def record(plan: Plan) -> Joint:
         with prepared(model, args, kwargs or {}) as fake_mode:
-            return JointRecorder(model, fake_mode, plan).joint(args, dict(kwargs or {}))
+            return JointRecorder(model, fake_mode, plan).joint(args, dict(kwargs or {}), differentiate)
 
     return settled(record, kept)
 
@@ -105,8 +130,10 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().__init__(model, fake_mode, plan)
         self.leaves: list[Any] = []
         self.lines: dict[int, str] = {}  # number of an autograd node -> the user's line
+        self.detached: dict[int, Tensor] = {}
+        self.cut_off = False  # whether gradients were kept from some operand
 
-    def joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Joint:
+    def joint(self, args: tuple[Any, ...], kwargs: dict[str, Any], differentiate: Differentiate | None = None) -> Joint:
         forward = self.run(args, kwargs)
         self._refuse_effects(forward)
         outputs: tuple[OutputSpec, ...] = forward.meta["signature"].outputs
@@ -115,6 +142,12 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
         inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
         if not trained or not inputs:
             return Joint(forward, detached=detached)
+        if differentiate is not None and not self.cut_off and not self._has_own_gradients():
+            for alias in self.functional.aliases.values():
+                alias.made.meta["needs_gradient"] = alias.tensor.requires_grad
+            recorded = Recorded(forward, tuple(map(self._views, self.leaves)), frozenset(trained), detached)
+            if found_joint := differentiate(recorded):
+                return found_joint
         count = len(self.dispatches)
         output = forward.graph.output_node()
         tangents = {i: self._tangent(i) for i in trained}
@@ -131,7 +164,9 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
         values = {
             i: self.functional.value(self._ensure_known(g)) for i, g in zip(inputs, found, strict=True) if g is not None
         }
-        backward, given = _cut(forward, output, tangents, list(values.values()), tuple(self.dispatches[count:]))
+        backward, given = _cut(
+            forward, output, tangents, list(values.values()), tuple(self.dispatches[count:]), self.modules
+        )
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs)))
         return Joint(forward, backward, given, gradients, frozenset(trained), detached)
@@ -139,15 +174,25 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        formula = formulas().get(op)
-        if formula is None or torch._C._current_autograd_node() is None:
-            return super().__torch_dispatch__(op, types, args, kwargs)
+        forward = torch._C._current_autograd_node() is None
+        if forward and not self.cut_off:
+            self.cut_off = self._cuts_off(op, args)
+        formula = self.formulas().get(op)
+        if formula is None or forward:
+            result = super().__torch_dispatch__(op, types, args, kwargs)
+            if op is aten.detach.default and forward and args[0].requires_grad:
+                self.detached[id(result)] = result
+            return result
         source, count = self._line(), len(self.dispatches)
         with self:
             result = formula(*args, **(kwargs or {}))
         del self.dispatches[count:]  # eager launches the operator itself
         self.dispatches.append(Dispatch(op, args, kwargs or {}, result, source))
         return result
+
+    def formulas(self) -> dict[Any, Callable[..., Any]]:
+        """Operators of the backward pass that are recorded as what they are made of."""
+        return formulas(_MADE_OF_OTHERS)
 
     def _finish(self, result: Any) -> GraphModule:
         self.leaves = flatten_result(result)[0]
@@ -160,6 +205,30 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
         line = user_line()
         self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]
         return line
+
+    def _cuts_off(self, op: OpOverload, args: tuple[Any, ...]) -> bool:
+        """Whether an operator of these operands leaves gradients behind. (Autograd itself detaches what it saves.)"""
+        if op is aten.detach_.default:
+            return True
+        if not torch.is_grad_enabled():
+            return any_needs_gradient(args)
+        return any(id(operand) in self.detached for operand in pytree.tree_leaves(args))
+
+    def _views(self, leaf: Any) -> tuple[View, ...]:
+        return self.functional.aliases[id(leaf)].chain if isinstance(leaf, Tensor) else ()
+
+    def _has_own_gradients(self) -> bool:
+        """Whether what leads to the result holds gradients of the user's own (``torch.autograd.Function``)."""
+        seen: set[Any] = set()
+        worklist = [leaf.grad_fn for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        while worklist:
+            node = worklist.pop()
+            if node not in seen:
+                seen.add(node)
+                if isinstance(node, torch.autograd.function.BackwardCFunction):
+                    return True
+                worklist.extend(following for following, _ in node.next_functions if following is not None)
+        return False
 
     def _needs_gradient(self, position: int) -> bool:
         leaf: Tensor = self.leaves[position]
@@ -214,9 +283,9 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 
 @functools.cache
-def formulas() -> Mapping[Any, Callable[..., Any]]:
-    """Operators of backward passes that are recorded as what they are made of, by torch's own formulas."""
-    return get_decompositions([getattr(aten, name) for name in _MADE_OF_OTHERS.split()])
+def formulas(names: str) -> dict[Any, Callable[..., Any]]:
+    """Torch's own formulas of operators, by their names."""
+    return get_decompositions([getattr(aten, name) for name in names.split()])
 
 
 _MADE_OF_OTHERS = """
@@ -224,6 +293,11 @@ _MADE_OF_OTHERS = """
     hardtanh_backward leaky_relu_backward log_sigmoid_backward mish_backward mse_loss_backward native_dropout_backward
     native_layer_norm_backward silu_backward smooth_l1_loss_backward softplus_backward
 """
+
+
+def any_needs_gradient(arguments: Any) -> bool:
+    """Whether a tensor among ``arguments`` needs gradients."""
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(arguments))
 
 
 def _refuse_hooks(model: nn.Module) -> None:
@@ -235,7 +309,12 @@ def _refuse_hooks(model: nn.Module) -> None:
 
 
 def _cut(
-    forward: GraphModule, output: Node, tangents: Mapping[int, Node], gradients: Sequence[Node], dispatches: Any
+    forward: GraphModule,
+    output: Node,
+    tangents: Mapping[int, Node],
+    gradients: Sequence[Node],
+    dispatches: Any,
+    modules: nn.Module,
 ) -> tuple[GraphModule, tuple[Given, ...]]:
     """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``."""
     later = _after(output)
@@ -262,7 +341,7 @@ def _cut(
     output.meta["val"] = tuple(v.meta["val"] for v in half.outputs)
     for node in reversed(later):
         forward.graph.erase_node(node)
-    module = _LazyGraphModule(nn.Module(), half.graph)
+    module = _LazyGraphModule(modules, half.graph)
     names = [node.name for node in half.graph.find_nodes(op="placeholder")]
     module.meta["signature"] = Signature(
         tuple(InputSpec("argument", name, i) for i, name in enumerate(names)),

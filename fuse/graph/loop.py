@@ -38,6 +38,7 @@ class LoopSpec:
     ``persistent``: all steps run as one launch, in a kernel with the time inside; otherwise what the body launches is
     launched in every step. ``gathered``: of how many results that are kept a library makes a tensor in every step, so
     that they are put together behind the last one.
+    ``backwards``: what is kept of the first step lies last.
     """
 
     trip_count: int
@@ -48,13 +49,14 @@ class LoopSpec:
     one_call: bool = False
     persistent: bool = True
     gathered: int = 0
+    backwards: bool = False
 
 
 class Loop(nn.Module):
     """``loop(*initial states, *per-step inputs, *invariants) -> (*last states, *collected)``.
 
-    Collected results are stacked along dimension 0. ``strides`` are those that the graph around promises of the
-    results; None: as they come.
+    Collected results are stacked along dimension 0, the last step first where the loop runs ``backwards``. ``strides``
+    are those that the graph around promises of the results; None: as they come.
     """
 
     def __init__(self, body: GraphModule, spec: LoopSpec) -> None:
@@ -85,6 +87,8 @@ class Loop(nn.Module):
             states = list(results[: spec.carries])
             for kept, result in zip(collected, results[spec.carries :], strict=True):
                 kept.append(result)
+        if spec.backwards:
+            collected = [kept[::-1] for kept in collected]
         if self.strides is None:
             return (*states, *(torch.stack(kept) for kept in collected))
         lasts = [_laid_out(state, stride) for state, stride in zip(states, self.strides, strict=False)]

@@ -28,6 +28,7 @@ def lstm_of_eager() -> Iterator[None]:
     """``torch._VF.lstm`` replaced, during one capture, by one that takes the branch real tensors would take."""
     functions: Any = torch._VF
     original = functions.lstm
+    outer = vars(functions).get("lstm")  # that of a capture inside of which this one is
     thread = threading.get_ident()
 
     def lstm(*arguments: Any) -> LayerState:
@@ -42,6 +43,8 @@ def lstm_of_eager() -> Iterator[None]:
         yield
     finally:
         del functions.lstm  # the module finds the original again by itself
+        if outer is not None:
+            functions.lstm = outer
 
 
 def _runs_in_onednn(sequence: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:

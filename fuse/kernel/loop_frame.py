@@ -128,7 +128,8 @@ def step_pointers(frame: Frame) -> list[str]:
         lines.append(f"const {ctype} *{name} = {name}_steps + {name}_first + t * {name}_pace;")
     for number in range(spec.carries, len(frame.results)):
         result, name = frame.results[number], step.result_names[number]
-        lines.append(f"{ctypes.storage(result.dtype)} *{name} = {name}_steps + t * {name}_pace;")
+        first = f"{name}_first + " if spec.backwards else ""
+        lines.append(f"{ctypes.storage(result.dtype)} *{name} = {name}_steps + {first}t * {name}_pace;")
     return lines
 
 

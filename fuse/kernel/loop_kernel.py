@@ -99,7 +99,8 @@ def loop_structure(loop: Loop, operands: Sequence[Tensor], results: Sequence[Ten
     strides = [strides_in(operand, str(i), dim) for i, (operand, dim) in enumerate(zip(operands, without, strict=True))]
     ends = [strides_in(r, str(i), None if i < spec.carries else 0) for i, r in enumerate(results)]
     dtypes = [value.dtype for value in (*operands, *results)]
-    return structure(loop.body, named=False), spec.carries, tuple(strides), tuple(ends), tuple(dtypes)
+    how = spec.carries, spec.backwards
+    return structure(loop.body, named=False), how, tuple(strides), tuple(ends), tuple(dtypes)
 
 
 def _lowered(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | Declined:

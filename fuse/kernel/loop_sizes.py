@@ -50,6 +50,14 @@ def pace_of(name: str, steps: int, stride: int) -> Size:
     return Size(f"{name}_pace", steps * stride)
 
 
+def places_of(name: str, spec: LoopSpec, result: Tensor) -> list[Size]:
+    """Where what is kept of a step goes: the place of the first one, unless it is the beginning, and the pace."""
+    if not spec.backwards:
+        return [pace_of(name, 1, result.stride(0))]
+    last = (spec.trip_count - 1) * result.stride(0)
+    return [Size(f"{name}_first", last), pace_of(name, -1, result.stride(0))]
+
+
 def sizes_of(
     spec: LoopSpec,
     operands: Sequence[Tensor],
@@ -73,6 +81,6 @@ def sizes_of(
         if number < spec.carries:
             found += [s for s in strides_in(result, f"{names[number]}_last") if isinstance(s, Size)]
         else:
-            found.append(pace_of(name, 1, result.stride(0)))
+            found += places_of(name, spec, result)
             found += [s for s in strides_in(result, name, 0) if isinstance(s, Size)]
     return tuple(found)

@@ -24,7 +24,8 @@ from fuse.graph.joint import Joint, capture_joint
 from fuse.graph.signature import Dispatch
 from fuse.report.loops import Loop, loops
 from fuse.report.sketch import Sketch, sketch
-from fuse.rewrite.ledger import Firings, Ledger, Rejections
+from fuse.rewrite.differentiating import by_loops
+from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.saved import settle
 
@@ -158,25 +159,31 @@ def show(
     profile = profiles.get(device)
     started = time.perf_counter()
     joint: Joint | None = None
+    eager: Joint | None = None
     if train:
         with _training(model):
-            joint = capture_joint(model, args, kwargs)
+            joint = eager = capture_joint(model, args, kwargs, differentiate=by_loops(passes, fuel))
+            if joint.rolled:  # eager launches what autograd does step by step
+                eager = capture_joint(model, args, kwargs)
     graph = joint.forward if joint else capture(model, args, kwargs)
-    half = _Half(graph, profile, passes, fuel, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    half = _Half(graph, eager.forward if eager else graph, profile, passes, fuel, seconds)
     backward: Report | None = None
     name = target or type(model).__name__
-    if joint and joint.backward:
+    if joint and joint.backward and eager and eager.backward:
         settle(graph, joint.backward, joint.given)
-        backward = _Half(joint.backward, profile, passes, fuel, 0.0).report(f"{name}, backward", device)
+        other = _Half(joint.backward, eager.backward, profile, passes, fuel, 0.0)
+        backward = other.report(f"{name}, backward", device)
     return replace(half.report(name, device), backward=backward)
 
 
 class _Half:
-    """A captured graph on its way through the passes: forward, or backward."""
+    """A captured graph on its way through the passes, forward or backward; ``eager`` is the same as eager runs it."""
 
     def __init__(
         self,
         graph: GraphModule,
+        eager: GraphModule,
         profile: DeviceProfile,
         passes: Sequence[str] | None,
         fuel: int | None,
@@ -184,11 +191,13 @@ class _Half:
     ) -> None:
         self.graph = graph
         self.profile = profile
-        self.dispatches: tuple[Dispatch, ...] = graph.meta["signature"].dispatches
+        self.dispatches: tuple[Dispatch, ...] = eager.meta["signature"].dispatches
         self.before = count_dispatches(self.dispatches, profile)
-        self.sketch = sketch(graph)  # a drawing is smaller and faster made than a copy of the graph
+        self.sketch = sketch(eager)  # a drawing is smaller and faster made than a copy of the graph
         started = time.perf_counter()
         self.ledger = run_passes(graph, passes, fuel)
+        if earlier := graph.meta.get("ledger"):
+            self.ledger = joined(earlier, self.ledger)
         self.seconds = {"capture": captured, "passes": time.perf_counter() - started}
 
     def report(self, target: str, device: str) -> Report:

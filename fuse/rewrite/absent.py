@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
@@ -35,7 +34,7 @@ def without(
         return backward, {i: i for i in range(len(results))}
     half = _Half(backward, absent)
     for node in backward.graph.nodes:
-        if node.op == "call_function":
+        if node.op in ("call_function", "call_module"):
             half.copy(node)
     kept: dict[int, int | None] = {}
     left: list[Node] = []
@@ -46,7 +45,7 @@ def without(
             left.append(value)
     end = half.graph.output(tuple(left))
     end.meta.update(val=tuple(node.meta["val"] for node in left), source="")
-    module = _LazyGraphModule(nn.Module(), half.graph)
+    module = _LazyGraphModule(backward, half.graph)
     signature: Signature = backward.meta["signature"]
     module.meta["signature"] = replace(
         signature,

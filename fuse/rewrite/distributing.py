@@ -252,12 +252,12 @@ class _Whole:
         return graph
 
     def _all_steps(self, batcher: Batcher, position: int, source: Node) -> Node:
-        """What all steps read of an operand, in their order."""
+        """What all steps read of an operand, in the order in which the loop keeps what it collects."""
         how, count = self.spec.step_inputs[position], self.spec.trip_count
         low, step = min(how.start, how.start + how.step * (count - 1)), abs(how.step)
         bounds = (source, how.dim, low, low + step * (count - 1) + 1, step)
         rows = batcher.insert(aten.slice.Tensor, bounds, {}, self.spec.source)
-        if how.step < 0:
+        if (how.step < 0) != self.spec.backwards:
             rows = batcher.insert(aten.flip.default, (rows, [how.dim]), {}, self.spec.source)
         order = [how.dim, *(d for d in range(rows.meta["val"].dim()) if d != how.dim)]
         return batcher.insert(aten.permute.default, (rows, order), {}, self.spec.source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -89,3 +89,19 @@ class Ledger:
             count[one.pass_name, one.pattern] += 1
             saved[one.pass_name, one.pattern] += one.launches_saved
         return tuple(Firings(name, pattern, number, saved[name, pattern]) for (name, pattern), number in count.items())
+
+
+def joined(first: Ledger, second: Ledger) -> Ledger:
+    """The record of two runs, one after the other; what both declined is told once.
+
+    >>> joined(Ledger(("no_ops",), (), (), {"no_ops": 1.0}), Ledger(("no_ops",), (), (), {"no_ops": 2.0})).seconds
+    {'no_ops': 3.0}
+    """
+    moved = (replace(one, number=one.number + len(first.rewrites)) for one in second.rewrites)
+    rejected = {(r.pass_name, r.pattern, r.reason): r for r in (*second.rejected, *first.rejected)}
+    seconds = dict(first.seconds)
+    for name, spent in second.seconds.items():
+        seconds[name] = seconds.get(name, 0.0) + spent
+    names = tuple(dict.fromkeys((*second.passes, *first.passes)))
+    rewrites = (*first.rewrites, *moved)
+    return Ledger(names, rewrites, tuple(rejected.values()), seconds, (*first.failed, *second.failed))

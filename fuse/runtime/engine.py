@@ -31,6 +31,7 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.joint import capture_joint
 from fuse.graph.signature import Attribute, InputSpec, Signature
 from fuse.rewrite import registry
+from fuse.rewrite.differentiating import by_loops
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
@@ -279,7 +280,7 @@ class Engine:
         """The call captured with its gradients; its forward half only, where nothing needs gradients."""
         if self.freeze:
             raise FuseError("the call needs gradients, and the weights are frozen")
-        joint = capture_joint(self.model, args, kwargs, self._kept)
+        joint = capture_joint(self.model, args, kwargs, self._kept, by_loops(self.passes, self.fuel))
         if joint.backward is None:
             self._rewrite(joint.forward)
             return joint.forward, None

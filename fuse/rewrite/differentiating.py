@@ -1,0 +1,352 @@
+"""Gradients of a call whose loops are rolled: the cost does not grow with the number of steps.
+
+    recorded call  ->  plain passes and rolling  ->  operators and loops  ->  autograd over these  ->  forward, backward
+                                                         loop             ->  loop, and a reversed loop (reversing.py)
+
+The recorded operators run again under autograd, and each loop as one function of its operands, whose gradient is a
+reversed loop. That needs what the operators alone say: calls that keep gradients from some operand (``detach``,
+``no_grad``) or have gradients of the user's own are differentiated step by step instead, and so is a loop that has no
+reversed loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
+from torch.nn import Module
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuse.errors import FuseError
+from fuse.graph.functional import View
+from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, any_needs_gradient, formulas
+from fuse.graph.kept import Plan
+from fuse.graph.loop import Loop
+from fuse.graph.signature import OutputSpec, Signature
+from fuse.kernel.loop_kernel import lower_loop
+from fuse.kernel.lower import Declined
+from fuse.rewrite import effects, registry
+from fuse.rewrite.distributing import Split, split
+from fuse.rewrite.ledger import Ledger, Rejections
+from fuse.rewrite.parts import all_parts, parts_of
+from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.reversing import Differentiable, NotReversible, differentiable, reversed_loop
+
+aten = torch.ops.aten
+
+NAME = "gradients_by_loops"
+"""What reports call it, beside the passes."""
+
+PLAIN = (
+    "dead_code",
+    "common_subexpressions",
+    "no_ops",
+    "view_chains",
+    "collect_writes",
+    "forward_writes",
+    "start_sums",
+    "roll_whole_loops",
+    "merge_shared_weight_gemms",
+    "merge_sibling_gemms",
+    "roll_loops",
+)
+"""Passes after which a graph consists of operators that autograd knows, and loops."""
+
+
+def by_loops(passes: Sequence[str] | None = None, fuel: int | None = None) -> Differentiate:
+    """What takes the gradients of a call loop by loop, with those of ``passes`` that leave plain graphs and loops."""
+    names = [info.name for info in registry.select(passes) if info.name in PLAIN]
+    return lambda recorded: _differentiated(recorded, names, fuel)
+
+
+def _differentiated(recorded: Recorded, passes: Sequence[str], fuel: int | None) -> Joint | None:
+    graph = _copied(recorded.forward)
+    ledger = run_passes(graph, passes, fuel)
+    if ledger.failed or not graph.graph.find_nodes(op="call_module"):
+        return None
+    try:
+        joint = _Replay(graph, recorded).joint_of_rolled()
+    except FuseError as why:
+        loop = next(iter(graph.graph.find_nodes(op="call_module")))
+        source = (loop.meta["source"],) if loop.meta["source"] else ()
+        recorded.forward.meta["ledger"] = Ledger((), (), (Rejections(NAME, None, str(why), 1, loop.name, source),), {})
+        return None
+    joint.forward.meta["ledger"] = ledger
+    return joint
+
+
+def _copied(graph: GraphModule) -> GraphModule:
+    """A copy of a captured graph."""
+    made, inner = Graph(), dict[Node, Node]()
+    for node in graph.graph.nodes:
+        inner[node] = made.node_copy(node, inner.__getitem__)
+    module = _LazyGraphModule(Module(), made)
+    module.meta.update(graph.meta)
+    return module
+
+
+class _Replay(JointRecorder):
+    """Runs a rolled graph again, records it and takes its gradients."""
+
+    def __init__(self, graph: GraphModule, recorded: Recorded) -> None:
+        self.given: list[Node] = graph.graph.find_nodes(op="placeholder")
+        super().__init__(Module(), self.given[0].meta["val"].fake_mode, Plan())
+        self.rolled, self.recorded = graph, recorded
+        self.signature: Signature = graph.meta["signature"]
+        self.source = ""
+        self.calls = 0
+
+    def joint_of_rolled(self) -> Joint:
+        """The joint graph of the call that was recorded.
+
+        Raises:
+            FuseError: it cannot be taken loop by loop; the message is the reason.
+        """
+        joint = self.joint(tuple(node.meta["val"] for node in self.given), {})
+        wanted = [i for i, spec in enumerate(self.signature.outputs) if spec.kind in ("graph", "input")]
+        signature: Signature = joint.forward.meta["signature"]
+        if len(signature.inputs) != len(self.given) or joint.backward is None:
+            raise NotReversible("the call has other inputs when it runs again")
+        outputs = list(self.signature.outputs)
+        memory: dict[tuple[str, int], int] = {}
+        for i, spec in zip(wanted, signature.outputs, strict=False):
+            was = outputs[i]
+            same = spec.kind == was.kind and memory.setdefault((was.kind, was.index), spec.index) == spec.index
+            if not same or (spec.kind == "input" and spec != was):
+                raise NotReversible("a result shares other memory when the call runs again")
+            outputs[i] = spec
+        places = [index for (kind, _), index in memory.items() if kind == "graph"]
+        if len(set(places)) < len(places):
+            raise NotReversible("results share memory when the call runs again")
+        mutations = []
+        for mutation, spec in zip(self.signature.mutations, signature.outputs[len(wanted) :], strict=True):
+            if spec.kind != "graph" or spec.view is not None:
+                raise NotReversible("what is written shares memory when the call runs again")
+            mutations.append(replace(mutation, value_index=spec.index))
+        joint.forward.meta["signature"] = replace(self.signature, outputs=tuple(outputs), mutations=tuple(mutations))
+        trained = frozenset(wanted[i] for i in joint.trained)
+        detached = frozenset(wanted[i] for i in joint.detached)
+        if (trained, detached) != (self.recorded.trained, self.recorded.detached):
+            raise NotReversible("other results need gradients when the call runs again")
+        written = {mutation.input_index for mutation in mutations}
+        if any(what.kind == "input" and what.index in written for what in joint.given):
+            raise NotReversible("gradients need an input as it was before the call writes it")
+        given = tuple(replace(g, index=wanted[g.index]) if g.kind == "tangent" else g for g in joint.given)
+        return replace(joint, given=given, trained=trained, detached=detached, rolled=True)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+        """As for a model; ``args`` are what the graph is given."""
+        for number, (node, value) in enumerate(zip(self.given, args, strict=True)):
+            self._argument(node.name, number, value)
+        with (
+            self._recording("forward", contextlib.nullcontext()),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+        ):
+            results = self._replayed(dict(zip(self.given, args, strict=True)))
+        return self._finish(tuple(results))
+
+    def _replayed(self, known: dict[Node, Any]) -> list[Tensor]:
+        for node in self.rolled.graph.nodes:
+            self.source = node.meta.get("source", "")
+            if node in known:
+                continue
+            if siblings := all_parts(node):
+                known.update(zip(siblings, parts_of(known[node.args[0]], siblings), strict=True))
+            elif node.op == "call_function":
+                args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+                known[node] = _as_recorded(node, node.target(*args, **kwargs), (args, kwargs))
+            elif node.op == "call_module":
+                loop = self.rolled.get_submodule(str(node.target))
+                if not isinstance(loop, Loop):
+                    raise NotReversible("the graph holds regions")
+                operands: list[Tensor] = [known[operand] for operand in node.args]  # type: ignore[index]
+                known[node] = self._run_loop(loop, operands, node.meta["val"], self._returned(node))
+        values: Sequence[Node] = self.rolled.graph.output_node().args[0]  # type: ignore[assignment]
+        results = []
+        for spec, views in zip(self.signature.outputs, self.recorded.views, strict=True):
+            if spec.kind in ("graph", "input"):
+                results.append(
+                    self._leaf(
+                        spec, views, known[values[spec.index] if spec.kind == "graph" else self.given[spec.index]]
+                    )
+                )
+        return results + [known[values[mutation.value_index]] for mutation in self.signature.mutations]
+
+    def _leaf(self, spec: OutputSpec, views: Sequence[View], value: Tensor) -> Tensor:
+        if spec.view is not None:
+            for view in views:
+                if any(isinstance(argument, Node) for argument in view.args):
+                    raise NotReversible("a view depends on a tensor")
+                value = view.op(value, *view.args, **view.kwargs)
+        return value
+
+    def _returned(self, call: Node) -> set[int]:
+        """The results of a loop in whose memory the caller receives something."""
+        values: Sequence[Node] = self.rolled.graph.output_node().args[0]  # type: ignore[assignment]
+        roots = {effects.root(value) for value in values}
+        return {int(part.args[1]) for part in call.users if part in roots}  # type: ignore[arg-type]
+
+    def _run_loop(
+        self, loop: Loop, operands: list[Tensor], values: Sequence[Tensor], returned: set[int]
+    ) -> tuple[Tensor, ...]:
+        trained = {i for i, operand in enumerate(operands) if operand.requires_grad}
+        if not trained:
+            return self.record_loop(loop, operands, values)
+        with _disable_current_modes():
+            made = differentiable(loop, operands, values, trained, returned)
+            if isinstance(why := lower_loop(made.loop, operands, made.values), Declined):
+                raise NotReversible(why.reason)
+        results: tuple[Tensor, ...] = _Steps.apply(self, made, *operands)  # type: ignore[no-untyped-call]
+        self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, self.source)  # type: ignore[attr-defined]
+        return results
+
+    def _line(self) -> str:
+        if torch._C._current_autograd_node() is None:
+            self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, self.source)  # type: ignore[attr-defined]
+            return self.source
+        return super()._line()
+
+    def formulas(self) -> dict[Any, Callable[..., Any]]:
+        """Those of a batch norm too: in functional form, it would keep the statistics that it replaces."""
+        return super().formulas() | formulas("native_batch_norm_backward")
+
+    # ---- recording loops -------------------------------------------------------------------------------------------
+
+    def record_loop(self, loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Call ``loop``, in whose results' layout ``values`` are; returns its results."""
+        nodes = [self.functional.value(self._ensure_known(operand)) for operand in operands]
+        return tuple(self._as_tensor(node) for node in self._call(loop, nodes, values))
+
+    def record_split(self, parts: Split, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Call a loop and what comes behind it; returns the results of the whole loop."""
+        nodes = [self.functional.value(self._ensure_known(operand)) for operand in operands]
+        made = self._call(parts.loop, [nodes[i] for i in parts.operands], parts.values)
+        given = iter((*nodes, *made))
+        inner: dict[Node, Node] = {}
+        for node in parts.after.nodes:
+            if node.op == "placeholder":
+                inner[node] = next(given)
+            elif node.op == "call_function":
+                inner[node] = self.graph.node_copy(node, inner.__getitem__)
+        results: Sequence[Node] = parts.after.output_node().args[0]  # type: ignore[assignment]
+        return tuple(self._as_tensor(inner[node]) for node in results)
+
+    def _call(self, loop: Loop, nodes: Sequence[Node], values: Sequence[Tensor]) -> list[Node]:
+        name = f"loop_{self.calls}"
+        self.calls += 1
+        self.modules.add_module(name, loop)
+        call = self.graph.create_node("call_module", name, tuple(nodes), {}, name)
+        call.meta.update(val=tuple(values), source=loop.spec.source)
+        parts = []
+        for position, value in enumerate(values):
+            part = self.graph.create_node("call_function", operator.getitem, (call, position))
+            part.meta.update(val=value, source=loop.spec.source)
+            parts.append(part)
+        return parts
+
+    def _as_tensor(self, node: Node) -> Tensor:
+        """A tensor that stands for ``node`` from now on."""
+        held: Tensor = node.meta["val"]
+        with _disable_current_modes(), self.fake_mode:
+            tensor = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
+        self.functional.own(tensor, node)
+        return tensor
+
+
+class _Steps(torch.autograd.Function):
+    """A loop as one node of autograd, on the fake tensors of a recording."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: _Replay, made: Differentiable, *operands: Tensor) -> tuple[Tensor, ...]:
+        results = recorder.record_loop(made.loop, operands, made.values)
+        own = results[: made.own]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(result for i, result in enumerate(own) if i not in made.trained))
+        ctx.recorder, ctx.made, ctx.operands, ctx.results = recorder, made, operands, results
+        return own
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
+        recorder: _Replay = ctx.recorder
+        made: Differentiable = ctx.made
+        operands: tuple[Tensor, ...] = ctx.operands
+        with _disable_current_modes():
+            back = reversed_loop(made, operands, ctx.results, tangents)
+        like = operands[0]
+        called = [_zeros(given, like) if isinstance(given, torch.Size) else given for given in back.operands]
+        with _disable_current_modes():
+            parts = _lowered(back.loop, called, back.values)
+        if parts is None:
+            results = recorder.record_loop(back.loop, called, back.values)
+        else:
+            results = recorder.record_split(parts, called)
+        gradients: list[Tensor | None] = [None] * len(operands)
+        for i, place in back.states.items():
+            gradients[i] = results[place]
+        for i, place in back.reads.items():
+            gradients[i] = _of_source(results[place], operands[i], made.loop, i)
+        for i, total in back.sums.items():
+            gradients[i] = total(results)
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *(g if n else None for g, n in zip(gradients, needed, strict=True))
+
+
+def _as_recorded(node: Node, value: Any, operands: Any) -> Any:
+    """``value`` of ``node``, which needs gradients only if what was recorded did.
+
+    Operators in functional form may have gradients where those that eager runs have none (statistics of a batch norm).
+    """
+    if not isinstance(value, Tensor):
+        return value
+    recorded = node.meta.get("needs_gradient", value.requires_grad)
+    if recorded and not value.requires_grad and any_needs_gradient(operands):
+        raise NotReversible(f"{node.target} has no gradients")
+    return value if recorded else value.detach()
+
+
+def _zeros(size: torch.Size, like: Tensor) -> Tensor:
+    return torch.zeros(size, dtype=like.dtype, device=like.device)
+
+
+def _lowered(loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> Split | None:
+    """What had better be done behind ``loop``, so that there is a kernel for it.
+
+    Raises:
+        NotReversible: there is none.
+    """
+    parts = split(loop, operands, values)
+    if parts is not None and _has_kernel(parts, operands):
+        return parts
+    if not isinstance(why := lower_loop(loop, operands, values), Declined):
+        return None
+    parts = split(loop, operands, values, all_of_it=True)
+    if parts is not None and _has_kernel(parts, operands):
+        return parts
+    raise NotReversible(why.reason)
+
+
+def _has_kernel(parts: Split, operands: Sequence[Tensor]) -> bool:
+    return not isinstance(lower_loop(parts.loop, [operands[i] for i in parts.operands], parts.values), Declined)
+
+
+def _of_source(gradients: Tensor, source: Tensor, loop: Loop, position: int) -> Tensor:
+    """The gradient of a tensor that each step read a part of; ``gradients`` are those of the parts."""
+    how, count = loop.spec.step_inputs[position - loop.spec.carries], loop.spec.trip_count
+    if how.step < 0:
+        gradients = gradients.flip(0)
+    low, pace = min(how.start, how.start + how.step * (count - 1)), abs(how.step)
+    parts = gradients.movedim(0, how.dim)
+    if pace == 1 and count == source.shape[how.dim]:
+        return parts
+    whole = torch.zeros(source.shape, dtype=source.dtype, device=source.device)
+    result: Tensor = aten.slice_scatter(whole, parts, how.dim, low, low + pace * (count - 1) + 1, pace)
+    return result

@@ -1,0 +1,65 @@
+"""Find the parts that a tensor is cut into, so that autograd sees one operation.
+
+    a = slice(x, 1, 0, 4);  b = slice(x, 1, 4, 8)        ->      a, b = split(x, 4, 1)
+
+Graphs hold each part as a view of its own. Autograd adds up the padded gradients of such views, and puts those of the
+parts of one ``split`` or ``unbind`` side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+
+def all_parts(node: Node) -> list[Node]:
+    """The slices (or steps) that ``node`` is one of and that make up a whole dimension in order; else none."""
+    if node.target not in (aten.slice.Tensor, aten.select.int):
+        return []
+    base: Node = node.args[0]  # type: ignore[assignment]
+    size, dim = base.meta["val"].shape, _dimension(node)
+    found: dict[int, tuple[int, Node]] = {}
+    for user in base.users:
+        if user.target is node.target and user.args[0] is base and _dimension(user) == dim:
+            low, high = _bounds(user, size[dim])
+            if low >= high or found.setdefault(low, (high, user))[1] is not user:
+                return []
+    parts: list[Node] = []
+    at = 0
+    while at in found:
+        at, part = found.pop(at)
+        parts.append(part)
+    return parts if at == size[dim] and not found and len(parts) > 1 else []
+
+
+def parts_of(whole: Tensor, parts: Sequence[Node]) -> Sequence[Tensor]:
+    """What ``parts`` are of ``whole``, in one operation."""
+    dim = _dimension(parts[0])
+    if parts[0].target is aten.select.int:
+        return torch.unbind(whole, dim)
+    return torch.split(whole, [part.meta["val"].shape[dim] for part in parts], dim)
+
+
+def _dimension(part: Node) -> int:
+    position = part.args[1] if len(part.args) > 1 else 0
+    rank: int = part.args[0].meta["val"].dim()  # type: ignore[union-attr]
+    return int(position) % rank  # type: ignore[arg-type]
+
+
+def _bounds(part: Node, size: int) -> tuple[int, int]:
+    """From where to where ``part`` reads its dimension; nothing where it leaves gaps."""
+    if part.target is aten.select.int:
+        at = int(part.args[2]) % size  # type: ignore[arg-type]
+        return at, at + 1
+    given: list[Any] = list(part.args[2:])
+    low, high, step = given + [None, None, 1][len(given) :]
+    if part.kwargs or step != 1:
+        return 0, 0
+    start, end, _ = slice(low, high).indices(size)
+    return start, end

@@ -1,0 +1,406 @@
+"""Differentiate a loop by differentiating its body once.
+
+    for t: h = tanh(x[t] + h @ w)      forward      the same, and every h is kept
+                                       backward     for t backwards: d = (dh + g[t]) * (1 - h[t]²);  dh = d @ wᵀ
+                                       behind it    dx = all d,  dw = hsᵀ @ ds  for all steps at once
+
+PyTorch's autograd runs over the body of one step, so that cost does not grow with the number of steps and no derivative
+is written here. The body backward becomes a loop that runs from the last step to the first: gradients of states are its
+states; what the forward steps kept, and gradients of what they collected, are read per step. What an invariant (a
+weight) receives in every step is a sum over steps: :mod:`fuse.rewrite.contracting`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
+from torch.nn import Module
+
+from fuse.errors import FuseError
+from fuse.graph.joint import Given, Joint, JointRecorder, formulas
+from fuse.graph.kept import Plan
+from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.rewrite.absent import without
+from fuse.rewrite.contracting import Contraction, below_views, contraction, picked
+from fuse.rewrite.parts import all_parts, parts_of
+
+aten = torch.ops.aten
+
+MOST_KEPT = 2**24
+"""Elements, over all steps, that are kept only to be summed once."""
+
+
+class NotReversible(FuseError):
+    """Why a loop has no reversed loop."""
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """A loop that can run backwards.
+
+    ``loop`` computes what the loop it was made from does and keeps what gradients need behind that; ``values`` are its
+    results and ``own`` the number of those that the first one had. ``step``: one step and its gradients. ``saved``: for
+    each value that a backward step is given of its forward step, the result of ``loop`` that has it for all steps, by
+    ``(kind, index)`` of :class:`~fuse.graph.joint.Given`.
+    """
+
+    loop: Loop
+    values: tuple[Tensor, ...]
+    own: int
+    step: Joint
+    saved: dict[Given, int]
+
+    @property
+    def trained(self) -> frozenset[int]:
+        """The results of the first loop that need gradients."""
+        return self.step.trained
+
+
+def differentiable(
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], trained: set[int], returned: set[int]
+) -> Differentiable:
+    """``loop`` made ready to run backwards, where gradients of the operands at the positions ``trained`` are needed.
+
+    The caller receives the results at the positions ``returned``, and may write to them: what gradients need of these
+    is kept once more.
+
+    Raises:
+        NotReversible: a step cannot be differentiated; the message is the reason.
+    """
+    if loop.spec.backwards:
+        raise NotReversible("the loop keeps its results backwards")
+    mode: FakeTensorMode = operands[0].fake_mode  # type: ignore[attr-defined]
+    recorder = _BodyRecorder(loop, mode)
+    step = recorder.joint(tuple(_of_body(loop, mode, _training_states(loop, trained))), {})
+    outputs: tuple[Node, ...] = step.forward.graph.output_node().args[0]  # type: ignore[assignment]
+    specs = step.forward.meta["signature"].outputs
+    if step.backward is None or any(spec.kind != "graph" or spec.view is not None for spec in specs):
+        raise NotReversible("a step has a result that is not a new tensor")
+    kept = [_uncopied(outputs[spec.index], number in recorder.copied) for number, spec in enumerate(specs)]
+    own = len(kept)
+    saved: dict[Given, int] = {}
+    given: list[Node] = step.forward.graph.find_nodes(op="placeholder")
+    for what in step.given:
+        if what.kind == "saved":
+            index = next((n for n, spec in enumerate(specs) if spec.index == what.index), None)
+            node = outputs[what.index] if index is None else kept[index]
+        elif what.kind == "input" and what.index < loop.spec.carries:
+            node = given[what.index]
+        else:
+            continue
+        places = (i for i in range(loop.spec.carries, len(kept)) if kept[i] is node and i not in returned)
+        place = next(places, len(kept))
+        if place == len(kept):
+            kept.append(node)
+        saved[what] = place
+    body = _with_outputs(step.forward.graph, kept)
+    made = Loop(body, replace(loop.spec, collected=len(kept) - loop.spec.carries))
+    values = (*results, *(_kept(node.meta["val"], loop.spec.trip_count) for node in kept[own:]))
+    made.strides = tuple(value.stride() for value in values)
+    return Differentiable(made, values, own, step, saved)
+
+
+class _BodyRecorder(JointRecorder):  # type: ignore[no-untyped-call]
+    """Records one step of a loop, every result a tensor of its own; ``copied`` are the copies made for that."""
+
+    def __init__(self, loop: Loop, fake_mode: FakeTensorMode) -> None:
+        super().__init__(loop, fake_mode, Plan())
+        self.body = loop.body
+        self.at: Node | None = None
+        self.copied: set[int] = set()
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+        """As for a model; ``args`` are what the body is given."""
+        nodes: list[Node] = self.body.graph.find_nodes(op="placeholder")
+        for number, (node, value) in enumerate(zip(nodes, args, strict=True)):
+            self._argument(node.name, number, value)
+        with (
+            self._recording("a step", contextlib.nullcontext()),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+        ):
+            known = dict(zip(nodes, args, strict=True))
+            for node in self.body.graph.nodes:
+                self.at = node
+                if node in known:
+                    continue
+                if siblings := all_parts(node):
+                    known.update(zip(siblings, parts_of(known[node.args[0]], siblings), strict=True))
+                elif node.op == "call_function":
+                    inner, options = map_arg((node.args, node.kwargs), known.__getitem__)
+                    known[node] = node.target(*inner, **options)
+                elif node.op == "call_module":
+                    raise NotReversible("a step holds another loop")
+            outputs: Sequence[Node] = self.body.graph.output_node().args[0]  # type: ignore[assignment]
+            results = [self._own(number, known[node], outputs, node) for number, node in enumerate(outputs)]
+        return self._finish(tuple(results))
+
+    def _own(self, number: int, value: Tensor, outputs: Sequence[Node], node: Node) -> Tensor:
+        if node.op != "placeholder" and not value._is_view() and outputs.index(node) == number:
+            return value
+        self.copied.add(number)
+        return value.clone()
+
+    def formulas(self) -> dict[Any, Callable[..., Any]]:
+        return super().formulas() | formulas("select_backward slice_backward")
+
+    def _line(self) -> str:
+        if torch._C._current_autograd_node() is None and self.at is not None:
+            line: str = self.at.meta.get("source", "")
+            self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]
+            return line
+        return super()._line()
+
+
+def _training_states(loop: Loop, trained: set[int]) -> set[int]:
+    """``trained`` and the states that come to depend on it."""
+    nodes: list[Node] = loop.body.graph.find_nodes(op="placeholder")
+    outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+    found = {nodes[i] for i in trained}
+    while True:
+        reached = set(found)
+        for node in loop.body.graph.nodes:
+            if node.op != "placeholder" and not reached.isdisjoint(node.all_input_nodes):
+                reached.add(node)
+        more = {nodes[i] for i in range(loop.spec.carries) if outputs[i] in reached} - found
+        if not more:
+            return {number for number, node in enumerate(nodes) if node in found and _is_real(node.meta["val"])}
+        found |= more
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _of_body(loop: Loop, mode: FakeTensorMode, trained: set[int]) -> Iterator[Tensor]:
+    """Tensors laid out as what the body is given."""
+    for number, node in enumerate(loop.body.graph.find_nodes(op="placeholder")):
+        held: Tensor = node.meta["val"]
+        with mode:
+            made = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
+        yield made.requires_grad_(number in trained)
+
+
+def _uncopied(node: Node, copied: bool) -> Node:
+    operand = node.args[0]
+    return operand if copied and isinstance(operand, Node) else node
+
+
+def _with_outputs(graph: Graph, outputs: Sequence[Node]) -> GraphModule:
+    """A body that computes ``outputs``, with all placeholders of ``graph``."""
+    wanted: set[Node] = set()
+    worklist = list(outputs)
+    while worklist:
+        node = worklist.pop()
+        if node not in wanted:
+            wanted.add(node)
+            worklist.extend(node.all_input_nodes)
+    body, inner = Graph(), dict[Node, Node]()
+    for node in graph.nodes:
+        if node.op == "placeholder" or node in wanted:
+            inner[node] = body.node_copy(node, inner.__getitem__)
+    return _finished(body, [inner[node] for node in outputs])
+
+
+def _finished(body: Graph, results: Sequence[Node]) -> GraphModule:
+    output = body.output(tuple(results))
+    output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
+    return _LazyGraphModule(Module(), body)
+
+
+def _kept(value: Tensor, steps: int, dim: int = 0) -> Tensor:
+    """What is kept of all steps: ``[steps, *shape]``, contiguous once the steps are moved to dimension ``dim``."""
+    shape = list(value.shape)
+    with value.fake_mode:  # type: ignore[attr-defined]
+        stacked = torch.empty((*shape[:dim], steps, *shape[dim:]), dtype=value.dtype, device=value.device)
+        return stacked.movedim(dim, 0)
+
+
+# ---- backwards -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Reversed:
+    """The loop that takes gradients from the last step to the first.
+
+    ``operands``: what it is called with; a size stands for zeros. ``states``, ``reads`` and ``sums``: which of its
+    results belongs to which operand of the forward loop. ``contracted``: how the gradient of such an operand is made of
+    what the loop keeps.
+    """
+
+    loop: Loop
+    operands: list[Tensor | torch.Size]
+    values: list[Tensor]
+    states: dict[int, int] = field(default_factory=dict)
+    reads: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, Callable[[Sequence[Tensor]], Tensor]] = field(default_factory=dict)
+
+
+def reversed_loop(
+    forward: Differentiable, operands: Sequence[Tensor], results: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> Reversed:
+    """The reversed loop of ``forward``, which was called with ``operands`` and gave ``results``.
+
+    ``tangents`` are the gradients of the results that the first loop had.
+    """
+    return _Reversal(forward, operands, results, tangents).made()
+
+
+class _Reversal:
+    """A reversed loop while it is made. Its body is the backward graph of a step with operands in a loop's order."""
+
+    def __init__(
+        self,
+        forward: Differentiable,
+        operands: Sequence[Tensor],
+        results: Sequence[Tensor],
+        tangents: Sequence[Tensor | None],
+    ) -> None:
+        self.forward, self.operands, self.results, self.tangents = forward, operands, results, tangents
+        self.spec: LoopSpec = forward.loop.spec
+        step, backward = forward.step, forward.step.backward
+        assert backward is not None
+        absent = [
+            i
+            for i, what in enumerate(step.given)
+            if what.kind == "tangent" and what.index >= self.spec.carries and tangents[what.index] is None
+        ]
+        self.graph, kept = without(backward, absent)
+        given = [what for i, what in enumerate(step.given) if i not in absent]
+        self.given = dict(zip(given, self.graph.graph.find_nodes(op="placeholder"), strict=True))
+        outputs: Sequence[Node] = self.graph.graph.output_node().args[0]  # type: ignore[assignment]
+        self.gradients: dict[int, Node] = {}
+        for position, index in enumerate(step.gradients):
+            if index is not None and (place := kept[index]) is not None:
+                self.gradients[position] = outputs[place]
+        self.body = Graph()
+        self.inner: dict[Node, Node] = {}
+        self.called: list[Tensor | torch.Size] = []
+
+    def made(self) -> Reversed:
+        spec = self.spec
+        states = [i for i in range(spec.carries) if i in self.gradients or Given("tangent", i) in self.given]
+        sums, parts = self._sums()
+        for i in states:
+            held = self.operands[i]
+            self._give(Given("tangent", i), f"d_{i}", held, self.tangents[i])
+        totals = {i: self._placeholder(f"sum_{i}", node.meta["val"], None) for i, node in sums.items()}
+        inputs = self._step_inputs()
+        for what, node in self.given.items():
+            if node not in self.inner:
+                value = self.operands[what.index]
+                self.inner[node] = self._placeholder(node.name, value, value)
+        for node in self.graph.graph.nodes:
+            if node.op == "call_function":
+                self.inner[node] = self.body.node_copy(node, self.inner.__getitem__)
+        results = [self._next(i) for i in states]
+        results += [self._added(totals[i], node) for i, node in sums.items()]
+        carries = len(results)
+        values = [_like(self.operands[i]) for i in states] + [_like(node.meta["val"]) for node in sums.values()]
+        found = Reversed(self.forward.loop, self.called, values)
+        found.states = {i: number for number, i in enumerate(states)}
+        for number, (i, node) in enumerate(sums.items(), start=len(states)):
+            found.sums[i] = picked(number, node, self.gradients[i])
+        for i, node in self.gradients.items():
+            if spec.carries <= i < spec.carries + len(spec.step_inputs):
+                found.reads[i] = len(results)
+                results.append(self.inner[node])
+                values.append(_kept(node.meta["val"], spec.trip_count, spec.step_inputs[i - spec.carries].dim))
+        places: dict[Node, int] = {}
+        for i, part in parts.items():
+            for node in part.operands:
+                if node not in places:
+                    places[node] = len(results)
+                    results.append(self.inner[node])
+                    values.append(_kept(node.meta["val"], spec.trip_count))
+            found.sums[i] = part.over_steps([places[node] for node in part.operands])
+        body = _finished(self.body, results)
+        found.loop = Loop(
+            body,
+            LoopSpec(spec.trip_count, carries, inputs, len(results) - carries, spec.source, backwards=True),
+        )
+        found.loop.strides = tuple(value.stride() for value in values)
+        return found
+
+    def _placeholder(self, name: str, held: Tensor, value: Tensor | None) -> Node:
+        node = self.body.placeholder(name)
+        node.meta.update(val=held, source="")
+        self.called.append(held.shape if value is None else value)
+        return node
+
+    def _give(self, what: Given, name: str, held: Tensor, value: Tensor | None) -> None:
+        node = self._placeholder(name, held if value is None else value, value)
+        if what in self.given:
+            self.inner[self.given[what]] = node
+
+    def _step_inputs(self) -> tuple[StepInput, ...]:
+        spec, last = self.spec, self.spec.trip_count - 1
+        found = []
+        for what, node in self.given.items():
+            if what in self.forward.saved:
+                source, how = self.results[self.forward.saved[what]], StepInput(0, last, -1)
+            elif what.kind == "tangent" and what.index >= spec.carries:
+                tangent = self.tangents[what.index]
+                assert tangent is not None
+                source, how = tangent, StepInput(0, last, -1)
+            elif what.kind == "input" and 0 <= what.index - spec.carries < len(spec.step_inputs):
+                read = spec.step_inputs[what.index - spec.carries]
+                source, how = self.operands[what.index], StepInput(read.dim, read.start + read.step * last, -read.step)
+            else:
+                continue
+            with source.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+                held = source.detach().select(how.dim, how.start)
+            self.inner[node] = self._placeholder(node.name, held, source)
+            found.append(how)
+        return tuple(found)
+
+    def _next(self, i: int) -> Node:
+        """The gradient of state ``i`` for the step before."""
+        if i in self.gradients:
+            return self.inner[self.gradients[i]]
+        held = self.operands[i]
+        return self._insert(aten.zeros.default, list(held.shape), dtype=held.dtype, device=held.device)
+
+    def _added(self, total: Node, node: Node) -> Node:
+        return self._insert(aten.add.Tensor, total, self.inner[node], like=node)
+
+    def _insert(self, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
+        node = self.body.call_function(target, args, kwargs)
+        fake_args = map_arg(args, lambda operand: operand.meta["val"])
+        with self.operands[0].fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+            node.meta["val"] = target(*fake_args, **kwargs)
+        node.meta["source"] = like.meta.get("source", "") if like else self.spec.source
+        return node
+
+    def _sums(self) -> tuple[dict[int, Node], dict[int, Contraction]]:
+        """What is added up from step to step for invariants, and what is contracted behind the loop."""
+        spec = self.spec
+        added: dict[int, Node] = {}
+        contracted: dict[int, Contraction] = {}
+        for i, node in self.gradients.items():
+            if i >= spec.carries + len(spec.step_inputs):
+                base = below_views(node)
+                found = contraction(base, node)
+                if found is not None and self._pays(found, base):
+                    contracted[i] = found
+                else:
+                    added[i] = base
+        return added, contracted
+
+    def _pays(self, part: Contraction, base: Node) -> bool:
+        elements = sum(node.meta["val"].numel() for node in part.operands) * self.spec.trip_count
+        return base.target is aten.mm.default or elements <= MOST_KEPT
+
+
+def _like(value: Tensor) -> Tensor:
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return torch.empty(value.shape, dtype=value.dtype, device=value.device)
