@@ -143,8 +143,9 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
         if not trained or not inputs:
             return Joint(forward, detached=detached)
         if differentiate is not None and not self.cut_off and not self._has_own_gradients():
-            for alias in self.functional.aliases.values():
-                alias.made.meta["needs_gradient"] = alias.tensor.requires_grad
+            for alias in self.functional.aliases.values():  # autograd detaches what it saves: another alias
+                needs = alias.made.meta.get("needs_gradient", False)
+                alias.made.meta["needs_gradient"] = needs or alias.tensor.requires_grad
             recorded = Recorded(forward, tuple(map(self._views, self.leaves)), frozenset(trained), detached)
             if found_joint := differentiate(recorded):
                 return found_joint
