@@ -10,7 +10,7 @@ Performance of Recurrent Neural Networks on GPUs", 2016. What is no contraction 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,33 +25,74 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
+class Term:
+    """One of the values whose sum is a gradient: ``views`` of ``base``, outermost last."""
+
+    base: Node
+    views: tuple[Node, ...]
+
+    def viewed(self, value: Tensor) -> Tensor:
+        """``value``, the sum of ``base`` over steps, looked at as the gradient."""
+        for view in self.views:
+            value = view.target(value, *view.args[1:], **view.kwargs)  # type: ignore[operator]
+        return value
+
+
+def terms_of(node: Node) -> list[Term]:
+    """What ``node`` is the sum of."""
+    found: list[Term] = []
+    worklist: list[tuple[Node, tuple[Node, ...]]] = [(node, ())]
+    while worklist:
+        node, views = worklist.pop()
+        while (base := _base(node)) is not None:
+            node, views = base, (node, *views)
+        if node.target is aten.add.Tensor and not node.kwargs and all(_alike(a, node) for a in node.args):
+            worklist += [(operand, views) for operand in node.all_input_nodes * (2 // len(node.all_input_nodes))]
+        else:
+            found.append(Term(node, views))
+    return found
+
+
+def _alike(operand: object, node: Node) -> bool:
+    if not isinstance(operand, Node):
+        return False
+    one, other = operand.meta["val"], node.meta["val"]
+    return bool(one.shape == other.shape and one.dtype == other.dtype)
+
+
+def _base(node: Node) -> Node | None:
+    """What ``node`` is a view of all elements of."""
+    if node.op != "call_function" or link_of(node) is None or not ops.is_view(node.target):  # type: ignore[arg-type]
+        return None
+    base = node.args[0]
+    if not isinstance(base, Node) or base.meta["val"].numel() != node.meta["val"].numel():
+        return None
+    return base
+
+
+@dataclass(frozen=True)
 class Contraction:
-    """A gradient that a step contracts from ``operands``, and how that is done for all steps at once."""
+    """How a step contracts ``operands``, for all steps at once: ``rule`` is given them side by side, steps first."""
 
     operands: tuple[Node, ...]
     rule: Callable[..., Tensor]
-    views: tuple[Node, ...]
-
-    def over_steps(self, places: Sequence[int]) -> Callable[[Sequence[Tensor]], Tensor]:
-        return lambda results: viewed(self.rule(*(results[place] for place in places)), self.views)
 
 
-def contraction(base: Node, node: Node) -> Contraction | None:
-    """How ``node``, views of ``base``, is summed over steps; None: by adding."""
-    views = tuple(views_between(base, node))
-    match base.target:
+def contraction(node: Node) -> Contraction | None:
+    """How the sum of ``node`` over steps is one contraction, or None."""
+    match node.target:
         case aten.mm.default:
-            left, right = base.args
+            left, right = node.args
             if (turned := _transposed(left)) is not None:  # type: ignore[arg-type]
-                return Contraction((turned, right), _product_of_rows, views)  # type: ignore[arg-type]
-            return Contraction((left, right), _product, views)  # type: ignore[arg-type]
+                return Contraction((turned, right), _product_of_rows)  # type: ignore[arg-type]
+            return Contraction((left, right), _product)  # type: ignore[arg-type]
         case aten.bmm.default:
-            return Contraction(tuple(base.args), _batched_product, views)  # type: ignore[arg-type]
-        case aten.sum.dim_IntList if not base.kwargs and base.args[1]:
-            rows, dims, *keep = base.args
-            return Contraction((rows,), _Sum(tuple(dims), bool(keep and keep[0])), views)  # type: ignore[arg-type]
-        case aten.embedding_dense_backward.default:
-            return Contraction(tuple(base.args[:2]), _Embedding(tuple(base.args[2:])), views)  # type: ignore[arg-type]
+            return Contraction(tuple(node.args), _batched_product)  # type: ignore[arg-type]
+        case aten.sum.dim_IntList if not node.kwargs and node.args[1]:
+            rows, dims, *keep = node.args
+            return Contraction((rows,), _Sum(tuple(dims), bool(keep and keep[0])))  # type: ignore[arg-type]
+        case aten.embedding_dense_backward.default if not node.args[4]:  # not scaled by how often words occur
+            return Contraction(tuple(node.args[:2]), _Embedding(tuple(node.args[2:])))  # type: ignore[arg-type]
     return None
 
 
@@ -101,32 +142,3 @@ class _Embedding:
         rows = gradients.reshape(-1, gradients.shape[-1])
         result: Tensor = aten.embedding_dense_backward(rows, indices.reshape(-1), *self.arguments)
         return result
-
-
-def below_views(node: Node) -> Node:
-    """What ``node`` is a view of."""
-    while node.op == "call_function" and link_of(node) is not None and ops.is_view(node.target):  # type: ignore[arg-type]
-        base = node.args[0]
-        if not isinstance(base, Node) or base.meta["val"].numel() != node.meta["val"].numel():
-            break
-        node = base
-    return node
-
-
-def views_between(base: Node, node: Node) -> list[Node]:
-    views: list[Node] = []
-    while node is not base:
-        views.append(node)
-        node = node.args[0]  # type: ignore[assignment]
-    return views[::-1]
-
-
-def viewed(value: Tensor, views: Sequence[Node]) -> Tensor:
-    for view in views:
-        value = view.target(value, *view.args[1:], **view.kwargs)  # type: ignore[operator]
-    return value
-
-
-def picked(number: int, base: Node, node: Node) -> Callable[[Sequence[Tensor]], Tensor]:
-    views = views_between(base, node)
-    return lambda results: viewed(results[number], views)

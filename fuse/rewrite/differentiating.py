@@ -12,6 +12,7 @@ reversed loop.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -294,8 +295,9 @@ class _Steps(torch.autograd.Function):
             gradients[i] = results[place]
         for i, place in back.reads.items():
             gradients[i] = _of_source(results[place], operands[i], made.loop, i)
-        for i, total in back.sums.items():
-            gradients[i] = total(results)
+        for i, shares in back.sums.items():
+            totals = [share.total(results) for share in shares]
+            gradients[i] = functools.reduce(torch.add, totals)
         needed = ctx.needs_input_grad[2:]
         return None, None, *(g if n else None for g, n in zip(gradients, needed, strict=True))
 

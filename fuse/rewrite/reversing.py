@@ -13,7 +13,7 @@ weight) receives in every step is a sum over steps: :mod:`fuse.rewrite.contracti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from fuse.graph.joint import Given, Joint, JointRecorder, formulas
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.rewrite.absent import without
-from fuse.rewrite.contracting import Contraction, below_views, contraction, picked
+from fuse.rewrite.contracting import Contraction, Term, contraction, terms_of
 from fuse.rewrite.parts import all_parts, parts_of
 
 aten = torch.ops.aten
@@ -197,18 +197,24 @@ def _uncopied(node: Node, copied: bool) -> Node:
 
 def _with_outputs(graph: Graph, outputs: Sequence[Node]) -> GraphModule:
     """A body that computes ``outputs``, with all placeholders of ``graph``."""
-    wanted: set[Node] = set()
-    worklist = list(outputs)
-    while worklist:
-        node = worklist.pop()
-        if node not in wanted:
-            wanted.add(node)
-            worklist.extend(node.all_input_nodes)
+    wanted = _needed(outputs)
     body, inner = Graph(), dict[Node, Node]()
     for node in graph.nodes:
         if node.op == "placeholder" or node in wanted:
             inner[node] = body.node_copy(node, inner.__getitem__)
     return _finished(body, [inner[node] for node in outputs])
+
+
+def _needed(nodes: Iterable[Node]) -> set[Node]:
+    """``nodes`` and all that they need."""
+    found: set[Node] = set()
+    worklist = list(nodes)
+    while worklist:
+        node = worklist.pop()
+        if node not in found:
+            found.add(node)
+            worklist.extend(node.all_input_nodes)
+    return found
 
 
 def _finished(body: Graph, results: Sequence[Node]) -> GraphModule:
@@ -232,9 +238,9 @@ def _kept(value: Tensor, steps: int, dim: int = 0) -> Tensor:
 class Reversed:
     """The loop that takes gradients from the last step to the first.
 
-    ``operands``: what it is called with; a size stands for zeros. ``states``, ``reads`` and ``sums``: which of its
-    results belongs to which operand of the forward loop. ``contracted``: how the gradient of such an operand is made of
-    what the loop keeps.
+    ``operands``: what it is called with; a size stands for zeros. ``states`` and ``reads``: which of its results is the
+    gradient of which operand of the forward loop, or of what its steps read of that. ``sums``: how the gradients of
+    other operands are made of its results.
     """
 
     loop: Loop
@@ -242,7 +248,24 @@ class Reversed:
     values: list[Tensor]
     states: dict[int, int] = field(default_factory=dict)
     reads: dict[int, int] = field(default_factory=dict)
-    sums: dict[int, Callable[[Sequence[Tensor]], Tensor]] = field(default_factory=dict)
+    sums: dict[int, list[Share]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a gradient that is a sum over steps.
+
+    Made by ``rule`` of ``sources``: numbers of results of the reversed loop, or tensors that were there before it.
+    """
+
+    sources: tuple[int | Tensor, ...]
+    term: Term
+    rule: Callable[..., Tensor] | None = None
+
+    def total(self, results: Sequence[Tensor]) -> Tensor:
+        """The part, for all steps."""
+        given = [results[source] if isinstance(source, int) else source for source in self.sources]
+        return self.term.viewed(self.rule(*given) if self.rule else given[0])
 
 
 def reversed_loop(
@@ -285,48 +308,55 @@ class _Reversal:
         self.body = Graph()
         self.inner: dict[Node, Node] = {}
         self.called: list[Tensor | torch.Size] = []
+        self.stacked: dict[Node, Tensor] = {}  # what a step is given and all steps have side by side, in order
 
     def made(self) -> Reversed:
         spec = self.spec
         states = [i for i in range(spec.carries) if i in self.gradients or Given("tangent", i) in self.given]
-        sums, parts = self._sums()
+        sums, contracted = self._sums()
         for i in states:
             held = self.operands[i]
             self._give(Given("tangent", i), f"d_{i}", held, self.tangents[i])
-        totals = {i: self._placeholder(f"sum_{i}", node.meta["val"], None) for i, node in sums.items()}
+        totals = [self._placeholder(f"sum_{i}", term.base.meta["val"], None) for i, term in sums]
         inputs = self._step_inputs()
         for what, node in self.given.items():
             if node not in self.inner:
                 value = self.operands[what.index]
                 self.inner[node] = self._placeholder(node.name, value, value)
+        first_sum = spec.carries + len(spec.step_inputs)
+        wanted = [node for i, node in self.gradients.items() if i < first_sum] + [term.base for _, term in sums]
+        needed = _needed([*wanted, *(node for _, _, how in contracted for node in how.operands)])
         for node in self.graph.graph.nodes:
-            if node.op == "call_function":
+            if node.op == "call_function" and node in needed:
                 self.inner[node] = self.body.node_copy(node, self.inner.__getitem__)
         results = [self._next(i) for i in states]
-        results += [self._added(totals[i], node) for i, node in sums.items()]
+        results += [self._added(total, term.base) for total, (_, term) in zip(totals, sums, strict=True)]
         carries = len(results)
-        values = [_like(self.operands[i]) for i in states] + [_like(node.meta["val"]) for node in sums.values()]
+        values = [_like(node.meta["val"]) for node in results]
         found = Reversed(self.forward.loop, self.called, values)
         found.states = {i: number for number, i in enumerate(states)}
-        for number, (i, node) in enumerate(sums.items(), start=len(states)):
-            found.sums[i] = picked(number, node, self.gradients[i])
+        for number, (i, term) in enumerate(sums, start=len(states)):
+            found.sums.setdefault(i, []).append(Share((number,), term))
         for i, node in self.gradients.items():
-            if spec.carries <= i < spec.carries + len(spec.step_inputs):
+            if spec.carries <= i < first_sum:
                 found.reads[i] = len(results)
                 results.append(self.inner[node])
                 values.append(_kept(node.meta["val"], spec.trip_count, spec.step_inputs[i - spec.carries].dim))
-        places: dict[Node, int] = {}
-        for i, part in parts.items():
-            for node in part.operands:
-                if node not in places:
-                    places[node] = len(results)
-                    results.append(self.inner[node])
-                    values.append(_kept(node.meta["val"], spec.trip_count))
-            found.sums[i] = part.over_steps([places[node] for node in part.operands])
+        places: dict[Node, int | Tensor] = {}
+        for i, term, how in contracted:
+            for node in how.operands:
+                if node in places:
+                    continue
+                if (stacked := self.stacked.get(node)) is not None:
+                    places[node] = stacked
+                    continue
+                places[node] = len(results)
+                results.append(self.inner[node])
+                values.append(_kept(node.meta["val"], spec.trip_count))
+            found.sums.setdefault(i, []).append(Share(tuple(places[n] for n in how.operands), term, how.rule))
         body = _finished(self.body, results)
         found.loop = Loop(
-            body,
-            LoopSpec(spec.trip_count, carries, inputs, len(results) - carries, spec.source, backwards=True),
+            body, LoopSpec(spec.trip_count, carries, inputs, len(results) - carries, spec.source, backwards=True)
         )
         found.loop.strides = tuple(value.stride() for value in values)
         return found
@@ -360,6 +390,8 @@ class _Reversal:
             with source.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
                 held = source.detach().select(how.dim, how.start)
             self.inner[node] = self._placeholder(node.name, held, source)
+            if how == StepInput(0, last, -1) and source.shape[0] == spec.trip_count:
+                self.stacked[node] = source
             found.append(how)
         return tuple(found)
 
@@ -381,23 +413,21 @@ class _Reversal:
         node.meta["source"] = like.meta.get("source", "") if like else self.spec.source
         return node
 
-    def _sums(self) -> tuple[dict[int, Node], dict[int, Contraction]]:
+    def _sums(self) -> tuple[list[tuple[int, Term]], list[tuple[int, Term, Contraction]]]:
         """What is added up from step to step for invariants, and what is contracted behind the loop."""
-        spec = self.spec
-        added: dict[int, Node] = {}
-        contracted: dict[int, Contraction] = {}
+        added: list[tuple[int, Term]] = []
+        contracted: list[tuple[int, Term, Contraction]] = []
         for i, node in self.gradients.items():
-            if i >= spec.carries + len(spec.step_inputs):
-                base = below_views(node)
-                found = contraction(base, node)
-                if found is not None and self._pays(found, base):
-                    contracted[i] = found
+            for term in terms_of(node) if i >= self.spec.carries + len(self.spec.step_inputs) else ():
+                how = contraction(term.base)
+                if how is not None and self._pays(how, term.base):
+                    contracted.append((i, term, how))
                 else:
-                    added[i] = base
+                    added.append((i, term))
         return added, contracted
 
-    def _pays(self, part: Contraction, base: Node) -> bool:
-        elements = sum(node.meta["val"].numel() for node in part.operands) * self.spec.trip_count
+    def _pays(self, how: Contraction, base: Node) -> bool:
+        elements = sum(node.meta["val"].numel() for node in how.operands) * self.spec.trip_count
         return base.target is aten.mm.default or elements <= MOST_KEPT
 
 
