@@ -193,6 +193,7 @@ _GROUPS: tuple[tuple[OpInfo, str], ...] = (
         new_empty_strided q_scale q_zero_point qscheme record_stream resize resize_as set sparse_dim
         sym_constrain_range sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size sym_storage_offset
         sym_stride
+        profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit
     """),
     (_VIEW, "_unsafe_view unsafe_split unsafe_split_with_sizes"),
     (_MADE_IN_PLACE, "fuse::assemble"),
@@ -214,7 +215,7 @@ _HIDDEN_MUTATIONS = {  # operators that write arguments their schema does not ma
 _NUMBERS_ARE_TENSORS = frozenset([  # a number becomes the dtype of the arithmetic, as a tensor of one element does
     "add", "div", "eq", "ge", "gt", "le", "lt", "masked_fill", "mul", "ne", "rsub", "sub", "where",
 ])  # fmt: skip
-_KNOWN_NAMESPACES = frozenset(["aten", "fuse", "mkl", "mkldnn"])
+_KNOWN_NAMESPACES = frozenset(["aten", "fuse", "mkl", "mkldnn", "profiler"])
 
 
 @cache

@@ -286,7 +286,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if op is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        if op.namespace == "prim":
+        if op.namespace in ("prim", "profiler"):
             return op(*args, **kwargs)
         if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
             with self:

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from fuse.cost import profiles
 from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unknown_ops
+from fuse.cost.optimizers import optimizer_launches
 from fuse.cost.profiles import DeviceProfile
 from fuse.graph.capture import capture
 from fuse.graph.joint import Joint, capture_joint
@@ -48,6 +49,8 @@ class Report:
     ``lines`` are the user's lines, the one with most launches first. ``graph`` is the captured graph after the passes,
     and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``. In training ``backward``
     is the same of the backward pass, which is captured with the forward pass; None where nothing needs gradients.
+    ``optimizer`` has the launches of a step of torch's optimizers for the parameters that get gradients, by optimizer
+    and way (``loop``, ``foreach``, ``fused``); the passes do not change them.
     """
 
     target: str
@@ -62,6 +65,7 @@ class Report:
     before_sketch: Sketch = field(repr=False)
     graph: GraphModule = field(repr=False, compare=False)
     backward: Report | None = None
+    optimizer: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def launches_after(self) -> int:
@@ -109,6 +113,7 @@ class Report:
             "unknown_ops": list(self.unknown_ops),
             "seconds": dict(self.seconds),
             **({"backward": self.backward.to_dict()} if self.backward else {}),
+            **({"optimizer": {name: dict(ways) for name, ways in self.optimizer.items()}} if self.optimizer else {}),
         }
 
     def __str__(self) -> str:
@@ -145,7 +150,7 @@ def show(
         passes: names of the passes to run; by default all that are enabled.
         device: the profile for which small operators are predicted (``cpu``, ``v100``, ``h200``).
         train: capture the call in training mode (dropout and the like) with its gradients, then restore the mode; the
-            report's ``backward`` is that of the backward pass.
+            report's ``backward`` is that of the backward pass, ``optimizer`` what optimizers launch after it.
         fuel: stop after this many rewrites.
         target: what the report calls the model; by default its class.
 
@@ -169,12 +174,22 @@ def show(
     seconds = time.perf_counter() - started
     half = _Half(graph, eager.forward if eager else graph, profile, passes, fuel, seconds)
     backward: Report | None = None
+    optimizer: Mapping[str, Mapping[str, int]] = {}
     name = target or type(model).__name__
     if joint and joint.backward and eager and eager.backward:
+        optimizer = optimizer_launches(_trained(eager))
         settle(graph, joint.backward, joint.given)
         other = _Half(joint.backward, eager.backward, profile, passes, fuel, 0.0)
         backward = other.report(f"{name}, backward", device)
-    return replace(half.report(name, device), backward=backward)
+    return replace(half.report(name, device), backward=backward, optimizer=optimizer)
+
+
+def _trained(joint: Joint) -> list[torch.dtype]:
+    """The dtypes of the parameters that get gradients."""
+    inputs = joint.forward.meta["signature"].inputs
+    placeholders = joint.forward.graph.find_nodes(op="placeholder")
+    reached = zip(inputs, placeholders, joint.gradients, strict=False)  # passes may add constants behind them
+    return [node.meta["val"].dtype for spec, node, place in reached if spec.kind == "parameter" and place is not None]
 
 
 class _Half:

@@ -127,6 +127,9 @@ def _sections(report: Report) -> Iterator[RenderableType]:
         yield Text(f"unknown operators, each counted once: {', '.join(report.unknown_ops)}")
     if report.backward:
         yield from _sections(report.backward)
+    if report.optimizer:
+        rows = [[name, *(f"{count:,}" for count in ways.values())] for name, ways in report.optimizer.items()]
+        yield columns(["optimizer: launches a step", *next(iter(report.optimizer.values()))], rows)
     captured = f"capture {report.seconds['capture']:.2f} s, " if report.seconds["capture"] else ""
     yield Text(f"{captured}passes {report.seconds['passes']:.2f} s")
     if captured:

@@ -404,3 +404,13 @@ def test_inputs_and_models_that_are_not_plain_are_refused(calls: Any) -> None:
         capture(calls(lambda x: x), (torch.eye(3).to_sparse(),))
     with pytest.raises(CaptureError, match="ScriptModule"):
         capture(torch.jit.script(nn.Linear(4, 4)), (torch.randn(3, 4),))
+
+
+def test_marks_for_the_profiler_are_no_operators(calls: Any) -> None:
+    def marked(x: Tensor) -> Tensor:
+        with torch.profiler.record_function("here"):
+            return x.tanh()
+
+    graph = capture(calls(marked), (torch.ones(2),))
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_function", "output"]
+    assert len(graph.meta["signature"].dispatches) == 1

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fuse
+from fuse.cost.observe import CountingMode
 from fuse.errors import FaultWarning, FuseError
 from fuse.report.table import as_text, columns, scaled
 from fuse.rewrite import registry
@@ -114,6 +115,25 @@ def test_training_is_counted_forward_and_backward_apart() -> None:
     assert report.to_dict()["backward"]["before"]["launches"] == report.backward.before.launches
     assert "backward on cpu" in str(report)
     assert fuse.show(model, (torch.ones(3, 4),)).backward is None
+
+
+def test_the_steps_of_optimizers_are_counted_for_the_parameters_that_get_gradients() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    model[0].bias.requires_grad_(False)
+    report = fuse.show(model, (torch.ones(3, 4),), train=True)
+    for name, made in (("SGD", torch.optim.SGD), ("AdamW", torch.optim.AdamW)):
+        for way, options in (("loop", {"foreach": False}), ("foreach", {"foreach": True}), ("fused", {"fused": True})):
+            more = {"momentum": 0.9} if name == "SGD" else {}
+            optimizer = made([p for p in model.parameters() if p.requires_grad], lr=0.1, **options, **more)
+            for _ in range(2):
+                model(torch.ones(3, 4)).sum().backward()
+                with CountingMode() as counting:
+                    optimizer.step()
+            assert report.optimizer[name][way] == counting.launches
+    assert report.optimizer["AdamW"]["loop"] > report.optimizer["AdamW"]["foreach"] > report.optimizer["AdamW"]["fused"]
+    assert report.to_dict()["optimizer"] == report.optimizer
+    assert "optimizer: launches a step  loop  foreach  fused" in str(report)
+    assert "optimizer" not in fuse.show(model, (torch.ones(3, 4),)).to_dict()
 
 
 def test_training_mode_holds_for_the_capture_only() -> None:
