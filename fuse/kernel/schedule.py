@@ -40,10 +40,18 @@ def schedule(program: Program) -> KernelBody:
     input_buffers = tuple(_renamed(b, program.names.get(i)) for i, b in enumerate(input_buffers))
     statements = _range_checks(program, list(input_buffers))
     outputs = [_squeezed(output) for output in program.outputs]
-    for group in _groups(outputs):
-        targets = [Target(outputs[i].value, output_buffers[i], outputs[i].strides) for i in group]
-        statements += _scoped(_nest(targets, list(input_buffers), program))
+    targets = [Target(o.value, buffer, o.strides) for o, buffer in zip(outputs, output_buffers, strict=True)]
+    try:
+        statements += _nests(_groups(outputs, any_order=True), targets, list(input_buffers), program)
+    except NotAffine:  # loops in one order may not serve results in another
+        statements += _nests(_groups(outputs, any_order=False), targets, list(input_buffers), program)
     return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), program.lines)
+
+
+def _nests(
+    groups: Sequence[Sequence[int]], targets: Sequence[Target], inputs: list[Buffer], program: Program
+) -> list[Statement]:
+    return [s for group in groups for s in _scoped(_nest([targets[i] for i in group], inputs, program))]
 
 
 def _range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
@@ -91,10 +99,10 @@ def _squeezed(output: Output) -> Output:
     return Output(view(output.value, [shape[d] for d in kept]), tuple(output.strides[d] for d in kept))
 
 
-def _groups(outputs: Sequence[Output]) -> list[list[int]]:
-    """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides,
-    or by shape alone where they share costly work. A concatenation and a scan stand alone: they have loops of their
-    own."""
+def _groups(outputs: Sequence[Output], any_order: bool) -> list[list[int]]:
+    """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides, or,
+    with ``any_order``, by shape alone where they share costly work. A concatenation and a scan stand alone: they have
+    loops of their own."""
     with_reductions: list[int] = []
     alone: list[list[int]] = []
     by_shape: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
@@ -109,7 +117,8 @@ def _groups(outputs: Sequence[Output]) -> list[list[int]]:
             by_shape.setdefault((output.value.shape, order_of_loops(output)), []).append(i)
     together: list[list[int]] = []
     for group in by_shape.values():
-        other = next((g for g in together if _share_costly_work(outputs[g[0]], outputs[group[0]])), None)
+        alike = (g for g in together if any_order and _share_costly_work(outputs[g[0]], outputs[group[0]]))
+        other = next(alike, None)
         if other is None:
             together.append(group)
         else:
