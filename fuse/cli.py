@@ -249,7 +249,7 @@ def explain(request: Request, to: Output, pattern: str) -> int:
     from fuse.rewrite.patterns import registry
 
     loaded, passes = request.load(to, real=False), request.passes()
-    file, name = _file_and_name(pattern)
+    file, name = registry.split(pattern)
     chosen = registry.load(file, name) if file is not None else registry.find(pattern)
     with to.stage("capturing and matching"):
         explanation = find_reason(
@@ -313,7 +313,7 @@ def check_pattern(to: Output, file: str) -> int:
     from fuse.check.pattern import SCHEMA_VERSION, verify
     from fuse.rewrite.patterns import registry
 
-    path, name = _file_and_name(file)
+    path, name = registry.split(file)
     if path is None:
         chosen = [registry.find(file)]
     elif name is None:
@@ -341,8 +341,6 @@ def check_pattern(to: Output, file: str) -> int:
 @output_verb()
 def patterns(to: Output) -> int:
     """List the installed patterns, in the order in which they are matched."""
-    from rich.text import Text
-
     from fuse.report.table import columns
     from fuse.rewrite.patterns.registry import broken_plugins, registered
 
@@ -361,15 +359,9 @@ def patterns(to: Output) -> int:
     rows = [[one["name"], one["source"], one["summary"]] for one in installed]
     to.emit(
         {"patterns": installed, "broken": broken},
-        lambda: columns(["pattern", "from", "is"], rows, numbers_from=3) if rows else Text("no pattern is installed"),
+        lambda: columns(["pattern", "from", "is"], rows, numbers_from=3),
     )
     return GOOD
-
-
-def _file_and_name(pattern: str) -> tuple[Path | None, str | None]:
-    """The file and the name in path/to/file.py[:Name]; no file where ``pattern`` is a name alone."""
-    path, in_file, name = pattern.partition(".py")
-    return (Path(path + in_file), name.removeprefix(":") or None) if in_file else (None, pattern)
 
 
 def _broken(plugins: Sequence[BrokenPlugin], to: Output) -> list[dict[str, str]]:

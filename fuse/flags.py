@@ -5,6 +5,7 @@ Nothing here imports torch before a method needs it, so that ``fuse --help`` ans
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -74,6 +75,7 @@ class Request:
     target: str
     inputs: tuple[str, ...]
     settings: tuple[str, ...]
+    patterns: tuple[str, ...]
     select: tuple[str, ...] | None
     ignore: tuple[str, ...] | None
     extend_select: tuple[str, ...] | None
@@ -95,6 +97,14 @@ class Request:
         for note in loaded.notes:
             to.say(note)
         return loaded
+
+    def with_patterns(self) -> AbstractContextManager[None]:
+        """The patterns of the files that ``--patterns`` names are registered for as long as this lasts."""
+        if not self.patterns:
+            return contextlib.nullcontext()
+        from fuse.rewrite.patterns.registry import also
+
+        return also(self.patterns)
 
     def setting(self, name: str, value: int) -> Request:
         """The same request with one more constant set."""
@@ -161,6 +171,7 @@ _TARGET_OPTIONS = (
     click.argument("target"),
     click.option("--input", "inputs", multiple=True, metavar="NAME=f32[64,16]", help="Replace an input of the model."),
     click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a constant of the file first."),
+    click.option("--patterns", multiple=True, metavar="FILE[:Name]", help="Match the patterns of this file, too."),
     click.option("--select", callback=names, metavar="PASSES", help="Run only these passes (commas between them)."),
     click.option("--ignore", callback=names, metavar="PASSES", help="Leave these passes out."),
     click.option("--extend-select", callback=names, metavar="PASSES", help="Run these passes as well."),
@@ -199,7 +210,8 @@ def target_verb(*own: Decorator) -> Callable[[Verb], Verb]:
         @functools.wraps(function)
         def verb(**flags: Any) -> int:
             request = Request(**{name: flags.pop(name) for name in Request.__dataclass_fields__})
-            return function(request=request, **flags)
+            with request.with_patterns():
+                return function(request=request, **flags)
 
         return output_verb(*_TARGET_OPTIONS, *own)(verb)
 

@@ -188,6 +188,16 @@ def slice_scatter(call: Call) -> Value:
     return _overlay(value, convert(call.tensor("src"), call.dtype), dim, start, max(end, start))
 
 
+@recipe("glu")
+def gated(call: Call) -> Value:
+    """One half times the sigmoid of the other."""
+    value = call.tensor("self")
+    dim = call["dim"] % len(value.shape)
+    half = call.shape[dim]
+    first, gate = _part(value, dim, 0, half), _part(value, dim, half, 2 * half)
+    return call.map("{0} * fuse_sigmoid({1})", first, gate)
+
+
 def _with_dimension(value: Value, dim: int) -> Value:
     return view(value, (*value.shape[:dim], 1, *value.shape[dim:]))
 

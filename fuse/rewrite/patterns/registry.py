@@ -25,7 +25,10 @@ from fuse.rewrite.patterns.definition import Pattern, define
 Source = TypeVar("Source")
 
 _installed: Installed[Pattern] = Installed(
-    "pattern", "fuse.patterns", "'fuse patterns' lists them; a file is path/to/file.py[:Name]"
+    "pattern",
+    "fuse.patterns",
+    "'fuse patterns' lists them; a file is path/to/file.py[:Name]",
+    own=lambda: importlib.import_module("fuse.passes.patterns"),
 )
 
 
@@ -99,8 +102,11 @@ def find(name: str) -> Pattern:
 def refusal(pattern: Pattern) -> str | None:
     """Why ``pattern`` must not be used: a call on which its replacement is wrong; None where none is known.
 
-    A pattern is tried before it is first used (:mod:`fuse.check.pattern`), and what was found is remembered.
+    A pattern is tried before it is first used (:mod:`fuse.check.pattern`), and what was found is remembered. Those that
+    come with fuse are tried by its tests.
     """
+    if pattern.origin.startswith("fuse.passes.patterns."):
+        return None
     reason: str | None = importlib.import_module("fuse.check.pattern").refusal(pattern)
     return reason
 
@@ -146,6 +152,43 @@ def load_all(path: Path) -> dict[str, Pattern]:
 
 
 @contextmanager
+def also(files: Iterable[str]) -> Iterator[None]:
+    """The patterns of files, ``path/to/file.py[:Name]``, are registered besides the others.
+
+    Raises:
+        FuseError: a file has no such pattern, or one whose name is taken.
+    """
+    added: dict[str, Pattern] = {}
+    for file in files:
+        path, name = split(file)
+        if path is None:
+            raise FuseError(f"--patterns takes a file, path/to/file.py[:Name], not {file!r}")
+        found = load_all(path) if name is None else {name: load(path, name)}
+        if not found:
+            raise FuseError(f"{file} has no pattern")
+        taken = {one.name for one in registered()} | added.keys()
+        if twice := sorted(taken & found.keys()):
+            raise FuseError(f"{file}: a pattern {twice[0]!r} is installed already; give this one another name")
+        added |= found
+    _installed.by_name.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            unregister(name)
+
+
+def split(pattern: str) -> tuple[Path | None, str | None]:
+    """The file and the name in ``path/to/file.py[:Name]``; no file where ``pattern`` is a name alone.
+
+    >>> split("swish"), split("patterns.py:swish")[1], split("patterns.py")[1]
+    ((None, 'swish'), 'swish', None)
+    """
+    path, in_file, name = pattern.partition(".py")
+    return (Path(path + in_file), name.removeprefix(":") or None) if in_file else (None, pattern)
+
+
+@contextmanager
 def alone(pattern: Pattern) -> Iterator[None]:
     """No other pattern is registered, and this one is enabled."""
     with _aside():
@@ -156,6 +199,7 @@ def alone(pattern: Pattern) -> Iterator[None]:
 @contextmanager
 def _aside() -> Iterator[None]:
     """Nothing is registered at first, and what is registered within is forgotten afterwards."""
+    _installed.broken()  # what is loaded at the first question would be forgotten, too
     before = dict(_installed.by_name)
     _installed.by_name.clear()
     try:

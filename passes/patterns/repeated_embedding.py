@@ -1,0 +1,41 @@
+"""A look-up that is added to every sequence of a batch, looked up there and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuse.rewrite.patterns.definition import Failure, Match
+from fuse.rewrite.patterns.language import const
+from fuse.rewrite.patterns.registry import pattern
+
+aten = torch.ops.aten
+
+
+@pattern
+class RepeatedEmbedding:
+    """A sum with an embedding that all sequences of a batch share: positions, as BERT, ALBERT and GPT add them.
+
+    Position ids are ``[1, length]`` or ``[length]``, so their rows are looked up for one sequence by a kernel of their
+    own, and added to all. Looked up for each sequence instead, they are read by the kernel that sums the embeddings,
+    together with the layer norm behind it: one launch less. The table's rows are in the cache after the first sequence.
+
+    Declined where the ids are as many as the rows of the sum.
+    """
+
+    def pattern(self, x: Tensor, table: Tensor, ids: Tensor) -> Any:
+        return x + aten.embedding(table, ids, const("padding"))
+
+    def check(self, m: Match) -> Failure | None:
+        if m["ids"].meta["val"].shape == m.outputs[0].meta["val"].shape[:-1]:
+            return m.fail("a row is looked up for each row of the sum already", m["ids"])
+        return None
+
+    def replace(self, x: Tensor, table: Tensor, ids: Tensor) -> Any:
+        rows = torch.broadcast_shapes(x.shape[:-1], ids.shape)  # type: ignore[no-untyped-call]
+        return x + aten.embedding(table, ids.expand(rows), const("padding"))
+
+    def examples(self) -> Any:
+        return torch.randn(2, 3, 4), torch.randn(5, 4), torch.randint(5, (1, 3))
