@@ -64,9 +64,10 @@ def speed_table(results: dict[str, Any]) -> list[str]:
 
 
 def launches(case: dict[str, Any]) -> str:
-    """Before and after; for a training step those of the backward pass too."""
+    """Before and after; for a training step those of the backward pass too, and those of ``torch.compile``."""
     halves = [case[name] for name in ("observed", "observed_backward") if case.get(name)]
-    return ", ".join(f"{half['before']:,} -> {half['after']:,}" for half in halves)
+    compiled = f" (compile {case['compiled_launches']:,})" if case.get("compiled_launches") else ""
+    return ", ".join(f"{half['before']:,} -> {half['after']:,}" for half in halves) + compiled
 
 
 def recurrent_table(results: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -29,6 +29,7 @@ import fuse
 from fuse.check.compare import compare
 from fuse.cost.observe import CountingMode
 from fuse.errors import FuseError
+from fuse.report.inductor import generated_code, launches_in
 from fuse.report.machine import machine, versions
 from fuse.report.table import columns
 from fuse.report.timing import Quartiles, interleaved, quartiles
@@ -49,7 +50,8 @@ class BenchReport:
     """What ``bench`` measured.
 
     ``ratios`` has for each peer the ratio of the medians, peer over fused, between the quartiles of the ratios of
-    single rounds. ``observed_backward`` has the launches (before, after) of the backward pass in training.
+    single rounds. ``observed_backward`` has the launches (before, after) of the backward pass in training, and
+    ``compiled_launches`` those in the code that ``torch.compile`` generated, where it is a peer and nothing is trained.
     ``disagreements`` says in which results fused differs from eager by more than the tolerance.
     """
 
@@ -64,6 +66,7 @@ class BenchReport:
     fallbacks: tuple[Mapping[str, str], ...]
     disagreements: tuple[str, ...]
     observed_backward: tuple[int, int] | None = None
+    compiled_launches: int | None = None
 
     @property
     def launches_after(self) -> int:
@@ -87,6 +90,7 @@ class BenchReport:
                 if self.observed_backward
                 else {}
             ),
+            **({} if self.compiled_launches is None else {"compiled_launches": self.compiled_launches}),
             "fallbacks": [dict(fallback) for fallback in self.fallbacks],
             "disagreements": list(self.disagreements),
             "machine": machine(),
@@ -140,15 +144,20 @@ def bench(
         steps: dict[str, Callable[[], Any]] = {}
         results: dict[str, Any] = {}
         first_calls: dict[str, float] = {}
+        wrappers: list[str] | None = None
         # Eager is always run once: it is the reference of the results and of the launches.
         for name in dict.fromkeys(["eager", "fused", *against]):
             own, own_args, own_kwargs = copy.deepcopy((modules.get(name, model), args, dict(kwargs or {})))
             made = _contender(name, own, passes, caches)
             steps[name] = lambda made=made, inputs=own_args, named=own_kwargs: call(made, inputs, named)  # type: ignore[misc]
             torch.manual_seed(seed)
-            started = time.perf_counter()
-            results[name] = steps[name]()
-            first_calls[name] = time.perf_counter() - started
+            recording: AbstractContextManager[list[str]] = generated_code() if name == "compile" else nullcontext([])
+            with recording as code:
+                started = time.perf_counter()
+                results[name] = steps[name]()
+                first_calls[name] = time.perf_counter() - started
+            if name == "compile" and not train:
+                wrappers = code
             if name == "fused":
                 last_run = made.last_run
         timed = {name: steps[name] for name in dict.fromkeys(["fused", *against])}
@@ -173,6 +182,7 @@ def bench(
         fallbacks=tuple({"op": one.op, "source": one.source, "reason": one.reason} for one in fallbacks),
         disagreements=tuple(_disagreements(results["fused"], results["eager"], atol, rtol)),
         observed_backward=(counting_backward, backward.launches if backward else counting_backward) if train else None,
+        compiled_launches=None if wrappers is None else launches_in(wrappers),
     )
 
 
@@ -197,6 +207,7 @@ def bench_table(report: BenchReport) -> RenderableType:
     lines = [
         f"{report.rounds} rounds, {report.threads} threads of {here['cores']} cores, {here['processor']}",
         f"launches observed: {report.observed_before:,} eager, {report.observed_after:,} fused",
+        *(f"  torch.compile: {count:,}, in the code it generated" for count in [report.compiled_launches] if count),
         *(f"  backward: {eager:,} eager, {fused:,} fused" for eager, fused in filter(None, [report.observed_backward])),
         *(f"ran as eager: {one['op']} at {one['source']}: {one['reason']}" for one in report.fallbacks),
         "speed-up is the peer's median over fused's, with the quartiles of single rounds; above 1, fused is faster",
