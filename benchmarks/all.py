@@ -19,6 +19,8 @@ if __name__ == "__main__":
         "models",
         "training",
         "op_db",
+        "module_db",
+        "curves",
         "comparison",
         "patterns",
         "tables",

@@ -107,7 +107,7 @@ def classified(module: Any, generator: torch.Generator) -> Iterator[Batch]:
 
 TASKS = (
     Task("rnnsearch", translated, target=2.9, rate=3e-3),
-    Task("albert", answered, target=1.0, rate=1e-3),
+    Task("albert", answered, target=0.05, rate=5e-4),
     Task("bert_crf", tagged, target=15.0, rate=2e-3),
     Task("texting", classified, target=0.5, rate=3e-3),
 )
@@ -197,8 +197,8 @@ def _panel(one: dict[str, Any], left: int, top: int) -> str:
         [
             f'<g transform="translate({left} {top})">',
             f'<path d="M{MARGIN} {MARGIN}V{bottom}H{right}" fill="none" stroke="#888"/>',
-            f'<text x="{MARGIN}" y="{MARGIN - 14}" font-size="13">{one["model"]}: eager {steps["eager"]}, '
-            f"fused {steps['fused']} steps to a loss of {one['target']:g}</text>",
+            f'<text x="{MARGIN}" y="{MARGIN - 14}">{one["model"]} to a loss of {one["target"]:g}: '
+            f"eager {steps['eager']}, fused {steps['fused']} steps</text>",
             f'<text x="{MARGIN - 4}" y="{MARGIN + 4}" text-anchor="end">{highest:.1f}</text>',
             f'<text x="{MARGIN - 4}" y="{bottom}" text-anchor="end">0</text>',
             f'<text x="{right}" y="{bottom + 14}" text-anchor="end">{longest} steps</text>',

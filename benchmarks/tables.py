@@ -168,6 +168,42 @@ def op_db_table(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def module_db_table(results: dict[str, Any]) -> list[str]:
+    """How PyTorch's own modules fare with gradients, a column for each way in."""
+    doors = results["doors"]
+    titles = {"compile": "`fuse.compile`", "dynamo": '`torch.compile(backend="fuse")`'}
+    rows = {
+        "modules, forward and gradients, float32": [str(door["modules"]) for door in doors.values()],
+        "wrong": [str(len(door["wrong"])) for door in doors.values()],
+        "without falling back": [f"{door['captured']:.1%}" for door in doors.values()],
+    }
+    return [
+        f"| every module of PyTorch's `module_db` | {' | '.join(titles[name] for name in doors)} |",
+        f"|---{'|--:' * len(doors)}|",
+        *(f"| {what} | {' | '.join(cells)} |" for what, cells in rows.items()),
+    ]
+
+
+def curves_table(results: dict[str, Any]) -> list[str]:
+    """A row a model: how long eager and fused train to one loss, and how far their curves are apart."""
+    shown = not overloaded(results)
+    lines = [
+        "| model | loss | steps, eager | fused | curves differ by at most | step, eager ms | fused ms |",
+        f"|---{'|--:' * 6}|",
+    ]
+    for case in results["cases"]:
+        times = (f"{case['milliseconds'][name]:.0f}" if shown else LEFT_OUT for name in ("eager", "fused"))
+        cells = [
+            f"`models/{case['model']}.py`",
+            f"{case['target']:g}",
+            *(str(case["steps"][name]) for name in ("eager", "fused")),
+            f"{case['largest_relative_difference']:.0e}",
+            *times,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def overloaded(results: dict[str, Any]) -> bool:
     """Whether the machine had so much else to do that times are not shown."""
     return bool(results["load_average"] > OVERLOADED * results["machine"]["cores"])
@@ -191,10 +227,12 @@ def conditions(results: dict[str, Any]) -> str:
 TABLES = {
     "capture": capture_table,
     "cells": speed_table,
+    "curves": curves_table,
     "first_call": first_call_table,
     "limit": limit_table,
     "lstm": speed_table,
     "models": speed_table,
+    "module_db": module_db_table,
     "op_db": op_db_table,
     "overhead": overhead_table,
     "recurrent": recurrent_table,
