@@ -19,7 +19,7 @@ import torch
 from fuse.kernel import ctypes
 from fuse.kernel.elementwise import arithmetic
 from fuse.kernel.index import Affine, Index, NotAffine, SplitNeeded, offset
-from fuse.kernel.recipes import Unsupported, apply, convert
+from fuse.kernel.recipes import Number, Unsupported, apply, convert
 from fuse.kernel.values import Input, Reduce, Reindex, Value, expand, permute, view
 from fuse.kernel.walks import children
 
@@ -57,6 +57,19 @@ def product(left: Value, right: Value, keep: Callable[[Value], Value]) -> Value:
     total = keep(Reduce(shape, wide, turned, (summed,), "sum"))
     back = permute(total, [order.index(d) for d in range(len(order))])
     return view(back, (*batch, rows, columns))
+
+
+def added(product: Value, addend: Value, alpha: Number, beta: Number) -> Value:
+    """``alpha * product + beta * addend``; what is multiplied by zero is not read, be it NaN."""
+    dtype, shape = product.dtype, product.shape
+    if alpha != 1:
+        product = apply(arithmetic("*", dtype), [product, alpha], dtype, shape)
+    if beta == 0:
+        return product
+    addend = convert(addend, dtype)
+    if beta != 1:
+        addend = apply(arithmetic("*", dtype), [addend, beta], dtype, addend.shape)
+    return apply(arithmetic("+", dtype), [product, addend], dtype, shape)
 
 
 def loop_order(left: Value, right: Value) -> tuple[int, int, int]:

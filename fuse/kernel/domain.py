@@ -17,6 +17,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.kernel import ctypes
 from fuse.kernel.lower import Declined, can_lower, values_of_call
+from fuse.kernel.tiled_products import products_below
 from fuse.kernel.values import Concat
 from fuse.kernel.walks import reductions_below
 
@@ -55,6 +56,8 @@ def domain_of(node: Node) -> Domain | Declined:
     results = values_of_call(node)
     if isinstance(results, Declined):
         return results
+    if products_below(results):
+        return Declined(f"{node.target} is a product, which has loops of its own")
     reductions = reductions_below(results)
     if not reductions:
         points = max(math.prod(r.shape) for r in results)

@@ -16,7 +16,7 @@ import torch
 from fuse.kernel import ctypes
 from fuse.kernel.index import Affine, Index, NotAffine, offset
 from fuse.kernel.ir import Accumulator, Buffer, Indirect, Let, Load, Loop, LoopKind, Statement
-from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Reduce, Reindex, Value
+from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Product, Reduce, Reindex, Value
 
 MAX_PIECES_IN_EXPRESSION = 8
 MAX_NAMES = 30_000
@@ -133,6 +133,8 @@ class Builder:
                 return self._padded(value, index, guard)
             case Gather():
                 return self._gathered(value, index, guard)
+            case Product():
+                raise NotAffine("a product's result is read in another order than it is computed")
         raise NotAffine(f"{type(value).__name__} has no element")
 
     def depth(self, name: str) -> int:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import cache
-from importlib.resources import files
 
 from torch import Tensor
 
@@ -30,18 +28,6 @@ from fuse.kernel.recipes import Unsupported
 HEADERS = ("threads.h", "products.h")
 
 Schedule = Callable[[Frame, str], Share]
-
-
-@cache
-def loop_prelude() -> str:
-    """The C++ text that sources of loop kernels need behind the prelude.
-
-    >>> "fuse_product" in loop_prelude()
-    True
-    """
-    folder = files("fuse.kernel")
-    texts = (folder.joinpath(header).read_text(encoding="utf-8") for header in HEADERS)
-    return "\n".join(text.replace("#pragma once\n", "") for text in texts)
 
 
 Made = dict[Hashable, Kernel | Declined]
@@ -62,7 +48,7 @@ def lower_loop(
 
     Returns:
         A kernel whose arguments are pointers to the operands, the results, ``workspace_bytes`` of memory, and its
-        ``sizes``. Its source needs :func:`loop_prelude` behind the prelude, and is the same for any trip count.
+        ``sizes``. Its source is the same for any trip count.
 
     >>> import torch
     >>> from fuse.graph.capture import capture
@@ -132,7 +118,7 @@ def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
     source = comment + (share.text + entry).replace("LOOP", name)
     sizes = tuple((size.name, size.value) for size in frame.sizes)
     parallel = threads_that_pay(share, frame.spec.trip_count) > 1
-    return Kernel(name, source, frozenset(), parallel, share.workspace + ALIGNMENT, sizes)
+    return Kernel(name, source, frozenset(), parallel, share.workspace + ALIGNMENT, sizes, HEADERS)
 
 
 def threads_that_pay(share: Share, steps: int) -> int:

@@ -17,7 +17,7 @@ from fuse.kernel import contractions, convolutions, ctypes
 from fuse.kernel.elementwise import arithmetic
 from fuse.kernel.loop_stages import Product, StepReader, padded_columns, plain_name
 from fuse.kernel.placement import Placement, placement
-from fuse.kernel.recipes import Number, Unsupported, apply, convert
+from fuse.kernel.recipes import Unsupported, apply, convert
 from fuse.kernel.rows import WORTH_KEEPING
 from fuse.kernel.values import Input, Value, permute, view
 from fuse.kernel.walks import cost_within_stage
@@ -45,21 +45,8 @@ def product_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Valu
         left, right = view(right, (1, *right.shape)), permute(rows, (1, 0))
     product = view(_product(reader, node, left, right), shape)
     if "beta" in bound:
-        product = _added(product, bound["self"], bound["alpha"], bound["beta"])
+        product = contractions.added(product, bound["self"], bound["alpha"], bound["beta"])
     return convert(product, node.meta["val"].dtype)
-
-
-def _added(product: Value, addend: Value, alpha: Number, beta: Number) -> Value:
-    """``alpha * product + beta * addend``; what is multiplied by zero is not read, be it NaN."""
-    dtype, shape = product.dtype, product.shape
-    if alpha != 1:
-        product = apply(arithmetic("*", dtype), [product, alpha], dtype, shape)
-    if beta == 0:
-        return product
-    addend = convert(addend, dtype)
-    if beta != 1:
-        addend = apply(arithmetic("*", dtype), [addend, beta], dtype, addend.shape)
-    return apply(arithmetic("+", dtype), [product, addend], dtype, shape)
 
 
 def convolution_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Value:

@@ -36,6 +36,7 @@ from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
 from fuse.kernel.schedule import schedule
+from fuse.kernel.tiled_products import HEADERS, products_below, tiled
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
 
@@ -53,7 +54,8 @@ class Kernel:
     input only where it is just about to write. ``parallel`` says that it asks for threads. A kernel with
     ``workspace_bytes`` takes one more pointer, to that much memory that is nobody else's during the call. One with
     ``sizes`` takes a last pointer, to these numbers (``int64_t``, each given with its name); they are no part of the
-    source, so that calls that differ in nothing else share a kernel.
+    source, so that calls that differ in nothing else share a kernel. ``headers`` are what the source needs behind the
+    prelude.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Kernel:
     parallel: bool
     workspace_bytes: int = 0
     sizes: tuple[tuple[str, int], ...] = ()
+    headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,12 @@ def deep_recursion() -> Iterator[None]:
 def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined:
     try:
         program = _program(region)
-        body = schedule(program)
         name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+        if products_below([o.value for o in program.outputs]):
+            made = tiled(program, name, one_thread=threads == "one")
+            pairs = _in_place_pairs(program)
+            return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=HEADERS)
+        body = schedule(program)
         return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body))
     except (Unsupported, NotAffine) as why:
         return Declined(str(why))

@@ -20,6 +20,16 @@ def prelude() -> str:
     >>> "float fuse_erf(float x)" in prelude()
     True
     """
+    return text_of_headers(HEADERS)
+
+
+@cache
+def text_of_headers(names: tuple[str, ...]) -> str:
+    """The text of headers of this folder, one after another.
+
+    >>> "fuse_product" in text_of_headers(("threads.h", "products.h"))
+    True
+    """
     folder = files("fuse.kernel")
-    texts = (folder.joinpath(header).read_text(encoding="utf-8") for header in HEADERS)
+    texts = (folder.joinpath(name).read_text(encoding="utf-8") for name in names)
     return "\n".join(text.replace("#pragma once\n", "") for text in texts)

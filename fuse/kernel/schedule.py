@@ -38,7 +38,7 @@ def schedule(program: Program) -> KernelBody:
     input_buffers = tuple(_argument(f"in{i}", v.dtype, "input") for i, v in enumerate(program.inputs))
     output_buffers = tuple(_argument(f"out{i}", o.value.dtype, "output") for i, o in enumerate(program.outputs))
     input_buffers = tuple(_renamed(b, program.names.get(i)) for i, b in enumerate(input_buffers))
-    statements = _range_checks(program, list(input_buffers))
+    statements = range_checks(program, list(input_buffers))
     outputs = [_squeezed(output) for output in program.outputs]
     targets = [Target(o.value, buffer, o.strides) for o, buffer in zip(outputs, output_buffers, strict=True)]
     try:
@@ -54,7 +54,7 @@ def _nests(
     return [s for group in groups for s in _scoped(_nest([targets[i] for i in group], inputs, program))]
 
 
-def _range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
+def range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
     """One loop over each tensor of positions, before anything is written: eager refuses a position out of range."""
     statements: list[Statement] = []
     seen: set[tuple[int, int]] = set()
@@ -141,14 +141,14 @@ def _nest(targets: list[Target], inputs: list[Buffer], program: Program) -> list
     if reductions:
         shape = max((r.source.shape for r in reductions), key=math.prod)
         rows = RowNest(targets, inputs, program.value_names, reductions)
-        return _with_splits(shape, rows.build)
+        return with_splits(shape, rows.build)
     first = targets[0]
     if isinstance(first.value, Scan):
-        return _with_splits(first.value.shape, lambda d: scan_nest(first, inputs, program.value_names, d))
+        return with_splits(first.value.shape, lambda d: scan_nest(first, inputs, program.value_names, d))
     if isinstance(first.value, Concat):
         pieces = _pieces(first)
         return [s for piece in pieces for s in _scoped(_nest([piece], inputs, program))]
-    return _with_splits(first.value.shape, lambda d: point_nest(targets, inputs, program.value_names, d))
+    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, program.value_names, d))
 
 
 def _scoped(statements: list[Statement]) -> list[Statement]:
@@ -167,7 +167,7 @@ def _pieces(target: Target) -> list[Target]:
     return pieces
 
 
-def _with_splits(shape: Shape, build: Callable[[list[Dimension]], list[Statement]]) -> list[Statement]:
+def with_splits(shape: Shape, build: Callable[[list[Dimension]], list[Statement]]) -> list[Statement]:
     """``build`` with one loop a dimension, tried again with split loops until every index is affine."""
     dimensions = [Dimension.whole(d, extent) for d, extent in enumerate(shape)]
     for _ in range(MAX_SPLITS):

@@ -3,7 +3,8 @@
     conv1d(x, w, bias, groups=channels)[b, c, t]   =   bias[c] + x[b, c, t] w[c, 0] + x[b, c, t + 1] w[c, 1] + ...
 
 They stand in front of state-space models and linear attention. As elementwise work they join the kernel of what
-follows; a library would first bring the input into a layout of its own. All other convolutions stay library calls.
+follows; a library would first bring the input into a layout of its own. Those of all channels at once are products
+(:mod:`fuse.kernel.dense_convolutions`), all others stay library calls.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Mapping
 import torch
 
 from fuse.kernel.convolutions import Window
+from fuse.kernel.dense_convolutions import dense
 from fuse.kernel.index import Index
-from fuse.kernel.recipes import Call, Number, Unsupported, apply, convert, recipe
+from fuse.kernel.recipes import Call, Number, apply, convert, recipe
 from fuse.kernel.values import Pad, Reindex, Value, view
 
 MOST_TAPS = 4
@@ -25,7 +27,7 @@ def convolution(call: Call) -> Value:
     x, weight, bias = call.tensor("input"), call.tensor("weight"), call["bias"]
     alone = len(x.shape) == 3 and tuple(weight.shape[:2]) == (x.shape[1], 1) and call["groups"] == x.shape[1]
     if not alone or weight.shape[2] > MOST_TAPS or not call.dtype.is_floating_point:
-        raise Unsupported("only short convolutions of single channels have a kernel")
+        return dense(call)
     window = Window.of(call.arguments, 1)
     (padding,) = window.padding
     padded = Pad((*x.shape[:2], x.shape[2] + 2 * padding), x.dtype, x, (0, 0, padding), 0) if padding else x

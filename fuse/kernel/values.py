@@ -128,6 +128,29 @@ class Scan(Value):
     op: ReduceOp
 
 
+@dataclass(frozen=True, eq=False)
+class Patches(Value):
+    """What a convolution multiplies: ``[batch, channels * taps, places]`` of images ``[batch, channels, y, x]``.
+
+    ``taps``, ``places``, ``stride``, ``padding`` and ``dilation`` are of ``y`` and ``x``; it is zero in the padding.
+    """
+
+    source: Value
+    taps: tuple[int, int]
+    places: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Value):
+    """``left @ right`` of matrices, ``right`` one or a batch: computed a tile at a time, and read only there."""
+
+    left: Value
+    right: Value
+
+
 @dataclass(frozen=True)
 class Output:
     """Store ``value`` with these strides (elements)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fuse.kernel.values import Concat, Map, Reduce, Reindex, Value
+from fuse.kernel.values import Concat, Map, Product, Reduce, Reindex, Value
 
 
 def reductions_below(values: Iterable[Value]) -> list[Reduce]:
@@ -40,6 +40,8 @@ def children(value: Value) -> tuple[Value, ...]:
             return (value.source,)
         case Concat():
             return value.pieces
+        case Product():
+            return (value.left, value.right)
         case _:
             parts = [getattr(value, name, None) for name in ("source", "table", "positions")]
             return tuple(p for p in parts if isinstance(p, Value))

@@ -22,9 +22,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from fuse import ops
-from fuse.kernel.loop_kernel import loop_prelude
+from fuse.kernel.loop_kernel import HEADERS as LOOP_HEADERS
 from fuse.kernel.lower import Kernel, lower
-from fuse.kernel.prelude import prelude
+from fuse.kernel.prelude import prelude, text_of_headers
 from fuse.runtime.compiler import build_many
 from fuse.runtime.drive import Drive, empty
 from fuse.runtime.layout import part, same_layout
@@ -292,17 +292,20 @@ def _kernels(plan: Schedule) -> Iterator[Kernel]:
 
 def _build(kernels: Iterable[Kernel]) -> dict[str, int]:
     """Addresses of all kernels. Each loop is a translation unit of its own: it serves other lengths, for which other
-    kernels may be others."""
-    loops = [[k] for k in kernels if k.workspace_bytes]
-    others = [k for k in kernels if not k.workspace_bytes]
-    groups = [[k for k in others if k.sizes], [k for k in others if not k.sizes]]
-    units = [*loops, *filter(None, groups)]
-    sources = []
-    for unit in units:
-        extra = [loop_prelude()] if unit[0].workspace_bytes else []
-        sources.append("\n".join([prelude(), *extra, *(k.source for k in unit)]))
+    kernels may be others. So are kernels that need the same headers."""
+    units: dict[object, list[Kernel]] = {}
+    for kernel in kernels:
+        alone = kernel.headers == LOOP_HEADERS
+        units.setdefault(kernel.name if alone else (kernel.headers, bool(kernel.sizes)), []).append(kernel)
+    sources = [
+        "\n".join([prelude(), text_of_headers(unit[0].headers), *(k.source for k in unit)]) for unit in units.values()
+    ]
     libraries = build_many(sources)
-    return {k.name: _function_address(lib, k.name) for unit, lib in zip(units, libraries, strict=True) for k in unit}
+    return {
+        k.name: _function_address(lib, k.name)
+        for unit, lib in zip(units.values(), libraries, strict=True)
+        for k in unit
+    }
 
 
 def _function_address(library: ctypes.CDLL, name: str) -> int:

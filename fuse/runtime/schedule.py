@@ -147,10 +147,6 @@ class _Scheduler:
         ]
         self.parts[node] = list(anchors)
         self.regions += 1
-        if made.workspace_bytes:
-            scratch = torch.empty(made.workspace_bytes, dtype=torch.uint8, device="meta")
-            anchors.append(self._buffer("made", scratch))
-            values = (*values, scratch)
         self._kernel(made, inputs, anchors, list(values))
 
     def _fitted(
@@ -230,6 +226,9 @@ class _Scheduler:
     def _kernel(
         self, kernel: Kernel, inputs: Sequence[Node], anchors: Sequence[tuple[int, int]], values: Sequence[Tensor]
     ) -> None:
+        if kernel.workspace_bytes:
+            scratch = torch.empty(kernel.workspace_bytes, dtype=torch.uint8, device="meta")
+            anchors, values = [*anchors, self._buffer("made", scratch)], [*values, scratch]
         shareable = tuple((i, o) for i, o in sorted(kernel.in_place) if same_layout(inputs[i].meta["val"], values[o]))
         writes = tuple(Place(b, shift + origin_bytes(v)) for (b, shift), v in zip(anchors, values, strict=True))
         sizes = tuple(value for _, value in kernel.sizes)

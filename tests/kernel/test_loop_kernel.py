@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from fuse.graph.capture import capture
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.kernel.loop_kernel import Made, loop_prelude, lower_loop
+from fuse.kernel.loop_kernel import HEADERS, Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel
-from fuse.kernel.prelude import prelude
+from fuse.kernel.prelude import prelude, text_of_headers
 from fuse.runtime import compiler
 
 StepFunction = Callable[..., "Tensor | tuple[Tensor, ...]"]
@@ -89,7 +89,7 @@ def call(
 
 
 def built(*kernels: Kernel) -> ctypes.CDLL:
-    return compiler.build(prelude() + loop_prelude() + "\n".join(dict.fromkeys(k.source for k in kernels)))
+    return compiler.build(prelude() + text_of_headers(HEADERS) + "\n".join(dict.fromkeys(k.source for k in kernels)))
 
 
 def run(example: Example) -> list[Tensor]:

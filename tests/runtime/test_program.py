@@ -103,9 +103,10 @@ def test_what_blas_does_not_take_stays_an_aten_call(a: Tensor, b: Tensor) -> Non
     assert_same(torch.mm, a, b, kernels=0, aten=1)
 
 
-def test_without_blas_products_stay_aten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_blas_products_are_kernels_or_stay_aten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "gemm_address", lambda dtype: None)
-    assert_same(torch.mm, torch.randn(3, 5), torch.randn(5, 4), kernels=0, aten=1)
+    assert_same(torch.mm, torch.randn(3, 5), torch.randn(5, 4), kernels=1, aten=0)
+    assert_same(torch.bmm, torch.randn(2, 3, 5), torch.randn(2, 5, 4), kernels=0, aten=1)
 
 
 def test_aten_calls_take_and_give_any_view_between_native_steps() -> None:

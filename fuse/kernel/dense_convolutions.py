@@ -1,0 +1,58 @@
+"""Convolutions of all channels at once as products whose right operand is packed from the image.
+
+    conv2d(x, w)[b, o, (y, x)]   =   w[o, (i, v, u)] @ patches(x)[b, (i, v, u), (y, x)]
+
+A block of places is packed from the image when it is needed (``fuse_patches`` in ``tiles.h``), so that no matrix of
+patches is ever in memory, and the weight is read as it lies. Images and results lie as PyTorch makes them by default:
+places side by side.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fuse.kernel.convolutions import Window
+from fuse.kernel.elementwise import arithmetic
+from fuse.kernel.recipes import Call, Unsupported, apply, convert
+from fuse.kernel.values import Patches, Product, Value, view
+
+
+def dense(call: Call) -> Value:
+    """The value of a convolution in one or two dimensions without groups.
+
+    Raises:
+        Unsupported: any other.
+    """
+    x, weight, bias = call.tensor("input"), call.tensor("weight"), call["bias"]
+    if call["groups"] != 1:
+        raise Unsupported("convolutions in groups are left to the library")
+    if len(x.shape) != len(weight.shape) or len(x.shape) not in (3, 4):
+        raise Unsupported("only convolutions of batches in one or two dimensions have a kernel")
+    if call.dtype not in (torch.float32, torch.float64):
+        raise Unsupported(f"convolutions of {call.dtype} are left to the library")
+    if not call.result.is_contiguous():
+        raise Unsupported("convolutions of images whose channels lie side by side are left to the library")
+    window = Window.of(call.arguments, len(x.shape) - 2)
+    batch, outputs, *places = call.shape
+    taps = weight.shape[2:]
+    stride, padding, dilation = window.stride, window.padding, window.dilation
+    if len(places) == 1:
+        x = view(x, (*x.shape[:2], 1, x.shape[2]))
+        taps, places = (1, *taps), [1, *places]
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    depth = math.prod(weight.shape[1:])
+    shape = (batch, depth, math.prod(places))
+    right = Patches(shape, x.dtype, x, *map(_pair, (taps, tuple(places), stride, padding, dilation)))
+    product = Product((batch, outputs, shape[2]), call.dtype, view(weight, (outputs, depth)), right)
+    result = view(product, call.shape)
+    if bias is None:
+        return result
+    column = convert(view(bias, (outputs, *(1 for _ in call.shape[2:]))), call.dtype)
+    return apply(arithmetic("+", call.dtype), [result, column], call.dtype, call.shape)
+
+
+def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    first, second = numbers
+    return first, second

@@ -1,0 +1,322 @@
+"""A matrix product and the elementwise operators behind it as one kernel.
+
+    mm(x, w)  ->  Product(x, w)        for tiles of rows and columns (parallel):
+    relu(y + b + z)           ->           sums = x[rows] @ w[:, columns]       in registers, then the nearest cache
+                                           for row in rows: for column in columns (vector):
+                                               out[row, column] = relu(sums[row, column] + b[column] + z[row, column])
+
+``tiles.h`` walks the tiles; what is generated is the *epilogue*, the nests over the elements of one tile. A nest may
+have several loops over rows or over columns (a result seen as [batch, time, heads, units]): its row is taken apart by
+division, once for all columns of a tile.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuse.kernel import contractions, ctypes
+from fuse.kernel.emit import text_of
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine
+from fuse.kernel.ir import Buffer, Let, Loop, Statement
+from fuse.kernel.nest import Dimension, Target, builder_for, store
+from fuse.kernel.placement import placement
+from fuse.kernel.recipes import Call, Unsupported, convert, recipe
+from fuse.kernel.schedule import range_checks, with_splits
+from fuse.kernel.values import Concat, Map, Output, Patches, Product, Program, Reindex, Scan, Value
+from fuse.kernel.walks import reductions_below, within_stage
+
+HEADERS = ("products.h", "tiles.h")
+"""What the source of such a kernel needs behind the prelude."""
+
+PANEL = 16
+MOST_PANELS = 4
+PARALLEL_PRODUCT = 1 << 19
+"""Multiplications from which a product is shared out to threads: ten microseconds of one."""
+LARGEST_BLOCK = 768 * 1024
+"""Bytes of a packed block, which is to stay in the cache of one core while all rows pass by."""
+WIDER_IS_BETTER = 0.25
+"""How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
+ALIGNMENT = 64
+
+_NAMES = (
+    "args",
+    "first_column",
+    "first_row",
+    "image",
+    "last_column",
+    "last_row",
+    "right",
+    "row",
+    "sums",
+    "tile",
+    "tile_stride",
+)
+"""What such a kernel calls things itself."""
+
+_TYPES = (torch.float32, torch.float64)
+
+
+@recipe("mm", "addmm")
+def matrix_product(call: Call) -> Value:
+    """``left @ right``, plus a bias for ``addmm``."""
+    adds = "beta" in call.arguments
+    left, right = (call.tensor(name) for name in (("mat1", "mat2") if adds else ("self", "mat2")))
+    if call.dtype not in _TYPES:
+        raise Unsupported(f"products of {call.dtype} are left to the library")
+    product: Value = Product(call.shape, call.dtype, left, right)
+    if not adds:
+        return product
+    return convert(
+        contractions.added(product, call.tensor("self"), call["alpha"], call["beta"]),
+        call.dtype,
+    )
+
+
+def products_below(values: Sequence[Value]) -> list[Product]:
+    """Every product that ``values`` are computed from."""
+    return [v for v in within_stage(values, through_reductions=True) if isinstance(v, Product)]
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """The text of a kernel, as its source but for the name, and what it takes in memory and threads."""
+
+    source: str
+    workspace_bytes: int
+    parallel: bool
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A matrix in memory: the name of its first element's pointer, and strides."""
+
+    text: str
+    strides: tuple[int, ...]
+
+
+def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
+    """The kernel of a region that multiplies once.
+
+    Raises:
+        Unsupported, NotAffine: there is no such kernel; the message is a reason.
+    """
+    product, *more = products_below([o.value for o in program.outputs])
+    if more:
+        raise Unsupported("two products in one kernel")
+    names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
+    inputs = [
+        Buffer(f"{n}_" if n in _NAMES else n, ctypes.storage(v.dtype), "input")
+        for n, v in zip(names, program.inputs, strict=True)
+    ]
+    outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
+    left = _operand(product.left, inputs)
+    images, rows, columns = (1, *product.shape)[-3:]
+    depth = product.left.shape[1]
+    if left.strides[1] != 1 and depth > 1:
+        raise Unsupported("the rows of the left operand do not lie in order in memory")
+    epilogue = _epilogue(program, product, inputs, outputs)
+    real = ctypes.storage(product.dtype)
+    panels = _panels(columns, depth, product.dtype.itemsize)
+    width = panels * PANEL
+    most = images * -(-columns // width) * -(-rows // 4)
+    work = images * rows * columns * depth
+    threads = 1 if one_thread or work < PARALLEL_PRODUCT else min(most, os.cpu_count() or 1)
+    share = -(-depth * width * product.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    lines = [f"// {line}" for line in program.lines]
+    lines.append(f'extern "C" int {name}(char *const *args) {{')
+    for position, buffer in enumerate((*inputs, *outputs)):
+        const = "const " if buffer.role == "input" else ""
+        lines.append(f"    {const}{buffer.ctype} *{buffer.name} = ({const}{buffer.ctype} *)args[{position}];")
+    lines += text_of(range_checks(program, inputs), 1)
+    lines += [
+        f"    const {_right(product, inputs)};",
+        f"    fuse_tiled_product(fuse_panels_{panels}, {left.text}, {left.strides[0]}, right,",
+        f"                       {images}, {rows}, {columns}, {depth},",
+        f"                       args[{len(inputs) + len(outputs)}], {threads}, {share},",
+        "                       [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
+        f"                           int64_t last_column, const {real} *tile, int64_t tile_stride) {{",
+        *("    " + line for line in epilogue),
+        "    });",
+        "    return 0;",
+        "}",
+    ]
+    return Tiled("\n".join(lines) + "\n", threads * share + ALIGNMENT, threads > 1)
+
+
+def _operand(value: Value, inputs: Sequence[Buffer]) -> _Operand:
+    found = placement(value)
+    if found is None:
+        raise Unsupported("an operand of the product is computed in the kernel")
+    numbers = [found.start, *found.strides]
+    if any(n.sized for n in numbers):
+        raise Unsupported("an operand's layout is known in the call only")
+    name = inputs[found.source.position].name
+    return _Operand(
+        name if found.start == ZERO else f"{name} + {found.start}", tuple(s.constant for s in found.strides)
+    )
+
+
+def _right(product: Product, inputs: Sequence[Buffer]) -> str:
+    """The right operand as C++: its type, its name and how it is packed."""
+    real, right = ctypes.storage(product.dtype), product.right
+    if not isinstance(right, Patches):
+        matrix = _operand(right, inputs)
+        numbers = ", ".join(map(str, (*matrix.strides, *right.shape)))
+        return f"fuse_matrix<{real}> right = {{{matrix.text}, {numbers}}}"
+    image = _operand(right.source, inputs)
+    numbers = ", ".join(map(str, (*image.strides, *right.source.shape[1:])))
+    pairs = ", ".join(f"{{{y}, {x}}}" for y, x in (right.taps, right.stride, right.padding, right.dilation))
+    places = f"{math.prod(right.places)}, {right.places[1]}"
+    return f"fuse_patches<{real}> right = {{{image.text}, {numbers}, {pairs}, {places}}}"
+
+
+def _panels(columns: int, depth: int, itemsize: int) -> int:
+    """Panels in a block: as many as fit registers and cache, few where that leaves fewer columns empty."""
+    fitting = [p for p in range(1, MOST_PANELS + 1) if p == 1 or depth * p * PANEL * itemsize <= LARGEST_BLOCK]
+    return min(fitting, key=lambda p: -(-columns // (p * PANEL)) * p * (1 + WIDER_IS_BETTER / p))
+
+
+# ---- epilogue --------------------------------------------------------------------------------------------------------
+
+
+def _epilogue(program: Program, product: Product, inputs: list[Buffer], outputs: list[Buffer]) -> list[str]:
+    """The lines that store what is computed from one tile: a nest for the outputs of each shape and order."""
+    groups: dict[tuple[int, ...], list[Target]] = {}
+    for output, buffer in zip(program.outputs, outputs, strict=True):
+        _check(output, product)
+        groups.setdefault(output.value.shape, []).append(Target(output.value, buffer, output.strides))
+    lines: list[str] = []
+    for shape, targets in groups.items():
+        statements = with_splits(shape, lambda d, t=targets: _nest(d, t, program, product, inputs))  # type: ignore[misc]
+        text = text_of(statements, 1)
+        lines += text if len(groups) == 1 else ["    {", *("    " + line for line in text), "    }"]
+    return lines
+
+
+def _check(output: Output, product: Product) -> None:
+    if isinstance(output.value, (Concat, Scan)):
+        raise Unsupported("a product's result is concatenated or scanned")
+    if reductions_below([output.value]):
+        raise Unsupported("a product's result is reduced")
+    if math.prod(output.value.shape) != math.prod(product.shape):
+        raise Unsupported("what follows the product has another number of elements")
+
+
+def _nest(
+    dimensions: Sequence[Dimension], targets: Sequence[Target], program: Program, product: Product, inputs: list[Buffer]
+) -> list[Statement]:
+    """Loops over the rows and columns of one tile that store ``targets``."""
+    builder = builder_for(dimensions, inputs, program.value_names)
+    builder.used_names.update(dict.fromkeys(_NAMES, 1))
+    index = tuple(d.index() for d in dimensions)
+    place = _place_of_product(targets, product, index, builder.extents)
+    image_atoms, row_atoms, column_atoms = (
+        _digits(at, extent, builder.extents)
+        for at, extent in zip((ZERO, *place)[-3:], (1, *product.shape)[-3:], strict=True)
+    )
+    if not column_atoms:
+        raise NotAffine("the product has one column")
+    if len(column_atoms) > 2:
+        raise NotAffine("the columns of a product are taken apart in more than two dimensions")
+    sums = Buffer("sums", ctypes.storage(product.dtype), "scratch")
+    builder.stored[id(product)] = (sums, place[-1], place)
+    atoms = [a for a, _ in (*image_atoms, *row_atoms, *column_atoms)]
+    for atom in atoms:
+        builder.open(atom, "vector" if atom == atoms[-1] else "serial")
+    store(builder, [(target, index) for target in targets])
+    for _ in atoms:
+        builder.close()
+    outside, within = _unwrapped(builder.blocks[0].statements, len(image_atoms))
+    of_image, body = _unwrapped(within, len(row_atoms))
+    rows = _rows(product, row_atoms, _columns(body, column_atoms))
+    return [*_taken_apart("image", image_atoms), *outside, *of_image, rows]
+
+
+def _place_of_product(targets: Sequence[Target], product: Product, index: Index, extents: Mapping[str, int]) -> Index:
+    """Image, row and column of the element of ``product`` that the first result is made of at ``index``."""
+    stack = [(target.value, index) for target in reversed(targets)]
+    seen: set[tuple[int, Index]] = set()
+    while stack:
+        value, at = stack.pop()
+        if value is product:
+            return at
+        if (id(value), at) in seen:
+            continue
+        seen.add((id(value), at))
+        if isinstance(value, Reindex):
+            stack.append((value.source, value.where(at, extents)))
+        elif isinstance(value, Map):
+            stack.extend((argument, at) for argument in reversed(value.args))
+    raise NotAffine("a result beside the product's is not made of it")
+
+
+def _digits(place: Affine, extent: int, extents: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The loop variables that count up to ``extent`` together, outermost first, each with its own extent."""
+    found: list[tuple[str, int]] = []
+    step = 1
+    for atom, coefficient in sorted(place.terms, key=lambda term: term[1]):
+        if coefficient != step:
+            break
+        found.insert(0, (atom, extents[atom]))
+        step *= extents[atom]
+    if step != extent or place.constant or place.sized or len(found) != len(place.terms):
+        raise NotAffine("what follows the product does not go through all of its rows and columns in order")
+    return found
+
+
+def _unwrapped(statements: Sequence[Statement], loops: int) -> tuple[list[Statement], list[Statement]]:
+    """What stands outside of so many loops around one another, and what they repeat."""
+    if not loops:
+        return [], list(statements)
+    outside: list[Statement] = [s for s in statements if not isinstance(s, Loop)]
+    (loop,) = (s for s in statements if isinstance(s, Loop))
+    between, body = _unwrapped(loop.body, loops - 1)
+    return outside, [*between, *body]
+
+
+def _rows(product: Product, atoms: Sequence[tuple[str, int]], body: Sequence[Statement]) -> Statement:
+    """One loop over the rows of a tile, each taken apart into the loop variables of the nest."""
+    digits = _taken_apart("row", atoms)
+    sums = "tile + (row - first_row) * tile_stride - first_column"
+    digits.append(Let("sums", f"{ctypes.storage(product.dtype)} *", sums))
+    return Loop("row", product.shape[-2], (*digits, *body), bounds=("first_row", "last_row"))
+
+
+def _taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
+    """The loop variables of the nest that the variable ``name`` counts together."""
+    digits: list[Statement] = []
+    step = 1
+    for number, (atom, extent) in reversed(list(enumerate(atoms))):
+        text = f"{name} / {step}" if step > 1 else name
+        digits.append(Let(atom, "int64_t", f"{text} % {extent}" if number else text))
+        step *= extent
+    return digits
+
+
+def _columns(body: Sequence[Statement], atoms: Sequence[tuple[str, int]]) -> list[Statement]:
+    """The loops over columns, limited to those of a tile."""
+    found: list[Statement] = []
+    for statement in body:
+        if isinstance(statement, Loop) and statement.atom == atoms[0][0]:
+            if len(atoms) == 1:
+                found.append(replace(statement, bounds=("first_column", "last_column")))
+                continue
+            (outer, _), (inner, extent) = atoms
+            start = f"{outer} * {extent}"
+            bounds = (
+                f"(first_column > {start} ? first_column - {start} : 0)",
+                f"(last_column < {start} + {extent} ? last_column - {start} : {extent})",
+            )
+            within = tuple(
+                replace(s, bounds=bounds) if isinstance(s, Loop) and s.atom == inner else s for s in statement.body
+            )
+            all_bounds = (f"first_column / {extent}", f"(last_column - 1) / {extent} + 1")
+            found.append(replace(statement, body=within, bounds=all_bounds))
+        else:
+            found.append(statement)
+    return found

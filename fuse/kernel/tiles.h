@@ -1,0 +1,173 @@
+// Whole matrix products, a tile at a time, each tile handed on while it lies in the nearest cache.
+//
+//     for blocks of columns, chunks of rows (shared out to threads):
+//         pack the block of `right`: panels of 16 columns, as the tiles read them
+//         for tiles of a few rows:  sums = left[rows] @ block;  epilogue(rows, columns, sums)
+//
+// A tile's sums are held in registers over FUSE_DEPTH_AT_ONCE of the depth and then added up, which also keeps the
+// rounding error of long sums small.
+#pragma once
+#include <stdint.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+enum : int64_t { FUSE_DEPTH_AT_ONCE = 512 };
+
+// How many panels of 16 columns a block has.
+template <int Panels> struct fuse_panels {};
+static constexpr fuse_panels<1> fuse_panels_1;
+static constexpr fuse_panels<2> fuse_panels_2;
+static constexpr fuse_panels<3> fuse_panels_3;
+static constexpr fuse_panels<4> fuse_panels_4;
+
+enum : int64_t { FUSE_TASKS_FOR_A_THREAD = 8, FUSE_ROWS_WORTH_PACKING = 32 };
+
+// Rows that are multiplied in one go: all where blocks alone are enough for the threads to share out evenly.
+static inline int64_t fuse_rows_at_once(int64_t rows, int64_t blocks, int64_t threads) {
+    if (blocks % threads == 0 || blocks >= FUSE_TASKS_FOR_A_THREAD * threads) return rows;
+    const int64_t wanted = (FUSE_TASKS_FOR_A_THREAD * threads + blocks - 1) / blocks;
+    const int64_t each = (rows + wanted - 1) / wanted;
+    return each < FUSE_ROWS_WORTH_PACKING ? FUSE_ROWS_WORTH_PACKING : (each + 7) / 8 * 8;
+}
+
+template <int Gates, int Rows, typename Real>
+static inline void fuse_tile(Real *sums, const Real *left, int64_t left_stride, const Real *packed, int64_t depth) {
+    constexpr int width = 16 * Gates;
+    fuse_product_gates<Rows, Gates>(sums, width, 16, left, left_stride, packed,
+                                    depth < FUSE_DEPTH_AT_ONCE ? depth : FUSE_DEPTH_AT_ONCE);
+    for (int64_t k = FUSE_DEPTH_AT_ONCE; k < depth; k += FUSE_DEPTH_AT_ONCE) {
+        alignas(64) Real more[Rows * width];
+        const int64_t deep = depth - k < FUSE_DEPTH_AT_ONCE ? depth - k : FUSE_DEPTH_AT_ONCE;
+        fuse_product_gates<Rows, Gates>(more, width, 16, left + k, left_stride, packed + k * width, deep);
+        for (int i = 0; i < Rows * width; ++i) sums[i] += more[i];
+    }
+}
+
+// Tiles of `Rows` rows from `row` on, then of half as many and so on for the rest.
+template <int Gates, int Rows, typename Real, typename Epilogue>
+static inline void fuse_tiles(const Real *left, int64_t left_stride, const Real *packed, int64_t depth, int64_t row,
+                              int64_t last_row, const Epilogue &epilogue) {
+    alignas(64) Real sums[Rows * 16 * Gates];
+    for (; row + Rows <= last_row; row += Rows) {
+        fuse_tile<Gates, Rows>(sums, left + row * left_stride, left_stride, packed, depth);
+        epilogue(row, row + Rows, sums);
+    }
+    if constexpr (Rows > 1) {
+        if (row < last_row) fuse_tiles<Gates, Rows / 2>(left, left_stride, packed, depth, row, last_row, epilogue);
+    }
+}
+
+// The right operand of products of matrices: packs the block of columns from `column` on.
+template <typename Real> struct fuse_matrix {
+    const Real *right;
+    int64_t depth_stride, column_stride, depth, columns;
+
+    template <int Gates> void pack(Real *packed, int64_t, int64_t column) const {
+        for (int64_t panel = 0; panel < Gates; ++panel) {
+            fuse_pack(packed + 16 * panel, 16 * Gates, right, depth_stride, column_stride, depth, column + 16 * panel,
+                      columns);
+        }
+    }
+};
+
+// The smallest number of steps, but at most `most`, that cover `distance`.
+static inline int64_t fuse_steps(int64_t distance, int64_t step, int64_t most) {
+    const int64_t steps = distance <= 0 ? 0 : (distance + step - 1) / step;
+    return steps < most ? steps : most;
+}
+
+// The right operand of a convolution: a column for each place, in it every tap of every channel, zero in the padding.
+template <typename Real> struct fuse_patches {
+    const Real *images;
+    int64_t image_stride, channel_stride, row_stride, column_stride, channels, height, width;
+    int64_t taps[2], stride[2], padding[2], dilation[2], places, places_in_row;
+
+    // Places that follow one another in a row of the result, for one tap: `zeros` before, `count` that lie in the image
+    // from `from` on, zeros up to `length`.
+    struct run {
+        int64_t lane, zeros, count, length, from;
+    };
+
+    template <int Gates> void pack(Real *packed, int64_t image, int64_t first) const {
+        constexpr int64_t lanes = 16 * Gates;
+        const Real *source = images + image * image_stride;
+        const int64_t last = first + lanes < places ? first + lanes : places, step = stride[1] * column_stride;
+        run runs[lanes];
+        for (int64_t v = 0; v < taps[0]; ++v) {
+            for (int64_t u = 0; u < taps[1]; ++u) {
+                int64_t number = 0;
+                for (int64_t place = first; place < last; ++number) {
+                    const int64_t y = place / places_in_row * stride[0] - padding[0] + v * dilation[0];
+                    const int64_t x = place % places_in_row * stride[1] - padding[1] + u * dilation[1];
+                    const int64_t in_row = places_in_row - place % places_in_row;
+                    const int64_t length = in_row < last - place ? in_row : last - place;
+                    const bool inside = y >= 0 && y < height;
+                    const int64_t zeros = inside ? fuse_steps(-x, stride[1], length) : length;
+                    const int64_t end = inside ? fuse_steps(width - x, stride[1], length) : length;
+                    const int64_t from = y * row_stride + (x + zeros * stride[1]) * column_stride;
+                    runs[number] = {place - first, zeros, end > zeros ? end - zeros : 0, length, from};
+                    place += length;
+                }
+                for (int64_t channel = 0; channel < channels; ++channel) {
+                    Real *to = packed + ((channel * taps[0] + v) * taps[1] + u) * lanes;
+                    const Real *of_channel = source + channel * channel_stride;
+                    for (int64_t i = 0; i < number; ++i) copy(to + runs[i].lane, of_channel, runs[i], step);
+                    for (int64_t lane = last - first; lane < lanes; ++lane) to[lane] = 0;
+                }
+            }
+        }
+    }
+
+    static void copy(Real *to, const Real *from, const run &run, int64_t step) {
+        from += run.from;
+        for (int64_t i = 0; i < run.zeros; ++i) to[i] = 0;
+        to += run.zeros;
+        if (step == 1) {
+            for (int64_t i = 0; i < run.count; ++i) to[i] = from[i];
+        } else {
+            for (int64_t i = 0; i < run.count; ++i) to[i] = from[i * step];
+        }
+        for (int64_t i = run.count; i < run.length - run.zeros; ++i) to[i] = 0;
+    }
+};
+
+// For each of `images`: left[rows, depth] (depth contiguous) @ what `right` packs, [depth, columns]; by at most so many
+// threads, each with `share_bytes` of the workspace for its packed block. `epilogue(image, first row, last row, first
+// column, last column, tile, stride)` is called for every tile, whose rows lie `stride` elements apart.
+template <int Gates, typename Real, typename Right, typename Epilogue>
+static inline void fuse_tiled_product(fuse_panels<Gates>, const Real *left, int64_t left_stride, const Right &right,
+                                      int64_t images, int64_t rows, int64_t columns, int64_t depth, char *workspace,
+                                      int64_t threads, int64_t share_bytes, const Epilogue &epilogue) {
+    constexpr int64_t width = 16 * Gates;
+    const int64_t in_image = (columns + width - 1) / width, blocks = images * in_image;
+    workspace = fuse_aligned(workspace);
+#ifdef _OPENMP
+    const int64_t most = omp_get_max_threads();
+    if (threads > most) threads = most;
+#else
+    threads = 1;
+#endif
+    const int64_t at_once = fuse_rows_at_once(rows, blocks, threads), chunks = (rows + at_once - 1) / at_once;
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        int64_t thread = 0, held = -1;
+#ifdef _OPENMP
+        thread = omp_get_thread_num();
+#endif
+        Real *packed = (Real *)(workspace + thread * share_bytes);
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < blocks * chunks; ++task) {
+            const int64_t block = task / chunks, row = task % chunks * at_once, image = block / in_image;
+            const int64_t last_row = row + at_once < rows ? row + at_once : rows;
+            const int64_t column = block % in_image * width;
+            const int64_t last_column = column + width < columns ? column + width : columns;
+            if (block != held) right.template pack<Gates>(packed, image, column);
+            held = block;
+            fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(
+                left, left_stride, packed, depth, row, last_row, [&](int64_t first, int64_t last, const Real *tile) {
+                    epilogue(image, first, last, column, last_column, tile, width);
+                });
+        }
+    }
+}

@@ -1,0 +1,103 @@
+"""Let a product or a convolution hand its tiles to the elementwise operators behind it.
+
+    y = addmm(b, x, w)             z = region(b, x, w, r):
+    z = gelu(y) + r         ->         for tiles of x @ w, in registers and the nearest cache:
+                                           z[tile] = gelu(tile + b) + r[tile]
+
+One launch instead of two, and the product's result is not written to memory and read again. The product is a kernel of
+our own then (``fuse/kernel/tiles.h``), its weight, or the patches of an image, packed in the call. A batch norm, an
+activation and a sum behind a convolution are elementwise too: a residual block is a launch for each convolution. The
+first reader of the product takes it in,
+whatever else it reads; where others read the product too, it is stored besides.
+
+Declined where the product has so few rows that packing the weight does not pay, where the reader's elements are not the
+product's (a slice, a reduction, another shape), and where the reader has a product of its own already.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.kernel.lower import Declined, lower
+from fuse.rewrite import effects, nested, regions
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.convolution.default)
+
+FEWEST_ROWS = 4
+"""Below, the library multiplies without packing the weight, and wins."""
+
+
+@register_pass(after="fuse_movement", before="fuse_horizontal")
+def product_epilogues(graph: GraphModule) -> Iterator[Verdict]:
+    """Let a product or a convolution hand its tiles to the elementwise operators behind it."""
+    order = {node: number for number, node in enumerate(graph.graph.nodes)}
+    for product in [node for node in graph.graph.nodes if node.target in PRODUCTS]:
+        reader = first_reader(product, order)
+        if reader is None or not is_elementwise(reader):
+            continue
+        if reason := obstacle(product, reader):
+            yield declined((product, reader), reason)
+            continue
+        body, inputs, results = regions.build_body((product, reader))
+        kernel = lower(body)
+        if isinstance(kernel, Declined):
+            yield declined((product, reader), kernel.reason)
+            continue
+        made = (body, inputs, results)
+        yield rewrite((product, reader), join, graph, product, reader, made, order)
+    regions.sort(graph.graph)
+
+
+def join(
+    graph: GraphModule,
+    product: Node,
+    reader: Node,
+    made: tuple[GraphModule, list[Node], list[Node]],
+    order: dict[Node, int],
+) -> None:
+    """Put the region in the place of its reader, in the graph and in ``order``."""
+    place = order[reader]
+    order[regions.insert_region(graph, (product, reader), *made)] = place
+
+
+def first_reader(product: Node, order: dict[Node, int]) -> Node | None:
+    """The operator or region that reads ``product``, directly or through views, before any other does."""
+    readers: list[Node] = []
+    stack = [product]
+    while stack:
+        for user in stack.pop().users:
+            if effects.view_base(user) is not None:
+                stack.append(user)
+            elif user.op != "output":
+                readers.append(user)
+    return min(readers, key=order.__getitem__, default=None)
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether ``node`` may be elementwise: operators and regions with reductions are declined by their kernel."""
+    if node.op != "call_function":
+        return regions.is_region(node)
+    return node.target is not operator.getitem and ops.kind(node.target) in ("pointwise", "reduction")  # type: ignore[arg-type]
+
+
+def obstacle(product: Node, reader: Node) -> str | None:
+    """Why the two cannot be one kernel, or None; whether there is such a kernel is asked of ``lower``."""
+    if product.target is not aten.convolution.default and product.meta["val"].size(0) < FEWEST_ROWS:
+        return f"fewer than {FEWEST_ROWS} rows: packing the weight does not pay"
+    if holds_product(reader):
+        return "what follows has a product of its own"
+    return None
+
+
+def holds_product(node: Node) -> bool:
+    module = nested.called_module(node)
+    return isinstance(module, GraphModule) and any(n.target in PRODUCTS for n in module.graph.nodes)

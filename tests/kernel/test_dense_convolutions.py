@@ -1,0 +1,134 @@
+"""Convolutions as products on patches: values, layouts and what is left to the library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fuse
+from fuse.testing import assert_fuses
+
+
+class Normalised(nn.Module):
+    """A convolution, batch norm with statistics of its own, an activation."""
+
+    def __init__(self, convolution: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.convolution = convolution
+        self.norm = nn.BatchNorm2d(channels)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.convolution(x)))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Normalised(nn.Conv2d(6, 6, 3, padding=1, bias=False), 6)
+        self.second = nn.Conv2d(6, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(self.first(x)) + x)
+
+
+WINDOWS = [
+    nn.Conv2d(3, 8, 3, padding=1),
+    nn.Conv2d(3, 8, 3, stride=2, padding=1),
+    nn.Conv2d(3, 8, 1),
+    nn.Conv2d(3, 8, 5, padding=4, dilation=2),
+    nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False),
+    nn.Conv2d(3, 8, (3, 1), stride=(1, 2), padding=(1, 0)),
+    nn.Conv2d(3, 8, 3, padding=5),
+]
+
+
+@pytest.mark.parametrize("convolution", WINDOWS)
+def test_batch_norm_and_activation_join_the_convolution(convolution: nn.Module) -> None:
+    with torch.no_grad():
+        assert_fuses(Normalised(convolution, 8), torch.randn(2, 3, 13, 18), launches=1)
+
+
+def test_a_residual_block_is_a_launch_for_each_convolution() -> None:
+    with torch.no_grad():
+        assert_fuses(Residual().eval(), torch.randn(2, 6, 9, 9), launches=2, fired={"product_epilogues": 2})
+
+
+def test_a_convolution_alone_calls_no_library() -> None:
+    with torch.no_grad():
+        assert_fuses(nn.Conv2d(40, 33, 3), torch.randn(1, 40, 30, 41), launches=1)
+
+
+def test_one_dimension() -> None:
+    with torch.no_grad():
+        assert_fuses(nn.Sequential(nn.Conv1d(5, 7, 4, 2, 3), nn.SiLU()), torch.randn(3, 5, 31), launches=1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_reaches_its_neighbours_only(value: float) -> None:
+    x = torch.randn(1, 3, 12, 12)
+    x[0, 1, 4, 5] = value
+    with torch.no_grad():
+        assert_fuses(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()), x, launches=1)
+
+
+def test_an_image_that_is_a_view() -> None:
+    class View(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Conv2d(3, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.inner(x[:, 1:4, 2:, ::2].contiguous()[:, :, :-1]))
+
+    with torch.no_grad():
+        assert_fuses(View(), torch.randn(2, 5, 12, 14))
+
+
+LEFT = [
+    (nn.Conv2d(4, 8, 3, groups=2), (1, 4, 9, 9)),
+    (nn.Conv2d(4, 4, 3, groups=4), (1, 4, 9, 9)),
+    (nn.ConvTranspose2d(4, 8, 3), (1, 4, 9, 9)),
+    (nn.Conv3d(2, 4, 3), (1, 2, 5, 6, 7)),
+]
+
+
+@pytest.mark.parametrize(("convolution", "shape"), LEFT)
+def test_others_are_left_to_the_library(convolution: nn.Module, shape: tuple[int, ...]) -> None:
+    with torch.no_grad():
+        model = nn.Sequential(convolution, nn.ReLU())
+        assert_fuses(model, torch.randn(shape), launches=2, fired={"product_epilogues": 0})
+
+
+def test_channels_side_by_side_are_left_to_the_library() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        x = torch.randn(2, 4, 9, 9).contiguous(memory_format=torch.channels_last)
+        assert_fuses(model, x, fired={"product_epilogues": 0})
+
+
+def test_gradients_go_through() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Tanh()), torch.randn(2, 3, 8, 8, requires_grad=True)
+    fused = fuse.compile(model)
+    got = torch.autograd.grad(fused(x).sum(), [x, *model.parameters()])
+    for one, other in zip(got, torch.autograd.grad(model(x).sum(), [x, *model.parameters()]), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_any_window(data: st.DataObject) -> None:
+    draw = data.draw
+    channels, outputs, batch = draw(st.integers(1, 5)), draw(st.integers(1, 20)), draw(st.integers(1, 3))
+    taps, stride, padding, dilation = (
+        (draw(st.integers(*bounds)), draw(st.integers(*bounds))) for bounds in ((1, 4), (1, 3), (0, 3), (1, 2))
+    )
+    size = [draw(st.integers(dilation[d] * (taps[d] - 1) + 2, 20)) for d in range(2)]
+    model = nn.Conv2d(channels, outputs, taps, stride, padding, dilation, bias=draw(st.booleans()))
+    with torch.no_grad():
+        assert_fuses(nn.Sequential(model, nn.ReLU()), torch.randn(batch, channels, *size))
