@@ -1,0 +1,281 @@
+"""Loops are differentiated rolled: autograd runs over the body of one step; the reversed loop is built from that."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fuse
+from fuse.graph.joint import capture_joint
+from fuse.rewrite.differentiating import NAME, by_loops
+
+STEPS, BATCH, WIDTH = 9, 3, 5
+
+
+class LSTM(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.width = width
+        self.inner, self.state = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width)
+
+    def forward(self, xs: Tensor) -> tuple[Tensor, Tensor]:
+        h = c = xs.new_zeros(xs.shape[1], self.width)
+        outputs = []
+        for x in xs:
+            i, f, g, o = (self.inner(x) + self.state(h)).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            outputs.append(h)
+        return torch.stack(outputs), c
+
+
+class Model(nn.Module):
+    """``run(weight, *args)``."""
+
+    def __init__(self, run: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.run = run
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 2)
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.run(self.weight, *args)
+
+
+def tensors(result: object) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
+
+
+def gradients(run: Callable[..., object], model: nn.Module, *args: Tensor) -> list[Tensor | None]:
+    own = [a.detach().clone().requires_grad_() if a.is_floating_point() else a for a in args]
+    model.zero_grad()
+    results = [t for t in tensors(run(*own)) if t.requires_grad]
+    sum((t * t.detach().cos()).sum() for t in results).backward()  # type: ignore[union-attr]
+    return [*(a.grad for a in own), *(p.grad for p in model.parameters())]
+
+
+def assert_trains_rolled(model: nn.Module, *args: Tensor, rolled: bool = True) -> None:
+    """Gradients are as near to float64 as eager's, with nothing run as a fallback."""
+    joint = capture_joint(model, args, differentiate=by_loops())
+    assert joint.rolled is rolled, joint.forward.meta.get("ledger")
+    fused = fuse.compile(model)
+    found = gradients(fused, model, *args)
+    run = fused.last_run
+    assert run.fallbacks == ()
+    assert run.backward.fallbacks == ()
+    plain = copy.deepcopy(model)
+    eager = gradients(plain, plain, *args)
+    best = copy.deepcopy(model).double()
+    exact = gradients(best, best, *(a.double() if a.is_floating_point() else a for a in args))
+    for mine, theirs, true in zip(found, eager, exact, strict=True):
+        if theirs is None or mine is None or true is None:
+            assert mine is theirs is true
+            continue
+        assert mine.stride() == theirs.stride()
+        allowed = 2 * (theirs - true).abs().max() + 1e-5 * (1 + true.abs().max())
+        assert (mine - true).abs().max() <= allowed
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_launches_of_a_training_step_do_not_grow_with_the_steps() -> None:
+    model, launches = LSTM(16), []
+    for steps in (64, 512):
+        fused = fuse.compile(model)
+        outputs, last = fused(torch.randn(steps, 2, 16))
+        (outputs.sum() + last.sum()).backward()
+        run = fused.last_run
+        launches.append((run.launches, run.backward.launches))
+    assert launches[0] == launches[1]
+    assert sum(launches[0]) <= 12
+
+
+def lagging(w: Tensor, xs: Tensor) -> Tensor:
+    a = b = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        a, b = torch.tanh(x + a @ w + b), a
+    return a + b
+
+
+def some_steps(w: Tensor, xs: Tensor) -> Tensor:
+    h, kept = xs.new_zeros(BATCH, WIDTH), []
+    for t in range(1, STEPS - 1):
+        h = torch.tanh(xs[t] + h @ w)
+        kept.append(h)
+    return torch.stack(kept, 1)
+
+
+def backwards(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for t in range(STEPS)[::-1]:
+        h = torch.tanh(xs[t] @ w + h @ w)
+    return h
+
+
+def every_other_step(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for t in range(0, STEPS, 2):
+        h = torch.tanh(xs[t] + h @ w)
+    return h
+
+
+def batch_first(w: Tensor, xs: Tensor) -> Tensor:
+    h, kept = xs.new_zeros(xs.shape[0], WIDTH), []
+    for t in range(xs.shape[1]):
+        h = torch.tanh(xs[:, t] + h @ w)
+        kept.append(h)
+    return torch.stack(kept, 1)
+
+
+def attention(w: Tensor, xs: Tensor, memory: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        scores = torch.softmax((memory * (h @ w).unsqueeze(1)).sum(2), 1)
+        h = torch.tanh(x + torch.bmm(scores.unsqueeze(1), memory).squeeze(1))
+    return h
+
+
+def weight_used_in_two_ways(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        h = torch.tanh(x @ w.t() + h @ w + w[0] + h * w.sum(0))
+    return h
+
+
+def masked(w: Tensor, xs: Tensor, mask: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x, on in zip(xs, mask, strict=True):
+        h = torch.where(on.unsqueeze(1), torch.tanh(x + h @ w), h)
+    return h
+
+
+def two_loops(w: Tensor, xs: Tensor) -> Tensor:
+    return some_steps(w, some_steps(w, xs).transpose(0, 1).repeat(2, 1, 1)).sum(1)
+
+
+def normalised(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        h = F.layer_norm(torch.tanh(x + h @ w), (WIDTH,), w[0], w[1])
+    return h
+
+
+def sum_of_squares(w: Tensor, xs: Tensor) -> Tensor:
+    h, loss = xs.new_zeros(BATCH, WIDTH), xs.new_zeros(())
+    for x in xs:
+        h = torch.tanh(x + h @ w)
+        loss = loss + (h @ w).square().mean()
+    return loss
+
+
+XS = (STEPS, BATCH, WIDTH)
+ROLLED = {
+    lagging: [XS],
+    some_steps: [XS],
+    backwards: [XS],
+    every_other_step: [XS],
+    batch_first: [(BATCH, STEPS, WIDTH)],
+    attention: [XS, (BATCH, 7, WIDTH)],
+    weight_used_in_two_ways: [XS],
+    two_loops: [XS],
+    normalised: [XS],
+    sum_of_squares: [XS],
+}
+
+
+@pytest.mark.parametrize("run", ROLLED, ids=lambda run: run.__name__)
+def test_gradients_of_a_rolled_loop_are_eagers(run: Callable[..., Tensor]) -> None:
+    assert_trains_rolled(Model(run), *(torch.randn(shape) for shape in ROLLED[run]))
+
+
+def test_masks_are_read_backwards_too() -> None:
+    assert_trains_rolled(Model(masked), torch.randn(XS), torch.rand(STEPS, BATCH) > 0.5)
+
+
+def cut_in_the_loop(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        h = torch.tanh(x + h.detach() @ w)
+    return h
+
+
+def without_gradients(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        with torch.no_grad():
+            gate = torch.sigmoid(h @ w)
+        h = torch.tanh(x + gate * h)
+    return h
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: object, g: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * g
+
+
+def own_gradients(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        h = Twice.apply(torch.tanh(x + h @ w))  # type: ignore[no-untyped-call]
+    return h
+
+
+@pytest.mark.parametrize("run", [cut_in_the_loop, without_gradients, own_gradients])
+def test_what_operators_alone_do_not_tell_is_differentiated_step_by_step(run: Callable[..., Tensor]) -> None:
+    assert_trains_rolled(Model(run), torch.randn(XS), rolled=False)
+
+
+def largest(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        h = torch.tanh(x + h @ w)
+        h = h + h.max(1, keepdim=True).values
+    return h
+
+
+def test_a_report_says_why_a_loop_is_not_differentiated_rolled() -> None:
+    report = fuse.show(Model(largest), (torch.randn(XS),), train=True)
+    reasons = [r.reason for r in report.rejected if r.pass_name == NAME]
+    assert reasons == ["aten.scatter.src has no kernel"]
+
+
+def test_what_a_loop_collects_may_be_written_by_the_caller() -> None:
+    model = LSTM()
+    fused = fuse.compile(model)
+    outputs, _ = fused(torch.randn(XS))
+    outputs.mul_(2)
+    outputs.sum().backward()
+
+
+def test_an_unused_result_costs_no_gradients() -> None:
+    model, xs = LSTM(), torch.randn(XS)
+    fused = fuse.compile(model)
+    found = []
+    for run in (fused, model):
+        model.zero_grad()
+        run(xs)[1].sum().backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(found[0]) == len(found[1]) == 4
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(4, 12), st.integers(1, 5), st.integers(1, 17), st.booleans())
+def test_any_size_trains(steps: int, batch: int, width: int, turned: bool) -> None:
+    xs = torch.randn(batch, steps, width).transpose(0, 1) if turned else torch.randn(steps, batch, width)
+    assert_trains_rolled(LSTM(width), xs)
