@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -295,8 +295,9 @@ class _Steps(torch.autograd.Function):
             gradients[i] = results[place]
         for i, place in back.reads.items():
             gradients[i] = _of_source(results[place], operands[i], made.loop, i)
+        sums: dict[Hashable, Tensor] = {}
         for i, shares in back.sums.items():
-            totals = [share.total(results) for share in shares]
+            totals = [share.total(results, sums) for share in shares]
             gradients[i] = functools.reduce(torch.add, totals)
         needed = ctx.needs_input_grad[2:]
         return None, None, *(g if n else None for g, n in zip(gradients, needed, strict=True))

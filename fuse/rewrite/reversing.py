@@ -13,7 +13,7 @@ weight) receives in every step is a sum over steps: :mod:`fuse.rewrite.contracti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -262,10 +262,16 @@ class Share:
     term: Term
     rule: Callable[..., Tensor] | None = None
 
-    def total(self, results: Sequence[Tensor]) -> Tensor:
-        """The part, for all steps."""
+    def total(self, results: Sequence[Tensor], made: dict[Hashable, Tensor]) -> Tensor:
+        """The part, for all steps. What was ``made`` of the same sources is copied: gradients share no memory."""
         given = [results[source] if isinstance(source, int) else source for source in self.sources]
-        return self.term.viewed(self.rule(*given) if self.rule else given[0])
+        if self.rule is None:
+            return self.term.viewed(given[0])
+        key = self.rule, *map(id, given)
+        if key in made:
+            return self.term.viewed(made[key].clone())
+        made[key] = self.rule(*given)
+        return self.term.viewed(made[key])
 
 
 def reversed_loop(
