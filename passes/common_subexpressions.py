@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.rewrite import effects, surgery
+from fuse.rewrite.first_steps import first_steps
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -29,13 +30,16 @@ def common_subexpressions(graph: GraphModule) -> Iterator[Verdict]:
     """Compute equal things once, random operators excepted."""
     escaping = effects.escaping(graph)
     first: dict[Hashable, Node] = {}
+    begun = first_steps(graph)
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not effects.is_pure(node):
             continue
         known = first.setdefault(expression(node), node)
         if known is node:
             continue
-        if node in escaping and known in escaping:
+        if known in begun and node in begun:
+            yield declined((known, node), "states of a loop begin alike, and differ from its second step on")
+        elif node in escaping and known in escaping:
             yield declined((known, node), "both are results of the model and must stay distinct tensors")
         else:
             yield rewrite((known, node), merge, known, node, escaping)

@@ -8,12 +8,12 @@ Each operator is evaluated in float64 on its rounded operands and its result rou
 to the exact value as eager's. Integers stay exact. A tensor of equal elements becomes a ``full``, which kernels take in
 as a number; any other becomes a constant of the graph. Declined where the constant would be larger than a megabyte, and
 where it would be a result: the caller may write to it, so it must be made anew in each call. Random operators are never
-folded.
+folded, and the first step of a loop stays like the others (:mod:`fuse.rewrite.first_steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.evaluate import FILLS, can_evaluate, evaluate, is_uniform, laid_out
+from fuse.rewrite.first_steps import first_steps
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -36,6 +37,7 @@ def constant_folding(graph: GraphModule) -> Iterator[Verdict]:
     """Compute at rewriting time what depends on no input."""
     values = given_constants(graph)
     constant = constant_nodes(graph, values)
+    constant = constant_nodes(graph, values, first_steps(graph, constant))
     escaping = effects.escaping(graph)
     for node in [node for node in constant if node.target not in FILLS and is_needed(node, constant)]:
         value = evaluate(node, values, LARGEST_CONSTANT)
@@ -63,11 +65,12 @@ def given_constants(graph: GraphModule) -> dict[Node, Tensor | None]:
     }
 
 
-def constant_nodes(graph: GraphModule, given: Collection[Node]) -> dict[Node, None]:
-    """The operators that can be evaluated now, in program order."""
+def constant_nodes(graph: GraphModule, given: Collection[Node], without: Set[Node] = frozenset()) -> dict[Node, None]:
+    """The operators that can be evaluated now, in program order, but for those ``without`` and what needs them."""
     found: dict[Node, None] = {}
     for node in graph.graph.nodes:
-        if can_evaluate(node) and all(operand in found or operand in given for operand in node.all_input_nodes):
+        known = all(operand in found or operand in given for operand in node.all_input_nodes)
+        if known and node not in without and can_evaluate(node):
             found[node] = None
     return found
 

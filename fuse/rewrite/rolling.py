@@ -35,6 +35,7 @@ from fuse.rewrite.reads import (
     leaves,
     letter,
     may_be_ambient,
+    parts,
     read_of,
     tensors_of,
 )
@@ -144,7 +145,7 @@ def narrowest_cut(steps: Sequence[Sequence[Node]]) -> int:
     for node, end in last.items():
         begin = place[node]
         if end > begin:
-            bytes_ = sum(t.numel() * t.itemsize for t in tensors_of(node))
+            bytes_ = sum(t.numel() * t.itemsize for _, part in parts(node) for t in tensors_of(part))
             change[begin + 1] += bytes_
             change[begin + 1 + (end - begin) % period] -= bytes_
     alive = list(accumulate(change))

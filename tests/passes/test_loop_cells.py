@@ -117,12 +117,12 @@ def lag_of_three_alone(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor, c: Ten
     return torch.tanh(m.square(c) + x[t]), a, b
 
 
-@cell(5, states=3, swaps=True)
+@cell(2, states=3, swaps=True)
 def lag_of_three_from_zeros(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor, c: Tensor) -> States:
     return torch.tanh(m.square(c) + x[t]), a, b
 
 
-@cell(7, states=2, swaps=True)
+@cell(2, states=2, swaps=True)
 def state_that_starts_from_a_function_of_zeros(m: Model, x: Tensor, t: int, h: Tensor, c: Tensor) -> States:
     h = torch.tanh(m.square(torch.sigmoid(c) * h) + x[t])
     return h, torch.tanh(c * 0.5) + h

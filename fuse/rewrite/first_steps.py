@@ -1,0 +1,67 @@
+"""What a loop computes in its first step, when its states begin as tensors of one number.
+
+    h = zeros(3, 8)                       m = mul(zeros, 0.9)       first step
+    for t: h = 0.9 * h + x[t]      ->     m = mul(h1, 0.9)          the others
+
+Folded to a constant, or merged with an equal one of another state, the first step would be unlike the others, and stay
+outside of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite import effects
+from fuse.rewrite.evaluate import FILLS
+from fuse.rewrite.reads import Read, leaves, letter, read_of, tensors_of
+
+FEWEST_OTHERS = 3
+"""Alike operators without a filled operand from which one with such an operand may be of a loop's first step."""
+
+
+def first_steps(graph: GraphModule, constants: Collection[Node] = ()) -> set[Node]:
+    """The operators on filled tensors that are like at least as many, and like three, on others. Linear.
+
+    The others must be none of ``constants``, and no two of them equal: what is computed twice in every step is to be
+    merged in the first one too.
+
+    >>> import torch, fuse
+    >>> class Decay(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         h = torch.zeros(8)
+    ...         for step in x:
+    ...             h = 0.9 * h + step
+    ...         return h
+    >>> graph = fuse.capture(Decay(), (torch.ones(5, 8),))
+    >>> sorted(str(node.target) for node in first_steps(graph))
+    ['aten.mul.Tensor']
+    """
+    begun = [node for node in graph.graph.nodes if _computes(node) and any(map(_is_filled, node.all_input_nodes))]
+    targets, firsts = {node.target for node in begun}, set(begun)
+    alike: dict[object, set[Node]] = {}
+    for node in graph.graph.nodes:
+        if node.target in targets and _computes(node) and (node in firsts or node not in constants):
+            alike.setdefault(letter(node), set()).add(node)
+    found: set[Node] = set()
+    for nodes in alike.values():
+        filled, others = nodes & firsts, nodes - firsts
+        enough = len(others) >= max(FEWEST_OTHERS, len(filled))
+        if enough and len({_reads(node) for node in others}) == len(others):
+            found |= filled
+    return found
+
+
+def _reads(node: Node) -> Hashable:
+    """What ``node`` computes with: views of what, and numbers."""
+    reads = (read_of(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves(node))
+    return tuple((read.root, read.links) if isinstance(read, Read) else read for read in reads)
+
+
+def _computes(node: Node) -> bool:
+    return node.op == "call_function" and not effects.is_view(node) and bool(tensors_of(node))
+
+
+def _is_filled(node: Node) -> bool:
+    return effects.root(node).target in FILLS
