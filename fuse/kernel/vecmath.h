@@ -125,13 +125,16 @@ template <typename T> FUSE_INLINE T fuse_tanh(T x) {
 // 1 / (1 + e^-x), numerator and denominator scaled down by the same power of two: e^-x may then pass the largest number,
 // and the division itself rounds into the subnormal results.
 template <typename T> FUSE_INLINE T fuse_sigmoid(T x) {
+    using real = fuse_real<T>;
     using constants = fuse_exp_constants<T>;
     const T scale = fuse_power_of_two<T>(-constants::sigmoid_scale_exponent);
-    T bounded = -x < -60 ? (T)-60 : -x;  // e^-60 is lost beside 1
-    bounded = bounded > constants::sigmoid_is_zero ? constants::sigmoid_is_zero : bounded;
-    auto parts = fuse_exp_split(bounded);
-    T power = fuse_power_of_two<T>(parts.n - constants::sigmoid_scale_exponent);
-    return scale / (fuse_fma(power, parts.fraction, scale) + power);
+    T shifted = fuse_fma(x, -constants::log2_e, real::shifter);
+    T fraction = fuse_exp_fraction(-x, shifted - real::shifter);
+    typename real::bits bias = real::bias - constants::sigmoid_scale_exponent;
+    T power = fuse_from_bits((fuse_bits(shifted) + bias) << real::mantissa_bits);
+    T result = scale / (fuse_fma(power, fraction, scale) + power);
+    result = x > 60 ? (T)1 : result;  // e^-60 is lost beside 1
+    return x < -constants::sigmoid_is_zero ? (T)0 : result;
 }
 
 // ---- Logarithms ---------------------------------------------------------------------------------------------------
