@@ -1,0 +1,46 @@
+"""Products of many rows are right with the vectors of any processor, and in whatever shares of threads."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from fuse.kernel.prelude import prelude, text_of_headers
+from fuse.kernel.tiled_products import ALIGNMENT, HEADERS
+from fuse.runtime import compiler, cpu
+
+SOURCE = """
+extern "C" void product(float *out, const float *left, const float *right, int64_t rows, int64_t columns, int64_t depth,
+                        int64_t threads, char *workspace, int64_t share) {
+    const fuse_matrix<float> matrix = {right, columns, 1, depth, columns};
+    fuse_tiled_product(fuse_panels_PANELS, left, depth, matrix, 1, rows, columns, depth, workspace, threads, share,
+                       [&](int64_t, int64_t first, int64_t last, int64_t column, int64_t end, const float *tile,
+                           int64_t stride) {
+        for (int64_t i = first; i < last; ++i) {
+            for (int64_t j = column; j < end; ++j) out[i * columns + j] = tile[(i - first) * stride + j - column];
+        }
+    });
+}
+"""
+
+NARROWER = [[], ["-mno-avx512f"], ["-mno-avx"]] if cpu.is_x86() else [[]]
+
+
+@pytest.mark.parametrize("flags", NARROWER, ids=lambda flags: flags[0] if flags else "native")
+@pytest.mark.parametrize("panels", [1, 3, 4])
+def test_products_are_right_with_any_vectors(flags: list[str], panels: int) -> None:
+    text = prelude() + text_of_headers(HEADERS) + SOURCE.replace("PANELS", str(panels))
+    library = compiler.build(text, flags=flags)
+    for rows, columns, depth in ((1, 5, 3), (23, 70, 40), (130, 33, 1200)):
+        left, right, out = torch.randn(rows, depth), torch.randn(depth, columns), torch.empty(rows, columns)
+        share = depth * panels * 64
+        for threads in (1, 3):
+            workspace = torch.empty(threads * share + ALIGNMENT, dtype=torch.uint8)
+            out.fill_(float("nan"))
+            sizes = [ctypes.c_int64(n) for n in (rows, columns, depth, threads)]
+            pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (out, left, right, workspace)]
+            library.product(*pointers[:3], *sizes, pointers[3], ctypes.c_int64(share))
+            expected = left.double() @ right.double()
+            torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6 * depth)
