@@ -199,8 +199,8 @@ def _collected(value: torch.Tensor, steps: int, dim: int) -> torch.Tensor:
 def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
     """The contiguous ``stack`` or ``cat`` (perhaps of unsqueezed pieces) of one result of all steps in order, and the
     dimension at which the steps lie in it."""
-    values = [node for step in rolled.steps for node in result.of(step)]
-    for user in list(values[0].users):
+    values = _of_every_step(rolled, result)
+    for user in list(values[0].users) if values else ():
         if user.target in COLLECTORS and pieces_of(user) == values and _is_contiguous(user):
             return user, dimension_of(user)
         if user.target is aten.unsqueeze.default:
@@ -208,6 +208,12 @@ def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
                 if collector.target is aten.cat.default and _pieces_are(collector, values):
                     return (collector, dimension_of(collector)) if _is_contiguous(collector) else None
     return None
+
+
+def _of_every_step(rolled: Rolled, result: Result) -> list[Node]:
+    """What a result is in each step; none where a step lacks it (a view of a state that only earlier steps take)."""
+    values = [result.of(step) for step in rolled.steps]
+    return [node for (node,) in values] if all(len(nodes) == 1 for nodes in values) else []
 
 
 def _is_contiguous(node: Node) -> bool:
@@ -285,7 +291,7 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
 
 def _replace_other_collectors(rolled: Rolled, result: Result, part: Node) -> None:
     """Let what collects all steps among other pieces, backwards or in another layout read them as one piece."""
-    values = [node for step in rolled.steps for node in result.of(step)]
+    values = _of_every_step(rolled, result)
     collectors = [user for user in (values[0].users if values else ()) if user.target in COLLECTORS]
     for collector in filter(_is_contiguous, collectors):
         pieces, dim = pieces_of(collector), dimension_of(collector)

@@ -271,3 +271,20 @@ def test_stacked_and_following_loops_all_roll() -> None:
 def test_several_results_of_one_operator_read_step_by_step_are_no_failure() -> None:
     graph = capture(Cell(lambda m, x: [row * 2 + 1 for row in torch.unbind_copy(x)]), (torch.randn(8, 3),))
     assert run_passes(graph).failed == ()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_views_of_states_as_they_were_before_each_step_are_as_many_as_the_steps(dim: int) -> None:
+    """The last state has no such view: what the loop keeps of it belongs to no piece."""
+
+    def before_each(m: Cell, x: Tensor) -> object:
+        h, kept = m.square.bias.expand(BATCH, WIDTH), []
+        for step in x:
+            kept.append(h.unsqueeze(dim))
+            h = torch.tanh(m.square(h) + step)
+        return torch.cat(kept, dim), h
+
+    with torch.no_grad():
+        report = check(Cell(before_each).eval(), (torch.randn(9, BATCH, WIDTH),))
+    assert report.passed, str(report)
+    assert not report.fallbacks
