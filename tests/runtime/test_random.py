@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -115,3 +116,21 @@ def test_evaluation_draws_nothing() -> None:
     state = torch.get_rng_state()
     fused(torch.ones(2, 8)).sum().backward()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_patterns_whose_examples_are_random_take_nothing_from_the_models_generator(
+    registered: Callable[..., Any],
+) -> None:
+    class Drawn:
+        def pattern(self, x: Tensor) -> Tensor:
+            return torch.sin(x) * torch.cos(x)
+
+        def examples(self) -> tuple[Tensor, ...]:
+            return (torch.randn(3, 4),)
+
+    registered(Drawn)
+    model = Between()
+    torch.manual_seed(5)
+    mine = fuse.compile(model)(torch.ones(4, 8))
+    torch.manual_seed(5)
+    torch.testing.assert_close(mine, model(torch.ones(4, 8)))

@@ -68,7 +68,8 @@ def example_arguments(pattern: Pattern) -> list[tuple[Any, ...]]:
     """
     if pattern.examples is None:
         return []
-    given = pattern.examples()
+    with torch.random.fork_rng(devices=[]):  # the generator is the model's: its first call draws after this
+        given = pattern.examples()
     listed = given if isinstance(given, list) else [given]
     wanted = len(pattern.parameters)
     for arguments in listed:
