@@ -139,7 +139,7 @@ def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
         f"                       {images}, {rows}, {columns}, {depth},",
         f"                       args[{len(inputs) + len(outputs)}], {threads}, {share},",
         "                       [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
-        f"                           int64_t last_column, const {real} *tile, int64_t tile_stride) {{",
+        f"                           int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
         *("    " + line for line in epilogue),
         "    });",
         "    return 0;",
