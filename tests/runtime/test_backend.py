@@ -103,7 +103,7 @@ def test_inference_is_fused_for_several_shapes(engines: list[Engine]) -> None:
         for rows in (4, 5, 6):
             a = torch.randn(rows, 8)
             torch.testing.assert_close(compiled(a), model(a))
-    assert all(run.launches == 3 for run in observed(engines))
+    assert all(run.launches <= 3 for run in observed(engines))
 
 
 def test_graph_breaks_writes_and_views_are_right() -> None:
