@@ -13,7 +13,7 @@ import pytest
 from fuse.rewrite import registry
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
@@ -62,5 +62,12 @@ def test_figures_are_those_of_the_results():
 def test_transcripts_are_what_the_commands_print():
     checked = subprocess.run(
         [sys.executable, "docs/transcripts.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_every_pattern_has_its_page_and_picture():
+    checked = subprocess.run(
+        [sys.executable, "docs/pattern_pages.py", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert checked.returncode == 0, checked.stderr

@@ -110,7 +110,7 @@ class Verification:
 def verify(pattern: Pattern, *, quick: bool = False) -> Verification:
     """Try ``pattern`` on samples and on near misses of them, up to the first counterexample.
 
-    ``quick`` leaves out most sizes and the generated kernels.
+    ``quick`` leaves out most sizes, the gradients of all calls but the usual ones, and the generated kernels.
 
     Raises:
         FuseError: the pattern cannot be run at all.
@@ -169,10 +169,10 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
         yield _counterexample(str(sample), tried)
         if sample.what == "as usual":
             yield from _near_misses(found, sample)
-            if tried.fired:
-                yield _gradients(found, sample)
             if tried.fired and not quick:
                 yield _kernel(found, sample)
+        if tried.fired and (sample.what == "as usual" or not (quick or sample.may_be_at_a_kink)):
+            yield _gradients(found, sample)
     if not quick and not found.fired:
         yield Counterexample(
             "every sample", f"it does not match its own computation: {(reasons or ['no candidate'])[0]}"

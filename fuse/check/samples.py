@@ -78,6 +78,12 @@ class Sample:
     def environment(self) -> Environment:
         return Environment(self.constants, self.choices)
 
+    @property
+    def may_be_at_a_kink(self) -> bool:
+        """Whether values are such that two right formulas may have different gradients: relu and clamp at 0 or NaN."""
+        kinds = pytree.tree_leaves(list(self.kinds))
+        return self.same is not None or any(isinstance(kind, Kind) and kind.special is not None for kind in kinds)
+
     def arguments(self) -> tuple[Any, ...]:
         """The tensors, and lists of tensors, that the pattern is called with."""
         generator = torch.Generator().manual_seed(0)

@@ -36,7 +36,10 @@ def test_a_right_replacement_passes_on_all_that_is_tried():
     assert found.passed, str(found)
     assert found.fired > 20
     assert (found.near_fired, found.missed) == (1, 4)  # swapped; a literal, an operator and two extra users
-    assert (found.gradients, found.kernels) == (2, 1)
+    assert (
+        found.gradients > 20
+    )  # of other sizes, dtypes and strides, too; not at 0 and NaN, where relu and clamp differ
+    assert found.kernels == 1
 
 
 def test_a_pattern_without_replacement_is_run_as_a_kernel():
@@ -102,6 +105,16 @@ def test_a_check_that_is_too_loose_is_found_by_another_dtype():
 
 def is_bfloat16(node: torch.fx.Node) -> bool:
     return node.meta["val"].dtype == torch.bfloat16
+
+
+def test_a_gradient_that_is_wrong_for_some_sizes_only_is_found():
+    def replace(x):
+        y = torch.exp(x)
+        return y if x.shape[0] == 8 else y.detach() + 0 * x
+
+    wrong = counterexample(verify(pattern(lambda x: torch.exp(x), replace)))
+    assert "gradient" in wrong
+    assert "other sizes" in wrong
 
 
 def test_gradients_are_compared_where_both_have_them():

@@ -1,0 +1,148 @@
+# ruff: noqa: E501 (the pages have a paragraph a line)
+"""Keep a page for every pattern that comes with fuse: its docstring, its code, and a picture of what it does.
+
+``python docs/pattern_pages.py`` writes docs/patterns/; ``--check`` exits with 1 where a page or a picture is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuse.check.pattern import bound
+from fuse.check.samples import samples
+from fuse.graph.function import Function
+from fuse.report.layered import svg
+from fuse.report.show import Report, show
+from fuse.report.sketch import sketch
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.registry import registered
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "patterns"
+OWN = "fuse.passes.patterns."
+
+INDEX = """# The patterns that come with fuse
+
+{rows}
+
+`fuse patterns` lists them beside your own; `fuse check-pattern NAME` tries one on generated calls and near misses, as the tests do.
+`fuse show` counts where they fired, and where they declined and why. These pages are made by `python docs/pattern_pages.py`.
+
+## What needs no pattern
+
+The generic passes fuse neighbouring elementwise operators, reductions with what surrounds them, look-ups and movement, whatever they are called. A pattern for one of the following would find nothing to gain, and could keep a
+larger fusion from happening. [tests/passes/patterns/test_without_patterns.py](../../tests/passes/patterns/test_without_patterns.py) holds the passes to it.
+
+| becomes | structures |
+|---|---|
+| one kernel | {one_kernel} |
+| a library call and one kernel | {library_call} |
+
+Squeeze-and-excitation keeps its six launches: two products of a few numbers each, with reductions over the image before and a broadcast behind them; written as sums of products it has six kernels as well. Attention as one library call differs from eager
+where a row is masked whole, so it is an [example](../writing-a-pattern.md) and not installed. Batch norm folded into a convolution's weights saves no launch, for the activation stays.
+"""
+
+PAGE = """# {name}
+
+{summary}
+
+{text}
+
+![before and after]({name}.svg)
+
+{before} launches before, {after} after, in the picture: {shown}, with a `tanh` that reads the result. Tried by `fuse check-pattern {name}` on generated calls and near misses.
+
+```py
+{code}
+```
+
+[{file}](../../{file})
+"""
+
+
+def contents() -> dict[str, str]:
+    """Every file of the folder, by name."""
+    patterns = [one for one in registered() if one.origin.startswith(OWN)]
+    files: dict[str, str] = {}
+    rows = ["| pattern | is |", "|---|---|"]
+    for one in patterns:
+        report, shown = example(one)
+        files[f"{one.name}.svg"] = picture(report)
+        files[f"{one.name}.md"] = page(one, report, shown)
+        rows.append(f"| [{one.name}]({one.name}.md) | {one.summary} |")
+    structures = _structures()
+    files["README.md"] = INDEX.format(
+        rows="\n".join(rows), one_kernel=structures["ONE_KERNEL"], library_call=structures["LIBRARY_CALL_AND_ONE"]
+    )
+    return files
+
+
+def example(pattern: Pattern) -> tuple[Report, str]:
+    """The report on the pattern's usual call, with something that reads the result, and what that call is given."""
+    usual = next(samples(pattern))
+    function = bound(pattern, usual)
+    report = show(Function(lambda *given: torch.tanh(function(*given))), usual.arguments())
+    return report, str(usual).partition(": ")[2]
+
+
+def picture(report: Report) -> str:
+    """Both graphs beside each other."""
+    titles = (f"before: {report.before.launches:,} launches", f"after: {report.after.launches:,} launches")
+    return svg(report.before_sketch, sketch(report.graph), titles)
+
+
+def page(pattern: Pattern, report: Report, shown: str) -> str:
+    """The page of one pattern."""
+    owner: Any = type(inspect.getmodule(pattern.function).__dict__[pattern.name]())  # type: ignore[union-attr]
+    summary, _, text = (inspect.getdoc(owner) or "").partition("\n\n")
+    file = Path(inspect.getsourcefile(pattern.function) or "").relative_to(ROOT)
+    parts = [one for one in (pattern.function, pattern.check, pattern.replace) if one is not None]
+    code = "\n".join(textwrap.dedent(inspect.getsource(one)) for one in parts).rstrip()
+    return PAGE.format(
+        name=pattern.name,
+        summary=summary.replace("``", "`"),
+        text=text.replace("``", "`"),
+        before=report.before.launches,
+        after=report.after.launches,
+        shown=shown,
+        code=code,
+        file=file,
+    )
+
+
+def _structures() -> dict[str, str]:
+    """What the tests say needs no pattern, in words."""
+    sys.path.insert(0, str(ROOT))
+    from tests.passes.patterns import test_without_patterns as held
+
+    return {name: ", ".join(getattr(held, name)) for name in ("ONE_KERNEL", "LIBRARY_CALL_AND_ONE")}
+
+
+def main() -> int:
+    """Write or check; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a page is stale")
+    check = parser.parse_args().check
+    files = contents()
+    there = {path.name: path.read_text() for path in FOLDER.glob("*")}
+    stale = [name for name in files.keys() | there.keys() if files.get(name) != there.get(name)]
+    for name in sorted(stale):
+        if check:
+            print(f"docs/patterns/{name} is stale; run python docs/pattern_pages.py", file=sys.stderr)
+        elif name in files:
+            FOLDER.mkdir(exist_ok=True)
+            (FOLDER / name).write_text(files[name])
+        else:
+            (FOLDER / name).unlink()
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
