@@ -59,7 +59,7 @@ PAGE = """# {name}
 
 {before} launches before, {after} after, in the picture: {shown}, with a `tanh` that reads the result. Tried by `fuse check-pattern {name}` on generated calls and near misses.
 
-```py
+```text
 {code}
 ```
 
