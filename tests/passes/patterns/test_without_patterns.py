@@ -101,6 +101,6 @@ def test_it_is_one_kernel(structure):
 
 
 @pytest.mark.parametrize("structure", LIBRARY_CALL_AND_ONE)
-def test_it_is_a_library_call_and_one_kernel(structure):
+def test_it_is_a_library_call_and_one_kernel_at_most(structure):
     function, arguments = LIBRARY_CALL_AND_ONE[structure]
-    assert_fuses(Function(function), *arguments, launches=2)
+    assert assert_fuses(Function(function), *arguments).after.launches <= 2  # one where a kernel takes the product in
