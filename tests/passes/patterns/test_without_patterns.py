@@ -80,17 +80,17 @@ ONE_KERNEL: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "gated linear unit": (lambda x: torch.tanh(F.glu(x)) + 1, (r(4, 16),)),
     "gated linear unit of channels": (lambda x, y: F.glu(x, 1) + y, (IMAGE, r(2, 8, 8, 8))),
     "gated linear unit in halves": (lambda x: F.glu(x * 2), (r(4, 16).bfloat16(),)),
-}
-
-LIBRARY_CALL_AND_ONE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "linear, relu": (lambda x, w, b: torch.relu(F.linear(x, w, b)), LAYER),
     "linear, gelu": (lambda x, w, b: F.gelu(F.linear(x, w, b)), LAYER),
     "linear, gelu by tanh": (lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), LAYER),
     "linear, silu": (lambda x, w, b: F.silu(x @ w.t() + b), LAYER),
     "linear, tanh": (lambda x, w, b: torch.tanh(F.linear(x, w, b)), LAYER),
-    "linear, gated": (lambda x, w, b: F.glu(F.linear(x, w, b)), LAYER),
     "residual tail": (lambda x, w, s: torch.relu(F.conv2d(x, w, padding=1) + s), (IMAGE, KERNEL, r(2, 16, 8, 8))),
     "convolution, batch norm, relu": (conv_norm, (IMAGE, KERNEL, r(16), r(16).abs(), r(16), r(16))),
+}
+
+LIBRARY_CALL_AND_ONE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "linear, gated": (lambda x, w, b: F.glu(F.linear(x, w, b)), LAYER),
 }
 
 
