@@ -30,7 +30,7 @@ from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
 from fuse.graph.loop import Loop
 from fuse.graph.signature import Dispatch, Signature
-from fuse.graph.writing import writes
+from fuse.graph.writing import launched, writes
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def count_graph(graph: GraphModule, profile: DeviceProfile) -> Count:
 
     A region is one launch that moves its inputs and outputs only. A loop is its body, trip count times, or one launch
     if its module says ``persistent``. Each mutation of the signature is one copy, or two where its value has
-    to be set aside first.
+    to be set aside first; small ones are one copy together.
 
     >>> from fuse.cost import profiles
     >>> from fuse.graph.capture import capture
@@ -155,10 +155,11 @@ def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
             yield from _calls_of_module(node, graph.get_submodule(node.target))
         elif node.op == "call_method" or (node.op == "call_function" and not _reads_or_computes_numbers(node)):
             yield _call_of_node(node)
-    for write in writes(graph):
-        written, source = write.value.meta["val"], write.value.meta.get("source", "")
-        copies = 2 if write.aside else 1
-        yield Call("movement", copies, Work(0, 2 * copies * bytes_of(written), written.dtype), source, nodes=0)
+    for group in launched(writes(graph)):
+        written, source = group[0].value.meta["val"], group[0].value.meta.get("source", "")
+        copies = 2 if group[0].aside else 1
+        moved = 2 * copies * sum(bytes_of(write.value.meta["val"]) for write in group)
+        yield Call("movement", copies, Work(0, moved, written.dtype), source, nodes=0)
     for node in _given_twice(graph):
         copied = node.meta["val"]
         work = Work(0, 2 * bytes_of(copied), copied.dtype)

@@ -4,7 +4,8 @@
     x, y = y, x            set x aside; copy y -> x; copy aside -> y
 
 A value may itself be an input, or a view of one, that another copy overwrites: copies that are read by nobody any more
-come first, and what goes round in a circle is set aside, which is one copy more.
+come first, and what goes round in a circle is set aside, which is one copy more. Small values that are no input's are
+written together, by one kernel: the running statistics of all batch norms, say.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
@@ -30,12 +32,40 @@ class Write:
     value_index: int
     value: Node
     aside: bool
+    small: bool = False
+
+
+LARGEST_TOGETHER = 64
+"""Values that one kernel writes."""
+
+MAX_BYTES = 2**20
+"""Bytes of a small value: beyond, a launch is nothing beside its copy."""
+
+_IN_KERNELS = frozenset(
+    getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+)
+
+
+def launched(planned: Sequence[Write]) -> list[tuple[Write, ...]]:
+    """The writes by launches, in order: first those of large values and of inputs, one by one.
+
+    >>> class Count(torch.nn.Module):
+    ...     def forward(self, x, y):
+    ...         x.add_(1)
+    ...         y.mul_(2)
+    >>> from fuse.graph.capture import capture
+    >>> [len(group) for group in launched(writes(capture(Count(), (torch.ones(2), torch.ones(3)))))]
+    [2]
+    """
+    small = [write for write in planned if write.small]
+    groups = [tuple(small[i : i + LARGEST_TOGETHER]) for i in range(0, len(small), LARGEST_TOGETHER)]
+    return [*((write,) for write in planned if not write.small), *groups]
 
 
 def writes(graph: GraphModule) -> list[Write]:
     """The copies that end a call of ``graph``, in order; a value that is the unchanged input needs none.
 
-    >>> import torch
     >>> from fuse.graph.capture import capture
     >>> class Shift(torch.nn.Module):
     ...     def forward(self, x, y):
@@ -63,7 +93,22 @@ def writes(graph: GraphModule) -> list[Write]:
         else:
             pending.remove(free)
             ordered.append(free)
-    return [Write(m.input_index, m.value_index, values[m.value_index], m in aside) for m in ordered]
+    return [
+        Write(
+            m.input_index,
+            m.value_index,
+            values[m.value_index],
+            m in aside,
+            read[m] is None and _is_small(values[m.value_index].meta["val"], inputs[m.input_index].meta["val"]),
+        )
+        for m in ordered
+    ]
+
+
+def _is_small(value: Tensor, target: Tensor) -> bool:
+    plain = value.dtype in _IN_KERNELS and value.dtype == target.dtype and value.device.type == "cpu"
+    dense = not any(s == 0 and e > 1 for s, e in zip(target.stride(), target.shape, strict=True))
+    return plain and dense and not value.is_neg() and 0 < value.numel() * value.itemsize <= MAX_BYTES
 
 
 def _memory(node: Node) -> Node:

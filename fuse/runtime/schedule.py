@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.errors import FuseError
 from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
-from fuse.graph.writing import writes
+from fuse.graph.writing import Write, launched, writes
 from fuse.kernel.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
@@ -361,12 +361,29 @@ class _Scheduler:
                 aside, _ = self._buffer("made", dense(value))
                 sources[write] = Place(aside, 0), self.buffers[aside].value.stride()
                 self._copy(node, *sources[write])
-        for write in planned:
-            target = self.buffers[write.input_index].value
-            (source, stride), place = sources[write], Place(write.input_index, 0)
-            self.steps.append(
-                CopyStep((source,), (place,), target.itemsize, tuple(target.shape), stride, target.stride())
-            )
+        for group in launched(planned):
+            if len(group) > 1 and isinstance(made := self.lower(self._copies(group)), Kernel):
+                reads = tuple(sources[write][0] for write in group)
+                self.steps.append(KernelStep(made, reads, tuple(Place(w.input_index, 0) for w in group), ()))
+                continue
+            for write in group:
+                target = self.buffers[write.input_index].value
+                (source, stride), place = sources[write], Place(write.input_index, 0)
+                self.steps.append(
+                    CopyStep((source,), (place,), target.itemsize, tuple(target.shape), stride, target.stride())
+                )
+
+    def _copies(self, group: Sequence[Write]) -> GraphModule:
+        """A region that copies values into memory that lies as the inputs do that are written."""
+        body = Graph()
+        given = [body.placeholder(write.value.name) for write in group]
+        results = []
+        for write, node in zip(group, given, strict=True):
+            node.meta = {"val": write.value.meta["val"], "source": ""}
+            results.append(body.call_function(torch.ops.aten.clone.default, (node,)))
+            results[-1].meta = {"val": self.buffers[write.input_index].value, "source": write.value.meta["source"]}
+        body.output(tuple(results)).meta = {"val": tuple(node.meta["val"] for node in results), "source": ""}
+        return GraphModule(torch.nn.Module(), body)
 
 
 @dataclass(frozen=True)

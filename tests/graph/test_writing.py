@@ -57,8 +57,8 @@ CALLS: dict[str, tuple[Callable[..., Any], int]] = {  # launches, fused
     "swap": (swap, 3),
     "shift": (shift, 4),
     "rotate": (rotate, 4),
-    "reverse": (reverse, 3),
-    "one_into_two": (one_into_two, 4),
+    "reverse": (reverse, 2),
+    "one_into_two": (one_into_two, 2),
 }
 
 
@@ -77,3 +77,34 @@ def test_without_a_compiler_the_order_holds_too(name: str, monkeypatch: pytest.M
     function, _ = CALLS[name]
     report = check(Writes(function), [torch.randn(4, 4) for _ in range(function.__code__.co_argcount)])
     assert report.passed, str(report)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "launches"),
+    [
+        ([torch.randn(4), torch.randn(3, 5).t(), torch.arange(6), torch.tensor(2)], 2),
+        (
+            [torch.randn(4).bfloat16(), torch.randn(5).double(), torch.randn(7).half(), torch.arange(5).to(torch.int8)],
+            2,
+        ),
+        ([torch.randn(8, 8)[::2, 1:], torch.randn(())], 2),
+        ([torch.randn(4), torch.randn(600_000), torch.randn(3)], 4),  # a large one is copied for itself
+        ([torch.randn(4, dtype=torch.complex64), torch.randn(4), torch.randn(5)], 4),  # no kernel for complex numbers
+    ],
+)
+def test_small_values_are_written_together(inputs: list[Tensor], launches: int) -> None:
+    def add(*tensors: Tensor) -> None:
+        for tensor in tensors:
+            tensor.add_(1)
+
+    report = check(Writes(add), inputs)
+    assert report.passed, str(report)
+    assert report.observed[1] == launches
+
+
+def test_statistics_of_batch_norms_are_written_by_one_kernel() -> None:
+    layers = [nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)) for _ in range(5)]
+    model = nn.Sequential(*layers).train()
+    report = check(model, (torch.randn(6, 4),))
+    assert report.passed, str(report)
+    assert report.observed == (15, 12)  # a norm and a product a layer; the counters added, everything written back
