@@ -31,11 +31,15 @@ WAYS: Mapping[str, Mapping[str, bool]] = {
 
 
 def optimizer_launches(dtypes: Sequence[torch.dtype]) -> dict[str, dict[str, int]]:
-    """The launches of a step for parameters of these dtypes, by optimizer and way.
+    """The launches of a step for parameters of these dtypes, by optimizer and way; empty without parameters.
 
     >>> optimizer_launches([torch.float32] * 3)
     {'SGD': {'loop': 9, 'foreach': 3, 'fused': 1}, 'AdamW': {'loop': 27, 'foreach': 9, 'fused': 2}}
+    >>> optimizer_launches([])
+    {}
     """
+    if not dtypes:
+        return {}
     return {
         name: {way: _step(make, {**options, **how}, dtypes) for way, how in WAYS.items()}
         for name, (make, options) in OPTIMIZERS.items()
