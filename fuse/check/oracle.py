@@ -34,6 +34,7 @@ from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
 from fuse.graph.results import named_parts, parts_of
 from fuse.runtime.engine import Compiled, Engine, source_of
+from fuse.runtime.guards import same_value
 from fuse.runtime.kept import carried
 from fuse.runtime.module import Fused
 from fuse.runtime.steps import Fallback, Launches
@@ -382,6 +383,8 @@ def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:
 def _equal(mine: Any, theirs: Any) -> bool:
     """Whether two objects of one class are equal, as far as they can tell: iterators and the like cannot."""
     kind: Any = type(mine)
+    if mine is theirs or same_value(mine, theirs):  # NaN is equal to NaN here
+        return True
     if kind.__eq__ is object.__eq__ or isinstance(mine, weakref.ref):  # which knows the copy's own tensor
         return True
     try:

@@ -55,11 +55,11 @@ def reached_by(model: nn.Module) -> Outside:
 
     >>> seen = []
     >>> model = nn.Tanh()
-    >>> hook = model.register_forward_hook(lambda module, args, result: seen.append(result))
+    >>> hook = model.register_forward_hook(functools.partial(print, seen))
     >>> before = reached_by(model)
     >>> seen.append(1)
     >>> [change.name for change in before.restore()], seen
-    (['seen'], [])
+    (["a hook's argument"], [])
     """
     outside = Outside([], [], [])
     seen: set[int] = {id(module.__dict__) for module in model.modules()}
