@@ -82,6 +82,7 @@ class Functionalizer:
     graph: Graph
     fakes: FakeRunner
     aliases: dict[int, Alias] = field(default_factory=dict)
+    written: set[Node] = field(default_factory=set)  # values that came about by writes
     bases: dict[int, Base] = field(default_factory=dict)
     source: str = ""
     draws: Draws = field(default_factory=Draws)
@@ -221,6 +222,7 @@ class Functionalizer:
         """``tensor`` now holds ``node``'s value: pass it up its chain of views into the base."""
         alias = self.aliases[id(tensor)]
         base = alias.base
+        self.written.add(node)
         if base.input_index == _SHARED:
             raise CaptureError(
                 f"a write at {self.source} to an argument that shares memory with another; it runs in eager mode"

@@ -143,7 +143,10 @@ class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
         if not trained or not inputs:
             return Joint(forward, detached=detached)
         if differentiate is not None and not self.cut_off and not self._has_own_gradients():
-            for alias in self.functional.aliases.values():  # autograd detaches what it saves: another alias
+            for alias in self.functional.aliases.values():
+                # Autograd detaches what it saves; a tensor that was written may hold another value by now.
+                if id(alias.tensor) in self.detached or alias.made in self.functional.written:
+                    continue
                 needs = alias.made.meta.get("needs_gradient", False)
                 alias.made.meta["needs_gradient"] = needs or alias.tensor.requires_grad
             recorded = Recorded(forward, tuple(map(self._views, self.leaves)), frozenset(trained), detached)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fuse
+from fuse.check.oracle import check
 from fuse.graph.joint import capture_joint
 from fuse.rewrite.differentiating import NAME, by_loops
 
@@ -279,3 +280,27 @@ def test_an_unused_result_costs_no_gradients() -> None:
 def test_any_size_trains(steps: int, batch: int, width: int, turned: bool) -> None:
     xs = torch.randn(batch, steps, width).transpose(0, 1) if turned else torch.randn(steps, batch, width)
     assert_trains_rolled(LSTM(width), xs)
+
+
+class FirstStepApart(nn.Module):
+    """A cell that writes its gates in place, once before the loop (whose input the model chooses) and then in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.cell = nn.GRUCell(8, 8)
+        self.out = nn.Linear(8, 20)
+
+    def forward(self, token: Tensor, h: Tensor) -> Tensor:
+        scores = []
+        for _ in range(6):
+            h = self.cell(self.table(token), h)
+            scores.append(self.out(h))
+            token = scores[-1].argmax(-1)
+        return torch.stack(scores, 1)
+
+
+def test_values_written_in_place_before_a_loop_keep_their_gradients() -> None:
+    report = check(FirstStepApart(), (torch.randint(0, 20, (3,)), torch.randn(3, 8, requires_grad=True)), train=True)
+    assert report.passed, str(report)
+    assert report.observed[1] < 10, "the loop was rolled"
