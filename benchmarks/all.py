@@ -17,6 +17,7 @@ if __name__ == "__main__":
         "lstm",
         "cells",
         "models",
+        "blocks",
         "training",
         "op_db",
         "module_db",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 from typing import Any
 
@@ -204,6 +205,27 @@ def curves_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def blocks_table(results: dict[str, Any]) -> list[str]:
+    """What forty blocks come to, and those that are slower than a peer or launch more than ``torch.compile``."""
+    cases = results["cases"]
+    medians = {
+        peer: {case["target"]: case["ratios"][peer]["median"] for case in cases} for peer in ("eager", "compile")
+    }
+    more = [case["target"] for case in cases if case["observed"]["after"] > case["compiled_launches"]]
+    slower = {peer: [name for name, ratio in found.items() if ratio < 1] for peer, found in medians.items()}
+    lines = ["| blocks of two to six operators behind a product or a convolution | |", "|---|--:|"]
+    lines += [
+        f"| measured | {len(cases)} |",
+        f"| results that differ | {sum(bool(c['disagreements']) for c in cases)} |",
+    ]
+    for peer, names in (("eager", "eager"), ("compile", "`torch.compile`")):
+        lines.append(f"| {names} / fuse, geometric mean | {statistics.geometric_mean(medians[peer].values()):.2f} |")
+        below = ", ".join(f"{name} {medians[peer][name]:.2f}" for name in slower[peer])
+        lines.append(f"| slower than {names} | {len(slower[peer])}{f': {below}' if below else ''} |")
+    lines.append(f"| more launches than `torch.compile` | {len(more)}{': ' + ', '.join(more) if more else ''} |")
+    return lines
+
+
 def overloaded(results: dict[str, Any]) -> bool:
     """Whether the machine had so much else to do that times are not shown."""
     return bool(results["load_average"] > OVERLOADED * results["machine"]["cores"])
@@ -234,6 +256,7 @@ TABLES = {
     "models": speed_table,
     "module_db": module_db_table,
     "op_db": op_db_table,
+    "blocks": blocks_table,
     "overhead": overhead_table,
     "recurrent": recurrent_table,
     "training": speed_table,
