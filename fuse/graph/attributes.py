@@ -88,9 +88,13 @@ def collect(name: str, value: Any, found: list[Held], seen: set[int], root: Attr
 
 
 def _is_plain_object(value: Any) -> bool:
-    """An instance of a Python class that holds data, such as a configuration or a cache; not a module or function."""
+    """An instance of a Python class that holds data, such as a configuration or a cache; not a module or function.
+
+    Nor anything of fuse's own, as a fused part of the model holds: another thread may be compiling it.
+    """
     kinds = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
-    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, kinds)
+    own = type(value).__module__.startswith("fuse.")
+    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, kinds) and not own
 
 
 def restore(before: list[Held], is_twin: Callable[[Any, Any], bool]) -> list[Change]:

@@ -167,9 +167,12 @@ _ANY = _Any()
 
 
 def _is_plain_object(value: Any) -> bool:
-    """An instance of a Python class that holds settings, such as a configuration."""
+    """An instance of a Python class that holds settings, such as a configuration; nothing of fuse's own, as a fused
+    part of the model holds."""
     kinds = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
-    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, kinds) and not callable(value)
+    if isinstance(value, kinds) or callable(value) or type(value).__module__.startswith("fuse."):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 def same_value(a: object, b: object) -> bool:

@@ -359,7 +359,7 @@ def test_a_fault_in_a_module_beside_the_file_names_that_module(write: Write) -> 
     write("x = 1\nx.y", "helper_of_model.py")
     message = refusal(write("import helper_of_model"))
     assert message == "helper_of_model.py:2: loading the file: AttributeError: 'int' object has no attribute 'y'"
-    write("x = 1\nx y", "helper_of_model.py")
+    write("x = 1\nx y  # of another length: Python tells what it compiled by seconds and sizes", "helper_of_model.py")
     assert refusal(write("import helper_of_model")) == "helper_of_model.py:2: SyntaxError: invalid syntax"
     assert "helper_of_model" not in sys.modules
 

@@ -499,3 +499,15 @@ def test_sparse_inputs_run_eager() -> None:
     x, y = torch.eye(3).to_sparse(), torch.randn(3, 3)
     with pytest.warns(UserWarning, match="layout"):
         assert torch.equal(fuse.compile(Sparse())(x, y), y)
+
+
+def test_calls_of_a_fused_part_do_not_make_the_whole_stale() -> None:
+    part = fuse.compile(nn.Linear(4, 4))
+    whole = fuse.compile(nn.Sequential(part, nn.Tanh()))
+    with torch.no_grad():
+        whole(torch.randn(2, 4))
+        program = whole.compiled
+        for rows in (3, 4):
+            part(torch.randn(rows, 4))
+        whole(torch.randn(2, 4))
+    assert whole.compiled is program
