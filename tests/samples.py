@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,3 +21,19 @@ class Cell(nn.Module):
         for t in range(x.shape[1]):
             h = torch.tanh(self.recurrent(h) + x[:, t])
         return h
+
+
+class Holder(nn.Module):
+    """A module that holds what it is given (``b_*`` as buffers) and runs a function of itself and the inputs."""
+
+    def __init__(self, function: Callable[..., Any], **held: Any) -> None:
+        super().__init__()
+        self.function = (function,)
+        for name, value in held.items():
+            if name.startswith("b_"):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, *args: Any) -> Any:
+        return self.function[0](self, *args)

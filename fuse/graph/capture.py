@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif tensor.layout is not torch.strided:
                 raise CaptureError(f"an input has layout {tensor.layout}, which is not supported")
             else:
-                with _unwarned(tensor):
+                with contextlib.nullcontext() if tensor.is_leaf else _unwarned():
                     fake = self.fake_mode.from_tensor(tensor)
             self.adopted[id(tensor)] = (tensor, fake)
         return self.adopted[id(tensor)][1]
@@ -238,7 +238,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             changes = [*restore(before, self._is_twin), *outside.restore()]
         self.overlay.check()
-        if changes := [*assigned(), *changes]:
+        changes = [change for change in assigned() if change.attribute not in self.overlay.plan.attributes] + changes
+        if changes:
             raise Assigns(changes[0].name, [c.attribute for c in changes], all(c.whole for c in changes))
 
     def _is_twin(self, tensor: Tensor, real: Tensor) -> bool:
@@ -250,9 +251,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.names_by_fake[id(fake)] = self.names[id(tensor)]
         return fake
 
-    def _fake_of_attribute(self, tensor: Tensor) -> Tensor:
+    def _fake_of_attribute(self, tensor: Tensor, name: str) -> Tensor:
         fake = self._adopt(tensor)
-        self.names_by_fake.setdefault(id(fake), ("attribute", f"attribute_{len(self.names_by_fake)}"))
+        self.names_by_fake.setdefault(id(fake), ("attribute", name))
         return fake
 
     def _with_assigned(self, result: Any) -> Any:
@@ -391,11 +392,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _unwarned(tensor: Tensor) -> Iterator[None]:
+def _unwarned() -> Iterator[None]:
     """Without torch's warning about the ``.grad`` of a tensor that is no leaf, at which its fake modes look."""
     with warnings.catch_warnings():
-        if not tensor.is_leaf:
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
         yield
 
 

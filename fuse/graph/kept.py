@@ -13,7 +13,6 @@ not touched. A number that is only counted up is a :class:`Count`: a graph must 
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -77,8 +76,9 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
         try:
             return record(plan)
         except Assigns as found:
-            new = [attribute for attribute in found.attributes if attribute not in plan.attributes]
-            if not found.whole or len(new) < len(found.attributes):
+            again = [attribute for attribute in found.attributes if attribute in plan.attributes]
+            new = [attribute for attribute in dict.fromkeys(found.attributes) if attribute not in again]
+            if again or not found.whole:
                 found.assigned = _pairs((*plan.attributes, *new))
                 raise
             plan = replace(plan, attributes=(*plan.attributes, *new))
@@ -151,12 +151,26 @@ class _Slot:
 
     attribute: Attribute
     module: nn.Module
-    real: Any
     old: Any
     was: Any = None
     now: Any = None
     read: bool = False
     assigned: bool = False
+
+    def __post_init__(self) -> None:
+        self.is_buffer = self._registered() is not ABSENT
+
+    def assign(self, value: Any) -> None:
+        self.now, self.assigned = value, True
+        if self.is_buffer:
+            self.module.__dict__["_buffers"][self.attribute.name] = value
+
+    def is_bypassed(self) -> bool:
+        """Whether the module's registry of buffers was changed under the attribute's name, and not by assigning it."""
+        return self._registered() is not (self.now if self.is_buffer else ABSENT)
+
+    def _registered(self) -> Any:
+        return self.module.__dict__["_buffers"].get(self.attribute.name, ABSENT)
 
 
 @dataclass(eq=False)
@@ -169,8 +183,9 @@ class Overlay:
     trouble: str = ""
 
     @contextlib.contextmanager
-    def laid(self, twin: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Let ``twin`` of tensors stand for them in this thread; assignments are kept here and not made."""
+    def laid(self, twin: Callable[[Tensor, str], Tensor]) -> Iterator[None]:
+        """Let ``twin`` of tensors, told their names, stand for them in this thread; assignments are kept here and not
+        made."""
         if not self.plan.attributes:
             yield
             return
@@ -182,6 +197,9 @@ class Overlay:
                 own = {slot.attribute.name: slot for slot in self.slots if slot.module is module}
                 object.__setattr__(module, "__class__", _watched(classes[key], module, own, self))
             yield
+            for slot in self.slots:
+                if slot.is_bypassed():
+                    self.trouble = f"forward puts {slot.attribute} into the registry of buffers itself"
         finally:
             for key, module in modules.items():
                 object.__setattr__(module, "__class__", classes[key])
@@ -190,13 +208,13 @@ class Overlay:
         """Raise where ``forward`` did what the overlay cannot hold."""
         if self.trouble:
             raise CaptureError(self.trouble)
-        if used := [s.attribute for s in self.slots if isinstance(s.old, Count) and s.old.used]:
+        if used := [s.attribute for s in self.slots if _is_count(s.old) and s.old.used]:
             raise Reads(used)
         for slot in self.slots:
             if not _as_it_was(slot.old, slot.was):
                 raise CaptureError(f"forward changes what the attribute {slot.attribute} holds")
             for leaf in flatten_result(slot.now)[0] if slot.assigned else ():
-                if not (isinstance(leaf, (Tensor, Count)) or is_constant(leaf)):
+                if not (isinstance(leaf, Tensor) or _is_count(leaf) or is_constant(leaf)):
                     raise CaptureError(
                         f"forward assigns the attribute {slot.attribute} a {type(leaf).__name__}, of which a graph "
                         "cannot make a new one in each call"
@@ -215,10 +233,6 @@ class Overlay:
         """The stand-ins of what is read, in the order in which the runtime will give what they stand for."""
         return flatten_result(tuple(slot.old for slot in self.slots if slot.read and not _is_count(slot.old)))[0]
 
-    def real_tensors(self) -> list[Tensor]:
-        """What the attributes held, read or not."""
-        return [leaf for leaf in flatten_result([s.real for s in self.slots])[0] if isinstance(leaf, Tensor)]
-
     def assigned(self) -> tuple[Any, ...]:
         """The values to assign after the call; counts as :class:`fuse.graph.signature.Advance`."""
         numbers = {slot.attribute: number for number, slot in enumerate(self.slots)}
@@ -233,20 +247,22 @@ class Overlay:
             for slot in self.slots
         )
 
-    def _slot(self, attribute: Attribute, twin: Callable[[Tensor], Tensor]) -> _Slot:
+    def _slot(self, attribute: Attribute, twin: Callable[[Tensor, str], Tensor]) -> _Slot:
         module = self.model.get_submodule(attribute.owner)
         if custom := _custom(type(module)):
             raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
         value = current(module, attribute.name)
         leaves, spec = flatten_result(value)
-        if odd := next((x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))), None):
-            raise CaptureError(f"forward assigns the attribute {attribute}, which holds a {type(odd).__name__}")
+        if odd := [x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))]:
+            raise CaptureError(f"forward assigns the attribute {attribute}, which holds a {type(odd[0]).__name__}")
         if type(value) is int and attribute not in self.plan.plain:
             old: Any = Count(attribute)
         else:
-            stand_ins = [twin(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            names = [str(attribute)] if len(leaves) == 1 else [f"{attribute}[{i}]" for i in range(len(leaves))]
+            tensors = zip(leaves, names, strict=True)
+            stand_ins = [twin(leaf, name) if isinstance(leaf, Tensor) else leaf for leaf, name in tensors]
             old = pytree.tree_unflatten(stand_ins, spec)
-        return _Slot(attribute, module, value, old, was=_contents(old), now=old)
+        return _Slot(attribute, module, old, was=_contents(old), now=old)
 
 
 def current(module: nn.Module, name: str) -> Any:
@@ -279,7 +295,7 @@ def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Over
         if name in slots and self is module and threading.get_ident() == thread:
             if isinstance(value, (nn.Module, nn.Parameter)):
                 overlay.trouble = f"forward assigns {slots[name].attribute} a {type(value).__name__}"
-            slots[name].now, slots[name].assigned = value, True
+            slots[name].assign(value)
         else:
             cls.__setattr__(self, name, value)
 
@@ -313,15 +329,11 @@ def _is_count(value: Any) -> bool:
 
 def _contents(value: Any) -> Any:
     """A copy of the containers in ``value``, with the same leaves."""
-    if isinstance(value, (list, tuple, dict)):
-        leaves, spec = flatten_result(value)
-        return pytree.tree_unflatten(leaves, spec)
-    return copy.copy(value) if isinstance(value, set) else value
+    leaves, spec = flatten_result(value)
+    return pytree.tree_unflatten(leaves, spec)
 
 
 def _as_it_was(value: Any, was: Any) -> bool:
     """Whether a value has the structure and the very leaves of its copy."""
-    if isinstance(value, set):
-        return bool(value == was)
     (leaves, spec), (before, structure) = flatten_result(value), flatten_result(was)
     return spec == structure and all(a is b for a, b in zip(leaves, before, strict=True))

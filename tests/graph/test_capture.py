@@ -22,6 +22,7 @@ from fuse import ops
 from fuse.cost.observe import CountingMode
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
+from tests.samples import Holder
 
 SameCall = Callable[..., GraphModule]
 Pair = namedtuple("Pair", ["a", "b"])
@@ -139,22 +140,6 @@ def test_a_captured_graph_can_be_copied_and_captured_again(same_call: SameCall) 
 
 
 # ---- modules ---------------------------------------------------------------------------------------------------------
-
-
-class Holder(nn.Module):
-    """A module that holds what it is given (``b_*`` as buffers) and runs a function of itself and the input."""
-
-    def __init__(self, function: Callable[..., Any], **held: Any) -> None:
-        super().__init__()
-        self.function = (function,)
-        for name, value in held.items():
-            if name.startswith("b_"):
-                self.register_buffer(name, value)
-            else:
-                setattr(self, name, value)
-
-    def forward(self, *args: Any) -> Any:
-        return self.function[0](self, *args)
 
 
 def tied_embedding() -> nn.Module:

@@ -16,25 +16,17 @@ from torch import Tensor, nn
 import fuse
 from fuse.check.inputs import Call
 from fuse.check.oracle import check
+from tests.samples import Holder
 
 
-class Keeps(nn.Module):
-    """Holds a layer and what it is given (``b_*`` as buffers), and runs a function of itself and the inputs."""
+class Keeps(Holder):
+    """Holds a layer as well."""
 
     default = None
 
     def __init__(self, function: Callable[..., Any], **held: Any) -> None:
-        super().__init__()
+        super().__init__(function, **held)
         self.layer = nn.Linear(4, 4)
-        self.function = (function,)
-        for name, value in held.items():
-            if name.startswith("b_"):
-                self.register_buffer(name, value)
-            else:
-                setattr(self, name, value)
-
-    def forward(self, *args: Any) -> Any:
-        return self.function[0](self, *args)
 
 
 @dataclasses.dataclass
@@ -113,6 +105,11 @@ def averaged(self, x):
     return x - self.b_mean
 
 
+def averaged_by_name(self, x):
+    self.b_mean = 0.9 * self.b_mean + 0.1 * x.mean(0)
+    return x - dict(self.named_buffers())["b_mean"] + self._buffers["b_mean"].exp()
+
+
 def written_and_assigned(self, x):
     self.h.mul_(0.5).add_(x)
     self.last = self.h
@@ -166,6 +163,7 @@ CASES: dict[str, Callable[[], Keeps]] = {
     "absent at first": lambda: Keeps(reset_by_a_flag),
     "counted": lambda: Keeps(counted, calls=5),
     "buffers": lambda: Keeps(averaged, b_mean=torch.zeros(4), b_count=torch.tensor(0)),
+    "buffers by name": lambda: Keeps(averaged_by_name, b_mean=torch.zeros(4)),
     "written and assigned": lambda: Keeps(written_and_assigned, h=torch.zeros(3, 4)),
     "assigned in place": lambda: Keeps(assigned_in_place, h=torch.zeros(3, 4)),
     "the input itself": lambda: Keeps(the_input_itself, last=None),
@@ -330,6 +328,20 @@ REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
     "by its dictionary": (
         lambda: Keeps(lambda s, x: (setattr(s, "h", vars(s)["h"] + x), x + 1)[1], h=torch.zeros(3)),
         "reads the __dict__",
+    ),
+    "in the registry, too": (
+        lambda: Keeps(
+            lambda s, x: (setattr(s, "b_h", x), s.register_buffer("b_h", x + 1), x + 2)[2], b_h=torch.zeros(3)
+        ),
+        "puts b_h into the registry of buffers itself",
+    ),
+    "out of the registry": (
+        lambda: Keeps(lambda s, x: (setattr(s, "b_h", x), s._buffers.pop("b_h", None), x + 2)[2], b_h=torch.zeros(3)),
+        "changes Keeps.b_h",
+    ),
+    "an empty set": (
+        lambda: Keeps(lambda s, x: (setattr(s, "seen", {len(s.seen)}), x + 1)[1], seen=set()),
+        "assigns the attribute seen, which holds a set",
     ),
     "a parameter": (
         lambda: Keeps(lambda s, x: (setattr(s, "p", nn.Parameter(torch.zeros(3))), x + 1)[1]),
