@@ -33,8 +33,8 @@ from fuse.graph.attributes import held_by, restore
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
 from fuse.graph.results import named_parts, parts_of
-from fuse.runtime.engine import Compiled, Engine, source_of
-from fuse.runtime.guards import same_value
+from fuse.runtime.engine import Compiled, Engine
+from fuse.runtime.guards import same_value, sources_of
 from fuse.runtime.kept import carried
 from fuse.runtime.module import Fused
 from fuse.runtime.steps import Fallback, Launches
@@ -437,6 +437,6 @@ def _locate(call: Call, compiled: Compiled) -> str:
     signature = captured.meta["signature"]
     carry = carried(fresh.model, signature.kept, leaves, None)
     given = carry.extend(leaves, None)[0] if carry else leaves
-    sources = [source_of(spec, fresh.model, len(leaves)) for spec in signature.inputs]
+    sources = sources_of(signature.inputs, fresh.model, len(leaves))
     tensors = [given[source] if isinstance(source, int) else source for source in sources]
     return first_difference(compiled, captured, [t.detach() for t in tensors])

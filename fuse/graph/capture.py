@@ -11,7 +11,6 @@ tensor:``) raises instead of freezing the number into the graph. The graph is a 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import threading
 import warnings
@@ -45,6 +44,7 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
+from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
 from fuse.graph.outside import reached_by
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
@@ -131,13 +131,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.placeholders: list[Tensor] = []
         self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
         self.last_input: Node | None = None
-        self.names = _names_of_state(model, plan.attributes)
+        self.names = names_of_state(model, plan.attributes)
         self.names_by_fake: dict[int, tuple[Any, str]] = {}
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
-        names = _parameter_names(self.model)
-        fake_leaves = [self._argument(_argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
+        names = parameter_names(self.model)
+        fake_leaves = [self._argument(argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
         with self._recording("forward", self._fake_state()), torch.set_grad_enabled(self.gradients):
             result = self.model(*fake_args, **fake_kwargs)
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _place(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
         """A new placeholder for ``fake``, after the placeholders that are there."""
-        name = _identifier(spec.name)
+        name = identifier(spec.name)
         if self.last_input is not None:
             with self.graph.inserting_after(self.last_input):
                 node = self.graph.placeholder(name)
@@ -409,34 +409,6 @@ def _fake_mode(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     yield next(iter(modes.values()), None) or FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _parameter_names(model: nn.Module) -> list[str]:
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in positional]
-    except (TypeError, ValueError):
-        return []
-
-
-def _argument_name(path: Any, names: list[str]) -> str:
-    """``x`` for a parameter of ``forward``, ``x[0]['mask']`` for a part of it, ``args[3]`` where it has no name."""
-    outer, first = path[:2]
-    if outer.idx == 1:
-        head = str(first.key)
-    elif first.idx < len(names):
-        head = names[first.idx]
-    else:
-        head = f"args[{first.idx}]"
-    return head + pytree.keystr(path[2:])
-
-
-def _names_of_state(model: nn.Module, kept: Sequence[Attribute]) -> dict[int, tuple[str, str]]:
-    """Parameters, and buffers that are not kept: identity -> kind and name."""
-    others = {str(attribute) for attribute in kept}
-    named = {id(t): ("buffer", name) for name, t in model.named_buffers() if name not in others}
-    named.update({id(t): ("parameter", name) for name, t in model.named_parameters()})
-    return named
-
-
 def _at(error: BaseException) -> str:
     line = line_of(error)
     return f" at {line}" if line else ""
@@ -449,10 +421,3 @@ def _lazy(tensor: Tensor) -> tuple[bool, bool]:
 def _layout(tensor: Tensor, root: Tensor) -> Layout:
     """The layout of ``tensor``, its offset counted from ``root``'s."""
     return Layout(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset() - root.storage_offset()))
-
-
-def _identifier(name: str) -> str:
-    text = "".join(c if c.isalnum() else "_" for c in name).strip("_")
-    while "__" in text:
-        text = text.replace("__", "_")
-    return f"input_{text}" if not text or text[0].isdigit() else text

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._pytree import TreeSpec
 
@@ -33,6 +34,19 @@ class InputSpec:
     name: str
     index: int = -1
     value: torch.Tensor | None = field(default=None, compare=False)
+
+
+def held_tensor(spec: InputSpec, model: nn.Module) -> Tensor:
+    """The parameter, buffer or constant that a placeholder stands for.
+
+    >>> held_tensor(InputSpec("parameter", "0.bias"), nn.Sequential(nn.Linear(2, 3))).shape
+    torch.Size([3])
+    """
+    if spec.value is not None:
+        return spec.value
+    owner, _, name = spec.name.rpartition(".")
+    found: Tensor = getattr(model.get_submodule(owner), name)
+    return found
 
 
 @dataclass(frozen=True)

@@ -21,33 +21,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
 from fuse.graph.capture import capture
 from fuse.graph.collecting import without_collecting
+from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
-from fuse.graph.signature import Attribute, InputSpec, Signature
+from fuse.graph.signature import Attribute, Signature
 from fuse.rewrite import registry
 from fuse.rewrite.differentiating import by_loops
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import Arguments, DeclaredLengths, Refused
-from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps
+from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
 from fuse.runtime.kept import Carried, carried, kind_of_call, tensors_of
 from fuse.runtime.playback import Playback, playback
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, program_of
 from fuse.runtime.reference import Reference
+from fuse.runtime.refusals import refused_call, refused_model, without_kernels
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Ran, Training
 
 LARGEST_STATES = 8
 LARGEST_CARRIED = 4
 LARGEST_VARIANTS = 64
-_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,11 @@ class Engine:
         if found is None:
             if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
                 return self.model(*args, **kwargs)  # part of what is being captured
-            if reason := _unsupported(leaves) or self._unsupported_model() or self._never_settles(leaves, spec):
+            if (
+                reason := refused_call(leaves)
+                or refused_model(self.model, self._tensors())
+                or self._never_settles(leaves, spec)
+            ):
                 return self._eager(args, kwargs, reason)
             found = self._make(args, kwargs, leaves, spec)
         compiled, tensors = found
@@ -263,7 +267,7 @@ class Engine:
             self._kept += tuple(new)
             if training is None and self._needs_gradients(given[0]):  # only the attributes need them
                 return self._compile(args, kwargs, leaves, spec)
-        sources = [source_of(spec, self.model, len(leaves)) for spec in signature.inputs]
+        sources = sources_of(signature.inputs, self.model, len(leaves))
         guard = call_guard(*given, sources, self._tensors())
         return Compiled(
             guard,
@@ -290,7 +294,7 @@ class Engine:
         """The call, captured and rewritten but for the passes that are left out."""
         graph = capture(self.model, args, kwargs, self._kept)
         if self.freeze:
-            _freeze(graph, self.model)
+            freeze(graph, self.model)
         self._rewrite(graph, left_out)
         return graph
 
@@ -305,7 +309,7 @@ class Engine:
         graph = self._graph(*arguments, left_out)
         if kept := graph.meta["signature"].kept:
             raise FuseError(f"forward assigns the attribute {kept[0].attribute}")
-        if reason := _without_kernels(graph):
+        if reason := without_kernels(graph):
             raise FuseError(reason)
         return graph
 
@@ -324,7 +328,7 @@ class Engine:
             return None
 
     def _build(self, graph: GraphModule) -> Program | Reference:
-        if reason := _without_kernels(graph):
+        if reason := without_kernels(graph):
             return Reference(graph, Fallback(self._name(), "", reason))
         try:
             return program_of(graph)
@@ -355,15 +359,6 @@ class Engine:
             return False
         held: Sequence[Any] = () if self.freeze else [*self._tensors(), *tensors_of(self.model, self._kept)]
         return any(isinstance(t, Tensor) and t.requires_grad for t in (*leaves, *held))
-
-    def _unsupported_model(self) -> Fallback | None:
-        """Why this call is eager's, whatever its arguments are."""
-        if any(nn.parameter.is_lazy(tensor) for tensor in self._tensors()):
-            return Fallback(self._name(), "", "the call initializes lazy parameters")
-        if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in self.model.modules()):
-            reason = "DistributedDataParallel talks to other processes in forward: give it the compiled model instead"
-            return Fallback(self._name(), "", reason)
-        return None
 
     def _tensors(self) -> list[Tensor]:
         """Parameters and buffers, but for buffers that calls assign."""
@@ -402,56 +397,3 @@ def _outside() -> int:
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fuse.runtime", "torch.nn")):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _unsupported(leaves: Sequence[Any]) -> Fallback | None:
-    """Why a call with these leaves, here and now, is not for compiled code at all."""
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            if type(leaf) not in _PLAIN_TENSORS:
-                return Fallback("", "", f"an input is a {type(leaf).__name__}, a tensor subclass")
-            if leaf.layout is not torch.strided:
-                return Fallback("", "", f"an input has the layout {leaf.layout}")
-            if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-                return Fallback("", "", "an input is being transformed by torch.func")
-    if forward_ad._current_level >= 0:
-        return Fallback("", "", "gradients are taken in forward mode")
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
-        return Fallback("", "", "hooks on saved tensors are active")
-    return None
-
-
-def _without_kernels(graph: GraphModule) -> str | None:
-    """Why there are no kernels for the devices of a graph, or None."""
-    devices = {v.device.type for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), Tensor)}
-    return f"there are no kernels for {', '.join(sorted(devices - {'cpu'}))} yet" if devices - {"cpu"} else None
-
-
-def source_of(spec: InputSpec, model: nn.Module, count: int = 0) -> int | Tensor:
-    """Where a placeholder's tensor comes from: a position among the leaves of the call, of which there are ``count``,
-    and of the attributes that it reads; or a tensor that stays."""
-    if spec.kind == "argument":
-        return spec.index
-    if spec.kind == "attribute":
-        return count + spec.index
-    if spec.kind == "constant":
-        assert spec.value is not None
-        return spec.value
-    owner, _, name = spec.name.rpartition(".")
-    found: Tensor = getattr(model.get_submodule(owner), name)
-    return found
-
-
-def _freeze(graph: GraphModule, model: nn.Module) -> None:
-    """Turn parameters and buffers that the call does not write into constants of this moment."""
-    signature: Signature = graph.meta["signature"]
-    written = {mutation.input_index for mutation in signature.mutations}
-    returned = {output.index for output in signature.outputs if output.kind == "input"}
-    inputs = list(signature.inputs)
-    for index, spec in enumerate(inputs):
-        if spec.kind in ("parameter", "buffer") and index not in written | returned:
-            value = source_of(spec, model)
-            assert isinstance(value, Tensor)
-            kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            inputs[index] = InputSpec("constant", spec.name, value=kept.copy_(value.detach()))
-    graph.meta["signature"] = replace(signature, inputs=tuple(inputs))

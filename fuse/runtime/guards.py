@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
-from fuse.graph.signature import Attribute
+from fuse.graph.signature import Attribute, InputSpec, held_tensor
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
@@ -253,6 +253,13 @@ class CallGuard:
                 return None
         tensors = self.pick((*leaves, *self.state))
         return tensors if self.check(*tensors) else None
+
+
+def sources_of(inputs: Sequence[InputSpec], model: nn.Module, count: int) -> list[int | Tensor]:
+    """Where the tensors of placeholders come from: a position among the leaves of the call, of which there are
+    ``count``, and of the attributes that it reads; or a tensor that stays."""
+    offsets = {"argument": 0, "attribute": count}
+    return [offsets[spec.kind] + spec.index if spec.kind in offsets else held_tensor(spec, model) for spec in inputs]
 
 
 def call_guard(

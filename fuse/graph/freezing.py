@@ -1,0 +1,28 @@
+"""Weights frozen: parameters and buffers become constants of this moment, which passes may fold, join and pack.
+
+x, weight (a parameter)  ->  x, weight (a constant, with a copy of its value)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from fuse.graph.signature import InputSpec, Signature, held_tensor
+
+
+def freeze(graph: GraphModule, model: nn.Module) -> None:
+    """Turn parameters and buffers that the call does not write into constants of this moment."""
+    signature: Signature = graph.meta["signature"]
+    written = {mutation.input_index for mutation in signature.mutations}
+    returned = {output.index for output in signature.outputs if output.kind == "input"}
+    inputs = list(signature.inputs)
+    for index, spec in enumerate(inputs):
+        if spec.kind in ("parameter", "buffer") and index not in written | returned:
+            value = held_tensor(spec, model)
+            kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            inputs[index] = InputSpec("constant", spec.name, value=kept.copy_(value.detach()))
+    graph.meta["signature"] = replace(signature, inputs=tuple(inputs))

@@ -1,0 +1,57 @@
+"""What placeholders are called: after the parameter, buffer, or part of an argument that they stand for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fuse.graph.signature import Attribute
+
+
+def parameter_names(model: nn.Module) -> list[str]:
+    """What the ``forward`` of a model calls its positional arguments.
+
+    >>> parameter_names(nn.Linear(2, 2))
+    ['input']
+    """
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in positional]
+    except (TypeError, ValueError):
+        return []
+
+
+def argument_name(path: Any, names: list[str]) -> str:
+    """``x`` for a parameter of ``forward``, ``x[0]['mask']`` for a part of it, ``args[3]`` where it has no name."""
+    outer, first = path[:2]
+    if outer.idx == 1:
+        head = str(first.key)
+    elif first.idx < len(names):
+        head = names[first.idx]
+    else:
+        head = f"args[{first.idx}]"
+    return head + pytree.keystr(path[2:])
+
+
+def names_of_state(model: nn.Module, kept: Sequence[Attribute]) -> dict[int, tuple[str, str]]:
+    """Parameters, and buffers that are not kept: identity -> kind and name."""
+    others = {str(attribute) for attribute in kept}
+    named = {id(t): ("buffer", name) for name, t in model.named_buffers() if name not in others}
+    named.update({id(t): ("parameter", name) for name, t in model.named_parameters()})
+    return named
+
+
+def identifier(name: str) -> str:
+    """A name as one that Python code could use.
+
+    >>> identifier("layers.0.weight"), identifier("x[0]['mask']"), identifier("0")
+    ('layers_0_weight', 'x_0_mask', 'input_0')
+    """
+    text = "".join(c if c.isalnum() else "_" for c in name).strip("_")
+    while "__" in text:
+        text = text.replace("__", "_")
+    return f"input_{text}" if not text or text[0].isdigit() else text

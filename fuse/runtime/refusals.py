@@ -1,0 +1,49 @@
+"""What runs as eager would, whatever else is true of it: calls, models and graphs that compiled code is not for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.fx import GraphModule
+
+from fuse.runtime.steps import Fallback
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+def refused_call(leaves: Sequence[Any]) -> Fallback | None:
+    """Why a call with these leaves, here and now, is not for compiled code at all."""
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if type(leaf) not in _PLAIN_TENSORS:
+                return Fallback("", "", f"an input is a {type(leaf).__name__}, a tensor subclass")
+            if leaf.layout is not torch.strided:
+                return Fallback("", "", f"an input has the layout {leaf.layout}")
+            if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+                return Fallback("", "", "an input is being transformed by torch.func")
+    if forward_ad._current_level >= 0:
+        return Fallback("", "", "gradients are taken in forward mode")
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
+        return Fallback("", "", "hooks on saved tensors are active")
+    return None
+
+
+def refused_model(model: nn.Module, tensors: Iterable[Tensor]) -> Fallback | None:
+    """Why calls of a model that holds ``tensors`` are eager's, whatever their arguments are."""
+    name = str(model._get_name())  # type: ignore[no-untyped-call]
+    if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
+        return Fallback(name, "", "the call initializes lazy parameters")
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        reason = "DistributedDataParallel talks to other processes in forward: give it the compiled model instead"
+        return Fallback(name, "", reason)
+    return None
+
+
+def without_kernels(graph: GraphModule) -> str | None:
+    """Why there are no kernels for the devices of a graph, or None."""
+    devices = {v.device.type for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), Tensor)}
+    return f"there are no kernels for {', '.join(sorted(devices - {'cpu'}))} yet" if devices - {"cpu"} else None
