@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuse import ops
 
 
-class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CountingMode(TorchDispatchMode):
     """Counts the operators dispatched while it is active, below autograd: what would be sent to the device.
 
     Composite operators that reach it whole (as they do in inference mode) are taken apart first, as autograd would have

@@ -111,7 +111,7 @@ _CAPTURING = threading.RLock()
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):
     """The dispatch mode that records one call of ``model`` as a graph."""
 
     gradients = False

@@ -121,7 +121,7 @@ def capture_joint(
     return settled(record, kept)
 
 
-class JointRecorder(Recorder):  # type: ignore[no-untyped-call]
+class JointRecorder(Recorder):
     """Records a call with gradients on, then the gradients."""
 
     gradients = True

@@ -142,7 +142,7 @@ def _build(
     return LoadedModel(model, args, kwargs, fake_mode, (), file.path, name, peer)
 
 
-class _SharedMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # of its own __init_subclass__
+class _SharedMode(FakeTensorMode):  # of its own __init_subclass__
     """A mode that deep copies of its tensors stay in: the layers of a stack are often copies of the first."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _SharedMode:

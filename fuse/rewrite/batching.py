@@ -132,7 +132,7 @@ class Batcher:
         return pytree.tree_map(recorder.node, result)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):
     """Records what is dispatched, below the rules of ``torch.vmap``, as nodes of a graph."""
 
     def __init__(self, batcher: Batcher, source: str) -> None:

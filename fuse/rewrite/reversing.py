@@ -109,7 +109,7 @@ def differentiable(
     return Differentiable(made, values, own, step, saved)
 
 
-class _BodyRecorder(JointRecorder):  # type: ignore[no-untyped-call]
+class _BodyRecorder(JointRecorder):
     """Records one step of a loop, every result a tensor of its own; ``copied`` are the copies made for that."""
 
     def __init__(self, loop: Loop, fake_mode: FakeTensorMode) -> None:

@@ -73,6 +73,6 @@ def _checkpoint(graph: GraphModule) -> None:
 
 def checkpointed(block: GraphModule, *args: Any, **kwargs: Any) -> Any:
     """``torch.utils.checkpoint`` of a traced block; a choice of what to store is made by no partitioner here."""
-    options, given = TagActivationCheckpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]
+    options, given = TagActivationCheckpoint.divide_kwargs(kwargs)
     options = {name: value for name, value in options.items() if name != "use_reentrant"}
     return checkpoint(block, *args, use_reentrant=False, **options, **given)

@@ -380,7 +380,7 @@ class Engine:
             warnings.warn(message, stacklevel=_outside())
 
     def _name(self) -> str:
-        return str(self.model._get_name())  # type: ignore[no-untyped-call]
+        return str(self.model._get_name())
 
 
 def _counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:

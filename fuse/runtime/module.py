@@ -115,7 +115,7 @@ class Fused(nn.Module):
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Fused:
-        self._own().model._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._own().model._apply(fn, recurse)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +128,7 @@ class Fused(nn.Module):
         return self._own().model.extra_repr()
 
     def _get_name(self) -> str:
-        return f"Fused[{self._own().model._get_name()}]"  # type: ignore[no-untyped-call]
+        return f"Fused[{self._own().model._get_name()}]"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
         engine = self._own()

@@ -34,7 +34,7 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
 
 def refused_model(model: nn.Module, tensors: Iterable[Tensor]) -> Fallback | None:
     """Why calls of a model that holds ``tensors`` are eager's, whatever their arguments are."""
-    name = str(model._get_name())  # type: ignore[no-untyped-call]
+    name = str(model._get_name())
     if any(nn.parameter.is_lazy(tensor) for tensor in tensors):
         return Fallback(name, "", "the call initializes lazy parameters")
     if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):

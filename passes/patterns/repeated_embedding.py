@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 @pattern
 class RepeatedEmbedding:
-    """A sum with an embedding that all sequences of a batch share: positions, as BERT, ALBERT and GPT add them.
+    """A sum with an embedding that all sequences of a batch share, such as positions.
 
     Position ids are ``[1, length]`` or ``[length]``, so their rows are looked up for one sequence by a kernel of their
     own, and added to all. Looked up for each sequence instead, they are read by the kernel that sums the embeddings,
@@ -34,7 +34,7 @@ class RepeatedEmbedding:
         return None
 
     def replace(self, x: Tensor, table: Tensor, ids: Tensor) -> Any:
-        rows = torch.broadcast_shapes(x.shape[:-1], ids.shape)  # type: ignore[no-untyped-call]
+        rows = torch.broadcast_shapes(x.shape[:-1], ids.shape)
         return x + aten.embedding(table, ids.expand(rows), const("padding"))
 
     def examples(self) -> Any:

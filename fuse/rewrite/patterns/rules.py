@@ -121,7 +121,7 @@ def scaled(terms: Terms, x: Term, factor: Any) -> Term:
 def both(x: Term, y: Term) -> Look:
     """The look of an elementwise result of two operands."""
     dtype = torch.promote_types(x.dtype, y.dtype)
-    return Look(tuple(torch.broadcast_shapes(x.shape, y.shape)), dtype, x.look.device)  # type: ignore[no-untyped-call]
+    return Look(tuple(torch.broadcast_shapes(x.shape, y.shape)), dtype, x.look.device)
 
 
 @rule("scaled_sums", "add", makes="add mul pow")

@@ -98,7 +98,7 @@ def twins(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
     return made
 
 
-class _Recorder(Recorder):  # type: ignore[no-untyped-call]
+class _Recorder(Recorder):
     """Records a graph whose outputs are the very tensors that the function returns, views included."""
 
     def _finish(self, result: Any) -> GraphModule:

@@ -139,7 +139,7 @@ def pointwise(
     for position, operand in enumerate(found):
         if operand.name == "expand":
             narrow = [*found[:position], operand.operands[0], *found[position + 1 :]]
-            if torch.broadcast_shapes(*(term.shape for term in narrow)) == look.shape:  # type: ignore[no-untyped-call]
+            if torch.broadcast_shapes(*(term.shape for term in narrow)) == look.shape:
                 found = narrow
     if commutative:
         found.sort(key=lambda term: term.serial)
