@@ -6,8 +6,8 @@
 
 One launch instead of several, and a wider product fills the vector units better: the first step of Appleyard, Kocisky
 and Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016. The joined weight is built once for
-all products that use it, in a loop for all steps. Declined where joining the weights in every call would move more
-bytes than the saved launches are worth.
+all products that use it, in a loop for all steps; of weights that are constants (a frozen model's), before any call.
+Declined where joining the weights in every call would move more bytes than the saved launches are worth.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.rewrite import effects, surgery
+from fuse.rewrite.constants import constant_nodes, fold_to_constant, given_constants
+from fuse.rewrite.evaluate import evaluate
 from fuse.rewrite.products import (
     Product,
     bytes_worth,
@@ -43,6 +46,8 @@ Weights = tuple[tuple[Node, Node | None], ...]
 def merge_sibling_gemms(graph: GraphModule) -> Iterator[Verdict]:
     """Run matrix products that share their left operand as one."""
     escaping = effects.escaping(graph)
+    known = given_constants(graph)
+    constant = {*known, *constant_nodes(graph, known)}
     siblings = grouped(products(graph), lambda p: (p.left, p.depth, p.node.target, p.node.meta["val"].dtype, p.factors))
     uses = Counter(weights(group) for group in siblings)
     joined: dict[Weights, tuple[Node, Node | None]] = {}
@@ -50,10 +55,11 @@ def merge_sibling_gemms(graph: GraphModule) -> Iterator[Verdict]:
         nodes = [product.node for product in group]
         width = sum(product.columns for product in group)
         copies = [needs_copy(product, widened(product, width), escaping) for product in group]
-        if reason := obstacle(group, sum(copies), uses[weights(group)]):
+        is_constant = constant.issuperset(operands(group))
+        if reason := obstacle(group, sum(copies), uses[weights(group)], is_constant):
             yield declined(nodes, reason)
         else:
-            yield rewrite(nodes, merge, group, copies, joined)
+            yield rewrite(nodes, merge, graph, group, copies, joined, known if is_constant else None)
 
 
 def weights(group: Sequence[Product]) -> Weights:
@@ -61,16 +67,24 @@ def weights(group: Sequence[Product]) -> Weights:
     return tuple((product.right, product.bias) for product in group)
 
 
-def obstacle(group: Sequence[Product], copies: int, uses: int) -> str | None:
-    """Why these products cannot run as one, or None; ``uses`` groups share the same joined weights."""
+def operands(group: Sequence[Product]) -> list[Node]:
+    """The right operands of ``group``, and its biases."""
+    return [operand for pair in weights(group) for operand in pair if operand is not None]
+
+
+def obstacle(group: Sequence[Product], copies: int, uses: int, is_constant: bool) -> str | None:
+    """Why these products cannot run as one, or None; ``uses`` groups share the same joined weights, which are joined in
+    every call unless they are constants."""
     if not all(product.bias_is_row for product in group):
         return "a bias differs from row to row"
-    biases = [product.bias for product in group if product.bias is not None]
-    rights = [product.right for product in group]
-    if blocker := immovable(group, [*rights, *biases]):
+    joined = operands(group)
+    if blocker := immovable(group, joined):
         return f"{blocker.target} would have to run earlier"
-    launches_saved = uses * (len(group) - 1 - copies) - (2 if biases else 1)
-    if 2 * size_in_bytes([*rights, *biases]) > bytes_worth(launches_saved):
+    launches_saved = uses * (len(group) - 1 - copies)
+    if is_constant:
+        return None if launches_saved > 0 else "the parts would have to be copied out of the joined product"
+    launches_saved -= 1 if group[0].bias is None else 2
+    if 2 * size_in_bytes(joined) > bytes_worth(launches_saved):
         return "joining the weights in every call costs more than the launches saved"
     return None
 
@@ -81,11 +95,20 @@ def widened(product: Product, width: int) -> list[int]:
     return [*(rows * width for _ in batch), width, 1]
 
 
-def merge(group: Sequence[Product], copies: Sequence[bool], joined: dict[Weights, tuple[Node, Node | None]]) -> None:
-    """Run ``group`` as one product and let its parts stand for the results."""
+def merge(
+    graph: GraphModule,
+    group: Sequence[Product],
+    copies: Sequence[bool],
+    joined: dict[Weights, tuple[Node, Node | None]],
+    known: dict[Node, Tensor | None] | None,
+) -> None:
+    """Run ``group`` as one product, its weights ``known`` or joined in the call, and let its parts stand for the
+    results."""
     first = group[0].node
     if weights(group) not in joined:
         joined[weights(group)] = join(group)
+        if known is not None:
+            joined[weights(group)] = computed(graph, joined[weights(group)], known)
     right, bias = joined[weights(group)]
     product = insert_product(first, group[0], group[0].left, right, bias)
     start = 0
@@ -110,6 +133,24 @@ def join(group: Sequence[Product]) -> tuple[Node, Node | None]:
     else:
         right = surgery.insert(first, aten.cat.default, rights, rights[0].meta["val"].dim() - 1)
     return right, surgery.insert(first, aten.cat.default, biases) if biases else None
+
+
+def computed(
+    graph: GraphModule, joined: tuple[Node, Node | None], known: dict[Node, Tensor | None]
+) -> tuple[Node, Node | None]:
+    """The joined weight and bias as constants of the graph."""
+
+    def constant(node: Node) -> Node:
+        value = evaluate(node, known)
+        assert value is not None, "as large as its parts"
+        return fold_to_constant(graph, node, value, known)
+
+    right, bias = joined
+    if (stored := effects.view_base(right)) is None:
+        right = constant(right)
+    else:  # ``right`` becomes a view of the constant
+        constant(stored)
+    return right, None if bias is None else constant(bias)
 
 
 def transposed(right: Node) -> Node | None:

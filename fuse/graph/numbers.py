@@ -1,8 +1,9 @@
-"""Python numbers that a dtype cannot hold: eager raises for most, and fake tensors do not notice.
+"""Numbers and dtypes that do not go together: eager raises for most, and fake tensors do not notice.
 
     torch.full((2,), 300, dtype=torch.int8)     value cannot be converted to type int8_t without overflow
     x_int8.mul_(1.5)                            result type Float can't be cast to the desired output type Char
     torch.rsub(mask, 1)                         subtraction with a bool tensor is not supported
+    F.linear(x_float32, weight_float64)         mat1 and mat2 must have the same dtype
 
 Such calls are not captured, and eager says what it has to say.
 """
@@ -27,12 +28,17 @@ _TAKE = frozenset({"number", "Tensor"})
 
 _NOT_OF_BOOLS = frozenset({"clamp", "clamp_min", "clamp_max", "remainder", "fmod"})
 
+_OF_ONE_DTYPE = frozenset(
+    {"addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "dot", "linear", "mm", "mv", "vdot"}
+)
+"""Products, which never promote."""
+
 _KEEP_DTYPE = frozenset({"fill_", "masked_fill_"})
 """Writes of a number into a tensor of whatever dtype."""
 
 
 def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> str | None:
-    """Why ``op`` must not be captured because of the numbers it is given, or None.
+    """Why ``op`` must not be captured because of the numbers and dtypes it is given, or None.
 
     >>> x = torch.zeros(2, dtype=torch.int8)
     >>> obstacle(torch.ops.aten.add.Scalar, (x, 300), {}, x)
@@ -42,6 +48,8 @@ def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], res
     """
     if _subtracts(op) and any(_is_bool(argument) for argument in args[:2]):
         return "subtracts with a bool"
+    if op._opname in _OF_ONE_DTYPE and len(dtypes := {a.dtype: None for a in args if isinstance(a, Tensor)}) > 1:
+        return f"multiplies {' by '.join(map(str, dtypes))}"
     positions = _number_positions(op)
     if not positions:
         return None

@@ -43,8 +43,9 @@ def can_evaluate(node: Node) -> bool:
     )
 
 
-def evaluate(node: Node, values: dict[Node, Tensor | None], largest: int) -> Tensor | None:
-    """The value of ``node`` on the CPU, or None when it, or something it is made of, takes more than ``largest`` bytes.
+def evaluate(node: Node, values: dict[Node, Tensor | None], largest: int = 0) -> Tensor | None:
+    """The value of ``node`` on the CPU; None when it, or something on the way, takes too many bytes: more than
+    ``largest`` and more than the operands that it is computed from.
 
     ``values`` holds what is given, and receives every value found on the way. All that ``node`` needs must be given or
     evaluable.
@@ -88,7 +89,9 @@ def _value(node: Node, values: dict[Node, Tensor | None], largest: int) -> Tenso
         element = _element(node, operands)
         if element is not None:
             return element.expand(val.size())
-    if max(tensor.numel() * tensor.element_size() for tensor in (val, *operands.values())) > largest:
+    given = sum(value.nbytes for value in operands.values() if not is_uniform(value))
+    made = [val, *filter(is_uniform, operands.values())]  # one element becomes as many as it stands for
+    if max(tensor.numel() * tensor.element_size() for tensor in made) > max(largest, given):
         return None
     value = _run(node, operands.__getitem__)
     return _compressed(laid_out(value, val.stride()))

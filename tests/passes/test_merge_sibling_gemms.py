@@ -4,6 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fuse
+from fuse.graph.capture import capture
+from fuse.graph.freezing import freeze
+from fuse.rewrite.pipeline import run_passes
+
 PASSES = ["common_subexpressions", "merge_sibling_gemms"]
 
 
@@ -157,3 +162,35 @@ def test_large_weights_are_not_joined_in_every_call(rewritten):
 
 def test_two_products_save_nothing_when_their_weights_must_be_joined(rewritten):
     assert rewritten(Gates(count=2), torch.randn(4, 8), passes=PASSES, exact=False).fired == {}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_frozen_weights_are_joined_before_any_call(bias: bool) -> None:
+    """Two products of large weights: nothing is left to join in a call."""
+    model, x = Gates(count=2, bias=bias, size=256), torch.randn(4, 256)
+    graph = capture(model, (x,))
+    freeze(graph, model)
+    ledger = run_passes(graph, passes=[*PASSES, "dead_code"])
+    assert [(one.pass_name, one.count) for one in ledger.fired] == [("merge_sibling_gemms", 1)]
+    operators = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert not any("cat" in name for name in operators)
+    joined = [spec for spec in graph.meta["signature"].inputs if spec.name.startswith("_constant")]
+    assert [tuple(spec.value.shape) for spec in joined] == [(513, 256), (513,)][: 1 + bias]
+    fused = fuse.compile(model, freeze=True)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x))
+
+
+def test_frozen_products_whose_parts_are_results_stay() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.one(x), self.other(x)
+
+    graph = capture(model := Two(), (torch.randn(4, 8),))
+    freeze(graph, model)
+    ledger = run_passes(graph, passes=PASSES)
+    assert [one.reason for one in ledger.rejected] == ["the parts would have to be copied out of the joined product"]

@@ -293,6 +293,32 @@ NOT_THERE: dict[str, Function] = {
 }
 
 
+WIDE = torch.randn(8, 8, dtype=torch.float64)
+MIXED: dict[str, Function] = {
+    "linear": lambda x: nn.functional.linear(x.expand(8, 8), WIDE).relu(),
+    "bias": lambda x: nn.functional.linear(x.expand(8, 8), WIDE.float(), WIDE[0]).relu(),
+    "added": lambda x: torch.addmm(WIDE, x.expand(8, 8), WIDE.float()).relu(),
+    "batch": lambda x: torch.bmm(x.expand(2, 8, 8), WIDE.expand(2, 8, 8)).relu(),
+    "vector": lambda x: torch.mv(WIDE, x).relu(),
+    "convolution": lambda x: nn.functional.conv1d(x.view(1, 1, 8), WIDE[:1, None, :3]).relu(),
+    "bias of a convolution": lambda x: nn.functional.conv1d(x.view(1, 1, 8), WIDE[:1, None, :3].float(), WIDE[0, :1]),
+    "loop": lambda x: _loop(x.expand(6, 2, 8), WIDE),
+}
+"""Products of ``x``, eight numbers, by others of another dtype."""
+
+
+def _loop(x: Tensor, weight: Tensor) -> Tensor:
+    h = torch.zeros(2, 8)
+    for step in x:
+        h = torch.tanh(step + torch.mm(h, weight))
+    return h
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_products_of_two_dtypes_raise(name: str) -> None:
+    assert held_to_eager(MIXED[name], torch.randn(8)) is None
+
+
 @pytest.mark.parametrize("name", NOT_THERE)
 @pytest.mark.parametrize("read", [True, False], ids=["read", "not_read"])
 def test_what_eager_has_no_code_for_raises(name: str, read: bool) -> None:

@@ -1,0 +1,135 @@
+"""Let the weights of a frozen convolution or linear layer take in the batch norm behind it.
+
+    y = convolution(x, w, b)                               s = weight / sqrt(variance + epsilon)
+    z = batch_norm(y, weight, bias, mean, variance)   ->   z = convolution(x, w * s, (b - mean) * s + bias)
+
+The norm's statistics are fixed in evaluation, so it scales and shifts each channel. Only where every weight is a
+constant (``fuse.compile(model, freeze=True)``): otherwise the weights would be folded anew in every call. They are
+folded in float64 and rounded once. Declined where the norm is not the only reader of the layer, where its statistics
+are the batch's, in half precision, whose weights the rounding would change by more than a convolution's own error, and
+where a folded weight is not finite.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.constants import constant_nodes, given_constants
+from fuse.rewrite.evaluate import evaluate
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+NORM = aten._native_batch_norm_legit_no_training.default
+LAYERS = (aten.convolution.default, aten.addmm.default, aten.mm.default)
+WIDE = (torch.float32, torch.float64)
+
+Values = dict[Node, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with a weight and perhaps a bias; ``channel`` is the dimension of the weight that counts its results."""
+
+    node: Node
+    weight: Node
+    bias: Node | None
+    channel: int
+
+
+@register_pass(after=("constant_folding", "dead_code"), before="merge_sibling_gemms")
+def fold_batch_norm(graph: GraphModule) -> Iterator[Verdict]:
+    """Let the weights of a frozen convolution or linear layer take in the batch norm behind it."""
+    values = given_constants(graph)
+    constant = {*values, *constant_nodes(graph, values)}
+    for norm in graph.graph.find_nodes(op="call_function", target=NORM):
+        layer = layer_of(norm.args[0])  # type: ignore[arg-type]  # an operator's first argument is a node
+        if layer is None or layer.weight not in constant:
+            continue
+        if reason := obstacle(norm, layer, constant):
+            yield declined((layer.node, norm), reason)
+            continue
+        weight, bias = folded(norm, layer, values)
+        if not (weight.isfinite().all() and bias.isfinite().all()):
+            yield declined((layer.node, norm), "a folded weight is not finite")
+        else:
+            yield rewrite((layer.node, norm), fold, graph, norm, layer, weight, bias)
+
+
+def layer_of(node: Node) -> Layer | None:
+    """What ``node`` computes as a layer; None for anything else, and for channels that are shared out to groups."""
+    if node.target is aten.convolution.default:
+        _, weight, bias, *_, is_transposed, _, groups = node.args
+        if is_transposed and groups != 1:
+            return None
+        return Layer(node, weight, bias, 1 if is_transposed else 0)  # type: ignore[arg-type]  # nodes
+    if node.target is aten.mm.default:
+        return Layer(node, node.args[1], None, 1)  # type: ignore[arg-type]  # a node
+    if node.target is aten.addmm.default and not node.kwargs:
+        return Layer(node, node.args[2], node.args[0], 1)  # type: ignore[arg-type]  # nodes
+    return None
+
+
+def obstacle(norm: Node, layer: Layer, constant: set[Node]) -> str | None:
+    """Why the layer cannot take in the norm, or None; ``constant`` are the nodes whose values are known."""
+    if len(layer.node.users) > 1:
+        return "others read what the norm reads"
+    if any(user.target is not operator.getitem or user.args[1] != 0 for user in norm.users):
+        return "the statistics of the norm are read"
+    operands = [layer.weight, layer.bias, *norm.args[1:5]]
+    if not constant.issuperset(operand for operand in operands if isinstance(operand, Node)):
+        return "a statistic of the norm, or a bias, may change from call to call"
+    result, val = norm.meta["val"][0], layer.node.meta["val"]
+    if result.dtype not in WIDE or layer.weight.meta["val"].dtype != result.dtype:
+        return f"folded weights would be rounded to {result.dtype} once more"
+    if result.stride() != val.stride():
+        return "the norm lays its result out differently"
+    if layer.bias is not None and layer.bias.meta["val"].shape != (val.shape[1],):
+        return "the bias is not one number for each channel"
+    return None
+
+
+def folded(norm: Node, layer: Layer, values: Values) -> tuple[Tensor, Tensor]:
+    """The weight and bias of a layer that computes what ``layer`` and ``norm`` do."""
+
+    def known(node: Node | None, otherwise: float) -> Tensor:
+        value = None if node is None else evaluate(node, values)
+        return torch.full((), otherwise, dtype=torch.float64) if value is None else value.double()
+
+    gain, shift, mean, variance = (
+        known(node, otherwise)  # type: ignore[arg-type]  # nodes, or None
+        for node, otherwise in zip(norm.args[1:5], (1.0, 0.0, 0.0, 1.0), strict=True)
+    )
+    scale = gain / torch.sqrt(variance + norm.args[6])  # type: ignore[operator,arg-type]  # a number
+    weight = known(layer.weight, 0.0)
+    across = [1] * weight.dim()
+    across[layer.channel] = -1
+    bias = (known(layer.bias, 0.0) - mean) * scale + shift
+    dtype = layer.weight.meta["val"].dtype
+    return (weight * scale.view(across)).to(dtype), bias.to(dtype)
+
+
+def fold(graph: GraphModule, norm: Node, layer: Layer, weight: Tensor, bias: Tensor) -> None:
+    """Put the folded layer where the norm was."""
+    stored = effects.view_base(layer.weight)
+    if stored is not None and layer.weight.target is aten.t.default:  # joined and multiplied as it was stored
+        held = surgery.add_constant(graph, weight.t().contiguous(), like=norm)
+        new_weight = surgery.insert(norm, aten.t.default, held, like=layer.weight)
+    else:
+        new_weight = surgery.add_constant(graph, weight.contiguous(), like=norm)
+    new_bias = surgery.add_constant(graph, bias, like=norm)
+    if layer.node.target is aten.convolution.default:
+        arguments = (layer.node.args[0], new_weight, new_bias, *layer.node.args[3:])
+        new = surgery.insert(norm, aten.convolution.default, *arguments, like=norm)
+    else:
+        new = surgery.insert(norm, aten.addmm.default, new_bias, layer.node.args[-2], new_weight, like=norm)
+    for part in list(norm.users):
+        surgery.replace(part, new)
