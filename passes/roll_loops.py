@@ -31,13 +31,15 @@ from fuse.rewrite.distributing import Split, call_split, split
 from fuse.rewrite.loop_building import Built, build, call_loop, last_states, operand_node, outside_reads
 from fuse.rewrite.reads import Obstacle
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import LEAST_STEPS, Found, Rolled, find_loop, narrowest_cut
+from fuse.rewrite.rolling import LEAST_STEPS, Found, Rolled, bytes_carried, find_loop
 from fuse.rewrite.segments import segments
 from fuse.rewrite.slots import Result
 from fuse.rewrite.spelling import spelled
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
+MOST_WIDER = 8
+"""How many times as much a step may carry as it had to, where that leaves no step outside."""
 MOST_FUSED = 2_000
 """Elementwise operators that one kernel may still hold without taking long to compile."""
 
@@ -94,15 +96,26 @@ def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], Found 
 
 
 def aligned(nodes: Sequence[Node], letters: Sequence[object], start: int, run: Run) -> list[list[Node]]:
-    """The steps of a run that begins at ``start``, moved so that they begin where the least is carried."""
+    """The steps of a run that begins at ``start``, moved so that they begin where little is carried.
+
+    Repeats may have been found from the middle of the user's step on, because the first one differs. A step that
+    begins where the letters do not go on to the end of the last one leaves a whole step outside, in pieces: it must
+    carry much less.
+    """
     period = run.period
-    steps = [list(nodes[at : at + period]) for at in range(start, start + period * run.count, period)]
-    cut = narrowest_cut(steps)
-    first = start + cut
     end = start + period * run.count
-    count = run.count if letters[end : end + cut] == letters[start:first] else run.count - 1
-    if not cut or count < LEAST_STEPS:
-        return steps
+    whole = 0  # letters of a further step behind the last one
+    while whole < period - 1 and letters[end + whole : end + whole + 1] == letters[start + whole : start + whole + 1]:
+        whole += 1
+    carried = bytes_carried([nodes[at : at + period] for at in range(start, end, period)])
+    cut = min(range(period), key=lambda k: (carried[k], k))
+    free = min(range(whole + 1), key=lambda k: (carried[k], k))
+    if carried[free] <= MOST_WIDER * carried[cut]:
+        cut = free
+    count = run.count if cut <= whole else run.count - 1
+    if count < LEAST_STEPS:
+        cut, count = 0, run.count
+    first = start + cut
     return [list(nodes[at : at + period]) for at in range(first, first + period * count, period)]
 
 

@@ -199,8 +199,8 @@ def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[Call]:
             yield _fused("loop", node, source, read, body, trip_count)
         else:
             yield from (dataclasses.replace(call, repeats=call.repeats * trip_count) for call in body)
-            if isinstance(module, Loop) and module.spec.gathered:
-                yield Call("movement", module.spec.gathered, _traffic(node), source, nodes=0)
+            if isinstance(module, Loop) and module.gathered:
+                yield Call("movement", module.gathered, _traffic(node), source, nodes=0)
     elif isinstance(module, GraphModule):
         yield from calls_of_graph(module)
     else:

@@ -12,11 +12,13 @@ by step: the reference and the fallback.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class LoopSpec:
     ``step_inputs``: how the operands that follow are read. ``collected``: number of results that are kept of every
     step. ``source``: the user's line of the body. ``one_call``: eager runs all steps in one call of a library.
     ``persistent``: all steps run as one launch, in a kernel with the time inside; otherwise what the body launches is
-    launched in every step. ``gathered``: of how many results that are kept a library makes a tensor in every step, so
-    that they are put together behind the last one.
+    launched in every step. ``gathered``: how many results that are kept are the one tensor that a library makes
+    in every step (:attr:`Loop.gathered`).
     ``backwards``: what is kept of the first step lies last.
     """
 
@@ -70,6 +72,14 @@ class Loop(nn.Module):
     def persistent(self) -> bool:
         """Whether all steps run as one launch."""
         return self.spec.persistent
+
+    @property
+    def gathered(self) -> int:
+        """Of how many results that are kept a library makes a tensor in every step: they are put together behind the
+        loop. One of several results counts as long as no region computes it."""
+        kept: Sequence[Node] = self.body.graph.output_node().args[0][self.spec.carries :]  # type: ignore[index, assignment]
+        parts = [node.args[0] for node in kept if node.target is operator.getitem]
+        return self.spec.gathered + sum(isinstance(node, Node) and node.op == "call_function" for node in parts)
 
     @property
     def trip_count(self) -> int:

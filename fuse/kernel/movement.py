@@ -277,3 +277,18 @@ def triangle(call: Call) -> Value:
     inside = apply_test(template, [column, row, call["diagonal"]], torch.int64, call.shape)
     zero = Constant(call.shape, call.dtype, 0)
     return Map(call.shape, call.dtype, "({0} ? {1} : {2})", (inside, value, convert(zero, call.dtype)))
+
+
+@recipe("diag_embed")
+def diagonal_matrix(call: Call) -> Value:
+    """``where(column == row, self[row], 0)``."""
+    if call["offset"]:
+        raise Unsupported("a diagonal beside the main one")
+    rank = len(call.shape)
+    first, second = call["dim1"] % rank, call["dim2"] % rank
+    row, column = (Iota(call.shape, torch.int64, d, 0, 1) for d in (first, second))
+    on_it = apply_test("({0} == {1})", [column, row], torch.int64, call.shape)
+    kept = [(d, 1, 0) for d in range(rank) if d not in (first, second)]
+    value = affine(call.tensor("self"), call.shape, [*kept, (first, 1, 0)])
+    zero = Constant(call.shape, call.dtype, 0)
+    return Map(call.shape, call.dtype, "({0} ? {1} : {2})", (on_it, value, convert(zero, call.dtype)))

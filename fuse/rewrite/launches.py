@@ -62,5 +62,5 @@ def _loop_launches(loop: Module | None) -> int:
         return 1
     body = loop.get_submodule("body")
     assert isinstance(body, GraphModule)
-    gathered = loop.spec.gathered if isinstance(loop, Loop) else 0
+    gathered = loop.gathered if isinstance(loop, Loop) else 0
     return gathered + trip_count(loop) * sum(node_launches(node) for node in body.graph.nodes)

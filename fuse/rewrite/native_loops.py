@@ -93,10 +93,12 @@ def settle(loop: Loop) -> None:
             results[number] = copied(node, output, wanted.stride())
     gathered = 0
     for number, node in enumerate(results[carries:], start=carries):
-        own = _is_own(node) and node.meta["val"].is_contiguous()
+        own, again = _is_own(node) and node.meta["val"].is_contiguous(), node in results[carries:number]
+        if own and not again and node.target is operator.getitem:
+            continue  # whether it is put together behind the loop depends on the passes to come: ``Loop.gathered``
         if own and not _is_computed_here(node):
             gathered += 1
-        elif not own or node in results[carries:number]:
+        elif not own or again:
             results[number] = copied(node, output, make_contiguous_strides_for(node.meta["val"].shape))
     loop.spec = replace(loop.spec, gathered=gathered)
     output.args = (tuple(results),)

@@ -128,11 +128,8 @@ def lasting(rolled: Rolled) -> set[int]:
     return found
 
 
-def narrowest_cut(steps: Sequence[Sequence[Node]]) -> int:
-    """The position in a step at which the fewest bytes are alive: where a step had better begin.
-
-    Repeats may have been found from the middle of the user's step on, because the first one differs.
-    """
+def bytes_carried(steps: Sequence[Sequence[Node]]) -> list[int]:
+    """The bytes that are alive from one step to the next, by the position at which steps begin."""
     period = len(steps[0])
     sample = [node for step in steps[-LEAST_STEPS:] for node in step]
     place = {node: at for at, node in enumerate(sample)}
@@ -149,7 +146,7 @@ def narrowest_cut(steps: Sequence[Sequence[Node]]) -> int:
             change[begin + 1] += bytes_
             change[begin + 1 + (end - begin) % period] -= bytes_
     alive = list(accumulate(change))
-    return min(range(period), key=lambda cut: (alive[cut] + alive[cut + period], cut))
+    return [alive[cut] + alive[cut + period] for cut in range(period)]
 
 
 def _without_ends(odd: frozenset[int], count: int) -> tuple[int, int]:

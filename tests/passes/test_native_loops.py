@@ -89,7 +89,7 @@ def distances(m: Model, x: Tensor) -> object:
     return torch.cat(kept, -1)
 
 
-@case(each=4, dtype=torch.float64)
+@case(each=3, dtype=torch.float64)
 def equations_in_double(m: Model, x: Tensor) -> object:
     h, kept = torch.zeros(WIDTH, 1, dtype=x.dtype), []
     matrix = m.cell.weight @ m.cell.weight.t() + torch.eye(WIDTH, dtype=x.dtype)
@@ -152,6 +152,27 @@ def losses_behind_the_loop(m: Model, x: Tensor) -> object:
         loss = loss + nn.functional.cross_entropy(scores, torch.arange(BATCH) + t % 2, ignore_index=1)
         others.append(nn.functional.binary_cross_entropy_with_logits(scores, likely[t]))
     return loss, torch.stack(others), h
+
+
+@case(each=2)
+def one_of_several_results_kept(m: Model, x: Tensor) -> object:
+    h, kept = torch.zeros(BATCH, WIDTH), []
+    for _ in x:
+        h = nn.functional.layer_norm(h.sort(1).values, (WIDTH,))
+        kept.append(h)
+    return torch.stack(kept), h
+
+
+@case(each=4)
+def one_of_several_results_kept_that_a_region_computes(m: Model, x: Tensor) -> object:
+    a = b = c = torch.zeros(BATCH, WIDTH)
+    first, second = [], []
+    for _ in x:
+        largest = b.sort(1).values
+        a, b, c = torch.tanh(a @ m.cell.weight), torch.tanh(torch.tanh(c)), nn.functional.layer_norm(largest, (WIDTH,))
+        first.append(a)
+        second.append(c)
+    return torch.stack(first), torch.stack(second)
 
 
 @case(each=4)
