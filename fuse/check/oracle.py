@@ -5,8 +5,8 @@
                        -> float64 -> reference values
 
 Compared are values, dtypes, shapes, strides, what was written, which results share memory with what, and launches
-predicted with launches observed. Where the model cannot run in float64 (it fixes a dtype, or draws random numbers),
-eager is the reference and the report says so.
+predicted with launches observed. Random operators draw the same in float64 (``draws.py``). Where the model cannot run
+in float64 (it fixes a dtype), eager is the reference and the report says so.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.check.compare import Comparison, compare
+from fuse.check.draws import Recorded, Replayed
 from fuse.check.inputs import Call, copied, in_float64
 from fuse.check.locate import first_difference
 from fuse.cost.count import count_dispatches, count_graph
@@ -156,8 +157,9 @@ def check(
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(train):
         counting = CountingMode()
         counting_backward = CountingMode()
-        eager = _outcome(copied(call), None, seed, train, counting, counting_backward)
-        exact, reference = _reference(call, eager, seed, train, bool(counting.by_kind["random"]))
+        with Recorded() as draws:
+            eager = _outcome(copied(call), None, seed, train, counting, counting_backward)
+        exact, reference = _reference(call, eager, seed, train, draws)
         fused_call = copied(call)
         memory = {name: _bytes(t).clone() for name, t in fused_call.tensors().items()}
         held = held_by(fused_call.model)
@@ -300,12 +302,10 @@ def _bytes(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _reference(call: Call, eager: _Outcome, seed: int, train: bool, random: bool) -> tuple[_Outcome | None, str]:
-    """The call in float64, or None and why there is none."""
-    if random:
-        return None, "eager (the model draws random numbers, which differ in float64)"
+def _reference(call: Call, eager: _Outcome, seed: int, train: bool, draws: Recorded) -> tuple[_Outcome | None, str]:
+    """The call in float64 with what eager drew, or None and why there is none."""
     try:
-        with _default_dtype(torch.float64):
+        with _default_dtype(torch.float64), Replayed(draws):
             exact = _outcome(in_float64(call), None, seed, train)
     except Exception as error:
         text = (str(error).splitlines() or [""])[0]

@@ -46,6 +46,7 @@ from fuse.graph.functional import Functionalizer
 from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
 from fuse.graph.outside import reached_by
+from fuse.graph.placeholders import add_placeholder
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import followed
@@ -193,12 +194,12 @@ class Recorder(TorchDispatchMode):
         name = identifier(spec.name)
         if self.last_input is not None:
             with self.graph.inserting_after(self.last_input):
-                node = self.graph.placeholder(name)
+                node = add_placeholder(self.graph, name)
         elif len(self.graph.nodes):
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
-                node = self.graph.placeholder(name)
+                node = add_placeholder(self.graph, name)
         else:
-            node = self.graph.placeholder(name)
+            node = add_placeholder(self.graph, name)
         node.meta["val"] = fake
         node.meta["source"] = ""
         self.last_input = node

@@ -30,9 +30,11 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.errors import CaptureError
+from fuse.graph import scattering
 from fuse.graph.capture import Recorder, prepared
 from fuse.graph.functional import View
 from fuse.graph.kept import Plan, settled
+from fuse.graph.placeholders import add_placeholder
 from fuse.graph.results import flatten_result
 from fuse.graph.signature import Attribute, Dispatch, InputSpec, OutputSpec, Signature
 from fuse.graph.sources import user_line
@@ -181,8 +183,8 @@ class JointRecorder(Recorder):
         forward = torch._C._current_autograd_node() is None
         if forward and not self.cut_off:
             self.cut_off = self._cuts_off(op, args)
-        formula = self.formulas().get(op)
-        if formula is None or forward:
+        formula = None if forward else self.formulas().get(op) or scattering.formula(op, args)
+        if formula is None:
             result = super().__torch_dispatch__(op, types, args, kwargs)
             if op is aten.detach.default and forward and args[0].requires_grad:
                 self.detached[id(result)] = result
@@ -257,7 +259,7 @@ class JointRecorder(Recorder):
         stride = leaf.stride() if dense else make_contiguous_strides_for(leaf.shape)
         with self.fake_mode:
             tangent = torch.empty_strided(leaf.shape, stride, dtype=leaf.dtype, device=leaf.device)
-        node = self.graph.placeholder(f"tangent_{position}")
+        node = add_placeholder(self.graph, f"tangent_{position}")
         node.meta.update(val=tangent, source="")
         self.functional.add_input(tangent, node, None)
         return node
@@ -387,7 +389,7 @@ class _Half:
             self.outputs.append(root)
 
     def placeholder(self, node: Node, given: Given) -> None:
-        made = self.made[node] = self.graph.placeholder(node.name)
+        made = self.made[node] = add_placeholder(self.graph, node.name)
         made.meta.update(val=node.meta["val"], source="")
         self.given.append(given)
 

@@ -13,7 +13,7 @@ by step: the reference and the fallback.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,13 +102,30 @@ class Loop(nn.Module):
         if self.strides is None:
             return (*states, *(torch.stack(kept) for kept in collected))
         lasts = [_laid_out(state, stride) for state, stride in zip(states, self.strides, strict=False)]
-        return (*lasts, *map(_stacked, collected, self.strides[spec.carries :]))
+        return (*lasts, *map(_laid_out, map(torch.stack, collected), self.strides[spec.carries :]))
+
+
+def depending(loop: Loop, positions: Iterable[int]) -> set[Node]:
+    """The nodes of the body that in some step depend on the operands at ``positions``."""
+    nodes: list[Node] = loop.body.graph.find_nodes(op="placeholder")
+    outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+    found = {nodes[i] for i in positions}
+    while True:
+        for node in loop.body.graph.nodes:
+            if node.op not in ("placeholder", "output") and not found.isdisjoint(node.all_input_nodes):
+                found.add(node)
+        more = {nodes[i] for i in range(loop.spec.carries) if outputs[i] in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+def results_of(loop: Loop, positions: Iterable[int]) -> set[int]:
+    """The results that depend on the operands at ``positions``."""
+    outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+    found = depending(loop, positions)
+    return {i for i, output in enumerate(outputs) if output in found}
 
 
 def _laid_out(value: Tensor, stride: tuple[int, ...]) -> Tensor:
     return value if value.stride() == stride else value.new_empty_strided(value.shape, stride).copy_(value)
-
-
-def _stacked(values: list[Tensor], stride: tuple[int, ...]) -> Tensor:
-    result = values[0].new_empty_strided((len(values), *values[0].shape), stride)
-    return torch.stack(values, out=result)

@@ -8,6 +8,7 @@ ones reach. A sum is what is left of it; anything else reads zeros in their plac
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
+from fuse.graph.loop import Loop, results_of
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
 aten = torch.ops.aten
@@ -82,6 +84,8 @@ class _Half:
 
     def _copied(self, node: Node) -> Node | None:
         operands = node.all_input_nodes
+        if node.target is operator.getitem and self._is_zero(operands[0], int(node.args[1])):  # type: ignore[arg-type]
+            return None
         if all(self.made[operand] is not None for operand in operands):
             return self.graph.node_copy(node, self._present)
         there = [operand for operand in operands if operand in self.reached]
@@ -90,6 +94,16 @@ class _Half:
         if node.target is aten.add.Tensor and not node.kwargs and _alike(there[0], node):
             return self.made[there[0]]
         return self.graph.node_copy(node, self._present)
+
+    def _is_zero(self, call: Node, result: int) -> bool:
+        """Whether only absent tangents reach this result of a loop that others reach, too."""
+        owner = call.graph.owning_module
+        loop = owner.get_submodule(str(call.target)) if owner is not None and call.op == "call_module" else None
+        if not isinstance(loop, Loop) or self.made[call] is None:
+            return False
+        absent = [i for i, operand in enumerate(call.args) if self.made[operand] is None]  # type: ignore[index]
+        there = [i for i, operand in enumerate(call.args) if operand in self.reached]
+        return result in results_of(loop, absent) - results_of(loop, there)
 
     def _present(self, node: Node) -> Node:
         return self.made[node] or self._zeros(node.meta["val"])

@@ -39,7 +39,7 @@ from fuse.rewrite.distributing import Split, split
 from fuse.rewrite.ledger import Ledger, Rejections
 from fuse.rewrite.parts import all_parts, parts_of
 from fuse.rewrite.pipeline import run_passes
-from fuse.rewrite.reversing import Differentiable, NotReversible, differentiable, reversed_loop
+from fuse.rewrite.reversing import Differentiable, NotReversible, Zeros, differentiable, reversed_loop
 
 aten = torch.ops.aten
 
@@ -282,8 +282,7 @@ class _Steps(torch.autograd.Function):
         operands: tuple[Tensor, ...] = ctx.operands
         with _disable_current_modes():
             back = reversed_loop(made, operands, ctx.results, tangents)
-        like = operands[0]
-        called = [_zeros(given, like) if isinstance(given, torch.Size) else given for given in back.operands]
+        called = [_zeros(given, operands[0]) if isinstance(given, Zeros) else given for given in back.operands]
         with _disable_current_modes():
             parts = _lowered(back.loop, called, back.values)
         if parts is None:
@@ -316,8 +315,8 @@ def _as_recorded(node: Node, value: Any, operands: Any) -> Any:
     return value if recorded else value.detach()
 
 
-def _zeros(size: torch.Size, like: Tensor) -> Tensor:
-    return torch.zeros(size, dtype=like.dtype, device=like.device)
+def _zeros(zeros: Zeros, like: Tensor) -> Tensor:
+    return torch.zeros(zeros.size, dtype=zeros.dtype, device=like.device)
 
 
 def _lowered(loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> Split | None:

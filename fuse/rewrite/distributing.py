@@ -23,6 +23,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.loop import Loop
+from fuse.graph.placeholders import add_placeholder
 from fuse.rewrite.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.rewrite.loop_building import call_loop
 from fuse.rewrite.reads import link_of
@@ -277,7 +278,7 @@ def _multiplications(node: Node) -> int:
 
 
 def _placeholder(graph: Graph, name: str, value: Tensor) -> Node:
-    node = graph.placeholder(name)
+    node = add_placeholder(graph, name)
     node.meta.update(val=value, source="")
     return node
 

@@ -20,6 +20,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.graph.placeholders import add_placeholder
 from fuse.rewrite import surgery
 from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.moving import Moved
@@ -139,7 +140,7 @@ class _Body:
         self.fixed = {node: self._placeholder(node.name, next(given)) for node in rolled.invariants}
 
     def _placeholder(self, name: str, value: object) -> Node:
-        node = self.graph.placeholder(name)
+        node = add_placeholder(self.graph, name)
         node.meta.update(val=value, source="")
         return node
 

@@ -19,6 +19,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
 from fuse import ops
+from fuse.graph.placeholders import add_placeholder
 from fuse.rewrite import effects, nested, surgery
 
 
@@ -146,7 +147,7 @@ class _BodyBuilder:
     def _place(self, node: Node) -> None:
         anchor = self.last_placeholder or self.body._root
         with self.body.inserting_after(anchor):
-            placeholder = self.body.placeholder(node.name)
+            placeholder = add_placeholder(self.body, node.name)
         placeholder.meta.update(val=node.meta["val"], source=node.meta.get("source", ""))
         self.inner[node] = self.last_placeholder = placeholder
         self.inputs.append(node)

@@ -28,7 +28,8 @@ from torch.nn import Module
 from fuse.errors import FuseError
 from fuse.graph.joint import Given, Joint, JointRecorder, formulas
 from fuse.graph.kept import Plan
-from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.graph.loop import Loop, LoopSpec, StepInput, depending
+from fuse.graph.placeholders import add_placeholder
 from fuse.rewrite.absent import without
 from fuse.rewrite.contracting import Contraction, Term, contraction, terms_of
 from fuse.rewrite.parts import all_parts, parts_of
@@ -163,18 +164,9 @@ class _BodyRecorder(JointRecorder):
 
 def _training_states(loop: Loop, trained: set[int]) -> set[int]:
     """``trained`` and the states that come to depend on it."""
-    nodes: list[Node] = loop.body.graph.find_nodes(op="placeholder")
-    outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
-    found = {nodes[i] for i in trained}
-    while True:
-        reached = set(found)
-        for node in loop.body.graph.nodes:
-            if node.op != "placeholder" and not reached.isdisjoint(node.all_input_nodes):
-                reached.add(node)
-        more = {nodes[i] for i in range(loop.spec.carries) if outputs[i] in reached} - found
-        if not more:
-            return {number for number, node in enumerate(nodes) if node in found and _is_real(node.meta["val"])}
-        found |= more
+    found = depending(loop, trained)
+    nodes = loop.body.graph.find_nodes(op="placeholder")
+    return {number for number, node in enumerate(nodes) if node in found and _is_real(node.meta["val"])}
 
 
 def _is_real(value: Any) -> bool:
@@ -234,17 +226,25 @@ def _kept(value: Tensor, steps: int, dim: int = 0) -> Tensor:
 # ---- backwards -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Zeros:
+    """An operand that is zero everywhere."""
+
+    size: torch.Size
+    dtype: torch.dtype
+
+
 @dataclass
 class Reversed:
     """The loop that takes gradients from the last step to the first.
 
-    ``operands``: what it is called with; a size stands for zeros. ``states`` and ``reads``: which of its results is the
+    ``operands``: what it is called with. ``states`` and ``reads``: which of its results is the
     gradient of which operand of the forward loop, or of what its steps read of that. ``sums``: how the gradients of
     other operands are made of its results.
     """
 
     loop: Loop
-    operands: list[Tensor | torch.Size]
+    operands: list[Tensor | Zeros]
     values: list[Tensor]
     states: dict[int, int] = field(default_factory=dict)
     reads: dict[int, int] = field(default_factory=dict)
@@ -313,7 +313,7 @@ class _Reversal:
                 self.gradients[position] = outputs[place]
         self.body = Graph()
         self.inner: dict[Node, Node] = {}
-        self.called: list[Tensor | torch.Size] = []
+        self.called: list[Tensor | Zeros] = []
         self.stacked: dict[Node, Tensor] = {}  # what a step is given and all steps have side by side, in order
 
     def made(self) -> Reversed:
@@ -368,9 +368,9 @@ class _Reversal:
         return found
 
     def _placeholder(self, name: str, held: Tensor, value: Tensor | None) -> Node:
-        node = self.body.placeholder(name)
+        node = add_placeholder(self.body, name)
         node.meta.update(val=held, source="")
-        self.called.append(held.shape if value is None else value)
+        self.called.append(Zeros(held.shape, held.dtype) if value is None else value)
         return node
 
     def _give(self, what: Given, name: str, held: Tensor, value: Tensor | None) -> None:

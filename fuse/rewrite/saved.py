@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.errors import FuseError
 from fuse.graph.joint import Given
+from fuse.graph.placeholders import add_placeholder
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.absent import inputs_of
@@ -92,7 +93,7 @@ class _Half:
             return
         if chain.root not in self.roots:
             with self.backward.graph.inserting_before(placeholder):
-                made = self.backward.graph.placeholder(chain.root.name)
+                made = add_placeholder(self.backward.graph, chain.root.name)
             made.meta.update(val=chain.root.meta["val"], source="")
             self.roots[chain.root] = made
             self.given[made] = self._given(chain.root)

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from fuse.graph.placeholders import add_placeholder
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite import effects
 
@@ -120,7 +121,7 @@ def add_constant(graph: GraphModule, tensor: torch.Tensor, like: Node) -> Node:
     name = f"_constant_{sum(spec.kind == 'constant' for spec in signature.inputs)}"
     last = graph.graph.find_nodes(op="placeholder")[-1:] or [graph.graph._root]
     with graph.graph.inserting_after(last[0]):
-        node = graph.graph.placeholder(name)
+        node = add_placeholder(graph.graph, name)
     node.meta["val"] = fake_mode(graph.graph).from_tensor(tensor)
     node.meta["source"] = like.meta.get("source", "")
     spec = InputSpec("constant", name, value=tensor)

@@ -30,7 +30,8 @@ class Reference:
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches]:
         """As ``Program.run``."""
-        values = list(self.graph(*tensors))
+        with torch.no_grad():  # a graph holds gradients of its own, and no detach
+            values = list(self.graph(*tensors))
         named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
         inputs = {t.untyped_storage()._cdata for t in tensors}
         results: list[Tensor | None] = [None] * len(values)

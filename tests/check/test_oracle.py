@@ -64,10 +64,22 @@ def test_the_model_and_its_arguments_are_left_alone() -> None:
     assert torch.equal(x, X)
 
 
-def test_random_models_are_compared_with_eager() -> None:
-    report = check(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train(), (X,))
+def test_what_eager_draws_is_drawn_in_float64_too() -> None:
+    report = check(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)).train(), (X,), train=True)
     assert report.passed, str(report)
-    assert "random" in report.reference
+    assert report.reference == "float64"
+    assert all(c.eager_error is None or c.eager_error < 1e-6 for c in report.comparisons)
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.normal(x, 1.0)
+
+
+def test_models_whose_draws_depend_on_values_are_compared_with_eager() -> None:
+    report = check(Noisy(), (X,))
+    assert report.passed, str(report)
+    assert "draws something else" in report.reference
 
 
 def test_expanded_inputs_are_compared_too() -> None:

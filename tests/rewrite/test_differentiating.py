@@ -178,6 +178,22 @@ def sum_of_squares(w: Tensor, xs: Tensor) -> Tensor:
     return loss
 
 
+def largest(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        h = torch.tanh(x + h @ w)
+        h = h + h.max(1, keepdim=True).values - 0.3 * h.min(0).values
+    return h
+
+
+def looked_up(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        h = torch.tanh(x + h @ w)
+        h = h * h.gather(1, x.argmax(1, keepdim=True))
+    return h
+
+
 XS = (STEPS, BATCH, WIDTH)
 ROLLED = {
     lagging: [XS],
@@ -190,6 +206,8 @@ ROLLED = {
     two_loops: [XS],
     normalised: [XS],
     sum_of_squares: [XS],
+    largest: [XS],
+    looked_up: [XS],
 }
 
 
@@ -240,18 +258,25 @@ def test_what_operators_alone_do_not_tell_is_differentiated_step_by_step(run: Ca
     assert_trains_rolled(Model(run), torch.randn(XS), rolled=False)
 
 
-def largest(w: Tensor, xs: Tensor) -> Tensor:
-    h = xs.new_zeros(BATCH, WIDTH)
+def turned(w: Tensor, xs: Tensor) -> Tensor:
+    h, order = xs.new_zeros(BATCH, WIDTH), torch.tensor([0, 2, 1, 4, 3])
     for x in xs:
         h = torch.tanh(x + h @ w)
-        h = h + h.max(1, keepdim=True).values
+        h = h + h[:, order]
     return h
 
 
 def test_a_report_says_why_a_loop_is_not_differentiated_rolled() -> None:
-    report = fuse.show(Model(largest), (torch.randn(XS),), train=True)
+    report = fuse.show(Model(turned), (torch.randn(XS),), train=True)
     reasons = [r.reason for r in report.rejected if r.pass_name == NAME]
-    assert reasons == ["aten.scatter.src has no kernel"]
+    assert reasons == ["aten.index_put.default has no kernel"]
+
+
+def test_names_of_constants_do_not_clash_where_a_graph_runs_as_python() -> None:
+    model, xs = Model(turned), torch.randn(XS)
+    fused = fuse.compile(model)
+    mine = torch.autograd.functional.jacobian(fused, xs, vectorize=True)
+    torch.testing.assert_close(mine, torch.autograd.functional.jacobian(model, xs))
 
 
 def test_what_a_loop_collects_may_be_written_by_the_caller() -> None:
@@ -280,6 +305,56 @@ def test_an_unused_result_costs_no_gradients() -> None:
 def test_any_size_trains(steps: int, batch: int, width: int, turned: bool) -> None:
     xs = torch.randn(batch, steps, width).transpose(0, 1) if turned else torch.randn(steps, batch, width)
     assert_trains_rolled(LSTM(width), xs)
+
+
+class Counting(nn.Module):
+    """The first state of the loop is an integer; a vector is looked up at it, and its gradient added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, xs: Tensor, h: Tensor) -> Tensor:
+        count = torch.zeros(xs.shape[1], dtype=torch.long)
+        for x in xs:
+            count = (count * 2 + 1) % 7
+            h = torch.tanh(x + h * self.scale[count % WIDTH][:, None])
+        return h
+
+
+def test_gradients_are_added_up_in_their_own_dtype() -> None:
+    args = torch.randn(XS), torch.randn(BATCH, WIDTH, requires_grad=True)
+    report = check(Counting(), args, train=True)
+    assert report.passed, str(report)
+    assert capture_joint(Counting(), args, differentiate=by_loops()).rolled
+
+
+class TwoChains(nn.Module):
+    """Two recurrences that know nothing of each other, one loop, each with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, xs: Tensor) -> tuple[Tensor, Tensor]:
+        a = b = xs.new_zeros(BATCH, WIDTH)
+        for x in xs:
+            a, b = torch.tanh(x + self.first(a)), torch.sin(x + self.second(b))
+        return a, b
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_weights_of_unused_results_get_no_gradient(used: int) -> None:
+    model, xs = TwoChains(), torch.randn(XS)
+    assert capture_joint(model, (xs,), differentiate=by_loops()).rolled
+    fuse.compile(model)(xs)[used].sum().backward()
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    model(xs)[used].sum().backward()
+    for mine, theirs in zip(found, (p.grad for p in model.parameters()), strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs)
 
 
 class FirstStepApart(nn.Module):

@@ -306,6 +306,27 @@ def test_without_a_compiler_the_model_runs_op_by_op_with_a_warning(monkeypatch: 
     assert fused.last_run.aten > 0
 
 
+class Detached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).tanh().detach()
+
+
+def test_without_a_compiler_what_needs_no_gradient_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuse.runtime import program
+    from fuse.runtime.compiler import CompilerMissing
+
+    def missing(sources: list[str]) -> None:
+        raise CompilerMissing("no C++ compiler")
+
+    monkeypatch.setattr(program, "build_many", missing)
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+        assert not fuse.compile(Detached())(torch.randn(3, 4)).requires_grad
+
+
 @torch.library.custom_op("fuse_tests::turned", mutates_args=())
 def turned(x: Tensor, length: int) -> Tensor:
     """Something that is laid out, and as long, as no one could know before it runs."""
