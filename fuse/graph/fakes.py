@@ -25,8 +25,10 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fuse import ops
-from fuse.graph.layouts import eager_strides
+from fuse.graph.layouts import eager_strides, strides_of_view
 from fuse.graph.mixed_norms import eager_dtype
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +103,9 @@ class FakeRunner:
 
     def _ask(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         result = op(*args, **kwargs)
+        if op is aten.view.default and 1 in result.shape and isinstance(args[0], FakeTensor):
+            strides = strides_of_view(args[0], result.shape)
+            return result if strides == result.stride() else result.as_strided(result.shape, strides)
         if ops.is_view(op):
             return result
         if isinstance(result, (tuple, list)):

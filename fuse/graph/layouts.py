@@ -26,9 +26,11 @@ aten = torch.ops.aten
 
 _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
                 "_native_batch_norm_legit_functional")  # fmt: skip
-_CONTIGUOUS = frozenset({aten.log_sigmoid_forward.default, aten.pow.Scalar})
+_CONTIGUOUS = frozenset(
+    {aten.log_sigmoid_forward.default, aten.pow.Scalar, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
+)
 _SECOND_FIRST = frozenset({aten.rsub.Tensor, aten.threshold_backward.default})  # how ATen hands them to its iterator
-_FOLLOWS_FIRST = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})  # a copy that is written: fakes know
+_JOINS = frozenset({aten.cat.default, aten.stack.default})
 
 
 def eager_strides(
@@ -43,7 +45,17 @@ def eager_strides(
     name = op._schema.name.removeprefix("aten::")
     if name in _BATCH_NORMS:
         return _batch_norm(args[0]) if result.shape == args[0].shape else None
-    if not ops.is_pointwise(op) or op in _FOLLOWS_FIRST:
+    if op is aten.native_group_norm.default:
+        return _of_format(result.shape, suggest_memory_format(args[0])) if result.shape == args[0].shape else None
+    if op is aten.native_layer_norm.default:
+        return _dense(result.shape, range(result.dim())[::-1])
+    if name.startswith(("upsample_", "_upsample_")) and result.dim() > 3 and "backward" not in name:
+        return _of_format(result.shape, suggest_memory_format(args[0]))
+    if op is aten.roll.default:
+        return _rolled(args[0], *args[1:])
+    if op in _JOINS:
+        return _joined(op, *args)
+    if not ops.is_pointwise(op):
         return None
     if op in _CONTIGUOUS:
         return _dense(result.shape, range(result.dim())[::-1])
@@ -58,7 +70,7 @@ def eager_strides(
     is_read_as_it_is = tensors[0] if op is aten.where.self else None
     converted = [tensor if tensor is is_read_as_it_is else _converted(tensor, common) for tensor in tensors]
     try:
-        return _iterator_strides(converted, result.shape)
+        return _iterator_strides(converted, result.shape, _has_number(op, args))
     except ValueError:  # shapes that do not broadcast to the result's: no call of the iterator
         return None
 
@@ -79,9 +91,15 @@ def _converted(operand: Tensor, common: torch.dtype) -> Tensor:
         return torch.empty_strided(operand.shape, strides, device="meta")
 
 
-def _iterator_strides(operands: Sequence[Tensor], shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of what ATen's iterator makes of operands that are broadcast to ``shape``."""
-    if all(tuple(operand.shape) == tuple(shape) for operand in operands):
+def _has_number(op: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether one operand is a number, which the iterator sees as a tensor without dimensions."""
+    named = zip(op._schema.arguments, args, strict=False)
+    return any(argument.name == "other" and not isinstance(value, Tensor) for argument, value in named)
+
+
+def _iterator_strides(operands: Sequence[Tensor], shape: Sequence[int], has_number: bool) -> tuple[int, ...]:
+    """The strides of what ATen's iterator makes of operands that are broadcast to ``shape``, and perhaps a number."""
+    if not has_number and all(tuple(operand.shape) == tuple(shape) for operand in operands):
         if all(operand.is_contiguous() for operand in operands):
             return _dense(shape, range(len(shape))[::-1])
         if len(shape) == 4 and all(o.is_contiguous(memory_format=torch.channels_last) for o in operands):
@@ -140,5 +158,41 @@ def _batch_norm(values: Tensor) -> tuple[int, ...]:
         memory_format = channels_last
     else:
         memory_format = suggest_memory_format(values)
+    return _of_format(values.shape, memory_format)
+
+
+def _of_format(shape: Sequence[int], memory_format: torch.memory_format) -> tuple[int, ...]:
     with torch._C._DisableTorchDispatch():
-        return torch.empty(values.shape, device="meta", memory_format=memory_format).stride()
+        return torch.empty(shape, device="meta", memory_format=memory_format).stride()
+
+
+def _joined(op: OpOverload, tensors: Sequence[Tensor], *where: int) -> tuple[int, ...]:
+    """As ATen's own code for tensors without data answers, which asks all operands for a memory format."""
+    with torch._C._DisableTorchDispatch():
+        stand_ins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
+        strides: tuple[int, ...] = op(stand_ins, *where).stride()
+        return strides
+
+
+def _rolled(values: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> tuple[int, ...] | None:
+    """Dimension by dimension, two parts are put together in the other order."""
+    if values.numel() == 0:
+        return None
+    with torch._C._DisableTorchDispatch():
+        whole = torch.empty_strided(values.shape, values.stride(), device="meta")
+        for shift, dim in zip(shifts, dims, strict=bool(dims)):
+            size = whole.shape[dim]
+            start = (size - shift % size) % size
+            whole = torch.cat([whole.narrow(dim, start, size - start), whole.narrow(dim, 0, start)], dim)
+        return whole.stride() if dims else whole.contiguous().stride()
+
+
+def strides_of_view(values: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of ``values.view(shape)`` in eager mode: fake tensors have others for dimensions of one element.
+
+    >>> strides_of_view(torch.empty(128, 1, 1, 128).permute(2, 0, 3, 1), (1, 128, 128))
+    (16384, 128, 1)
+    """
+    with torch._C._DisableTorchDispatch():
+        stand_in = torch.empty_strided(values.shape, values.stride(), dtype=torch.bool, device="meta")
+        return stand_in.view(shape).stride()

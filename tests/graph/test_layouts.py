@@ -11,13 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
+from fuse.graph.capture import capture
 from fuse.graph.fakes import FakeRunner
 from fuse.kernel import lower  # noqa: F401  (importing registers the recipes)
 from fuse.kernel.recipes import find_recipe
+from tests.samples import Holder
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.float32, torch.int64, torch.float64, torch.bool, torch.float16)
@@ -113,3 +117,75 @@ def test_batch_norm_lies_as_in_eager(
     x = torch.randn([size[d] for d in order]).permute([order.index(d) for d in range(4)])
     mean, variance = torch.zeros(size[1]), torch.ones(size[1])
     same_function(lambda x: F.batch_norm(x, mean.clone(), variance.clone(), training=training) * 2, x, exact=False)
+
+
+OF_IMAGES: dict[str, Any] = {
+    "group_norm": lambda x: F.group_norm(x, 1),
+    "instance_norm": lambda x: F.instance_norm(F.pad(x, (1, 0))),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "convolution": lambda x: F.conv2d(x, torch.ones(2, x.shape[1], 2, 2), padding=1),
+    "transposed_convolution": lambda x: F.conv_transpose2d(x, torch.ones(x.shape[1], 2, 2, 2)),
+    "max_pool": lambda x: F.max_pool2d(x, 2, padding=1),
+    "average_pool": lambda x: F.avg_pool2d(x, 2, padding=1),
+    "adaptive_pool": lambda x: F.adaptive_avg_pool2d(x, (2, 1)),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "padded": lambda x: F.pad(x, (1, 1, 0, 1)),
+    "reflected": lambda x: F.pad(x, (1, 0, 0, 0), mode="replicate"),
+    "shuffled": lambda x: F.pixel_unshuffle(F.pixel_shuffle(F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % 4)), 2), 2),
+    "softmax": lambda x: F.softmax(x, 1),
+    "joined": lambda x: torch.cat([x, x + 1], 1),
+    "stacked": lambda x: torch.stack([x, x + 1], 1),
+    "summed": lambda x: x.sum(1, keepdim=True),
+    "cumulated": lambda x: x.cumsum(1),
+    "sorted": lambda x: x.sort(1)[0],
+    "rolled": lambda x: x.roll(1, 1),
+    "flipped": lambda x: x.flip(1),
+    "repeated": lambda x: x.repeat(1, 2, 1, 1),
+    "masked": lambda x: x.masked_fill(x > 0, 1.0),
+    "shifted": lambda x: x + 1,
+    "compared": lambda x: x > 0,
+    "doubled": lambda x: x + x,
+    "rectified": lambda x: torch.relu(x),
+    "clamped": lambda x: x.clamp(-1, 1),
+    "squared": lambda x: x**2,
+    "subtracted": lambda x: 1 - x,
+    "divided": lambda x: 1 / (x + 2),
+    "steep": lambda x: F.leaky_relu(x, 0.2),
+    "added": lambda x: x + torch.ones(x.shape[-1]),
+    "chosen": lambda x: torch.where(x > 0, x, 0.0),
+    "converted": lambda x: x.double(),
+    "cloned": lambda x: x.clone(),
+    "viewed": lambda x: x.flatten(2).unsqueeze(1),
+}
+
+
+class Log(TorchDispatchMode):
+    """What eager dispatches, and how the results lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[Any] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        self.entries.append((str(op), layouts(result)))
+        return result
+
+
+def layouts(result: Any) -> list[Any]:
+    """Strides, and what decides how the next operator lays out its result."""
+    values = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+    return [*strides(values), *(suggest_memory_format(value) for value in values if value.dim() == 4)]
+
+
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (1, 3, 4, 4), (2, 1, 4, 4), (2, 3, 1, 1)])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_what_is_made_of_an_image_lies_as_in_eager(name: str, order: tuple[int, ...], size: tuple[int, ...]) -> None:
+    x = torch.randn([size[d] for d in order]).permute([order.index(d) for d in range(4)])
+    model = Holder(lambda s, x: OF_IMAGES[name](x))
+    with Log() as log, torch.no_grad():
+        model(x)
+    last = capture(model, (x,)).meta["signature"].dispatches[-1]
+    assert (str(last.op), layouts(last.result)) == log.entries[-1]
