@@ -11,6 +11,7 @@ from fuse.passes import dead_code as dead_code
 from fuse.passes import expand_lstm_layers as expand_lstm_layers
 from fuse.passes import fold_batch_norm as fold_batch_norm
 from fuse.passes import forward_writes as forward_writes
+from fuse.passes import fuse_attention as fuse_attention
 from fuse.passes import fuse_horizontal as fuse_horizontal
 from fuse.passes import fuse_movement as fuse_movement
 from fuse.passes import fuse_pointwise as fuse_pointwise

@@ -100,4 +100,6 @@ def obstacle(product: Node, reader: Node) -> str | None:
 
 def holds_product(node: Node) -> bool:
     module = nested.called_module(node)
-    return isinstance(module, GraphModule) and any(n.target in PRODUCTS for n in module.graph.nodes)
+    return isinstance(module, GraphModule) and any(
+        n.target in (*PRODUCTS, aten.bmm.default) for n in module.graph.nodes
+    )

@@ -32,11 +32,12 @@ from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     reductions,
     short_convolutions,
 )
+from fuse.kernel.attention import attention
 from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
 from fuse.kernel.schedule import schedule
-from fuse.kernel.tiled_products import HEADERS, products_below, tiled
+from fuse.kernel.tiled_products import products_below, tiled
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
 
@@ -114,10 +115,11 @@ def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined
     try:
         program = _program(region)
         name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-        if products_below([o.value for o in program.outputs]):
-            made = tiled(program, name, one_thread=threads == "one")
+        if products := products_below([o.value for o in program.outputs]):
+            build = tiled if len(products) == 1 else attention
+            made = build(program, name, one_thread=threads == "one")
             pairs = _in_place_pairs(program)
-            return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=HEADERS)
+            return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=made.headers)
         body = schedule(program)
         return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body))
     except (Unsupported, NotAffine) as why:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, offset
 from fuse.kernel.nest import Dimension
 from fuse.kernel.schedule import MAX_SPLITS
-from fuse.kernel.values import Input, Reindex, Value
+from fuse.kernel.values import Input, Map, Reindex, Value
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,47 @@ def placement(value: Value) -> Placement | None:
     return None
 
 
+@dataclass(frozen=True)
+class Matrices:
+    """A batch of matrices in the memory of ``source``: one begins at ``start``, affine in the loop variables ``images``
+    (outermost first, each with its extent), and element ``row, column`` lies ``strides`` further on."""
+
+    source: Input
+    start: Affine
+    images: tuple[tuple[str, int], ...]
+    strides: tuple[int, int]
+
+
+def matrices(value: Value) -> Matrices | None:
+    """Where the matrices of ``value`` lie, ``[images, rows, columns]``; None where they lie in no such order.
+
+    >>> import torch
+    >>> from fuse.kernel.values import permute, view
+    >>> rows = view(Input((2, 5, 12), torch.float32, 0, (60, 12, 1)), (2, 5, 3, 4))
+    >>> found = matrices(view(permute(rows, (0, 2, 1, 3)), (6, 5, 4)))
+    >>> str(found.start), found.images, found.strides
+    ('60 * i0o + 4 * i0i', (('i0o', 2), ('i0i', 3)), (12, 1))
+    """
+    dimensions = [Dimension((f"i{d}",), (extent,)) for d, extent in enumerate(value.shape)]
+    for _ in range(MAX_SPLITS):
+        try:
+            source, where = _place(value, dimensions)
+        except SplitNeeded as need:
+            dimensions = [d.split(need.atom, need.inner) if need.atom in d.atoms else d for d in dimensions]
+        except NotAffine:
+            return None
+        else:
+            images, *within = dimensions
+            strides = [d.step_of(where) for d in within]
+            if not isinstance(source, Input) or where.sized or any(s is None for s in strides):
+                return None
+            rows, columns = (s.constant for s in strides if s is not None)
+            for atom in (a for d in within for a in d.atoms):
+                where = where.without(atom)
+            return Matrices(source, where, tuple(zip(images.atoms, images.extents, strict=True)), (rows, columns))
+    return None
+
+
 def as_memory(value: Value) -> Input | None:
     """``value`` as an input with strides of its own, where it begins at an input's first element."""
     if isinstance(value, Input):
@@ -65,7 +106,9 @@ def _place(value: Value, dimensions: Sequence[Dimension]) -> tuple[Value, Affine
     """What ``value`` is a view of, and the place of its element at the dimensions' index."""
     index: Index = tuple(d.index() for d in dimensions)
     extents = {a: e for d in dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
-    while isinstance(value, Reindex):
-        index = value.where(index, extents)
-        value = value.source
+    while isinstance(value, Reindex) or (isinstance(value, Map) and value.template == "{0}"):
+        if isinstance(value, Map):  # a copy; conversions have templates of their own
+            (value,) = value.args
+        else:
+            index, value = value.where(index, extents), value.source
     return value, offset(index, value.strides) if isinstance(value, Input) else ZERO

@@ -68,6 +68,7 @@ class RowNest:
         outer = [a for d, dim in enumerate(dimensions) if d not in self.anchor.dims for a in dim.atoms]
         outer = [a for a in outer if a != self.lane]
         self.reduced = [a for d in self.anchor.dims for a in dimensions[d].atoms]
+        self.begin()
         for atom in outer:
             builder.open(atom, "parallel")
         order = stages(self.reductions)
@@ -82,6 +83,9 @@ class RowNest:
         for _ in outer:
             builder.close()
         return builder.blocks[0].statements
+
+    def begin(self) -> None:
+        """Tell the builder what is in memory before the first row; here nothing is."""
 
     # ---- loops over a row --------------------------------------------------------------------------------------------
 

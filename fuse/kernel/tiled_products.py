@@ -27,8 +27,8 @@ from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import placement
 from fuse.kernel.recipes import Call, Unsupported, convert, recipe
 from fuse.kernel.schedule import range_checks, with_splits
-from fuse.kernel.values import Concat, Map, Output, Patches, Product, Program, Reindex, Scan, Value
-from fuse.kernel.walks import reductions_below, within_stage
+from fuse.kernel.values import Concat, Map, Output, Patches, Product, Program, Reduce, Reindex, Scan, Value
+from fuse.kernel.walks import children, within_stage
 
 HEADERS = ("products.h", "tiles.h")
 """What the source of such a kernel needs behind the prelude."""
@@ -43,33 +43,44 @@ WIDER_IS_BETTER = 0.25
 """How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
 ALIGNMENT = 64
 
-_NAMES = (
+NAMES = (
     "args",
+    "block",
     "first_column",
     "first_row",
     "image",
     "last_column",
     "last_row",
+    "memory",
+    "own",
     "right",
     "row",
+    "scores",
     "sums",
     "tile",
     "tile_stride",
 )
-"""What such a kernel calls things itself."""
+"""What such a kernel, and one of attention, calls things itself."""
 
 _TYPES = (torch.float32, torch.float64)
 
 
-@recipe("mm", "addmm")
+_OPERANDS = {
+    "mm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "bmm": ("self", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+}
+
+
+@recipe(*_OPERANDS)
 def matrix_product(call: Call) -> Value:
-    """``left @ right``, plus a bias for ``addmm``."""
-    adds = "beta" in call.arguments
-    left, right = (call.tensor(name) for name in (("mat1", "mat2") if adds else ("self", "mat2")))
+    """``left @ right`` of matrices or batches of them, plus a bias for ``addmm`` and ``baddbmm``."""
+    left, right = map(call.tensor, _OPERANDS[call.op._schema.name.removeprefix("aten::")])
     if call.dtype not in _TYPES:
         raise Unsupported(f"products of {call.dtype} are left to the library")
     product: Value = Product(call.shape, call.dtype, left, right)
-    if not adds:
+    if "beta" not in call.arguments:
         return product
     return convert(
         contractions.added(product, call.tensor("self"), call["alpha"], call["beta"]),
@@ -89,6 +100,7 @@ class Tiled:
     source: str
     workspace_bytes: int
     parallel: bool
+    headers: tuple[str, ...] = HEADERS
 
 
 @dataclass(frozen=True)
@@ -110,18 +122,20 @@ def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
         raise Unsupported("two products in one kernel")
     names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
     inputs = [
-        Buffer(f"{n}_" if n in _NAMES else n, ctypes.storage(v.dtype), "input")
+        Buffer(f"{n}_" if n in NAMES else n, ctypes.storage(v.dtype), "input")
         for n, v in zip(names, program.inputs, strict=True)
     ]
     outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
+    if len(product.left.shape) != 2:
+        raise Unsupported("a batch of products is left to the library")
     left = _operand(product.left, inputs)
     images, rows, columns = (1, *product.shape)[-3:]
     depth = product.left.shape[1]
     if left.strides[1] != 1 and depth > 1:
         raise Unsupported("the rows of the left operand do not lie in order in memory")
-    epilogue = _epilogue(program, product, inputs, outputs)
+    epilogue = epilogue_of(program, product, inputs, outputs)
     real = ctypes.storage(product.dtype)
-    panels = _panels(columns, depth, product.dtype.itemsize)
+    panels = panels_of(columns, depth, product.dtype.itemsize)
     width = panels * PANEL
     most = images * -(-columns // width) * -(-rows // 4)
     work = images * rows * columns * depth
@@ -175,7 +189,7 @@ def _right(product: Product, inputs: Sequence[Buffer]) -> str:
     return f"fuse_patches<{real}> right = {{{image.text}, {numbers}, {pairs}, {places}}}"
 
 
-def _panels(columns: int, depth: int, itemsize: int) -> int:
+def panels_of(columns: int, depth: int, itemsize: int) -> int:
     """Panels in a block: as many as fit registers and cache, few where that leaves fewer columns empty."""
     fitting = [p for p in range(1, MOST_PANELS + 1) if p == 1 or depth * p * PANEL * itemsize <= LARGEST_BLOCK]
     return min(fitting, key=lambda p: -(-columns // (p * PANEL)) * p * (1 + WIDER_IS_BETTER / p))
@@ -184,7 +198,7 @@ def _panels(columns: int, depth: int, itemsize: int) -> int:
 # ---- epilogue --------------------------------------------------------------------------------------------------------
 
 
-def _epilogue(program: Program, product: Product, inputs: list[Buffer], outputs: list[Buffer]) -> list[str]:
+def epilogue_of(program: Program, product: Product, inputs: list[Buffer], outputs: list[Buffer]) -> list[str]:
     """The lines that store what is computed from one tile: a nest for the outputs of each shape and order."""
     groups: dict[tuple[int, ...], list[Target]] = {}
     for output, buffer in zip(program.outputs, outputs, strict=True):
@@ -201,10 +215,24 @@ def _epilogue(program: Program, product: Product, inputs: list[Buffer], outputs:
 def _check(output: Output, product: Product) -> None:
     if isinstance(output.value, (Concat, Scan)):
         raise Unsupported("a product's result is concatenated or scanned")
-    if reductions_below([output.value]):
+    if _is_reduced(output.value):
         raise Unsupported("a product's result is reduced")
     if math.prod(output.value.shape) != math.prod(product.shape):
         raise Unsupported("what follows the product has another number of elements")
+
+
+def _is_reduced(value: Value) -> bool:
+    """Whether there is a reduction between ``value`` and the product that it is made of."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, Reduce):
+            return True
+        if id(current) not in seen and not isinstance(current, Product):
+            seen.add(id(current))
+            stack.extend(children(current))
+    return False
 
 
 def _nest(
@@ -212,11 +240,11 @@ def _nest(
 ) -> list[Statement]:
     """Loops over the rows and columns of one tile that store ``targets``."""
     builder = builder_for(dimensions, inputs, program.value_names)
-    builder.used_names.update(dict.fromkeys(_NAMES, 1))
+    builder.used_names.update(dict.fromkeys(NAMES, 1))
     index = tuple(d.index() for d in dimensions)
-    place = _place_of_product(targets, product, index, builder.extents)
+    place = place_of_product([(target.value, index) for target in targets], product, builder.extents)
     image_atoms, row_atoms, column_atoms = (
-        _digits(at, extent, builder.extents)
+        digits_of(at, extent, builder.extents)
         for at, extent in zip((ZERO, *place)[-3:], (1, *product.shape)[-3:], strict=True)
     )
     if not column_atoms:
@@ -234,12 +262,12 @@ def _nest(
     outside, within = _unwrapped(builder.blocks[0].statements, len(image_atoms))
     of_image, body = _unwrapped(within, len(row_atoms))
     rows = _rows(product, row_atoms, _columns(body, column_atoms))
-    return [*_taken_apart("image", image_atoms), *outside, *of_image, rows]
+    return [*taken_apart("image", image_atoms), *outside, *of_image, rows]
 
 
-def _place_of_product(targets: Sequence[Target], product: Product, index: Index, extents: Mapping[str, int]) -> Index:
-    """Image, row and column of the element of ``product`` that the first result is made of at ``index``."""
-    stack = [(target.value, index) for target in reversed(targets)]
+def place_of_product(roots: Sequence[tuple[Value, Index]], product: Product, extents: Mapping[str, int]) -> Index:
+    """Image, row and column of the element of ``product`` that the first of ``roots`` is made of at its index."""
+    stack = list(reversed(roots))
     seen: set[tuple[int, Index]] = set()
     while stack:
         value, at = stack.pop()
@@ -255,7 +283,7 @@ def _place_of_product(targets: Sequence[Target], product: Product, index: Index,
     raise NotAffine("a result beside the product's is not made of it")
 
 
-def _digits(place: Affine, extent: int, extents: Mapping[str, int]) -> list[tuple[str, int]]:
+def digits_of(place: Affine, extent: int, extents: Mapping[str, int]) -> list[tuple[str, int]]:
     """The loop variables that count up to ``extent`` together, outermost first, each with its own extent."""
     found: list[tuple[str, int]] = []
     step = 1
@@ -281,13 +309,13 @@ def _unwrapped(statements: Sequence[Statement], loops: int) -> tuple[list[Statem
 
 def _rows(product: Product, atoms: Sequence[tuple[str, int]], body: Sequence[Statement]) -> Statement:
     """One loop over the rows of a tile, each taken apart into the loop variables of the nest."""
-    digits = _taken_apart("row", atoms)
+    digits = taken_apart("row", atoms)
     sums = "tile + (row - first_row) * tile_stride - first_column"
     digits.append(Let("sums", f"{ctypes.storage(product.dtype)} *", sums))
     return Loop("row", product.shape[-2], (*digits, *body), bounds=("first_row", "last_row"))
 
 
-def _taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
+def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
     """The loop variables of the nest that the variable ``name`` counts together."""
     digits: list[Statement] = []
     step = 1

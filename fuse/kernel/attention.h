@@ -1,0 +1,85 @@
+// Attention a few queries at a time: their scores, what becomes of those and the mixture of values stay in the cache.
+//
+//     for images (a batch and head each), chunks of rows (shared out to threads):
+//         pack the image's keys and values: panels of 16 columns
+//         for blocks of rows:
+//             scores = queries[rows] @ keys.T              whole rows, so that a softmax sees all of one
+//             weigh(rows, scores)                          in place: scale, mask, softmax
+//             for tiles of scores @ values:  epilogue(rows, columns, tile)
+#pragma once
+
+struct fuse_attention_sizes {
+    int64_t images, rows, keys, depth, columns;  // [rows, depth] @ [depth, keys], then [rows, keys] @ [keys, columns]
+    int64_t query_stride;                        // between the rows of queries
+    int64_t row_block, scores_stride;            // rows whose scores lie in the cache, each so far from the next
+    int64_t own_queries;                         // elements of a block of queries, where they are computed
+};
+
+template <int Gates, typename Real> static inline void fuse_pack_blocks(Real *packed, const fuse_matrix<Real> &right) {
+    for (int64_t column = 0; column < right.columns; column += 16 * Gates) {
+        right.template pack<Gates>(packed, 0, column);
+        packed += 16 * Gates * right.depth;
+    }
+}
+
+static inline int64_t fuse_rounded(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
+
+// `queries(image, first row, last row, memory)` answers with the first of those rows; `keys(image, memory)` and
+// `values(image, memory)` with a matrix; what they compute they write to `memory`. The workspace has `share_bytes` for
+// each of `threads` threads.
+template <int KeyPanels, int ValuePanels, typename Real, typename Queries, typename Keys, typename Values, typename Weigh,
+          typename Epilogue>
+static inline void fuse_attention(const fuse_attention_sizes &size, char *workspace, int64_t threads, int64_t share_bytes,
+                                  const Queries &queries, const Keys &keys, const Values &values, const Weigh &weigh,
+                                  const Epilogue &epilogue) {
+    constexpr int64_t key_width = 16 * KeyPanels, value_width = 16 * ValuePanels;
+    workspace = fuse_aligned(workspace);
+#ifdef _OPENMP
+    const int64_t most = omp_get_max_threads();
+    if (threads > most) threads = most;
+#else
+    threads = 1;
+#endif
+    const int64_t at_once = fuse_rows_at_once(size.rows, size.images, threads);
+    const int64_t chunks = (size.rows + at_once - 1) / at_once;
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        int64_t thread = 0, held = -1;
+#ifdef _OPENMP
+        thread = omp_get_thread_num();
+#endif
+        Real *const packed_keys = (Real *)(workspace + thread * share_bytes);
+        Real *const packed_values = packed_keys + fuse_rounded(size.keys, key_width) * size.depth;
+        Real *const scores = packed_values + fuse_rounded(size.columns, value_width) * size.keys;
+        Real *const own_queries = scores + size.row_block * size.scores_stride;
+        Real *const own_operand = own_queries + fuse_rounded(size.own_queries, 16);
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < size.images * chunks; ++task) {
+            const int64_t image = task / chunks, row = task % chunks * at_once;
+            const int64_t last_row = row + at_once < size.rows ? row + at_once : size.rows;
+            if (image != held) {
+                fuse_pack_blocks<KeyPanels>(packed_keys, keys(image, own_operand));
+                fuse_pack_blocks<ValuePanels>(packed_values, values(image, own_operand));
+            }
+            held = image;
+            for (int64_t first = row; first < last_row; first += size.row_block) {
+                const int64_t last = first + size.row_block < last_row ? first + size.row_block : last_row;
+                const Real *left = queries(image, first, last, own_queries);
+                for (int64_t column = 0; column < size.keys; column += key_width) {
+                    fuse_product_rows<KeyPanels>(scores + column, size.scores_stride, 16, left, size.query_stride,
+                                                 packed_keys + column * size.depth, size.depth, last - first);
+                }
+                weigh(image, first, last, scores);
+                for (int64_t column = 0; column < size.columns; column += value_width) {
+                    const int64_t last_column =
+                        column + value_width < size.columns ? column + value_width : size.columns;
+                    fuse_tiles<ValuePanels, fuse_most_rows<ValuePanels, Real>>(
+                        scores, size.scores_stride, packed_values + column * size.keys, size.keys, 0, last - first,
+                        [&](int64_t from, int64_t to, const Real *tile) {
+                            epilogue(image, first + from, first + to, column, last_column, tile, value_width);
+                        });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+"""Two products and the softmax between them as one kernel.
+
+    s = q @ k.T * 0.125 + mask         for images (batch and heads), blocks of query rows (parallel):
+    p = softmax(s, -1)          ->         scores = queries[rows] @ keys.T       whole rows, in the nearest cache
+    o = (p @ v).transpose(1, 2)            scores = softmax(scores * 0.125 + mask)        in place
+                                           out[rows] = scores @ values           stored where the transpose has it
+
+``attention.h`` walks the blocks. Generated are the rows between the products (any elementwise operators and reductions
+over keys, in the same stages as everywhere, see ``rows.py``) and the epilogue of the second product
+(``tiled_products.py``). Queries, keys and values are read where they lie, whatever their strides; what is computed on
+the way to them (a scale) is computed a block at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fuse.kernel import ctypes
+from fuse.kernel.emit import text_of
+from fuse.kernel.index import ZERO, NotAffine
+from fuse.kernel.ir import Buffer, Let, Loop, Statement
+from fuse.kernel.nest import Dimension, Target, builder_for, store
+from fuse.kernel.placement import matrices
+from fuse.kernel.recipes import Unsupported
+from fuse.kernel.rows import RowNest
+from fuse.kernel.schedule import range_checks, with_splits
+from fuse.kernel.tiled_products import (
+    ALIGNMENT,
+    HEADERS,
+    NAMES,
+    PANEL,
+    PARALLEL_PRODUCT,
+    Tiled,
+    digits_of,
+    epilogue_of,
+    panels_of,
+    place_of_product,
+    products_below,
+    taken_apart,
+)
+from fuse.kernel.values import Product, Program, Reduce, Value, permute, view
+from fuse.kernel.walks import reductions_below
+
+BLOCK_BYTES = 48 * 1024
+"""Bytes of scores at a time, which are to stay in the nearest caches of one core from product to product."""
+MOST_ROWS, FEWEST_ROWS = 96, 6
+DEEPEST = 512
+"""Elements of a query: deeper sums would be rounded more than those of other products (``FUSE_DEPTH_AT_ONCE``)."""
+
+Digits = Sequence[tuple[str, int]]
+"""Loop variables that count something together, outermost first, each with its extent."""
+
+
+def attention(program: Program, name: str, one_thread: bool) -> Tiled:
+    """The kernel of a region with two products, one of what is made of the other.
+
+    Raises:
+        Unsupported, NotAffine: there is no such kernel; the message is a reason.
+    """
+    first, second = _products(program)
+    names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
+    inputs = [
+        Buffer(f"{n}_" if n in NAMES else n, ctypes.storage(v.dtype), "input")
+        for n, v in zip(names, program.inputs, strict=True)
+    ]
+    outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
+    real, itemsize = ctypes.storage(first.dtype), first.dtype.itemsize
+    maker = _Operands(program, inputs, real)
+    queries, keys, values = (
+        maker.queries(_batch(first.left)),
+        maker.matrix("keys", permute(_batch(first.right), (0, 2, 1)), turned=True),
+        maker.matrix("values", _batch(second.right), turned=False),
+    )
+    images, rows, depth = _batch(first.left).shape
+    _, length, columns = _batch(second.right).shape
+    if depth > DEEPEST:
+        raise Unsupported(f"queries of more than {DEEPEST} elements are left to the library")
+    panels = panels_of(length, depth, itemsize), panels_of(columns, length, itemsize)
+    padded = [
+        -(-extent // (PANEL * count)) * PANEL * count for extent, count in zip((length, columns), panels, strict=True)
+    ]
+    stride = padded[0] + PANEL  # a power of two would keep one column of all rows in one set of the cache
+    block = min(max(BLOCK_BYTES // (stride * itemsize) // FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS), MOST_ROWS, rows)
+    own_queries, own_operand = (block * depth if queries.computed else 0), max(keys.computed, values.computed)
+    share = padded[0] * depth + padded[1] * length + block * stride + own_queries + PANEL + own_operand
+    share_bytes = -(-share * itemsize // ALIGNMENT) * ALIGNMENT
+    work = images * rows * length * (depth + columns)
+    threads = 1 if one_thread or work < PARALLEL_PRODUCT else min(images * -(-rows // FEWEST_ROWS), os.cpu_count() or 1)
+    sizes = ", ".join(map(str, (images, rows, length, depth, columns, queries.stride, block, stride, own_queries)))
+    lines = [f"// {line}" for line in program.lines]
+    lines.append(f'extern "C" int {name}(char *const *args) {{')
+    for position, buffer in enumerate((*inputs, *outputs)):
+        const = "const " if buffer.role == "input" else ""
+        lines.append(f"    {const}{buffer.ctype} *{buffer.name} = ({const}{buffer.ctype} *)args[{position}];")
+    lines += text_of(range_checks(program, inputs), 1)
+    lines += [*queries.lines, *keys.lines, *values.lines]
+    lines += [
+        f"    const auto weigh = [&](int64_t image, int64_t first_row, int64_t last_row, {real} *block) FUSE_APART {{",
+        *("    " + line for line in _between(program, first, second, inputs, stride)),
+        "    };",
+        "    const auto epilogue = [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
+        f"                              int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
+        *("    " + line for line in epilogue_of(program, second, inputs, outputs)),
+        "    };",
+        f"    fuse_attention<{panels[0]}, {panels[1]}, {real}>({{{sizes}}}, args[{len(inputs) + len(outputs)}], "
+        f"{threads}, {share_bytes}, queries, keys,",
+        "                   values, weigh, epilogue);",
+        "    return 0;",
+        "}",
+    ]
+    text = "\n".join(lines) + "\n"
+    return Tiled(text, threads * share_bytes + ALIGNMENT, threads > 1, (*HEADERS, "attention.h"))
+
+
+def _products(program: Program) -> tuple[Product, Product]:
+    """The product of queries and keys, and the one of what becomes of it and the values."""
+    found = products_below([output.value for output in program.outputs])
+    if len(found) != 2:
+        raise Unsupported(f"{len(found)} products in one kernel")
+    first, second = found
+    if first not in products_below([second.left]) or products_below([second.right]):
+        raise Unsupported("two products in one kernel")
+    if not reductions_below([second.left]):
+        raise Unsupported("two products in one kernel, and no softmax between them")
+    if first.dtype != second.dtype:
+        raise Unsupported("two products of different dtypes in one kernel")
+    if 1 in (_batch(first).shape[2], _batch(second).shape[2]):
+        raise Unsupported("a product of one column")
+    return first, second
+
+
+def _batch(value: Value) -> Value:
+    """A matrix as a batch of one."""
+    return value if len(value.shape) == 3 else view(value, (1, *value.shape))
+
+
+# ---- operands --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """Lines that define how an operand is read, the distance of its rows, and how many elements of one image are
+    ``computed`` rather than read where they lie."""
+
+    lines: list[str]
+    stride: int
+    computed: int
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Writes down how operands are read."""
+
+    program: Program
+    inputs: list[Buffer]
+    real: str
+
+    def queries(self, value: Value) -> _Operand:
+        """``queries(image, first row, last row, memory)``: where the first of these rows begins."""
+        heading = (
+            f"    const auto queries = [&](int64_t image, int64_t first_row, int64_t last_row, {self.real} *memory)"
+        )
+        heading += f" -> const {self.real} * {{"
+        found = matrices(value)
+        if found is not None and (found.strides[1] == 1 or value.shape[2] == 1):
+            place = f"{self.inputs[found.source.position].name} + {found.start} + first_row * {found.strides[0]}"
+            body = [*text_of(taken_apart("image", found.images), 2), f"        return {place};"]
+            return _Operand([heading, *body, "    };"], found.strides[0], 0)
+        body = ["    " + line for line in self._computed(value)]
+        return _Operand([heading, *body, "        return memory;", "    };"], value.shape[2], 1)
+
+    def matrix(self, name: str, value: Value, turned: bool) -> _Operand:
+        """``name(image, memory)``: a matrix of ``value``, turned if so, to pack."""
+        kind = f"fuse_matrix<{self.real}>"
+        heading = f"    const auto {name} = [&](int64_t image, {self.real} *memory) -> {kind} {{"
+        _, rows, columns = value.shape
+        found = matrices(value)
+        if found is not None:
+            place = f"{self.inputs[found.source.position].name} + {found.start}"
+            strides, computed, body = found.strides, 0, text_of(taken_apart("image", found.images), 2)
+        else:
+            place, strides, computed = "memory", (columns, 1), rows * columns
+            body = [f"        const int64_t first_row = 0, last_row = {rows};"]
+            body += ["    " + line for line in self._computed(value)]
+        shape = (rows, columns)
+        numbers = (*reversed(strides), *reversed(shape)) if turned else (*strides, *shape)
+        body.append(f"        return {{{place}, {', '.join(map(str, numbers))}}};")
+        return _Operand([heading, *body, "    };"], 0, computed)
+
+    def _computed(self, value: Value) -> list[str]:
+        """Lines that write rows of ``value`` to ``memory``, one behind the other."""
+        own = Buffer("own", self.real, "scratch")
+
+        def build(dimensions: list[Dimension]) -> list[Statement]:
+            builder = builder_for(dimensions, self.inputs, self.program.value_names)
+            builder.used_names.update(dict.fromkeys(NAMES, 1))
+            image, row, column = ([*zip(d.atoms, d.extents, strict=True)] for d in dimensions)
+            atoms = [atom for d in dimensions for atom in d.atoms]
+            for atom in atoms:
+                builder.open(atom, "vector" if atom == atoms[-1] and column else "serial")
+            store(builder, [(Target(value, own, (0, 0, 1)), tuple(d.index() for d in dimensions))])
+            for _ in atoms:
+                builder.close()
+            place = f"memory + (row - first_row) * {value.shape[2]}"
+            return _by_rows(builder.blocks[0].statements, image, row, Let("own", "auto", place))
+
+        return text_of(with_splits(value.shape, build), 1)
+
+
+def _by_rows(statements: Sequence[Statement], images: Digits, rows: Digits, pointer: Let) -> list[Statement]:
+    """``statements`` without their loops over images and rows, in one loop over the rows of a block."""
+    outer = {atom for atom, _ in (*images, *rows)}
+    body = (*taken_apart("row", rows), pointer, *_peeled(statements, outer))
+    return [*taken_apart("image", images), Loop("row", 0, body, bounds=("first_row", "last_row"))]
+
+
+def _peeled(statements: Sequence[Statement], atoms: Collection[str]) -> Iterator[Statement]:
+    for statement in statements:
+        if isinstance(statement, Loop) and statement.atom in atoms:
+            yield from _peeled(statement.body, atoms)
+        else:
+            yield statement
+
+
+# ---- between the products --------------------------------------------------------------------------------------------
+
+
+def _between(program: Program, first: Product, second: Product, inputs: list[Buffer], stride: int) -> list[str]:
+    """Lines that turn scores into the left operand of the second product, in place."""
+    reductions = reductions_below([second.left])
+    real = ctypes.storage(first.dtype)
+    nest = _ScoresNest(second.left, first, Buffer("scores", real, "scratch"), inputs, program.value_names, reductions)
+
+    def build(dimensions: list[Dimension]) -> list[Statement]:
+        statements = nest.build(dimensions)
+        images, rows = nest.image_and_row()
+        pointer = Let("scores", "auto", f"block + (row - first_row) * {stride}")
+        return _by_rows(statements, images, rows, pointer)
+
+    return text_of(with_splits(nest.shape, build), 1)
+
+
+class _ScoresNest(RowNest):
+    """Rows of scores, in the order of the softmax's own dimensions."""
+
+    def __init__(
+        self,
+        value: Value,
+        product: Product,
+        scores: Buffer,
+        inputs: list[Buffer],
+        names: Mapping[int, str],
+        reductions: list[Reduce],
+    ) -> None:
+        start = (0,) * (len(value.shape) - 1)
+        super().__init__([Target(value, scores, (*start, 1))], inputs, names, reductions)
+        self.product = product
+        self.scores = scores
+
+    def begin(self) -> None:
+        """The product's result is in memory, a row of it at ``scores``."""
+        roots = [(reduction.source, self._source_index(reduction)) for reduction in self.reductions]
+        self.place = (ZERO, *place_of_product(roots, self.product, self.builder.extents))[-3:]
+        self.builder.used_names.update(dict.fromkeys(NAMES, 1))
+        self.builder.stored[id(self.product)] = (self.scores, self.place[2], self.place[-len(self.product.shape) :])
+
+    def image_and_row(self) -> tuple[Digits, Digits]:
+        """The loop variables that count images and rows, checked to leave those of a row to its reductions."""
+        extents = (1, *self.product.shape)[-3:]
+        images, rows, columns = map(digits_of, self.place, extents, [self.builder.extents] * 3)
+        if self.lane or [atom for atom, _ in columns] != self.reduced:
+            raise NotAffine("what is between two products is not reduced over the columns of the first")
+        return images, rows
