@@ -46,7 +46,7 @@ larger fusion from happening. [tests/passes/patterns/test_without_patterns.py](.
 | one kernel, or a library call and one, by size | {library_call} |
 
 Squeeze-and-excitation keeps its six launches: two products of a few numbers each, with reductions over the image before and a broadcast behind them; written as sums of products it has six kernels as well. Attention as one library call differs from eager
-where a row is masked whole, so it is an [example](../writing-a-pattern.md) and not installed. Batch norm folded into a convolution's weights saves no launch: an activation is left, and both are one kernel as they are.
+where a row is masked whole, so it is an [example](../writing-a-pattern.md) and not installed; as one generated kernel it does not. Batch norm folded into a convolution's weights saves no launch: an activation is left, and both are one kernel as they are.
 """
 
 PAGE = """# {name}

@@ -12,8 +12,8 @@ MORE = {
     "linear_max_centre_gelu": 3,  # a mean over rows follows a maximum of rows
     "linear_swiglu": 3,
     "mlp": 3,
-    "attention": 3,
-    "causal_attention": 3,
+    "attention": 1,
+    "causal_attention": 1,
     "conv_instance_norm_divide": 3,
     "conv_relu_max_pool": 3,
     "conv_avg_pool_sigmoid_sum": 3,

@@ -64,6 +64,7 @@ def conv_norm(x: Tensor, w: Tensor, m: Tensor, v: Tensor, g: Tensor, b: Tensor) 
 
 
 IMAGE, KERNEL = r(2, 16, 8, 8), r(16, 16, 3, 3)
+HEADS = (r(2, 4, 8, 16), r(2, 4, 8, 16), r(2, 4, 8, 16))
 LAYER = (r(4, 16), r(32, 16), r(32))
 
 ONE_KERNEL: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
@@ -73,6 +74,7 @@ ONE_KERNEL: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "layer norm with residual": (layer_norm, (r(4, 16), r(4, 16), r(16), r(16))),
     "scaled and masked softmax": (lambda x, m: torch.softmax(x / 8 + m, -1), (r(2, 4, 8, 8), r(2, 1, 1, 8))),
     "filled softmax": (lambda x, m: (x / 8).masked_fill(m > 0, -1e9).softmax(-1), (r(2, 4, 8, 8), r(2, 1, 1, 8))),
+    "attention": (lambda q, k, v, m: torch.softmax(q @ k.mT / 8 + m, -1) @ v, (*HEADS, r(2, 1, 1, 8))),
     "rotary embedding": (rotary, (r(2, 4, 5, 16), r(5, 16), r(5, 16))),
     "rotary embedding in pairs": (rotary_in_pairs, (r(2, 4, 5, 16), r(5, 8), r(5, 8))),
     "CRF step": (crf, (r(4, 9), r(9, 9), r(4, 9), r(4) > 0)),
