@@ -95,9 +95,9 @@ def is_pure(node: Node) -> bool:
     Random operators advance the generator; an integer division by zero raises; operators that the table does not
     know, that write to an argument or return nothing may do anything.
     """
-    if kind(node) == "region":
-        return True  # made of pure nodes only
     if node.op == "call_module":
+        if kind(node) == "region":
+            return True  # made of pure nodes only
         module = called_module(node)
         bodies = [child for child in module.modules() if isinstance(child, GraphModule)] if module else []
         return bool(bodies) and all(is_pure(inner) for body in bodies for inner in body.graph.nodes)

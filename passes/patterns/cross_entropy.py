@@ -8,8 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuse.rewrite.patterns.definition import Failure, Match
 from fuse.rewrite.patterns.language import const, either, tensor
 from fuse.rewrite.patterns.registry import pattern
+
+aten = torch.ops.aten
+
+NONE, MEAN = 0, 1
+"""``reduction`` as ATen has it; 2 is the sum."""
 
 
 @pattern
@@ -18,30 +24,50 @@ class CrossEntropy:
 
     PyTorch writes the log-probabilities of all classes and reads one of each row. Here one kernel reads the logits and
     writes one loss a row; with ``reduction="mean"`` or ``"sum"`` a second one reduces those. With a vocabulary of
-    classes the matrix that is not written is most of the traffic.
+    classes the matrix that is not written is most of the traffic. Any ``ignore_index``, ``weight=`` and dimensions
+    behind the classes, as in segmentation.
 
-    A class that does not exist is an error, as in PyTorch. In training the backward pass reads the log-probabilities,
-    and the pattern declines: *used outside*. Declined in half precision, which PyTorch computes in float32 inside.
+    A class that does not exist is an error, as in PyTorch. Declined in training, where the backward pass reads the
+    log-probabilities, and with ``label_smoothing=``, whose sum reads them: *used outside*. Declined for sums in
+    float16: PyTorch adds up in float16, too, and overflows where a better sum would not.
     """
 
     def pattern(
-        self, logits: Tensor = tensor(None, None, dtype=(torch.float32, torch.float64)), target: Tensor = tensor(None)
+        self,
+        logits: Tensor = tensor(dtype=(torch.float32, torch.float64, torch.bfloat16, torch.float16)),
+        target: Tensor = tensor(dtype=torch.int64),
+        weight: Tensor = tensor(None),
     ) -> Any:
         logs = F.log_softmax(logits, dim=1)
+        reduction, ignored = const("reduction", MEAN), const("ignored", -100)
         return either(
-            lambda: F.nll_loss(logs, target, ignore_index=const("ignored", -100), reduction="none"),
-            lambda: F.nll_loss(logs, target, ignore_index=const("ignored", -100), reduction="sum"),
-            lambda: F.nll_loss(logs, target, ignore_index=const("ignored", -100), reduction="mean"),
-            name="reduction",
+            lambda: aten.nll_loss_nd(logs, target, None, reduction, ignored),
+            lambda: aten.nll_loss_nd(logs, target, weight, reduction, ignored),
+            name="weights",
         )
 
-    def replace(self, logits: Tensor, target: Tensor) -> Any:
+    def check(self, m: Match) -> Failure | None:
+        if m["logits"].meta["val"].dtype == torch.float16 and m["reduction"] != NONE:
+            return m.fail("the losses are summed in float16, which overflows where other sums do not", m.outputs[0])
+        return None
+
+    def replace(self, logits: Tensor, target: Tensor, weight: Tensor) -> Any:
+        reduction = const("reduction")
         kept = target != const("ignored")
-        largest = logits.amax(1)
-        chosen = logits.gather(1, torch.where(kept, target, 0)[:, None])[:, 0]
-        whole = (logits - largest[:, None]).exp().sum(1)
-        losses = torch.where(kept, whole.log() - (chosen - largest), 0)
-        return either(lambda: losses, lambda: losses.sum(), lambda: losses.sum() / kept.sum(), name="reduction")
+        classes = torch.where(kept, target, 0)
+        exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
+        largest = logits.amax(1).to(exact)
+        chosen = logits.gather(1, classes.unsqueeze(1)).squeeze(1).to(exact)
+        whole = (logits.to(exact) - largest.unsqueeze(1)).exp().sum(1)
+        losses = whole.log() - (chosen - largest)
+        weights = either(lambda: kept, lambda: torch.where(kept, weight[classes], 0), name="weights")
+        losses = torch.where(kept, either(lambda: losses, lambda: losses * weights, name="weights"), 0)
+        if reduction != NONE:
+            losses = losses.sum() / weights.sum() if reduction == MEAN else losses.sum()
+        return losses.to(logits.dtype)
 
     def examples(self) -> Any:
-        return torch.randn(4, 8), torch.randint(8, (4,))
+        return [
+            (torch.randn(4, 8), torch.randint(8, (4,)), torch.rand(8)),
+            (torch.randn(2, 8, 3, 4), torch.randint(8, (2, 3, 4)), torch.rand(8)),
+        ]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from fuse.rewrite.patterns.canonical import term_of_node
@@ -56,8 +57,13 @@ class Calls:
         try:
             return self._looks[node]
         except KeyError:
-            look = look_of(node.meta.get("val"))
-            look = self._looks[node] = self._same_looks.setdefault(look, look)
+            value = node.meta.get("val")
+            # a look costs more than what tells it apart
+            key = (value.shape, value.dtype, value.fake_device) if isinstance(value, FakeTensor) else look_of(value)
+            look = self._same_looks.get(key)
+            if look is None:
+                look = self._same_looks[key] = look_of(value)
+            self._looks[node] = look
             return look
 
     def layout(self, node: Node) -> Hashable:
@@ -72,7 +78,11 @@ class Calls:
             return self._known[node]
         except KeyError:
             places: dict[Node, int] = {}
-            said = (node.target, _said(node.args, places), _said(node.kwargs, places) if node.kwargs else None)
+            args = [
+                ("operand", places.setdefault(one, len(places))) if isinstance(one, Node) else _said(one, places)
+                for one in node.args
+            ]
+            said = (node.target, *args, _said(node.kwargs, places) if node.kwargs else None)
             operands = tuple(places)
             key = (said, id(self.look(node)), *[id(self.look(operand)) for operand in operands])
             shape = self._shapes.get(key)

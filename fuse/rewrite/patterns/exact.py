@@ -275,7 +275,7 @@ def _near(
         _output(cut, want, nodes, root.name == LEAF)
         for want, nodes, root in zip(wanted, holders, form.roots, strict=True)
     ]
-    have = [min(values, key=lambda term: term.serial) if values else None for values in found]
+    have = [_first_like(want, values) for want, values in zip(wanted, found, strict=True)]
     pairs = [(want, term) for want, term, done in zip(wanted, have, outputs, strict=True) if term and done is None]
     reasons = [one for want, term in pairs for one in differences(want, term)]
     same = common(wanted, [term for values in found for term in values])
@@ -284,6 +284,12 @@ def _near(
         return _unlike(form, "a result of the pattern is inside of another operator")
     drawing = _drawn(traced, known, [term for values in found for term in values], inputs)
     return Near(form, sum(term in same for term in operators), len(operators), tuple(reasons), drawing)
+
+
+def _first_like(wanted: Term, found: Sequence[Term]) -> Term | None:
+    """The first of the terms that may hold a result: an operator with several results is not one of them."""
+    alike = (term for term in found if isinstance(term.look, tuple) == isinstance(wanted.look, tuple))
+    return min(alike, key=lambda term: term.serial, default=None)
 
 
 def _unlike(form: Form, reason: str) -> Near:
@@ -333,13 +339,14 @@ def _holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given],
 
 
 def _output(cut: _Cut, wanted: Term, nodes: Sequence[Node], is_input: bool) -> Output | None:
-    """The node that holds ``wanted``; the first may hold it in another shape, with the view left to the caller."""
-    for node in nodes:
-        if cut.term(node) is wanted:
+    """The node that holds ``wanted``, or else holds it in another shape, with the view left to the caller."""
+    held = [(node, cut.term(node)) for node in nodes]
+    for node, term in held:
+        if term is wanted:
             return Output(node, False, is_input)
-    first = cut.term(nodes[0]) if nodes else None
-    if first and _same_count(wanted, first) and views.reshape(cut.table.terms, wanted, first.shape) is first:
-        return Output(nodes[0], True, is_input)
+    for node, term in held:
+        if _same_count(wanted, term) and views.reshape(cut.table.terms, wanted, term.shape) is term:
+            return Output(node, True, is_input)
     return None
 
 

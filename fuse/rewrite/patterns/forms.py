@@ -106,13 +106,13 @@ class Form:
         return tuple(term.value for term in below(*self.roots) if term.name == LEAF)
 
     @cached_property
-    def readers(self) -> Mapping[Term, tuple[Term, ...]]:
-        """For each step, and each input, the steps that read it, through views or at once."""
+    def read(self) -> tuple[tuple[Term, Term | InputKey, tuple[Term, ...]], ...]:
+        """Each step and each input, what it is placed under, and the steps that read it, through views or at once."""
         found: dict[Term, list[Term]] = {}
         for step in self.steps:
             for operand in dict.fromkeys(stripped(operand) for operand in step.operands):
                 found.setdefault(operand, []).append(step)
-        return {term: tuple(steps) for term, steps in found.items()}
+        return tuple((term, term.value if term.name == LEAF else term, tuple(steps)) for term, steps in found.items())
 
     def views_above(self, key: InputKey) -> tuple[Term, ...]:
         """The views and casts through which an input is first read, the outermost first."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, permutations
 from typing import Any, NamedTuple, TypeVar
@@ -45,8 +44,7 @@ class Step(NamedTuple):
     term: Term
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Where an operand comes from: a step, a number, or neither (a value given to the graph).
 
     ``nodes`` are those that hold the value or a view of it, the nearest first.
@@ -55,6 +53,9 @@ class Source:
     step: Step | None
     number: bool
     nodes: tuple[Node, ...]
+
+
+_NUMBER = Source(None, True, ())
 
 
 class GraphIndex:
@@ -69,7 +70,7 @@ class GraphIndex:
         self.place: dict[Node, int] = {}
         self._own: dict[Node, Call | None] = {}
         self._steps: dict[Node, tuple[Step, ...]] = {}
-        self._sources: dict[tuple[Term, Node], Source] = {}
+        self._held: dict[Node, Source] = {}
         self._pairings: dict[tuple[Term, Term], tuple[Pairs, ...]] = {}
         self._tables: dict[Hashable, Any] = {}
         self._read_by: dict[Node, list[Step]] = {}
@@ -130,28 +131,28 @@ class GraphIndex:
 
     def source(self, operand: Term, owner: Node) -> Source:
         """Where ``operand``, an operand of a step of ``owner``, comes from."""
-        try:
-            return self._sources[operand, owner]
-        except KeyError:
-            known = self._sources[operand, owner] = self._source(operand, owner)
-            return known
+        term = stripped(operand)
+        if term.name != LEAF:
+            return _NUMBER if term.name == NUMBER else Source(Step(owner, term), False, ())
+        own = self._own[owner]  # known, for it has this step
+        assert own is not None
+        node = own.operands[term.value[0]]
+        return self._held.get(node) or self._source(node)
 
-    def _source(self, operand: Term, owner: Node) -> Source:
-        nodes: list[Node] = []
-        while True:
-            term = stripped(operand)
-            if term.name == NUMBER:
-                return Source(None, True, tuple(nodes))
-            if term.name != LEAF:
-                return Source(Step(owner, term), False, tuple(nodes))
-            call = self.own(owner)
-            assert call is not None
-            owner = call.operands[term.value[0]]
-            nodes.append(owner)
-            own = self.own(owner)
-            if own is None:
-                return Source(None, False, tuple(nodes))
-            operand = own.shape.term
+    def _source(self, node: Node) -> Source:
+        """Where the value of ``node`` comes from."""
+        views = []
+        while (known := self._held.get(node)) is None:
+            own = self.own(node)
+            if own is None or own.shape.viewed < 0:
+                step, number, _ = self.source(own.shape.term, node) if own else (None, False, ())
+                known = self._held[node] = Source(step, number, (node,))
+                break
+            views.append(node)
+            node = own.operands[own.shape.viewed]
+        for view in reversed(views):
+            known = self._held[view] = Source(known.step, known.number, (view, *known.nodes))
+        return known
 
     def readers(self, step: Step) -> Iterator[Step]:
         """The steps that read ``step``, through views or at once; the first few."""

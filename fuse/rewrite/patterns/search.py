@@ -11,7 +11,8 @@ candidate is bounded by the form, whatever the size of the graph.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from torch.fx import Node
 
@@ -23,12 +24,11 @@ MAX_TRIES = 5000
 """Placements tried for one candidate before giving up."""
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a form's steps lie in the graph, and which nodes each of its inputs may be (views of one another)."""
 
-    steps: Mapping[Term, Step] = field(default_factory=dict)
-    inputs: Mapping[InputKey, tuple[Node, ...]] = field(default_factory=dict)
+    steps: Mapping[Term, Step] = MappingProxyType({})
+    inputs: Mapping[InputKey, tuple[Node, ...]] = MappingProxyType({})
 
 
 def anchor(form: Form, index: GraphIndex, *, present: bool = False) -> Term:
@@ -51,17 +51,17 @@ class Search:
     def placements(self, term: Term, step: Step) -> Iterator[Placement]:
         """Every way to place the whole form such that ``term`` lies at ``step``."""
         self.tries = 0
-        for placement in self._place(term, step, Placement()):
+        for placement in self._place(term, step, Placement()) if alike(term, step.term) else ():
             yield from self._complete(placement)
 
     def _place(self, term: Term, step: Step, placement: Placement) -> Iterator[Placement]:
-        """Place ``term`` at ``step`` and its operands above it."""
+        """Place ``term`` at ``step``, which is alike, and its operands above it."""
         self.tries += 1
         if term in placement.steps:
             if placement.steps[term] == step:
                 yield placement
             return
-        if not alike(term, step.term) or self.tries > MAX_TRIES:
+        if self.tries > MAX_TRIES:
             return
         placed = Placement({**placement.steps, term: step}, placement.inputs)
         for pairs in self.index.pairings(term, step.term):
@@ -77,7 +77,7 @@ class Search:
                 if not (nodes := bound(placement.inputs, wanted.value, source)):
                     return
                 placement = Placement(placement.steps, {**placement.inputs, wanted.value: nodes})
-            elif source.step is None:
+            elif source.step is None or not alike(wanted, source.step.term):
                 return
             else:
                 for placed in self._place(wanted, source.step, placement):
@@ -93,15 +93,17 @@ class Search:
             return
         term, read = found
         for step in readers(self.index, placement, read):
-            for placed in self._place(term, step, placement):
+            for placed in self._place(term, step, placement) if alike(term, step.term) else ():
                 yield from self._complete(placed)
 
 
 def next_step(form: Form, placement: Placement, without: Collection[Term] = ()) -> tuple[Term, Term] | None:
     """A step that is not placed and reads something that is, and what it reads; steps are preferred to inputs."""
+    if len(placement.steps) == len(form.steps):
+        return None
     for placed in (placement.steps, placement.inputs):
-        for term, steps in form.readers.items():
-            if (term.value if term.name == LEAF else term) in placed:
+        for term, key, steps in form.read:
+            if key in placed:
                 for step in steps:
                     if step not in placement.steps and step not in without:
                         return step, term
