@@ -24,55 +24,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.fx import Graph, Node
 
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph import overlap
+from fuse.graph.aliases import (
+    Alias,
+    Base,
+    View,
+    is_dense,
+    part_as_view,
+    storage_of,
+    tensors_in,
+    written_arguments,
+)
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.seeding import Draws
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class View:
-    """One step of an alias' chain: ``op(previous, *args, **kwargs)``."""
-
-    op: OpOverload
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-@dataclass
-class Base:
-    """One storage. ``root`` is the first tensor seen on it; ``node`` is the current value, in the root's layout."""
-
-    root: Tensor
-    node: Node
-    version: int = 0
-    input_index: int | None = None
-
-
-@dataclass
-class Alias:
-    """One tensor object: where its elements live, and the node that held its value at ``version`` of the base.
-
-    ``made`` is the node whose metadata is the tensor object itself.
-    """
-
-    tensor: Tensor
-    base: Base
-    chain: tuple[View, ...]
-    node: Node
-    version: int
-    made: Node = field(init=False)
-    storage: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.made = self.node
-        self.storage = _storage(self.tensor)
 
 
 @dataclass
@@ -104,12 +74,12 @@ class Functionalizer:
 
     def reassigned(self) -> bool:
         """Whether some tensor was given other memory behind the operators' back (``tensor.data = other``)."""
-        return any(_storage(alias.tensor) != alias.storage for alias in self.aliases.values())
+        return any(storage_of(alias.tensor) != alias.storage for alias in self.aliases.values())
 
     def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
         """Register a placeholder; an ``input_index`` says that writes to it must be copied back."""
         base = Base(tensor, node, input_index=input_index)
-        shared = self.bases.setdefault(_storage(tensor), base)
+        shared = self.bases.setdefault(storage_of(tensor), base)
         if shared is not base:  # two inputs over one storage: fine as long as nobody writes (see ``write``)
             shared.input_index = base.input_index = _SHARED
         self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
@@ -166,7 +136,7 @@ class Functionalizer:
     ) -> None:
         if self.known(result):  # an operator that returned its argument unchanged
             return
-        origin = next((a for a in args if isinstance(a, Tensor) and _storage(a) == _storage(result)), None)
+        origin = next((a for a in args if isinstance(a, Tensor) and storage_of(a) == storage_of(result)), None)
         if origin is None or not ops.is_view(op):
             self.own(result, emit())
             return
@@ -202,7 +172,7 @@ class Functionalizer:
         """``split`` and ``unbind`` become one ``slice`` or ``select`` a part, which every pass understands."""
         parent = self.aliases[id(args[0])]
         node = self.value(args[0])
-        view = _part_as_view(op, args, kwargs, position, part)
+        view = part_as_view(op, args, kwargs, position, part)
         if view is None:
             raise CaptureError(
                 f"{op} at {self.source} returns several views of a kind that is not supported; it runs in eager mode"
@@ -213,7 +183,7 @@ class Functionalizer:
     def own(self, tensor: Tensor, node: Node) -> None:
         """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
         base = Base(tensor, node)
-        self.bases[_storage(tensor)] = base
+        self.bases[storage_of(tensor)] = base
         self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
 
     # ---- writing -----------------------------------------------------------------------------------------------------
@@ -247,7 +217,7 @@ class Functionalizer:
     def _write_in_place(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
-        written = _written_arguments(op, args, kwargs)
+        written = written_arguments(op, args, kwargs)
         if reason := overlap.obstacle(op, written, args, kwargs):
             raise CaptureError(f"{op} at {self.source} {reason}; it runs in eager mode")
         if op is aten.copy_.default:
@@ -262,7 +232,7 @@ class Functionalizer:
             )
         shapes = [tensor.shape for tensor in written]
         node_args, node_kwargs = self._functional_arguments(op, functional, args, kwargs)
-        if ops.is_random(functional) and not all(map(_is_dense, written)):  # numbers are drawn in the order of memory
+        if ops.is_random(functional) and not all(map(is_dense, written)):  # numbers are drawn in the order of memory
             raise CaptureError(f"{op} at {self.source} writes into a view with gaps; it runs in eager mode")
         if functional is aten.bernoulli.p:
             node = self._bernoulli(*node_args, **node_kwargs)
@@ -275,7 +245,7 @@ class Functionalizer:
             self._write_result(written[0], node)
             return result
         parts = [self._part(node, position) for position in range(len(node.meta["val"]))]
-        of_its_own = [t for t in _tensors(result) if not any(t is w for w in written)]
+        of_its_own = [t for t in tensors_in(result) if not any(t is w for w in written)]
         for tensor, part in zip((*of_its_own, *written), parts, strict=True):
             if self.known(tensor):
                 self._write_result(tensor, part)
@@ -442,48 +412,3 @@ def _exchange(node: Node, tensor: Tensor, held: Tensor) -> None:
         node.meta["val"] = held
     elif isinstance(value, tuple):
         node.meta["val"] = tuple(held if part is tensor else part for part in value)
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements lie side by side, in whatever order of dimensions."""
-    return bool(is_non_overlapping_and_dense_or_false(tensor))
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    return [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
-
-
-def _written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    written = []
-    for position, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            if isinstance(value, Tensor):
-                written.append(value)
-    return written
-
-
-def _part_as_view(
-    op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
-) -> View | None:
-    """The ``slice`` or ``select`` that yields one part of ``split``, ``split_with_sizes`` or ``unbind``."""
-    schema = op._schema.arguments
-    bound: dict[str, Any] = (
-        {a.name: a.default_value for a in schema}
-        | dict(zip((a.name for a in schema), args, strict=False))
-        | dict(kwargs)
-    )
-    dim = bound.get("dim", 0)
-    if op is aten.unbind.int:
-        return View(aten.select.int, (dim, position), {})
-    if op in (aten.split.Tensor, aten.unsafe_split.Tensor):
-        start = position * bound["split_size"]
-    elif op in (aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default):
-        start = sum(bound["split_sizes"][:position])
-    else:
-        return None
-    return View(aten.slice.Tensor, (dim, start, start + part.shape[dim]), {})

@@ -31,8 +31,8 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph import scattering
+from fuse.graph.aliases import View
 from fuse.graph.capture import Recorder, prepared
-from fuse.graph.functional import View
 from fuse.graph.kept import Plan, settled
 from fuse.graph.placeholders import add_placeholder
 from fuse.graph.results import flatten_result

@@ -27,7 +27,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse.errors import FuseError
-from fuse.graph.functional import View
+from fuse.graph.aliases import View
 from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, any_needs_gradient, formulas
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop

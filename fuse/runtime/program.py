@@ -10,9 +10,8 @@ is used again.
 
 from __future__ import annotations
 
-import ctypes
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,26 +21,21 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from fuse import ops
-from fuse.kernel.loop_kernel import HEADERS as LOOP_HEADERS
 from fuse.kernel.lower import Kernel, lower
-from fuse.kernel.prelude import prelude, text_of_headers
-from fuse.runtime.compiler import build_many
+from fuse.runtime.arrangement import address, arranged, called_upon, refs_in, touched
 from fuse.runtime.drive import Drive, empty
+from fuse.runtime.functions import addresses_of, kernels_of
 from fuse.runtime.layout import part, same_layout
-from fuse.runtime.plan import Arena, Lifetime, arrange
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import (
     CallStep,
     Fallback,
-    KernelStep,
     Launches,
     Layout,
     LoopStep,
-    Place,
     PythonStep,
     Ref,
     Schedule,
-    Step,
 )
 from fuse.runtime.tables import Tables, runner, scratch_bytes
 
@@ -115,9 +109,9 @@ class Program:
     def __init__(self, plan: Schedule, functions: dict[str, int] | None = None) -> None:
         self.regions = plan.regions
         self.fallbacks: tuple[Fallback, ...] = plan.fallbacks
-        self.kernels: dict[str, Kernel] = {kernel.name: kernel for kernel in _kernels(plan)}
+        self.kernels: dict[str, Kernel] = {kernel.name: kernel for kernel in kernels_of(plan)}
         if functions is None:
-            functions = _build(self.kernels.values())
+            functions = addresses_of(self.kernels.values())
         loops = {id(s): Program(s.body, functions) for s in plan.steps if isinstance(s, LoopStep)}
         self.draws = any(isinstance(s, CallStep) and _is_random(s.function) for s in plan.steps)
         self.draws |= any(body.draws for body in loops.values())
@@ -128,11 +122,9 @@ class Program:
         self._returned = tuple(r.buffer if r else None for r in plan.results)
         self._slots = len(plan.buffers) + len(plan.views)
         scratch = scratch_bytes(plan.steps)
-        homes, arena = _arrange(plan, set(self._results), scratch)
+        homes, arena = arranged(plan, set(self._results), scratch)
         self.workspace_bytes = arena.size
-        self._held = tuple(
-            (b, arena.offsets[homes[b]], plan.buffers[b].value) for b in _called_upon(plan) if b in homes
-        )
+        self._held = tuple((b, arena.offsets[homes[b]], plan.buffers[b].value) for b in called_upon(plan) if b in homes)
         inputs = sum(b.origin == "input" for b in plan.buffers)
         bases = {b: b for b in range(inputs)}
         bases.update({b: inputs + i for i, b in enumerate(self._results)})
@@ -140,12 +132,12 @@ class Program:
         called = [b for b, buffer in enumerate(plan.buffers) if buffer.origin == "called"]
         bases.update({b: self._workspace_base + 1 + i for i, b in enumerate(called)})
         self._called_bases = [0] * len(called)
-        self._read_by_calls = frozenset(_called_upon(plan))
+        self._read_by_calls = frozenset(called_upon(plan))
 
         tables = Tables(self._workspace_base, functions)
         for step in plan.steps:
             if not isinstance(step, PythonStep):
-                tables.add(step, lambda place: _address(place, bases, homes, arena, self._workspace_base))
+                tables.add(step, lambda place: address(place, bases, homes, arena, self._workspace_base))
         self._tables = tables.freeze()
         self._stretches = _stretches(plan, bases, loops)
         native = all(isinstance(stretch, _Native) for stretch in self._stretches)
@@ -281,42 +273,9 @@ class Program:
         return _Workspace(memory, memory.data_ptr(), tuple(tensors))
 
 
-def _kernels(plan: Schedule) -> Iterator[Kernel]:
-    """The kernels that a schedule calls, in order, those in the bodies of its loops included."""
-    for step in plan.steps:
-        if isinstance(step, KernelStep):
-            yield step.kernel
-        elif isinstance(step, LoopStep):
-            yield from _kernels(step.body)
-
-
-def _build(kernels: Iterable[Kernel]) -> dict[str, int]:
-    """Addresses of all kernels. Each loop is a translation unit of its own: it serves other lengths, for which other
-    kernels may be others. So are kernels that need the same headers."""
-    units: dict[object, list[Kernel]] = {}
-    for kernel in kernels:
-        alone = kernel.headers == LOOP_HEADERS
-        units.setdefault(kernel.name if alone else (kernel.headers, bool(kernel.sizes)), []).append(kernel)
-    sources = [
-        "\n".join([prelude(), text_of_headers(unit[0].headers), *(k.source for k in unit)]) for unit in units.values()
-    ]
-    libraries = build_many(sources)
-    return {
-        k.name: _function_address(lib, k.name)
-        for unit, lib in zip(units.values(), libraries, strict=True)
-        for k in unit
-    }
-
-
-def _function_address(library: ctypes.CDLL, name: str) -> int:
-    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert address is not None
-    return address
-
-
 def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor]) -> list[tuple[int, tuple[Any, ...]]]:
     """Buffers whose tensor the caller receives in another layout than Python calls need, with the latter."""
-    needed = set(_called_upon(plan))
+    needed = set(called_upon(plan))
     found = []
     for buffer, value in fresh.items():
         own = plan.buffers[buffer].value
@@ -325,78 +284,14 @@ def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor]) -> list[tuple[in
     return found
 
 
-def _touched(step: Step, plan: Schedule) -> set[int]:
-    """The buffers that a step reads or writes."""
-    if not isinstance(step, PythonStep):
-        return {place.buffer for place in (*step.reads, *step.writes)}
-    refs = [*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results)]
-    return {plan.views[ref.index] if ref.view else ref.index for ref in refs}
-
-
-def _refs(argument: Any) -> list[Ref]:
-    if isinstance(argument, Ref):
-        return [argument]
-    if isinstance(argument, dict):
-        argument = list(argument.values())
-    if isinstance(argument, tuple | list):
-        return [ref for item in argument for ref in _refs(item)]
-    return []
-
-
-def _called_upon(plan: Schedule) -> list[int]:
-    """The buffers that a Python call needs as tensors."""
-    found: dict[int, None] = {}
-    for step in plan.steps:
-        if isinstance(step, PythonStep):
-            for ref in (*_refs(step.args), *_refs(step.kwargs)):
-                if not ref.view:
-                    found.setdefault(ref.index)
-    return list(found)
-
-
-def _arrange(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int, int], Arena]:
-    """Place in the workspace every made buffer that the caller does not receive: its number among them, and the
-    layout."""
-    homes: dict[int, int] = {}
-    spans: list[tuple[int, int, list[int]]] = []
-    for number, step in enumerate(plan.steps):
-        for buffer in sorted(_touched(step, plan)):
-            if plan.buffers[buffer].origin != "made" or buffer in returned:
-                continue
-            if buffer not in homes:
-                homes[buffer] = len(spans)
-                spans.append((number, number, []))
-            first, _, heirs = spans[homes[buffer]]
-            spans[homes[buffer]] = first, number, heirs
-        if isinstance(step, KernelStep):
-            reads = [place.buffer for place in step.reads]
-            for i, o in step.shareable:
-                source, target = step.reads[i], step.writes[o]
-                whole = source.offset == target.offset == 0 and reads.count(source.buffer) == 1
-                if whole and source.buffer in homes and target.buffer in homes:
-                    spans[homes[target.buffer]][2].append(homes[source.buffer])
-    sizes = {home: plan.buffers[buffer].size for buffer, home in homes.items()}
-    lifetimes = [Lifetime(sizes[i], first, last, tuple(heirs)) for i, (first, last, heirs) in enumerate(spans)]
-    return homes, arrange(lifetimes, scratch)
-
-
-def _address(
-    place: Place, bases: dict[int, int], homes: dict[int, int], arena: Arena, workspace: int
-) -> tuple[int, int]:
-    """A place as the runner resolves it: number of a base, bytes from there."""
-    if place.buffer in bases:
-        return bases[place.buffer], place.offset
-    return workspace, arena.offsets[homes[place.buffer]] + place.offset
-
-
 def _stretches(plan: Schedule, bases: dict[int, int], loops: dict[int, Program]) -> tuple[_Native | _Call, ...]:
     """The steps as native stretches and Python calls in turn."""
     last_use = {}
     for number, step in enumerate(plan.steps):
         if isinstance(step, PythonStep):
-            for ref in (*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results)):
+            for ref in (*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results)):
                 last_use[_slot(ref, plan)] = number
-        for buffer in _touched(step, plan):
+        for buffer in touched(step, plan):
             last_use[buffer] = number
     kept = {result.buffer for result in plan.results if result}
     parts: list[_Native | _Call] = []
@@ -417,7 +312,7 @@ def _stretches(plan: Schedule, bases: dict[int, int], loops: dict[int, Program])
                 value = plan.buffers[ref.index].value
                 predicted = (tuple(value.shape), value.stride(), value.dtype)
                 results.append((position, _slot(ref, plan), bases[ref.index], predicted))
-        used = {_slot(r, plan) for r in (*_refs(step.args), *_refs(step.kwargs), *(ref for _, ref in step.results))}
+        used = {_slot(r, plan) for r in (*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results))}
         dead = tuple(s for s in used if last_use[s] == number and s not in kept)
         loop = loops.get(id(step))
         step = replace(step, args=_numbered(step.args, plan), kwargs=_numbered(step.kwargs, plan))

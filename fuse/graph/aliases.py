@@ -1,0 +1,106 @@
+"""Tensors as places in a storage: a base, and the chain of views that leads from it to an alias.
+
+x                      base
+y = x[:, 1]            alias of it by (select, 1, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class View:
+    """One step of an alias' chain: ``op(previous, *args, **kwargs)``."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass
+class Base:
+    """One storage. ``root`` is the first tensor seen on it; ``node`` is the current value, in the root's layout."""
+
+    root: Tensor
+    node: Node
+    version: int = 0
+    input_index: int | None = None
+
+
+@dataclass
+class Alias:
+    """One tensor object: where its elements live, and the node that held its value at ``version`` of the base.
+
+    ``made`` is the node whose metadata is the tensor object itself.
+    """
+
+    tensor: Tensor
+    base: Base
+    chain: tuple[View, ...]
+    node: Node
+    version: int
+    made: Node = field(init=False)
+    storage: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.made = self.node
+        self.storage = storage_of(self.tensor)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """A number that tensors on the same storage share."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie side by side, in whatever order of dimensions."""
+    return bool(is_non_overlapping_and_dense_or_false(tensor))
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors among the results of an operator."""
+    return [t for t in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(t, Tensor)]
+
+
+def written_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes to."""
+    written = []
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if isinstance(value, Tensor):
+                written.append(value)
+    return written
+
+
+def part_as_view(
+    op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
+) -> View | None:
+    """The ``slice`` or ``select`` that yields one part of ``split``, ``split_with_sizes`` or ``unbind``."""
+    schema = op._schema.arguments
+    bound: dict[str, Any] = (
+        {a.name: a.default_value for a in schema}
+        | dict(zip((a.name for a in schema), args, strict=False))
+        | dict(kwargs)
+    )
+    dim = bound.get("dim", 0)
+    if op is aten.unbind.int:
+        return View(aten.select.int, (dim, position), {})
+    if op in (aten.split.Tensor, aten.unsafe_split.Tensor):
+        start = position * bound["split_size"]
+    elif op in (aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default):
+        start = sum(bound["split_sizes"][:position])
+    else:
+        return None
+    return View(aten.slice.Tensor, (dim, start, start + part.shape[dim]), {})

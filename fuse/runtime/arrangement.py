@@ -1,0 +1,76 @@
+"""Where the buffers of a program lie: with the caller, or in a workspace in which memory is used again.
+
+steps that touch a buffer: 3, 4, 7   ->   alive from 3 to 7   ->   a place that nothing else has from 3 to 7
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuse.runtime.plan import Arena, Lifetime, arrange
+from fuse.runtime.steps import KernelStep, Place, PythonStep, Ref, Schedule, Step
+
+
+def touched(step: Step, plan: Schedule) -> set[int]:
+    """The buffers that a step reads or writes."""
+    if not isinstance(step, PythonStep):
+        return {place.buffer for place in (*step.reads, *step.writes)}
+    refs = [*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results)]
+    return {plan.views[ref.index] if ref.view else ref.index for ref in refs}
+
+
+def refs_in(argument: Any) -> list[Ref]:
+    """Every reference to a buffer or view in an argument."""
+    if isinstance(argument, Ref):
+        return [argument]
+    if isinstance(argument, dict):
+        argument = list(argument.values())
+    if isinstance(argument, tuple | list):
+        return [ref for item in argument for ref in refs_in(item)]
+    return []
+
+
+def called_upon(plan: Schedule) -> list[int]:
+    """The buffers that a Python call needs as tensors."""
+    found: dict[int, None] = {}
+    for step in plan.steps:
+        if isinstance(step, PythonStep):
+            for ref in (*refs_in(step.args), *refs_in(step.kwargs)):
+                if not ref.view:
+                    found.setdefault(ref.index)
+    return list(found)
+
+
+def arranged(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int, int], Arena]:
+    """Place in the workspace every made buffer that the caller does not receive: its number among them, and the
+    layout."""
+    homes: dict[int, int] = {}
+    spans: list[tuple[int, int, list[int]]] = []
+    for number, step in enumerate(plan.steps):
+        for buffer in sorted(touched(step, plan)):
+            if plan.buffers[buffer].origin != "made" or buffer in returned:
+                continue
+            if buffer not in homes:
+                homes[buffer] = len(spans)
+                spans.append((number, number, []))
+            first, _, heirs = spans[homes[buffer]]
+            spans[homes[buffer]] = first, number, heirs
+        if isinstance(step, KernelStep):
+            reads = [place.buffer for place in step.reads]
+            for i, o in step.shareable:
+                source, target = step.reads[i], step.writes[o]
+                whole = source.offset == target.offset == 0 and reads.count(source.buffer) == 1
+                if whole and source.buffer in homes and target.buffer in homes:
+                    spans[homes[target.buffer]][2].append(homes[source.buffer])
+    sizes = {home: plan.buffers[buffer].size for buffer, home in homes.items()}
+    lifetimes = [Lifetime(sizes[i], first, last, tuple(heirs)) for i, (first, last, heirs) in enumerate(spans)]
+    return homes, arrange(lifetimes, scratch)
+
+
+def address(
+    place: Place, bases: dict[int, int], homes: dict[int, int], arena: Arena, workspace: int
+) -> tuple[int, int]:
+    """A place as the runner resolves it: number of a base, bytes from there."""
+    if place.buffer in bases:
+        return bases[place.buffer], place.offset
+    return workspace, arena.offsets[homes[place.buffer]] + place.offset
