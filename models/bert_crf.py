@@ -6,7 +6,8 @@
     negative log likelihood = log of the sum over all tag paths - score of the right path  (the forward algorithm)
 
 Devlin et al., "BERT", NAACL 2019; Lafferty, McCallum and Pereira, "Conditional Random Fields", ICML 2001. With
-``--set decode=True`` the best path by Viterbi instead of the loss; ``--set size=base`` is the published encoder.
+``--set decode=True`` the best path by Viterbi instead of the loss; with ``--set use_crf=False`` the cross entropy of each
+tag by itself. ``--set size=base`` is the published encoder.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SIZES = {"small": Size(1000, 128, 2, 4, 512), "base": Size(28996, 768, 12, 12, 3
 
 size = "small"
 decode = False
+use_crf = True
 batch_size = 4
 seq_length = 32
 num_tags = 9
@@ -141,6 +143,8 @@ class Tagger(nn.Module):
 
     def forward(self, words: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
         emissions = self.emit(self.dropout(self.encoder(words, mask)))
+        if not use_crf:
+            return functional.cross_entropy(emissions.transpose(1, 2), tags.where(mask, -100))
         return self.crf.decode(emissions, mask) if decode else self.crf(emissions, tags, mask)
 
 
