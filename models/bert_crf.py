@@ -6,8 +6,8 @@
     negative log likelihood = log of the sum over all tag paths - score of the right path  (the forward algorithm)
 
 Devlin et al., "BERT", NAACL 2019; Lafferty, McCallum and Pereira, "Conditional Random Fields", ICML 2001. With
-``--set decode=True`` the best path by Viterbi instead of the loss; with ``--set use_crf=False`` the cross entropy of each
-tag by itself. ``--set size=base`` is the published encoder.
+``--set decode=True`` the best path by Viterbi instead of the loss; with ``--set use_crf=False`` the cross entropy of
+each tag by itself. ``--set size=base`` is the published encoder.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -144,7 +145,7 @@ class JointRecorder(Recorder):
         inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
         if not trained or not inputs:
             return Joint(forward, detached=detached)
-        if differentiate is not None and not self.cut_off and not self._has_own_gradients():
+        if differentiate is not None and not (self.cut_off or self._has_own_gradients() or self._is_cut_unseen()):
             for alias in self.functional.aliases.values():
                 # Autograd detaches what it saves; a tensor that was written may hold another value by now.
                 if id(alias.tensor) in self.detached or alias.made in self.functional.written:
@@ -236,6 +237,23 @@ class JointRecorder(Recorder):
                 worklist.extend(following for following, _ in node.next_functions if following is not None)
         return False
 
+    def _is_cut_unseen(self) -> bool:
+        """Whether some tensor needs no gradients though what it was computed from does: no mode sees ``detach_``."""
+        needing: set[Node] = set()
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                needs = node.meta["val"].requires_grad
+            else:
+                needs = _passes_gradients_on(node) and not needing.isdisjoint(node.all_input_nodes)
+            if needs:
+                needing.add(node)
+        for alias in self.functional.aliases.values():
+            if alias.tensor.requires_grad or id(alias.tensor) in self.detached:
+                continue
+            if alias.node in needing and alias.version == alias.base.version:
+                return True
+        return False
+
     def _needs_gradient(self, position: int) -> bool:
         leaf: Tensor = self.leaves[position]
         if leaf.requires_grad and leaf.is_leaf:
@@ -299,6 +317,20 @@ _MADE_OF_OTHERS = """
     hardtanh_backward leaky_relu_backward log_sigmoid_backward mish_backward mse_loss_backward native_dropout_backward
     native_layer_norm_backward silu_backward smooth_l1_loss_backward softplus_backward
 """
+
+
+def _passes_gradients_on(node: Node) -> bool:
+    """Whether a result of ``node`` needs gradients where an operand does."""
+    if node.op != "call_function" or not isinstance(held := node.meta.get("val"), (Tensor, tuple, list)):
+        return False
+    if isinstance(held, Tensor) and not (held.is_floating_point() or held.is_complex()):
+        return False
+    if node.target is operator.getitem:  # what an operator gives beside its result is kept for its gradient
+        return node.args[1] == 0
+    if not isinstance(node.target, OpOverload) or ops.is_random(node.target):
+        return False
+    name = node.target._schema.name.split("::")[1]
+    return name != "detach" and not name.startswith("new_") and not name.endswith("_like")
 
 
 def any_needs_gradient(arguments: Any) -> bool:
