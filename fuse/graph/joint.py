@@ -326,7 +326,7 @@ def _passes_gradients_on(node: Node) -> bool:
     if isinstance(held, Tensor) and not (held.is_floating_point() or held.is_complex()):
         return False
     if node.target is operator.getitem:  # what an operator gives beside its result is kept for its gradient
-        return node.args[1] == 0
+        return bool(node.args[1] == 0)
     if not isinstance(node.target, OpOverload) or ops.is_random(node.target):
         return False
     name = node.target._schema.name.split("::")[1]
