@@ -165,6 +165,33 @@ def test_many_wants_its_structure_for_each(look):
     assert found.reason == "structure: a given value where the pattern has `relu`"
 
 
+def stacked(pieces=fuse.many(at_least=2)):
+    return torch.stack([torch.relu(piece) for piece in pieces], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        (lambda *pieces: torch.stack([piece.relu() for piece in pieces], -2), 2),
+        (lambda *pieces: torch.cat([F.relu(piece)[:, None] for piece in pieces], 1), 5),
+    ],
+)
+def test_many_are_stacked(look, model, count):
+    (outcome,) = look(stacked, model, *(randn(2, 3) for _ in range(count))).matched
+    assert len(outcome.found.inputs) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda x, y: torch.stack([x.relu(), y.relu()], 0), "`cat` has dim 0, the pattern wants 1"),
+        (lambda x, y: torch.cat([x.relu(), y.relu()], 1), "the pattern has `reshape` where the graph has none"),
+    ],
+)
+def test_stacked_another_way(look, model, reason):
+    assert look(stacked, model, randn(3, 3), randn(3, 3)).reason == f"structure: {reason}"
+
+
 def test_several_results_and_a_repeated_structure(look):
     def cell(x, h, c, w, u):
         g = x @ w + h @ u

@@ -1,0 +1,164 @@
+"""What a match must meet besides its structure: each condition by a match that meets it and one that nearly does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, randn
+
+import fuse
+from fuse.errors import FuseError
+from fuse.rewrite.patterns import conditions
+
+
+def one_dtype(x=fuse.tensor(dtype="T"), y=fuse.tensor(dtype="T")):
+    return torch.exp(x) * y
+
+
+def test_a_named_dtype_is_the_same_in_all_tensors(look):
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        return torch.exp(x) * y
+
+    assert look(one_dtype, model, randn(3).double(), randn(3).double()).matched
+    found = look(one_dtype, model, randn(3), randn(3).double())
+    assert found.reason == "constraint: `y` is float64, the pattern wants float32 (`T`)"
+
+
+def narrow(x=fuse.tensor(dtype=(torch.float16, torch.bfloat16))):
+    return torch.exp(x) * 2
+
+
+def test_several_dtypes_may_do(look):
+    for dtype in (torch.float16, torch.bfloat16):
+        assert look(narrow, lambda x: torch.exp(x) * 2, randn(3).to(dtype)).matched
+    found = look(narrow, lambda x: torch.exp(x) * 2, randn(3))
+    assert found.reason == "constraint: `x` is float32, the pattern wants float16 or bfloat16"
+
+
+def images(x=fuse.tensor(layout="channels_last")):
+    return torch.exp(x) * 2
+
+
+def test_channels_last(look):
+    x = randn(2, 3, 4, 4)
+    assert look(images, lambda x: torch.exp(x) * 2, x.contiguous(memory_format=torch.channels_last)).matched
+    assert look(images, lambda x: torch.exp(x) * 2, x).reason == "constraint: `x` is not channels_last"
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "reason"),
+    [
+        (fuse.tensor("n", ..., "n"), (3, 2, 5, 3), None),
+        (fuse.tensor("n", ..., "n"), (3, 3), None),
+        (fuse.tensor("n", ..., "n"), (3, 2, 4), "dimension 2 of `x` is 4, the pattern wants 3 (`n`)"),
+        (fuse.tensor("n", ..., "n"), (3, 2, 2), "dimension 2 of `x` is 2, the pattern wants 3 (`n`)"),
+        (fuse.tensor(2, ..., 5, 6), (2, 6), "`x` has 2 dimensions, the pattern wants 3"),
+        (fuse.tensor(None, 4), (2, 4, 4), "`x` has 3 dimensions, the pattern wants 2"),
+        (fuse.tensor(None, 4), (4,), "`x` has 1 dimensions, the pattern wants 2"),
+        (fuse.tensor(None, 4), (9, 4), None),
+        (fuse.tensor(None, 4), (4, 3), "dimension 1 of `x` is 3, the pattern wants 4"),
+        (fuse.tensor(None, 4), (4, 5), "dimension 1 of `x` is 5, the pattern wants 4"),
+    ],
+)
+def test_shapes(look, spec, shape, reason):
+    def doubled(x=spec):
+        return torch.exp(x) * 2
+
+    found = look(doubled, lambda x: torch.exp(x) * 2, randn(*shape))
+    assert bool(found.matched) if reason is None else found.reason == f"constraint: {reason}"
+
+
+def test_what_is_made_of_weights_is_constant_and_what_meets_an_argument_is_not(look):
+    def scaled(x, scale=fuse.tensor(constant=True)):
+        return torch.tanh(x) * scale
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, made) -> None:
+            super().__init__()
+            self.made, self.weight = made, torch.nn.Parameter(randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x) * self.made(self.weight, x)
+
+    assert look(scaled, Scaled(lambda weight, x: weight.exp() + weight), randn(2, 3)).matched
+    for made in (lambda weight, x: weight + x, lambda weight, x: torch.rand_like(weight) + weight):
+        found = look(scaled, Scaled(made), randn(2, 3))
+        assert found.reason == "constraint: `scale` changes from call to call"
+
+
+def test_a_check_that_answers_something_else_is_told(look):
+    class Answers:
+        def pattern(self, x):
+            return torch.exp(x) * 2
+
+        def check(self, m):
+            return True
+
+    found = look(Answers, lambda x: torch.exp(x) * 2, randn(3))
+    assert found.reason == "constraint: check gave True, neither None nor m.fail(...)"
+
+
+def test_a_check_that_raises_names_the_pattern(look):
+    class Raises:
+        def pattern(self, x):
+            return torch.exp(x) * 2
+
+        def check(self, m):
+            return m["nothing"]
+
+    with pytest.raises(FuseError, match=r"pattern 'Raises' .*check failed, KeyError: .*it has x"):
+        look(Raises, lambda x: torch.exp(x) * 2, randn(3))
+
+
+def divided(x, y):
+    return torch.floor_divide(x, y) * 2 + x
+
+
+def test_a_division_that_may_raise_stays_where_it_is(look):
+    found = look(divided, divided, torch.arange(3), torch.ones(3, dtype=torch.int64))
+    assert found.reason == "alias or mutation: `floor_divide` does more than give its value"
+    assert look(divided, divided, randn(3), randn(3)).matched
+
+
+class Viewed:
+    def pattern(self, x):
+        return torch.exp(x).reshape(-1)
+
+    def replace(self, x):
+        return x.reshape(-1).exp()
+
+
+def test_a_view_of_a_result_is_the_results_business(look):
+    assert look(Viewed, lambda x: torch.exp(x).reshape(-1)[1:], randn(2, 3)).matched
+    found = look(Viewed, lambda x: (lambda y: (y.reshape(-1), y))(torch.exp(x)), randn(2, 3))
+    assert found.matched == [] or found.matched[0].found.outputs[0].reshaped
+
+
+def far_apart(x, z):
+    y = torch.exp(x)
+    return y, torch.tanh(z) * y
+
+
+def test_a_walk_that_is_too_long_is_given_up(look, monkeypatch):
+    def model(x, z):
+        y = torch.exp(x)
+        for _ in range(4):
+            z = torch.cos(y + z)
+        return y.neg(), z, torch.tanh(x + 1) * y
+
+    assert look(far_apart, model, randn(3), randn(3)).matched
+    monkeypatch.setattr(conditions, "MAX_WALK", 3)
+    found = look(far_apart, model, randn(3), randn(3))
+    assert found.reason.startswith("not convex: its nodes lie too far apart to be sure")
+
+
+def test_what_lies_behind_the_last_node_is_not_walked(look, monkeypatch):
+    def model(x, z):
+        y = torch.exp(x)
+        w = torch.tanh(z) * y
+        for _ in range(9):
+            y = torch.cos(y)
+        return y, w
+
+    monkeypatch.setattr(conditions, "MAX_WALK", 0)
+    assert look(far_apart, model, randn(3), randn(3)).matched
