@@ -10,8 +10,11 @@ activation and a sum behind a convolution are elementwise too: a residual block 
 first reader of the product takes it in,
 whatever else it reads; where others read the product too, it is stored besides.
 
+A reader that reduces the product's columns (layer norm, softmax) joins it where the weight is small enough to stay in
+the cache of one core (``fuse/kernel/whole_rows.py``).
+
 Declined where the product has so few rows that packing the weight does not pay, where the reader's elements are not the
-product's (a slice, a reduction, another shape), and where the reader has a product of its own already.
+product's (a slice, another shape), and where the reader has a product of its own already.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ def first_reader(product: Node, order: dict[Node, int]) -> Node | None:
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether ``node`` may be elementwise: operators and regions with reductions are declined by their kernel."""
+    """Whether ``node`` may be elementwise: what reductions a kernel holds beside a product is asked of ``lower``."""
     if node.op != "call_function":
         return regions.is_region(node)
     return node.target is not operator.getitem and ops.kind(node.target) in ("pointwise", "reduction")  # type: ignore[arg-type]

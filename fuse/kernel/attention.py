@@ -204,12 +204,12 @@ class _Operands:
             for _ in atoms:
                 builder.close()
             place = f"memory + (row - first_row) * {value.shape[2]}"
-            return _by_rows(builder.blocks[0].statements, image, row, Let("own", "auto", place))
+            return by_rows(builder.blocks[0].statements, image, row, Let("own", "auto", place))
 
         return text_of(with_splits(value.shape, build), 1)
 
 
-def _by_rows(statements: Sequence[Statement], images: Digits, rows: Digits, pointer: Let) -> list[Statement]:
+def by_rows(statements: Sequence[Statement], images: Digits, rows: Digits, pointer: Let) -> list[Statement]:
     """``statements`` without their loops over images and rows, in one loop over the rows of a block."""
     outer = {atom for atom, _ in (*images, *rows)}
     body = (*taken_apart("row", rows), pointer, *_peeled(statements, outer))
@@ -231,31 +231,32 @@ def _between(program: Program, first: Product, second: Product, inputs: list[Buf
     """Lines that turn scores into the left operand of the second product, in place."""
     reductions = reductions_below([second.left])
     real = ctypes.storage(first.dtype)
-    nest = _ScoresNest(second.left, first, Buffer("scores", real, "scratch"), inputs, program.value_names, reductions)
+    scores = Buffer("scores", real, "scratch")
+    target = Target(second.left, scores, (*(0 for _ in second.left.shape[1:]), 1))
+    nest = ProductRows([target], first, scores, inputs, program.value_names, reductions)
 
     def build(dimensions: list[Dimension]) -> list[Statement]:
         statements = nest.build(dimensions)
         images, rows = nest.image_and_row()
         pointer = Let("scores", "auto", f"block + (row - first_row) * {stride}")
-        return _by_rows(statements, images, rows, pointer)
+        return by_rows(statements, images, rows, pointer)
 
     return text_of(with_splits(nest.shape, build), 1)
 
 
-class _ScoresNest(RowNest):
-    """Rows of scores, in the order of the softmax's own dimensions."""
+class ProductRows(RowNest):
+    """Rows of a product that lie in memory at ``scores``, in the order of the reduction's own dimensions."""
 
     def __init__(
         self,
-        value: Value,
+        targets: list[Target],
         product: Product,
         scores: Buffer,
         inputs: list[Buffer],
         names: Mapping[int, str],
         reductions: list[Reduce],
     ) -> None:
-        start = (0,) * (len(value.shape) - 1)
-        super().__init__([Target(value, scores, (*start, 1))], inputs, names, reductions)
+        super().__init__(targets, inputs, names, reductions)
         self.product = product
         self.scores = scores
 
@@ -271,5 +272,5 @@ class _ScoresNest(RowNest):
         extents = (1, *self.product.shape)[-3:]
         images, rows, columns = map(digits_of, self.place, extents, [self.builder.extents] * 3)
         if self.lane or [atom for atom, _ in columns] != self.reduced:
-            raise NotAffine("what is between two products is not reduced over the columns of the first")
+            raise NotAffine("what follows a product is not reduced over its columns")
         return images, rows

@@ -14,7 +14,7 @@ import operator
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,10 @@ from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
 from fuse.kernel.schedule import schedule
-from fuse.kernel.tiled_products import products_below, tiled
+from fuse.kernel.tiled_products import Tiled, is_reduced, products_below, tiled
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
+from fuse.kernel.whole_rows import whole_rows
 
 MAX_RANK = 16
 MAX_RECURSION = 50_000
@@ -116,8 +117,7 @@ def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined
         program = _program(region)
         name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
         if products := products_below([o.value for o in program.outputs]):
-            build = tiled if len(products) == 1 else attention
-            made = build(program, name, one_thread=threads == "one")
+            made = _with_products(program, len(products))(program, name, threads == "one")
             pairs = _in_place_pairs(program)
             return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=made.headers)
         body = schedule(program)
@@ -128,6 +128,13 @@ def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined
         return Declined(f"the loop over {need.atom} would have to be split")
     except Exception as error:  # a fault of ours must not become the user's
         return declined_by_fault(error)
+
+
+def _with_products(program: Program, products: int) -> Callable[[Program, str, bool], Tiled]:
+    """What writes down the kernel of a region with so many products."""
+    if products > 1:
+        return attention
+    return whole_rows if any(is_reduced(output.value) for output in program.outputs) else tiled
 
 
 def declined_by_fault(error: Exception) -> Declined:

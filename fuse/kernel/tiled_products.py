@@ -128,7 +128,7 @@ def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
     outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
     if len(product.left.shape) != 2:
         raise Unsupported("a batch of products is left to the library")
-    left = _operand(product.left, inputs)
+    left = operand_of(product.left, inputs)
     images, rows, columns = (1, *product.shape)[-3:]
     depth = product.left.shape[1]
     if left.strides[1] != 1 and depth > 1:
@@ -162,7 +162,7 @@ def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
     return Tiled("\n".join(lines) + "\n", threads * share + ALIGNMENT, threads > 1)
 
 
-def _operand(value: Value, inputs: Sequence[Buffer]) -> _Operand:
+def operand_of(value: Value, inputs: Sequence[Buffer]) -> _Operand:
     found = placement(value)
     if found is None:
         raise Unsupported("an operand of the product is computed in the kernel")
@@ -179,10 +179,10 @@ def _right(product: Product, inputs: Sequence[Buffer]) -> str:
     """The right operand as C++: its type, its name and how it is packed."""
     real, right = ctypes.storage(product.dtype), product.right
     if not isinstance(right, Patches):
-        matrix = _operand(right, inputs)
+        matrix = operand_of(right, inputs)
         numbers = ", ".join(map(str, (*matrix.strides, *right.shape)))
         return f"fuse_matrix<{real}> right = {{{matrix.text}, {numbers}}}"
-    image = _operand(right.source, inputs)
+    image = operand_of(right.source, inputs)
     numbers = ", ".join(map(str, (*image.strides, *right.source.shape[1:])))
     pairs = ", ".join(f"{{{y}, {x}}}" for y, x in (right.taps, right.stride, right.padding, right.dilation))
     places = f"{math.prod(right.places)}, {right.places[1]}"
@@ -215,13 +215,13 @@ def epilogue_of(program: Program, product: Product, inputs: list[Buffer], output
 def _check(output: Output, product: Product) -> None:
     if isinstance(output.value, (Concat, Scan)):
         raise Unsupported("a product's result is concatenated or scanned")
-    if _is_reduced(output.value):
+    if is_reduced(output.value):
         raise Unsupported("a product's result is reduced")
     if math.prod(output.value.shape) != math.prod(product.shape):
         raise Unsupported("what follows the product has another number of elements")
 
 
-def _is_reduced(value: Value) -> bool:
+def is_reduced(value: Value) -> bool:
     """Whether there is a reduction between ``value`` and the product that it is made of."""
     seen: set[int] = set()
     stack = [value]
