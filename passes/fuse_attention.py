@@ -190,22 +190,20 @@ def take_in_masks(found: Attention) -> None:
 
 def take_in_copy(found: Attention) -> None:
     """A copy of the result in another layout, where nothing else reads it."""
-    readers = readers_of(found.second)
-    if len(readers) == 1 and readers[0].target in COPIES:
-        found.around.add(readers[0])
+    readers = set(readers_of(found.second))
+    if len(readers) == 1 and (copy := readers.pop()).target in COPIES:
+        found.around.add(copy)
 
 
-def readers_of(node: Node) -> list[Node]:
+def readers_of(node: Node) -> Iterator[Node]:
     """What reads ``node``, directly or through views; the output node is among it where a result is."""
-    found: dict[Node, None] = {}
     stack = [node]
     while stack:
         for user in stack.pop().users:
             if effects.view_base(user) is not None or user.target is operator.getitem:
                 stack.append(user)
             else:
-                found[user] = None
-    return list(found)
+                yield user
 
 
 def is_read_by(node: Node, members: set[Node]) -> bool:
