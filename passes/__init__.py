@@ -4,6 +4,7 @@ Import it as ``fuse.passes``: from the repository's root ``import passes`` would
 """
 
 from fuse.passes import assemble_in_place as assemble_in_place
+from fuse.passes import broadcast_starts as broadcast_starts
 from fuse.passes import collect_writes as collect_writes
 from fuse.passes import common_subexpressions as common_subexpressions
 from fuse.passes import constant_folding as constant_folding
@@ -21,6 +22,7 @@ from fuse.passes import match_patterns as match_patterns
 from fuse.passes import merge_shared_weight_gemms as merge_shared_weight_gemms
 from fuse.passes import merge_sibling_gemms as merge_sibling_gemms
 from fuse.passes import no_ops as no_ops
+from fuse.passes import plain_fills as plain_fills
 from fuse.passes import product_epilogues as product_epilogues
 from fuse.passes import roll_loops as roll_loops
 from fuse.passes import roll_whole_loops as roll_whole_loops

@@ -47,6 +47,7 @@ NAME = "gradients_by_loops"
 """What reports call it, beside the passes."""
 
 PLAIN = (
+    "plain_fills",
     "dead_code",
     "common_subexpressions",
     "no_ops",

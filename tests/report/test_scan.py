@@ -105,7 +105,7 @@ def test_short_lengths_count_as_much_as_long_ones() -> None:
 
 def test_launches_are_observed_at_each_length_and_fitted(report: ScanReport) -> None:
     assert [one.observed_before for one in report.reports] == [25, 49, 97]
-    assert [one.observed_after for one in report.reports] == [2, 2, 2]
+    assert [one.observed_after for one in report.reports] == [1, 1, 1]
     eager, fused = report.launches["eager"], report.launches["fused"]
     assert (eager.fixed, eager.each, eager.misfit) == (1, 3, 0)
     assert (fused.fixed, fused.each, fused.misfit) == (2, 0, 0)
@@ -157,7 +157,7 @@ def test_the_command_sets_the_constant_and_writes_the_picture(
     flags = ["--scan", "T=4:8:x2", "--seconds", "0.02", "--json", "-q", "--graph", str(picture)]
     assert cli.run(["bench", model, *flags]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert [case["observed"] for case in values["cases"]] == [{"before": 13, "after": 2}, {"before": 25, "after": 2}]
+    assert [case["observed"] for case in values["cases"]] == [{"before": 13, "after": 1}, {"before": 25, "after": 1}]
     ElementTree.parse(picture)
 
 

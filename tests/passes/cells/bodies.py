@@ -22,7 +22,7 @@ def lstm(m: Model, x: Tensor, h: Tensor, c: Tensor) -> States:
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-@whole(4, "bidirectional", loops=2)
+@whole(3, "bidirectional", loops=2)
 def bidirectional(m: Model, x: Tensor, loops: Loops) -> object:
     times = range(x.shape[0])
     forward = firsts(loops(lambda t, h, c: lstm(m, x[t], h, c), (zeros(x), zeros(x)), times))
@@ -30,28 +30,28 @@ def bidirectional(m: Model, x: Tensor, loops: Loops) -> object:
     return torch.stack([torch.cat(pair, 1) for pair in zip(forward, backward[::-1], strict=True)])
 
 
-@whole(3, "stacked", "one after another", loops=2)
+@whole(2, "stacked", "one after another", loops=2)
 def stacked_layers(m: Model, x: Tensor, loops: Loops) -> object:
     layer = firsts(loops(lambda t, h, c: lstm(m, x[t], h, c), (zeros(x), zeros(x)), range(x.shape[0])))
     kept = loops(lambda t, h: (torch.tanh(m.square(h) + m.second(layer[t])),), (zeros(x),), range(x.shape[0]))
     return torch.stack(firsts(kept))
 
 
-@whole(3, "one after another", loops=2)
+@whole(2, "one after another", loops=2)
 def encoder_and_decoder(m: Model, x: Tensor, loops: Loops) -> object:
     encoded = loops(lambda t, h: (torch.tanh(m.square(h) + x[t]),), (zeros(x),), range(x.shape[0]))[-1]
     decoded = loops(lambda t, h: (h + 0.1 * torch.tanh(m.second(h)),), encoded[:1], range(x.shape[0]))
     return torch.stack(firsts(decoded))
 
 
-@cell(2, "nested")
+@cell(1, "nested")
 def nested(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     for _ in range(3):
         h = torch.tanh(m.square(h) + x[t])
     return (h,)
 
 
-@cell(2, "nested")
+@cell(1, "nested")
 def nested_within_another_step(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     for _ in range(3):
         h = h + 0.1 * torch.tanh(m.square(h))
@@ -61,7 +61,7 @@ def nested_within_another_step(m: Model, x: Tensor, t: int, h: Tensor) -> States
 # ---- states of integers ----------------------------------------------------------------------------------------------
 
 
-@cell(3, "argmax fed back", start=lambda x: (zeros(x), torch.zeros(BATCH, dtype=torch.long)))
+@cell(1, "argmax fed back", start=lambda x: (zeros(x), torch.zeros(BATCH, dtype=torch.long)))
 def greedy_decoder(m: Model, x: Tensor, t: int, h: Tensor, token: Tensor) -> States:
     h = torch.tanh(m.square(h) + m.tokens(token))
     return h, m.second(h).argmax(1)
@@ -91,13 +91,13 @@ def best_paths_traced(m: Model, x: Tensor, loops: Loops) -> object:
 # ---- states of other forms -------------------------------------------------------------------------------------------
 
 
-@cell(2, "matrix states", start=lambda x: (zeros(x, BATCH, WIDTH, WIDTH),))
+@cell(1, "matrix states", start=lambda x: (zeros(x, BATCH, WIDTH, WIDTH),))
 def fast_weights(m: Model, x: Tensor, t: int, s: Tensor) -> States:
     key = x[t].softmax(1)
     return (0.9 * s + key.unsqueeze(2) * (x[t] - (key.unsqueeze(1) @ s).squeeze(1)).unsqueeze(1),)
 
 
-@cell(2, "image states", "convolution", prepare=lambda x: x.view(-1, BATCH, 1, 4, 5).expand(-1, -1, 2, -1, -1),
+@cell(1, "image states", "convolution", prepare=lambda x: x.view(-1, BATCH, 1, 4, 5).expand(-1, -1, 2, -1, -1),
       start=lambda x: (zeros(x, BATCH, 2, 4, 5),))  # fmt: skip
 def convolutional(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.image(h) + x[t]),)
@@ -106,7 +106,7 @@ def convolutional(m: Model, x: Tensor, t: int, h: Tensor) -> States:
 # ---- other operators -------------------------------------------------------------------------------------------------
 
 
-@cell(2, "attention", prepare=lambda x: (x, x[:7].transpose(0, 1)))
+@cell(1, "attention", prepare=lambda x: (x, x[:7].transpose(0, 1)))
 def attention(m: Model, given: tuple[Tensor, Tensor], t: int, h: Tensor) -> States:
     x, source = given
     weights = F.softmax((source @ m.square(h).unsqueeze(2)).squeeze(2), 1)

@@ -15,7 +15,7 @@ def input_of_the_step_before(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t] - x[t - 1]),)
 
 
-@cell(6)
+@cell(5)
 def input_clamped_at_the_end(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t] - x[min(t + 2, x.shape[0] - 1)]),)
 
@@ -25,17 +25,17 @@ def first_step_of_another_form(m: Model, x: Tensor, t: int, h: Tensor) -> States
     return (torch.tanh(m.square(h) + x[t]) if t else torch.sigmoid(m.third(x[0])),)
 
 
-@cell(4, "last step peeled")
+@cell(3, "last step peeled")
 def last_step_of_another_form(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]) if t < x.shape[0] - 1 else torch.sigmoid(m.third(h)),)
 
 
-@cell(3, "period of two", times=lambda count: range(2 * count))
+@cell(2, "period of two", times=lambda count: range(2 * count))
 def alternating_forms(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t // 2]) if t % 2 else torch.sigmoid(m.second(h)),)
 
 
-@cell(3, "period of two", times=lambda count: range(2 * count))
+@cell(2, "period of two", times=lambda count: range(2 * count))
 def alternating_weights(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh((m.second if t % 2 else m.square)(h)),)
 
@@ -67,32 +67,32 @@ def every_state(kept: list[States]) -> object:
     return [states[0] for states in kept]
 
 
-@cell(2, "kept by cat", finish=side_by_side)
+@cell(1, "kept by cat", finish=side_by_side)
 def kept_by_cat(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
-@cell(2, "kept in place", finish=written_in_place)
+@cell(1, "kept in place", finish=written_in_place)
 def kept_in_place(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
-@cell(3, finish=backwards_too)
+@cell(2, finish=backwards_too)
 def kept_backwards_too(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
-@cell(3, "kept in a list", finish=lambda kept: torch.stack([*every_state(kept), kept[-1][0] * 2]))
+@cell(2, "kept in a list", finish=lambda kept: torch.stack([*every_state(kept), kept[-1][0] * 2]))
 def kept_in_a_list_that_goes_on(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
-@cell(2, "only the last", finish=last)
+@cell(1, "only the last", finish=last)
 def only_the_last_kept(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
-@cell(3, "summed", start=lambda x: (zeros(x), x.new_zeros(())), finish=lambda kept: kept[-1][1])
+@cell(1, "summed", start=lambda x: (zeros(x), x.new_zeros(())), finish=lambda kept: kept[-1][1])
 def summed_over_steps(m: Model, x: Tensor, t: int, h: Tensor, loss: Tensor) -> States:
     h = torch.tanh(m.square(h) + x[t])
     return h, loss + (h * h).mean()
@@ -101,13 +101,13 @@ def summed_over_steps(m: Model, x: Tensor, t: int, h: Tensor, loss: Tensor) -> S
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
 
-@cell(3, "mask by where", prepare=lambda x: (x, x[:, :, :1] > 0))
+@cell(2, "mask by where", prepare=lambda x: (x, x[:, :, :1] > 0))
 def masked_by_where(m: Model, given: tuple[Tensor, Tensor], t: int, h: Tensor) -> States:
     x, keep = given
     return (torch.where(keep[t], torch.tanh(m.square(h) + x[t]), h),)
 
 
-@cell(3, "mask by product", prepare=lambda x: (x, (x[:, :, :1] > 0).to(x.dtype)))
+@cell(2, "mask by product", prepare=lambda x: (x, (x[:, :, :1] > 0).to(x.dtype)))
 def masked_by_product(m: Model, given: tuple[Tensor, Tensor], t: int, h: Tensor) -> States:
     x, keep = given
     return (keep[t] * torch.tanh(m.square(h) + x[t]) + (1 - keep[t]) * h,)

@@ -12,12 +12,12 @@ from tests.passes.cells.table import BATCH, WIDTH, Model, States, cell, zeros
 # ---- states ----------------------------------------------------------------------------------------------------------
 
 
-@cell(2, "input by indexing", "input at t")
+@cell(1, "input by indexing", "input at t")
 def one_state(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + m.second(x[t])),)
 
 
-@cell(2, "several states", "states that are results", "input at t", "kept by stack", states=2)
+@cell(1, "several states", "states that are results", "input at t", "kept by stack", states=2)
 def two_states(m: Model, x: Tensor, t: int, h: Tensor, c: Tensor) -> States:
     i, f, g, o = (m.inputs(x[t]) + m.hidden(h)).chunk(4, 1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
@@ -39,28 +39,28 @@ def lag_of_three_alone(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor, c: Ten
     return torch.tanh(m.square(c) + x[t]), a, b
 
 
-@cell(2, "lag of several steps", states=3)
+@cell(1, "lag of several steps", states=3)
 def lag_of_three_from_zeros(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor, c: Tensor) -> States:
     return torch.tanh(m.square(c) + x[t]), a, b
 
 
-@cell(2, states=2)
+@cell(1, states=2)
 def state_that_starts_from_a_function_of_zeros(m: Model, x: Tensor, t: int, h: Tensor, c: Tensor) -> States:
     h = torch.tanh(m.square(torch.sigmoid(c) * h) + x[t])
     return h, torch.tanh(c * 0.5) + h
 
 
-@cell(3, start=lambda x: (zeros(x), torch.ones(BATCH, WIDTH, dtype=x.dtype)))
+@cell(2, start=lambda x: (zeros(x), torch.ones(BATCH, WIDTH, dtype=x.dtype)))
 def state_known_beforehand(m: Model, x: Tensor, t: int, h: Tensor, s: Tensor) -> States:
     return torch.tanh(m.square(h) * s + x[t]), s * 0.9
 
 
-@cell(3, start=lambda x: (zeros(x), torch.arange(WIDTH)))
+@cell(2, start=lambda x: (zeros(x), torch.arange(WIDTH)))
 def table_known_beforehand(m: Model, x: Tensor, t: int, h: Tensor, places: Tensor) -> States:
     return torch.tanh(m.square(h) + x[t] * (0.1 * places).sin()), places + 3
 
 
-@cell(3, start=lambda x: (zeros(x), torch.zeros((), dtype=torch.long)))
+@cell(2, start=lambda x: (zeros(x), torch.zeros((), dtype=torch.long)))
 def counter(m: Model, x: Tensor, t: int, h: Tensor, n: Tensor) -> States:
     return torch.tanh(m.square(h) / (n + 1) + x[t]), n + 1
 
@@ -70,7 +70,7 @@ def states_swapped(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor) -> States:
     return torch.tanh(m.square(b) + x[t]), a * 0.5
 
 
-@cell(2, "layers in a step", "several states", states=3)
+@cell(1, "layers in a step", "several states", states=3)
 def layers_inside_the_time_loop(m: Model, x: Tensor, t: int, a: Tensor, b: Tensor, c: Tensor) -> States:
     a = torch.tanh(m.square(a) + x[t])
     b = torch.tanh(m.second(b) + a)
@@ -85,42 +85,42 @@ def layers_that_share_weights(m: Model, x: Tensor, t: int, h: Tensor) -> States:
 # ---- what a step reads -----------------------------------------------------------------------------------------------
 
 
-@cell(3, "input reversed", prepare=lambda x: x.flip(0))
+@cell(2, "input reversed", prepare=lambda x: x.flip(0))
 def backwards(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[-1 - t]),)
 
 
-@cell(3, "input strided", prepare=lambda x: torch.cat([x, x.exp()]))
+@cell(2, "input strided", prepare=lambda x: torch.cat([x, x.exp()]))
 def every_second(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[2 * t]),)
 
 
-@cell(2, "input by unbind", prepare=lambda x: x.unbind())
+@cell(1, "input by unbind", prepare=lambda x: x.unbind())
 def unbound(m: Model, x: list[Tensor], t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
-@cell(2, "input by iteration", prepare=lambda x: list(reversed([*x])))
+@cell(1, "input by iteration", prepare=lambda x: list(reversed([*x])))
 def iterated(m: Model, x: list[Tensor], t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
-@cell(3, "input by split", prepare=lambda x: x.transpose(0, 1).flatten(1).split(WIDTH, 1))
+@cell(2, "input by split", prepare=lambda x: x.transpose(0, 1).flatten(1).split(WIDTH, 1))
 def split(m: Model, x: list[Tensor], t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]),)
 
 
-@cell(3, "input by chunk", prepare=lambda x: x.permute(0, 2, 1).flatten(0, 1).chunk(x.shape[0]))
+@cell(2, "input by chunk", prepare=lambda x: x.permute(0, 2, 1).flatten(0, 1).chunk(x.shape[0]))
 def chunked(m: Model, x: list[Tensor], t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t].t()),)
 
 
-@cell(3, prepare=lambda x: torch.cat([x, x.sin(), x.cos()]))
+@cell(2, prepare=lambda x: torch.cat([x, x.sin(), x.cos()]))
 def windows_side_by_side(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[3 * t : 3 * t + 3].sum(0)),)
 
 
-@cell(3, prepare=lambda x: torch.cat([x, x[:2]]).transpose(0, 1))
+@cell(2, prepare=lambda x: torch.cat([x, x[:2]]).transpose(0, 1))
 def windows_that_overlap(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[:, t : t + 3].amax(1)),)
 
@@ -143,7 +143,7 @@ def looked_up_numbers(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(math.sin(t) - m.square(h) * 0.9 ** (t * t) + x[t]),)
 
 
-@cell(2, "affine constants")
+@cell(1, "affine constants")
 def time_that_two_steps_share(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     def slope(h: Tensor, time: float) -> Tensor:
         return torch.tanh(m.square(h) + time * m.norm.weight)
@@ -152,13 +152,13 @@ def time_that_two_steps_share(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (h + 0.05 * (first + slope(h + 0.1 * first, 0.3 * (t + 1))),)
 
 
-@cell(3, prepare=lambda x: (x, x.transpose(0, 1).contiguous()))
+@cell(2, prepare=lambda x: (x, x.transpose(0, 1).contiguous()))
 def inputs_put_together(m: Model, given: tuple[Tensor, Tensor], t: int, h: Tensor) -> States:
     x, other = given
     return (torch.tanh(m.square(h) + m.second(torch.cat([x[t][:, :5].sin(), other[:, t, 5:]], 1))),)
 
 
-@cell(3, prepare=lambda x: (x, (x[0, :, 0].abs() * x.shape[0]).long()))
+@cell(2, prepare=lambda x: (x, (x[0, :, 0].abs() * x.shape[0]).long()))
 def lengths_of_sequences(m: Model, given: tuple[Tensor, Tensor], t: int, h: Tensor) -> States:
     x, lengths = given
     return (torch.where((t < lengths).unsqueeze(1), torch.tanh(m.square(h) + x[t]), h),)

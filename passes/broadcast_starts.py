@@ -1,0 +1,60 @@
+"""Let a loop read the number that a state starts from, not a tensor full of it.
+
+    h0 = zeros([16, 256])                      h0 = expand(0.0, [16, 256])
+    h, hs = loop(h0, xs, w)          ->        h, hs = loop(h0, xs, w)
+
+The kernel of a loop copies its first states into memory of its own, from wherever they lie: one number that is read for
+all places is as good, and nothing fills a tensor with it. Anything else that a loop reads may be such a tensor too.
+Declined where the loop has no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse.graph.loop import Loop
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.evaluate import FILLS
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+NUMBERS = {aten.zeros.default: 0, aten.ones.default: 1}
+
+
+@register_pass(after=("roll_loops", "roll_whole_loops", "expand_lstm_layers"), before="fuse_pointwise")
+def broadcast_starts(graph: GraphModule) -> Iterator[Verdict]:
+    """Let a loop read the number that a state starts from, not a tensor full of it."""
+    made: dict[object, Node] = {}
+    for call in graph.graph.find_nodes(op="call_module"):
+        loop = graph.get_submodule(call.target)
+        if not isinstance(loop, Loop):
+            continue
+        for operand in dict.fromkeys(node for node in call.args if is_filled(node)):
+            if not loop.persistent:
+                yield declined((call, operand), "no kernel holds the loop: its first states are memory")
+            else:
+                yield rewrite((call, operand), broadcast, graph, call, operand, made)
+
+
+def is_filled(node: object) -> bool:
+    """Whether ``node`` is a tensor of equal elements, or a view of one."""
+    if not isinstance(node, Node) or effects.root(node).target not in FILLS:
+        return False
+    value = node.meta["val"]
+    return bool(value.device.type == "cpu" and value.numel())
+
+
+def broadcast(graph: GraphModule, call: Node, operand: Node, made: dict[object, Node]) -> None:
+    """Let ``call`` read one number in the shape of ``operand``; ``made``: the numbers that the graph has already."""
+    fill, value = effects.root(operand), operand.meta["val"]
+    number = NUMBERS[fill.target] if fill.target in NUMBERS else fill.args[1]  # type: ignore[index]
+    key = surgery.constant_key(number), value.dtype
+    if key not in made:
+        made[key] = surgery.add_constant(graph, torch.full((), number, dtype=value.dtype), like=fill)  # type: ignore[arg-type]
+    spread = surgery.insert(call, aten.expand.default, made[key], list(value.shape), like=fill)
+    call.replace_input_with(operand, spread)
+    surgery.erase(operand)

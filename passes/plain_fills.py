@@ -1,0 +1,73 @@
+"""Write tensors of equal elements in one way, whatever they were made like.
+
+    z = zeros_like(x[:, 0])      ->      z = zeros([3, 20])
+
+What ``zeros_like``, ``new_full`` and their like make depends on the tensor only by its shape, which is known. Written
+plainly, it is known to be equal elements to all that looks for a loop's first states. Declined where the strides would
+change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite import surgery
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+PLAIN = {
+    aten.zeros_like.default: aten.zeros.default,
+    aten.new_zeros.default: aten.zeros.default,
+    aten.ones_like.default: aten.ones.default,
+    aten.new_ones.default: aten.ones.default,
+    aten.full_like.default: aten.full.default,
+    aten.new_full.default: aten.full.default,
+}
+NUMBERS = {aten.full_like.default: 1, aten.new_full.default: 2}
+"""Where the number stands among the arguments."""
+
+
+@register_pass(before="common_subexpressions")
+def plain_fills(graph: GraphModule) -> Iterator[Verdict]:
+    """Write tensors of equal elements in one way."""
+    for node in list(graph.graph.nodes):
+        if node.target in PLAIN:
+            if reason := obstacle(node):
+                yield declined(node, reason)
+            else:
+                yield rewrite(node, write_plainly, node)
+
+
+def obstacle(node: Node) -> str | None:
+    """Why ``node`` cannot be written plainly, or None."""
+    value: Tensor = node.meta["val"]
+    if value.layout != torch.strided:
+        return "the tensor is sparse"
+    if value.stride() != make_contiguous_strides_for(value.shape):
+        return "the strides would change"
+    if isinstance(_number(node), Node):
+        return "the number is computed"
+    return None
+
+
+def write_plainly(node: Node) -> None:
+    """Let an operator that reads no tensor stand for ``node``."""
+    value: Tensor = node.meta["val"]
+    number = [_number(node)] if node.target in NUMBERS else []
+    options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    plain = surgery.insert(node, PLAIN[node.target], list(value.shape), *number, like=node, **options)  # type: ignore[index, arg-type]
+    surgery.replace(node, plain)
+
+
+def _number(node: Node) -> object:
+    if node.target not in NUMBERS:
+        return None
+    place = NUMBERS[node.target]  # type: ignore[index]
+    return node.args[place] if len(node.args) > place else node.kwargs["fill_value"]
