@@ -16,9 +16,11 @@ from __future__ import annotations
 import ast
 import builtins
 import gc
+import itertools
 import os
 import pickle
 import resource
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -37,17 +39,18 @@ from _pytest.runner import runtestprotocol
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
+import fuse.passes.match_patterns
+import fuse.passes.patterns  # noqa: F401 (before their functions are looked up)
 from benchmarks.common import save
-from fuse.check import pattern
-from fuse.rewrite.patterns import forms
+from fuse.rewrite.patterns.forms import forms
 
 ROOT = Path(__file__).parents[1]
 
-MATCHER = "calls canonical conditions exact forms index matching replacing rules search terms trace views"
+MATCHER = "conditions matching search replacing exact index forms views canonical terms calls rules"
 FILES = (
-    *(ROOT / "fuse/rewrite/patterns" / f"{name}.py" for name in MATCHER.split()),
-    ROOT / "passes/match_patterns.py",
     *(path for path in sorted((ROOT / "passes/patterns").glob("*.py")) if path.stem != "__init__"),
+    ROOT / "passes/match_patterns.py",
+    *(ROOT / "fuse/rewrite/patterns" / f"{name}.py" for name in MATCHER.split()),
 )
 
 TESTS = (
@@ -55,10 +58,9 @@ TESTS = (
     "tests/passes/patterns",
     "tests/report/test_explain.py",
     "tests/check/test_lint.py",
-    "tests/check/test_pattern.py",
     "tests/test_fusions.py",
-    "fuse/rewrite/patterns",
 )
+"""No doctests: those cannot be run twice in one process."""
 
 OPERATORS = (
     "AddNot",
@@ -77,11 +79,20 @@ OPERATORS = (
 )
 """Of cosmic-ray's operators those that change guards; ``is`` for ``==`` is left out: most values are interned."""
 
+ENDLESS = "it does not end"
+
+MOST_TESTS = 10.0
+"""Seconds of the processor that the tests for one mutant may take."""
+
 LONGEST_TEST = 2.0
 """Seconds of the processor that a test may take to be among those that are run for each mutant."""
 
-SLOWEST = 100
+SLOWEST = 60
 """Seconds of the processor after which a mutant counts as noticed: it does not come to an end."""
+
+
+Codes = dict[tuple[str, int], CodeType]
+"""The code of functions by their names and first lines."""
 
 
 class LeaveOut:
@@ -122,21 +133,21 @@ def operator(name: str) -> Any:
     return LeaveOut() if name == "LeaveOut" else cosmic_ray.plugins.get_operator(f"core/{name}")()
 
 
-def mutants(path: Path) -> Iterator[Mutant]:
-    """The changes of a file's functions; what runs once, at import, is no guard."""
+def mutants(path: Path) -> Iterator[tuple[Mutant, Codes]]:
+    """The changes of a file's functions, with the code of those; what runs once, at import, is no guard."""
     source = path.read_text()
     lines = source.splitlines()
     for name in (*OPERATORS, "LeaveOut"):
         places = (place for node in ast_nodes(get_ast(source)) for place in operator(name).mutation_positions(node))
         for occurrence, ((line, _), _) in enumerate(places):
             changed = mutate_code(source, operator(name), occurrence)
-            if changed is None or not changed_functions(path, source, changed):
+            if changed is None or not (codes := changed_functions(path, source, changed)):
                 continue
             after = changed.splitlines()[line - 1].strip()
-            yield Mutant(str(path.relative_to(ROOT)), line, name, occurrence, lines[line - 1].strip(), after)
+            yield Mutant(str(path.relative_to(ROOT)), line, name, occurrence, lines[line - 1].strip(), after), codes
 
 
-def changed_functions(path: Path, source: str, changed: str) -> dict[tuple[str, int], CodeType]:
+def changed_functions(path: Path, source: str, changed: str) -> Codes:
     """The code of the functions that differ, by name and line; none where the change is no Python."""
     try:
         old, new = (dict(_functions(compile(text, str(path), "exec"))) for text in (source, changed))
@@ -163,7 +174,7 @@ class Living:
             if isinstance(one, FunctionType) and (code := one.__code__).co_filename in names:
                 self.functions[code.co_filename, code.co_qualname, code.co_firstlineno].append(one)
 
-    def put(self, path: Path, codes: dict[tuple[str, int], CodeType]) -> None:
+    def put(self, path: Path, codes: Codes) -> None:
         """Change what the functions of a file do."""
         for (name, line), code in codes.items():
             for one in self.functions.get((str(path), name, line), ()):
@@ -178,6 +189,7 @@ def forked(work: Callable[[], Any]) -> Any:
     if not process:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CPU, (SLOWEST, SLOWEST))
+        signal.alarm(6 * SLOWEST)  # should it wait for something
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
@@ -193,18 +205,10 @@ def forked(work: Callable[[], Any]) -> Any:
 
 def failing(items: Sequence[pytest.Item]) -> str | None:
     """The first of ``items`` that fails."""
-    for item, following in zip(items, (*items[1:], None), strict=True):
+    for item, following in zip(items, (*items[1:], None), strict=False):
         if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
             return item.nodeid
     return None
-
-
-def reached(item: pytest.Item) -> tuple[str | None, float, set[tuple[str, int]]]:
-    """Whether a test fails, how long it takes, and the statements that it reaches, by their files and lines."""
-    places: set[tuple[str, int]] = set()
-    builtins.reach = lambda *place: places.add(place)  # type: ignore[attr-defined]
-    started = time.process_time()
-    return failing([item]), time.process_time() - started, places
 
 
 class _Noting(ast.NodeTransformer):
@@ -246,77 +250,79 @@ class Runner:
         self.outcomes: list[dict[str, Any]] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self._warm(session.items)
         living = Living(self.files)
-        gc.freeze()
         by_line, seconds = self._baseline(living, session.items)
+        gc.freeze()
+        quick = _within(sorted(session.items, key=lambda one: seconds.get(one.nodeid, SLOWEST)), seconds)
+        failed = forked(lambda: (failing(quick),))
+        print(f"without a mutant, in a fork: {failed and failed[0]} of {len(quick)} tests fails", flush=True)
         for path in self.files:
             noticed = Counter[str]()
-            for mutant in mutants(path):
+            for mutant, codes in mutants(path):
                 items = by_line.get((str(path), statement_at(path, mutant.line)), [])
                 items = sorted(items, key=lambda one: (-noticed[one.nodeid], seconds[one.nodeid]))
-                by = tried(living, path, mutant, items)
+                by = tried(living, path, codes, _within(items, seconds))
                 noticed[by or ""] += 1
                 self.outcomes.append({**asdict(mutant), "tests": len(items), "noticed_by": by})
-                if by is None:
-                    place = f"{mutant.file}:{mutant.line}  {mutant.operator} ({len(items)} tests)"
+                if by in (None, ENDLESS):
+                    place = f"{mutant.file}:{mutant.line}  {mutant.operator} ({len(items)} tests) {by or ''}"
                     print(f"{place}\n    {mutant.before}\n    {mutant.after}", flush=True)
             mine = [one for one in self.outcomes if one["file"] == str(path.relative_to(ROOT))]
             print(f"{path.name}: {sum(one['noticed_by'] is not None for one in mine)} of {len(mine)}", flush=True)
         return True
 
-    def _warm(self, items: Sequence[pytest.Item]) -> None:
-        """Import what the first test of each file imports, once for all forks; what patterns remember is forgotten."""
-        firsts = {item.path: item for item in reversed(items)}
-        failing(list(firsts.values()))
-        for forgets in (forms.forms, pattern.refusal):
-            forgets.cache_clear()
-
     def _baseline(
         self, living: Living, items: Sequence[pytest.Item]
     ) -> tuple[dict[tuple[str, int], list[pytest.Item]], dict[str, float]]:
-        """The tests that reach each statement, and how long each takes; without those that take long."""
+        """The tests that reach each statement, and how long each takes; without those that take long or fail."""
         before = {key: [one.__code__ for one in functions] for key, functions in living.functions.items()}
         for path in self.files:
             noting = _Noting(path).visit(ast.parse(path.read_text()))
             living.put(path, dict(_functions(compile(noting, str(path), "exec"))))
         by_line: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
         seconds: dict[str, float] = {}
-        for item in items:
-            failed, took, places = forked(lambda item=item: reached(item))
-            if failed:
-                raise SystemExit(f"{failed} fails without a mutant")
-            if took <= LONGEST_TEST:
+        for item, following in zip(items, (*items[1:], None), strict=True):
+            places: set[tuple[str, int]] = set()
+            builtins.reach = lambda *place, places=places: places.add(place)  # type: ignore[attr-defined]
+            forms.cache_clear()
+            started = time.process_time()
+            reports = runtestprotocol(item, log=False, nextitem=following)
+            took = time.process_time() - started
+            if took <= LONGEST_TEST and not any(one.failed for one in reports):
                 seconds[item.nodeid] = took
                 for place in places:
                     by_line[place].append(item)
         for key, codes in before.items():
             for one, code in zip(living.functions[key], codes, strict=True):
                 one.__code__ = code
-        print(
-            f"{sum(map(len, by_line.values()))} {len(seconds)} of {len(items)} tests, {sum(seconds.values()):.0f} s",
-            flush=True,
-        )
+        forms.cache_clear()
+        print(f"{len(seconds)} of {len(items)} tests, {sum(seconds.values()):.0f} s", flush=True)
         return by_line, seconds
 
 
-def tried(living: Living, path: Path, mutant: Mutant, items: Sequence[pytest.Item]) -> str | None:
+def _within(items: Sequence[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
+    """The first tests, as many as take ``MOST_TESTS`` seconds together."""
+    ends = itertools.accumulate(seconds.get(item.nodeid, SLOWEST) for item in items)
+    return [item for item, end in zip(items, ends, strict=True) if end <= MOST_TESTS]
+
+
+def tried(living: Living, path: Path, codes: Codes, items: Sequence[pytest.Item]) -> str | None:
     """What notices the mutant: a test, or time."""
-    source = path.read_text()
-    codes = changed_functions(path, source, mutate_code(source, operator(mutant.operator), mutant.occurrence))
 
     def work() -> tuple[str | None]:
         living.put(path, codes)
         return (failing(items),)
 
     answer = forked(work)
-    return "it does not end" if answer is None else answer[0]
+    return ENDLESS if answer is None else answer[0]
 
 
 if __name__ == "__main__":
     chosen = sys.argv[1:]
     runner = Runner([path for path in FILES if not chosen or path.stem in chosen])
-    pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", *TESTS], [runner])
+    pytest.main(
+        ["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-s", "-k", "not generated_calls", *TESTS], [runner]
+    )
     counts = Counter(one["file"] for one in runner.outcomes)
     if not chosen:
         survivors = [one for one in runner.outcomes if one["noticed_by"] is None]
