@@ -9,6 +9,8 @@ from fuse.passes import collect_writes as collect_writes
 from fuse.passes import common_subexpressions as common_subexpressions
 from fuse.passes import constant_folding as constant_folding
 from fuse.passes import dead_code as dead_code
+from fuse.passes import draw_ahead as draw_ahead
+from fuse.passes import draw_apart as draw_apart
 from fuse.passes import expand_lstm_layers as expand_lstm_layers
 from fuse.passes import fold_batch_norm as fold_batch_norm
 from fuse.passes import forward_writes as forward_writes

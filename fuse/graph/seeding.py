@@ -25,7 +25,7 @@ from fuse.errors import CaptureError
 
 aten = torch.ops.aten
 
-_OF_A_LAYOUT = frozenset(
+OF_A_LAYOUT = frozenset(
     {
         aten.bernoulli.p,
         aten.rand.default,
@@ -58,7 +58,7 @@ class Draws:
         else:
             before = self.nodes[self.position]
             described = (_layouts((args, dict(kwargs))), _layouts((before.args, before.kwargs)))
-            if op is not before.target or op not in _OF_A_LAYOUT or described[0] != described[1]:
+            if op is not before.target or op not in OF_A_LAYOUT or described[0] != described[1]:
                 raise CaptureError(f"{op} draws from a random state that was put back; it runs in eager mode")
         self.position += 1
         return self.nodes[self.position - 1]

@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 from torch.nn import Module
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuse import ops
 from fuse.errors import FuseError
 from fuse.graph.aliases import View
 from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, any_needs_gradient, formulas
@@ -55,6 +57,7 @@ PLAIN = (
     "collect_writes",
     "forward_writes",
     "start_sums",
+    "draw_ahead",
     "roll_whole_loops",
     "merge_shared_weight_gemms",
     "merge_sibling_gemms",
@@ -308,6 +311,9 @@ def _as_recorded(node: Node, value: Any, operands: Any) -> Any:
 
     Operators in functional form may have gradients where those that eager runs have none (statistics of a batch norm).
     """
+    random = isinstance(node.target, OpOverload) and ops.is_random(node.target)
+    if random and any_needs_gradient(value):  # in functional form its gradient may know other numbers (rrelu)
+        raise NotReversible(f"{node.target} draws numbers that its gradient needs")
     if not isinstance(value, Tensor):
         return value
     recorded = node.meta.get("needs_gradient", value.requires_grad)

@@ -366,6 +366,19 @@ def test_weights_of_unused_results_get_no_gradient(used: int) -> None:
             torch.testing.assert_close(mine, theirs)
 
 
+def noisy_behind(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for x in xs:
+        h = torch.tanh(x + h @ w)
+    return F.rrelu(h, training=True)
+
+
+def test_numbers_that_a_gradient_needs_are_those_drawn() -> None:
+    torch.manual_seed(0)
+    report = check(Model(noisy_behind), (torch.randn(XS, requires_grad=True),), train=True)
+    assert report.passed, str(report)
+
+
 class FirstStepApart(nn.Module):
     """A cell that writes its gates in place, once before the loop (whose input the model chooses) and then in it."""
 

@@ -1,0 +1,106 @@
+"""Draw the random numbers of all steps before the first step.
+
+    for t: m = bernoulli(empty_like(h), 0.9)             ms = stack([bernoulli(empty), bernoulli(empty), ...])
+           h = f(h * m)                         ->       for t: h = f(h * ms[t])
+
+What random operators draw depends on sizes alone, and nothing else draws in between: the generator gives the same
+numbers in the same order, so that masks are eager's. Steps that only read what was drawn can become one loop; where
+they did not, ``draw_apart`` takes the stack away again. Declined where the numbers do not lie in one order in memory,
+or the caller receives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.graph.seeding import OF_A_LAYOUT
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.rolling import LEAST_STEPS
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+
+@register_pass(after=("no_ops", "dead_code"), before=("roll_whole_loops", "merge_sibling_gemms"))
+def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
+    """Draw the random numbers of all steps before the first step."""
+    draws = [n for n in graph.graph.nodes if isinstance(n.target, OpOverload) and ops.is_random(n.target)]
+    escaping: set[Node] | None = None
+    for stretch in stretches(draws):
+        groups = [group for group in alike(stretch) if len(group) >= LEAST_STEPS and not is_stacked(group[0])]
+        if groups and escaping is None:
+            escaping = effects.escaping(graph)
+        if not groups:
+            continue
+        if any(draw in escaping for group in groups for draw in group):  # type: ignore[operator]
+            yield declined(stretch[0], "the caller receives what was drawn")
+        elif odd := next((draw for draw in stretch if not draw.meta["val"].is_contiguous()), None):
+            yield declined(odd, "the numbers do not lie in one order in memory")
+        else:
+            yield rewrite(stretch[0], gather, stretch, groups)
+
+
+def stretches(draws: Sequence[Node]) -> list[list[Node]]:
+    """Draws one after another whose tensors only say where the numbers go."""
+    found: list[list[Node]] = [[]]
+    for draw in draws:
+        if draw.target in OF_A_LAYOUT and isinstance(draw.meta["val"], Tensor):
+            found[-1].append(draw)
+        else:
+            found.append([])
+    return [stretch for stretch in found if stretch]
+
+
+def alike(stretch: Sequence[Node]) -> list[list[Node]]:
+    """The draws that the same line makes with the same numbers and sizes."""
+    groups: dict[Hashable, list[Node]] = {}
+    for draw in stretch:
+        held = draw.meta["val"]
+        numbers = surgery.constant_key([None if isinstance(a, Node) else a for a in draw.args])
+        key = (
+            draw.target,
+            numbers,
+            surgery.constant_key(draw.kwargs),
+            held.dtype,
+            tuple(held.shape),
+            draw.meta.get("source", ""),
+        )
+        groups.setdefault(key, []).append(draw)
+    return list(groups.values())
+
+
+def is_stacked(draw: Node) -> bool:
+    """Whether this was done before."""
+    return all(user.target is aten.stack.default for user in draw.users)
+
+
+def gather(stretch: Sequence[Node], groups: Sequence[Sequence[Node]]) -> None:
+    """Move the draws to the first one, put those of each group side by side, and let each step read its part."""
+    last = stretch[0]
+    for draw in stretch:
+        held, before = draw.meta["val"], list(draw.all_input_nodes)
+        if draw is not last:
+            last.append(draw)
+        for operand in before:
+            place = surgery.insert(
+                draw, aten.empty.memory_format, list(held.shape), dtype=held.dtype, device=held.device, like=draw
+            )
+            draw.replace_input_with(operand, place)
+            if not operand.users and operand.op == "call_function":
+                surgery.erase(operand)
+        last = draw
+    after = last.next
+    for group in groups:
+        users = [list(draw.users) for draw in group]
+        stack = surgery.insert(after, aten.stack.default, list(group), 0, like=group[0])
+        for step, draw in enumerate(group):
+            part = surgery.insert(after, aten.select.int, stack, 0, step, like=draw)
+            for user in users[step]:
+                user.replace_input_with(draw, part)

@@ -1,0 +1,47 @@
+"""Read random numbers where they were drawn, if no loop reads them side by side.
+
+    ms = stack([m0, m1, m2, m3])
+    y = mul(x, select(ms, 0, 1))          ->         y = mul(x, m1)
+
+What ``draw_ahead`` put side by side for a loop that did not come about. Declined where a loop reads the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.rewrite import surgery
+from fuse.rewrite.collectors import pieces_of
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+
+@register_pass(after="roll_loops", before=("gather_steps", "fuse_pointwise"))
+def draw_apart(graph: GraphModule) -> Iterator[Verdict]:
+    """Read random numbers where they were drawn, if no loop reads them side by side."""
+    for node in graph.graph.find_nodes(op="call_function", target=aten.stack.default):
+        if not all(is_draw(piece) for piece in pieces_of(node)) or node.args[1:] not in ((), (0,)):
+            continue
+        if all(user.target is aten.select.int and user.args[1] == 0 for user in node.users):
+            yield rewrite(node, read_apart, node)
+        else:
+            yield declined(node, "a loop reads what was drawn side by side")
+
+
+def is_draw(node: Node) -> bool:
+    """Whether ``node`` is a random operator."""
+    return isinstance(node.target, OpOverload) and ops.is_random(node.target)
+
+
+def read_apart(stack: Node) -> None:
+    """Let what reads a step of ``stack`` read the draw."""
+    pieces = pieces_of(stack)
+    for part in list(stack.users):
+        surgery.replace(part, pieces[part.args[2]])  # type: ignore[index]
