@@ -154,6 +154,14 @@ def test_what_lies_above_the_view_may_not_be_read(look):
     assert look(turned, read, randn(2, 3)).reason == "used outside: `exp` is used outside: `cos` reads it, too"
 
 
+def test_a_view_of_an_input_may_be_read_by_others(look):
+    def read(x, y):
+        turned = x.t()
+        return torch.exp(turned) * y, turned.cos()
+
+    assert look(lambda x, y: torch.exp(x.t()) * y, read, randn(2, 3), randn(3, 2)).matched
+
+
 def test_a_view_of_a_result_is_the_results_business(look):
     assert look(Turned, lambda x: turned(x)[1:] + 1, randn(2, 3)).matched
 
