@@ -370,3 +370,16 @@ def test_a_product_behind_keeps_its_own_launch() -> None:
 
     q, k, v, _ = operands()
     assert_fuses(Weighted(), q, k, v, torch.randn(32, 16), launches=2)
+
+
+def test_large_attention_in_a_loop_is_a_kernel_of_its_own_step_by_step() -> None:
+    """In the kernel of the loop such products would be plain sums, and slower."""
+
+    class Layers(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            for _ in range(5):
+                x = torch.tanh(joined((heads(x) @ heads(x).mT / 8).softmax(-1) @ heads(x)) @ w)
+            return x
+
+    report = assert_fuses(Layers(), torch.randn(1, 160, 128), torch.randn(128, 128) / 12, fired={"fuse_attention": 1})
+    assert report.after.launches <= 2 * 5 + 1
