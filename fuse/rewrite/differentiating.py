@@ -39,8 +39,8 @@ from fuse.kernel.lower import Declined
 from fuse.rewrite import effects, registry
 from fuse.rewrite.distributing import Split, split
 from fuse.rewrite.ledger import Ledger, Rejections
-from fuse.rewrite.parts import all_parts, parts_of
 from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.replaying import replay
 from fuse.rewrite.reversing import Differentiable, NotReversible, Zeros, differentiable, reversed_loop
 
 aten = torch.ops.aten
@@ -160,21 +160,20 @@ class _Replay(JointRecorder):
         return self._finish(tuple(results))
 
     def _replayed(self, known: dict[Node, Any]) -> list[Tensor]:
-        for node in self.rolled.graph.nodes:
+        def begin(node: Node) -> None:
             self.source = node.meta.get("source", "")
-            if node in known:
-                continue
-            if siblings := all_parts(node):
-                known.update(zip(siblings, parts_of(known[node.args[0]], siblings), strict=True))
-            elif node.op == "call_function":
-                args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-                known[node] = _as_recorded(node, node.target(*args, **kwargs), (args, kwargs))
-            elif node.op == "call_module":
-                loop = self.rolled.get_submodule(str(node.target))
-                if not isinstance(loop, Loop):
-                    raise NotReversible("the graph holds regions")
-                operands: list[Tensor] = [known[operand] for operand in node.args]  # type: ignore[index]
-                known[node] = self._run_loop(loop, operands, node.meta["val"], self._returned(node))
+
+        def operate(node: Node) -> Any:
+            args: Any
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            if node.op == "call_function":
+                return _as_recorded(node, node.target(*args, **kwargs), (args, kwargs))  # type: ignore[operator]
+            loop = self.rolled.get_submodule(str(node.target))
+            if not isinstance(loop, Loop):
+                raise NotReversible("the graph holds regions")
+            return self._run_loop(loop, list(args), node.meta["val"], self._returned(node))
+
+        replay(self.rolled.graph, known, begin, operate)
         values: Sequence[Node] = self.rolled.graph.output_node().args[0]  # type: ignore[assignment]
         results = []
         for spec, views in zip(self.signature.outputs, self.recorded.views, strict=True):

@@ -18,15 +18,31 @@ from torch.fx import Node
 aten = torch.ops.aten
 
 
-def all_parts(node: Node) -> list[Node]:
-    """The slices (or steps) that ``node`` is one of and that make up a whole dimension in order; else none."""
+Cut = tuple[Node, Any, int]
+"""A tensor, the operator that takes parts of it, and the dimension."""
+
+
+def all_parts(node: Node, refused: set[Cut]) -> list[Node]:
+    """The slices (or steps) that ``node`` is one of and that make up a whole dimension in order; else none.
+
+    ``refused`` are cuts found not to be whole, which are not looked at again for each of their parts.
+    """
     if node.target not in (aten.slice.Tensor, aten.select.int):
         return []
-    base: Node = node.args[0]  # type: ignore[assignment]
-    size, dim = base.meta["val"].shape, _dimension(node)
+    cut = (node.args[0], node.target, _dimension(node))
+    if cut in refused:
+        return []
+    parts = _whole(*cut)  # type: ignore[arg-type]  # the first argument is a node
+    if not parts:
+        refused.add(cut)  # type: ignore[arg-type]  # likewise
+    return parts
+
+
+def _whole(base: Node, target: Any, dim: int) -> list[Node]:
+    size = base.meta["val"].shape
     found: dict[int, tuple[int, Node]] = {}
     for user in base.users:
-        if user.target is node.target and user.args[0] is base and _dimension(user) == dim:
+        if user.target is target and user.args[0] is base and _dimension(user) == dim:
             low, high = _bounds(user, size[dim])
             if low >= high or found.setdefault(low, (high, user))[1] is not user:
                 return []

@@ -32,7 +32,7 @@ from fuse.graph.loop import Loop, LoopSpec, StepInput, depending
 from fuse.graph.placeholders import add_placeholder
 from fuse.rewrite.absent import without
 from fuse.rewrite.contracting import Contraction, Term, contraction, terms_of
-from fuse.rewrite.parts import all_parts, parts_of
+from fuse.rewrite.replaying import replay
 
 aten = torch.ops.aten
 
@@ -130,17 +130,17 @@ class _BodyRecorder(JointRecorder):
             torch.autocast("cpu", enabled=False),
         ):
             known = dict(zip(nodes, args, strict=True))
-            for node in self.body.graph.nodes:
+
+            def begin(node: Node) -> None:
                 self.at = node
-                if node in known:
-                    continue
-                if siblings := all_parts(node):
-                    known.update(zip(siblings, parts_of(known[node.args[0]], siblings), strict=True))
-                elif node.op == "call_function":
-                    inner, options = map_arg((node.args, node.kwargs), known.__getitem__)
-                    known[node] = node.target(*inner, **options)
-                elif node.op == "call_module":
+
+            def operate(node: Node) -> Any:
+                if node.op == "call_module":
                     raise NotReversible("a step holds another loop")
+                inner, options = map_arg((node.args, node.kwargs), known.__getitem__)
+                return node.target(*inner, **options)  # type: ignore[operator]
+
+            replay(self.body.graph, known, begin, operate)
             outputs: Sequence[Node] = self.body.graph.output_node().args[0]  # type: ignore[assignment]
             results = [self._own(number, known[node], outputs, node) for number, node in enumerate(outputs)]
         return self._finish(tuple(results))

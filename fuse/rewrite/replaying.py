@@ -1,0 +1,30 @@
+"""Run the nodes of a graph once more, under a recorder, from values that are known.
+
+known = {x: tensor, h: tensor}        for node in graph:  known[node] = operate(node)        parts of one tensor
+                                                                                             in one operation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from fuse.rewrite.parts import Cut, all_parts, parts_of
+
+
+def replay(graph: Graph, known: dict[Node, Any], begin: Callable[[Node], None], operate: Callable[[Node], Any]) -> None:
+    """Add to ``known`` what every operator and module of ``graph`` returns, in order.
+
+    ``begin`` is told each node before it runs; ``operate`` returns what it computes from what is known by then.
+    """
+    refused: set[Cut] = set()
+    for node in graph.nodes:
+        begin(node)
+        if node in known or node.op not in ("call_function", "call_module"):
+            continue
+        if siblings := all_parts(node, refused):
+            known.update(zip(siblings, parts_of(known[node.args[0]], siblings), strict=True))
+        else:
+            known[node] = operate(node)
