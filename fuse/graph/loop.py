@@ -102,7 +102,7 @@ class Loop(nn.Module):
         if self.strides is None:
             return (*states, *(torch.stack(kept) for kept in collected))
         lasts = [_laid_out(state, stride) for state, stride in zip(states, self.strides, strict=False)]
-        return (*lasts, *map(_laid_out, map(torch.stack, collected), self.strides[spec.carries :]))
+        return (*lasts, *map(_stacked, collected, self.strides[spec.carries :]))
 
 
 def depending(loop: Loop, positions: Iterable[int]) -> set[Node]:
@@ -125,6 +125,15 @@ def results_of(loop: Loop, positions: Iterable[int]) -> set[int]:
     outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
     found = depending(loop, positions)
     return {i for i, output in enumerate(outputs) if output in found}
+
+
+def _stacked(parts: list[Tensor], stride: tuple[int, ...]) -> Tensor:
+    """``parts`` stacked into a tensor with that stride, by one operator where nothing is to be differentiated."""
+    if any(part.requires_grad for part in parts):
+        return _laid_out(torch.stack(parts), stride)
+    shape = (len(parts), *parts[0].shape)
+    whole: Tensor = torch.stack(parts, out=parts[0].new_empty_strided(shape, stride))
+    return whole
 
 
 def _laid_out(value: Tensor, stride: tuple[int, ...]) -> Tensor:
