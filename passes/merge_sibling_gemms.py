@@ -141,8 +141,8 @@ def computed(
     """The joined weight and bias as constants of the graph."""
 
     def constant(node: Node) -> Node:
-        value = evaluate(node, known)
-        assert value is not None, "as large as its parts"
+        value = evaluate(node, known, size_in_bytes([node]))
+        assert value is not None, "it is as large as its parts"
         return fold_to_constant(graph, node, value, known)
 
     right, bias = joined

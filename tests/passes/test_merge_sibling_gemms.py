@@ -194,3 +194,23 @@ def test_frozen_products_whose_parts_are_results_stay() -> None:
     freeze(graph, model)
     ledger = run_passes(graph, passes=PASSES)
     assert [one.reason for one in ledger.rejected] == ["the parts would have to be copied out of the joined product"]
+
+
+def test_frozen_weights_of_equal_elements_are_joined() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+            for parameter in self.parameters():
+                nn.init.zeros_(parameter)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.one(x + torch.zeros(8, 8)) + self.other(x + torch.zeros(8, 8)))
+
+    model, x = Two(), torch.randn(8, 8)
+    graph = capture(model, (x,))
+    freeze(graph, model)
+    ledger = run_passes(graph, passes=[*PASSES, "no_ops", "constant_folding"])
+    assert not ledger.failed
+    with torch.no_grad():
+        torch.testing.assert_close(fuse.compile(model, freeze=True)(x), model(x))

@@ -289,13 +289,13 @@ def test_autocast_is_followed() -> None:
 
 
 def test_without_a_compiler_the_model_runs_op_by_op_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuse.runtime import program
+    from fuse.runtime import functions
     from fuse.runtime.compiler import CompilerMissing
 
     def missing(sources: list[str]) -> None:
         raise CompilerMissing("no C++ compiler")
 
-    monkeypatch.setattr(program, "build_many", missing)
+    monkeypatch.setattr(functions, "build_many", missing)
     twin = copy.deepcopy(model := Tricky())
     fused = fuse.compile(model)
     x, y = torch.randn(3, 4), torch.randn(3, 4)
@@ -316,13 +316,13 @@ class Detached(nn.Module):
 
 
 def test_without_a_compiler_what_needs_no_gradient_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuse.runtime import program
+    from fuse.runtime import functions
     from fuse.runtime.compiler import CompilerMissing
 
     def missing(sources: list[str]) -> None:
         raise CompilerMissing("no C++ compiler")
 
-    monkeypatch.setattr(program, "build_many", missing)
+    monkeypatch.setattr(functions, "build_many", missing)
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
         assert not fuse.compile(Detached())(torch.randn(3, 4)).requires_grad
 
