@@ -5,7 +5,7 @@
 cosmic-ray (``pip install cosmic-ray``) makes the mutants: comparisons, ``and``, ``or``, ``not``, conditions negated,
 True for False; one operator more leaves a guard out. Its runner starts Python for each mutant; here each is a fork of
 one process that has imported everything and collected the tests, puts the changed code into the functions there are,
-and runs the tests that reach the changed line, those first that noticed most. Takes about twenty minutes on one core:
+and runs the tests that reach the changed line, those first that noticed most:
 
     python -m benchmarks.mutation                     all files below
     python -m benchmarks.mutation conditions search   those whose names are given
