@@ -18,6 +18,7 @@ import torch
 from fuse.check.pattern import bound
 from fuse.check.samples import samples
 from fuse.graph.function import Function
+from fuse.report.draw import title
 from fuse.report.layered import svg
 from fuse.report.show import Report, show
 from fuse.report.sketch import sketch
@@ -94,7 +95,7 @@ def example(pattern: Pattern) -> tuple[Report, str]:
 
 def picture(report: Report) -> str:
     """Both graphs beside each other."""
-    titles = (f"before: {report.before.launches:,} launches", f"after: {report.after.launches:,} launches")
+    titles = (title("before", report.before.launches), title("after", report.after.launches))
     return svg(report.before_sketch, sketch(report.graph), titles)
 
 

@@ -42,7 +42,7 @@ def draw(report: Report, path: Path) -> Drawing:
     if path.suffix not in SUFFIXES:
         raise FuseError(f"cannot draw {path}: its name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     before, after = report.before_sketch, sketch(report.graph)
-    titles = (f"before: {report.before.launches:,} launches", f"after: {report.after.launches:,} launches")
+    titles = (title("before", report.before.launches), title("after", report.after.launches))
     text = dot(before, after, titles)
     if path.suffix == ".dot":
         write(path, text)
@@ -57,6 +57,15 @@ def draw(report: Report, path: Path) -> Drawing:
         hint = f"{problem}, so {path.name} is drawn plainly; install Graphviz, then: dot -Tsvg {beside} -o {path}"
     write(path, picture if path.suffix == ".svg" else _page(report, picture))
     return Drawing(tuple(written), hint)
+
+
+def title(when: str, launches: int) -> str:
+    """What stands over a graph.
+
+    >>> title("before", 1200), title("after", 1)
+    ('before: 1,200 launches', 'after: 1 launch')
+    """
+    return f"{when}: {launches:,} launch{'' if launches == 1 else 'es'}"
 
 
 def _laid_out(text: str) -> tuple[str | None, str]:
