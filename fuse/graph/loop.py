@@ -128,12 +128,10 @@ def results_of(loop: Loop, positions: Iterable[int]) -> set[int]:
 
 
 def _stacked(parts: list[Tensor], stride: tuple[int, ...]) -> Tensor:
-    """``parts`` stacked into a tensor with that stride, by one operator where nothing is to be differentiated."""
-    if any(part.requires_grad for part in parts):
-        return _laid_out(torch.stack(parts), stride)
-    shape = (len(parts), *parts[0].shape)
-    whole: Tensor = torch.stack(parts, out=parts[0].new_empty_strided(shape, stride))
-    return whole
+    """``parts`` stacked into a tensor with that stride: beside the dimensions that lie outside of theirs, by one
+    operator."""
+    place = sum(one > stride[0] for one in stride[1:])
+    return _laid_out(torch.stack(parts, place).movedim(place, 0), stride)
 
 
 def _laid_out(value: Tensor, stride: tuple[int, ...]) -> Tensor:
