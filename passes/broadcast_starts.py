@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.evaluate import FILLS
+from fuse.rewrite.evaluate import FILLS, can_evaluate, evaluate
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
-NUMBERS = {aten.zeros.default: 0, aten.ones.default: 1}
 
 
 @register_pass(after=("roll_loops", "roll_whole_loops", "expand_lstm_layers"), before="fuse_pointwise")
@@ -41,20 +41,25 @@ def broadcast_starts(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def is_filled(node: object) -> bool:
-    """Whether ``node`` is a tensor of equal elements, or a view of one."""
-    if not isinstance(node, Node) or effects.root(node).target not in FILLS:
+    """Whether ``node`` is a tensor of equal elements, or a view that reads them as they are."""
+    if not isinstance(node, Node) or not isinstance(node.meta["val"], Tensor) or not node.meta["val"].numel():
         return False
-    value = node.meta["val"]
-    return bool(value.device.type == "cpu" and value.numel())
+    while node.target not in FILLS:
+        if (base := effects.view_base(node)) is None or not can_evaluate(node):
+            return False
+        node = base
+    return node.meta["val"].device.type == "cpu" and not node.all_input_nodes
 
 
 def broadcast(graph: GraphModule, call: Node, operand: Node, made: dict[object, Node]) -> None:
     """Let ``call`` read one number in the shape of ``operand``; ``made``: the numbers that the graph has already."""
-    fill, value = effects.root(operand), operand.meta["val"]
-    number = NUMBERS[fill.target] if fill.target in NUMBERS else fill.args[1]  # type: ignore[index]
-    key = surgery.constant_key(number), value.dtype
+    fill, shape = effects.root(operand), list(operand.meta["val"].shape)
+    filled = evaluate(fill, {})
+    assert filled is not None, "a fill is one element expanded"
+    element = filled.flatten()[0].clone()
+    key = surgery.constant_key(element.item()), element.dtype
     if key not in made:
-        made[key] = surgery.add_constant(graph, torch.full((), number, dtype=value.dtype), like=fill)  # type: ignore[arg-type]
-    spread = surgery.insert(call, aten.expand.default, made[key], list(value.shape), like=fill)
+        made[key] = surgery.add_constant(graph, element, like=fill)
+    spread = surgery.insert(call, aten.expand.default, made[key], shape, like=fill)
     call.replace_input_with(operand, spread)
     surgery.erase(operand)

@@ -28,6 +28,11 @@ FILLS = frozenset([aten.full.default, aten.zeros.default, aten.ones.default])
 BIT_PATTERNS = frozenset([aten.view.dtype, aten.nextafter.default, aten.frexp.Tensor])
 """Operators of which the float64 result, rounded, is not the result in the narrower dtype."""
 
+OTHER_ELEMENTS = frozenset(
+    [aten.view_as_real.default, aten.view_as_complex.default, aten._conj.default, aten._neg_view.default]
+)
+"""Views whose elements are not those of the tensor that they are views of."""
+
 EVALUABLE_KINDS = frozenset(["pointwise", "movement", "reduction", "view"])
 
 
@@ -36,7 +41,7 @@ def can_evaluate(node: Node) -> bool:
     return (
         isinstance(node.target, OpOverload)
         and ops.kind(node.target) in EVALUABLE_KINDS
-        and node.target not in BIT_PATTERNS
+        and node.target not in BIT_PATTERNS | OTHER_ELEMENTS
         and effects.is_pure(node)
         and isinstance(node.meta["val"], Tensor)
         and node.meta["val"].layout == torch.strided

@@ -102,3 +102,28 @@ def test_lengths_that_are_declared_start_from_the_number_too() -> None:
             torch.testing.assert_close(fused(x), model(x))
     assert fused.last_run.launches == 1
     assert fused.compiled.graph is None
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: torch.full((BATCH, WIDTH), 1 + 2j).imag,
+        lambda: torch.full((BATCH, WIDTH), 1 + 2j).conj().imag,
+        lambda: torch.view_as_real(torch.full((BATCH, WIDTH), 1 + 2j))[..., 0],
+        lambda: torch.full((BATCH, WIDTH), 1065353216, dtype=torch.int32).view(torch.float32),
+        lambda: torch.full((BATCH, WIDTH), float("nan")),
+        lambda: torch.full((BATCH, WIDTH), -0.0),
+    ],
+)
+def test_numbers_that_a_view_reads_otherwise_are_eagers(start: Callable[[], Tensor]) -> None:
+    def run(m: Model, x: Tensor) -> object:
+        h = start()
+        for t in range(8):
+            h = torch.tanh(m.cell(h) + x[t])
+        return h
+
+    model, x = Model(run), torch.randn(8, BATCH, WIDTH)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x), equal_nan=True)
+    assert not fused.last_run.fallbacks

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fuse
 from fuse.graph.capture import capture
 from fuse.rewrite.pipeline import run_passes
 from fuse.testing import assert_fuses
@@ -160,3 +161,22 @@ def test_what_takes_an_inputs_size_is_left_to_others(rewritten):
 
 def test_a_constant_whose_elements_are_one_in_memory_is_folded() -> None:
     assert_fuses(Expanded(), torch.randn(3, 4, 2))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: torch.full((3, 4), 1 + 2j).imag,
+        lambda: torch.full((3, 4), 1 + 2j).conj().imag,
+        lambda: torch.view_as_real(torch.full((3, 4), 1 + 2j)).sum(-1),
+        lambda: torch.full((3, 4), 1.0).view(torch.int32).float(),
+    ],
+)
+def test_views_that_read_other_elements_are_eagers(made):
+    class Adds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + made()
+
+    fused = fuse.compile(Adds())
+    with torch.no_grad():
+        torch.testing.assert_close(fused(torch.ones(3, 4)), 1 + made())
