@@ -1,4 +1,4 @@
-"""Measure everything that the README quotes, then write its tables: an hour on an idle machine."""
+"""Measure everything that README.md and docs/measured.md quote, then write their tables: an hour on an idle machine."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Write the README's tables from the measured JSON, or check that they are what the JSON says.
+"""Write the tables of README.md and docs/measured.md from the measured JSON, or check that they are what it says.
 
     <!-- figures: lstm -->          | model | eager | ...
     (anything)                ->    | ... from benchmarks/results/lstm.json
     <!-- end -->
 
 ``python -m benchmarks.tables`` writes, ``python -m benchmarks.tables --check`` exits with 1 where a table is stale, so
-that no figure in the README was ever typed by hand.
+that no figure in a table was ever typed by hand.
 """
 
 from __future__ import annotations
@@ -69,6 +69,42 @@ def launches(case: dict[str, Any]) -> str:
     halves = [case[name] for name in ("observed", "observed_backward") if case.get(name)]
     compiled = f" (compile {case['compiled_launches']:,})" if case.get("compiled_launches") else ""
     return ", ".join(f"{half['before']:,} -> {half['after']:,}" for half in halves) + compiled
+
+
+def short_speed_table(results: dict[str, Any]) -> list[str]:
+    """A row a model: the ratios, launches and first calls alone."""
+    shown = not overloaded(results)
+    lines = [
+        "| model | eager / fuse | compile / fuse | launches, eager -> fuse | compile | first call s | compile |",
+        f"|---{'|--:' * 6}|",
+    ]
+    for case in results["cases"]:
+        first, observed, compiled = case["first_call_seconds"], case["observed"], case.get("compiled_launches")
+        target = " ".join(re.findall(r"models/\w+\.py|\w+=\d+", case["command"]))
+        cells = [
+            f"`{target}`",
+            *(median(case["ratios"][peer]) if shown and peer in case["ratios"] else LEFT_OUT for peer in PEERS[:2]),
+            f"{observed['before']:,} -> {observed['after']:,}",
+            f"{compiled:,}" if compiled else LEFT_OUT,
+            *(f"{first[peer]:.1f}" if shown and peer in first else LEFT_OUT for peer in ("fused", "compile")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def short_recurrent_table(results: dict[str, Any]) -> list[str]:
+    """A row a shape: how much faster the user's loop is than the hand-tuned layer and than the loop in eager mode."""
+    shown = not overloaded(results)
+    lines = ["| steps, batch, width | loop | tuned / fuse | eager / fuse | launches |", f"|---|---{'|--:' * 3}|"]
+    for case in results["cases"]:
+        cells = [
+            ", ".join(map(str, case["shape"])),
+            f"`models/{case['model']}.py`",
+            *(median(case["ratios"][peer]) if shown else LEFT_OUT for peer in ("tuned", "eager")),
+            str(case["launches"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def recurrent_table(results: dict[str, Any]) -> list[str]:
@@ -235,6 +271,10 @@ def ratio(quartiles: dict[str, float]) -> str:
     return f"{quartiles['median']:.2f} ({quartiles['lower_quartile']:.2f} - {quartiles['upper_quartile']:.2f})"
 
 
+def median(quartiles: dict[str, float]) -> str:
+    return f"{quartiles['median']:.2f}"
+
+
 def conditions(results: dict[str, Any]) -> str:
     """One line on what the figures hold for; it says so when the machine was not idle."""
     machine, versions = results["machine"], results["versions"]
@@ -246,7 +286,10 @@ def conditions(results: dict[str, Any]) -> str:
     )
 
 
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "measured.md")
+
 TABLES = {
+    "blocks": blocks_table,
     "capture": capture_table,
     "cells": speed_table,
     "curves": curves_table,
@@ -254,22 +297,24 @@ TABLES = {
     "limit": limit_table,
     "lstm": speed_table,
     "models": speed_table,
+    "models_in_short": short_speed_table,
     "module_db": module_db_table,
     "op_db": op_db_table,
-    "blocks": blocks_table,
     "overhead": overhead_table,
     "recurrent": recurrent_table,
+    "recurrent_in_short": short_recurrent_table,
     "training": speed_table,
 }
+"""Each from the results of its name; ``_in_short`` from those of the whole table."""
 
 
 def rendered(text: str) -> str:
     """``text`` with every marked table made anew from its JSON file."""
 
     def table(place: re.Match[str]) -> str:
-        path = RESULTS / f"{place[2]}.json"
+        path = RESULTS / f"{place[2].removesuffix('_in_short')}.json"
         if not path.exists():
-            return place[1] + f"Not measured yet: `python -m benchmarks.{place[2]}`.\n" + place[3]
+            return place[1] + f"Not measured yet: `python -m benchmarks.{path.stem}`.\n" + place[3]
         results = json.loads(path.read_text())
         lines = [*TABLES[place[2]](results), "", conditions(results)]
         return place[1] + "\n".join(lines) + "\n" + place[3]
@@ -282,14 +327,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a table is stale")
     check = parser.parse_args().check
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    fresh = rendered(text)
-    if check and fresh != text:
-        print("README.md does not say what benchmarks/results does; run python -m benchmarks.tables", file=sys.stderr)
+    fresh = {document: rendered(document.read_text()) for document in DOCUMENTS}
+    stale = [document for document, text in fresh.items() if document.read_text() != text]
+    if check and stale:
+        names = " and ".join(str(document.relative_to(ROOT)) for document in stale)
+        print(f"other figures than benchmarks/results in {names}; run python -m benchmarks.tables", file=sys.stderr)
         return 1
     if not check:
-        readme.write_text(fresh)
+        for document in stale:
+            document.write_text(fresh[document])
     return 0
 
 
