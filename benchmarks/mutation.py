@@ -2,51 +2,50 @@
 
     if value.dtype not in dtypes: return ...     ->     if False: return ...          no test fails: a near miss lacks
 
-cosmic-ray (``pip install cosmic-ray``) makes the mutants: comparisons, ``and``, ``or``, ``not``, conditions negated,
-True for False; one operator more leaves a guard out. Its runner starts Python for each mutant; here each is a fork of
-one process that has imported everything and collected the tests, puts the changed code into the functions there are,
-and runs the tests that reach the changed line, those first that noticed most:
+cosmic-ray (``pip install cosmic-ray``) makes the mutants (:mod:`benchmarks.mutants`). Its runner starts Python for each
+mutant; here each is a fork of one process that has imported everything and collected the tests, puts the changed code
+into the functions there are, and runs the tests that reach the changed line, those first that noticed most. Two forks
+run at once. What was found is written file by file; files that are as they were when last tried are not tried again:
 
     python -m benchmarks.mutation                     all files below
-    python -m benchmarks.mutation conditions search   those whose names are given
+    python -m benchmarks.mutation conditions search   those whose names are given, whatever was found before
+    python -m benchmarks.mutation --survivors         the mutants that no test noticed, after tests were added
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
+import functools
 import gc
+import hashlib
 import itertools
+import json
 import os
 import pickle
 import resource
+import select
 import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not outlive a fork
 
-import cosmic_ray.plugins
-import parso
 import pytest
 from _pytest.runner import runtestprotocol
-from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
 
 import fuse.passes.match_patterns
 import fuse.passes.patterns  # noqa: F401 (before their functions are looked up)
-from benchmarks.common import save
-from fuse.rewrite.patterns.forms import forms
+from benchmarks import reaching
+from benchmarks.common import RESULTS, ROOT, save
+from benchmarks.mutants import Codes, Mutant, mutants
+from fuse.runtime import cache
 
-ROOT = Path(__file__).parents[1]
-
-MATCHER = "conditions matching search replacing exact index forms views canonical terms calls rules"
+MATCHER = "conditions matching search replacing exact unlike index forms views canonical terms calls rules"
 FILES = (
     *(path for path in sorted((ROOT / "passes/patterns").glob("*.py")) if path.stem != "__init__"),
     ROOT / "passes/match_patterns.py",
@@ -62,145 +61,89 @@ TESTS = (
 )
 """No doctests: those cannot be run twice in one process."""
 
-OPERATORS = (
-    "AddNot",
-    "ReplaceAndWithOr",
-    "ReplaceOrWithAnd",
-    "ReplaceTrueWithFalse",
-    "ReplaceFalseWithTrue",
-    "ReplaceUnaryOperator_Delete_Not",
-    *(f"ReplaceComparisonOperator_{pair}" for pair in ("Is_IsNot", "IsNot_Is")),
-    *(
-        f"ReplaceComparisonOperator_{one}_{other}"
-        for one in ("Eq", "NotEq", "Lt", "LtE", "Gt", "GtE")
-        for other in ("Eq", "NotEq", "Lt", "LtE", "Gt", "GtE")
-        if one != other
-    ),
-)
-"""Of cosmic-ray's operators those that change guards; ``is`` for ``==`` is left out: most values are interned."""
-
 ENDLESS = "it does not end"
 
-MOST_TESTS = 10.0
+FORKS = 2
+"""Mutants that are tried at once."""
+
+MOST_TESTS = 8.0
 """Seconds of the processor that the tests for one mutant may take."""
 
 LONGEST_TEST = 2.0
 """Seconds of the processor that a test may take to be among those that are run for each mutant."""
 
-SLOWEST = 60
+SLOWEST = 30
 """Seconds of the processor after which a mutant counts as noticed: it does not come to an end."""
 
 
-Codes = dict[tuple[str, int], CodeType]
-"""The code of functions by their names and first lines."""
-
-
-class LeaveOut:
-    """The condition of an ``if`` is never true, that of a comprehension always."""
-
-    def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
-        for place in self._places(node):
-            yield node.children[place].start_pos, node.children[place].end_pos
-
-    def mutate(self, node: Any, index: int) -> Any:
-        place = self._places(node)[index]
-        node.children[place] = parso.parse(" False" if node.type == "if_stmt" else " True")
-        return node
-
-    def _places(self, node: Any) -> list[int]:
-        if node.type not in ("if_stmt", "comp_if"):
-            return []
-        return [
-            place + 1
-            for place, child in enumerate(node.children)
-            if child.type == "keyword" and child.value in ("if", "elif")
-        ]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change of one file; ``occurrence`` is its number among those of the operator."""
-
-    file: str
-    line: int
-    operator: str
-    occurrence: int
-    before: str
-    after: str
-
-
-def operator(name: str) -> Any:
-    return LeaveOut() if name == "LeaveOut" else cosmic_ray.plugins.get_operator(f"core/{name}")()
-
-
-def mutants(path: Path) -> Iterator[tuple[Mutant, Codes]]:
-    """The changes of a file's functions, with the code of those; what runs once, at import, is no guard."""
-    source = path.read_text()
-    lines = source.splitlines()
-    for name in (*OPERATORS, "LeaveOut"):
-        places = (place for node in ast_nodes(get_ast(source)) for place in operator(name).mutation_positions(node))
-        for occurrence, ((line, _), _) in enumerate(places):
-            changed = mutate_code(source, operator(name), occurrence)
-            if changed is None or not (codes := changed_functions(path, source, changed)):
-                continue
-            after = changed.splitlines()[line - 1].strip()
-            yield Mutant(str(path.relative_to(ROOT)), line, name, occurrence, lines[line - 1].strip(), after), codes
-
-
-def changed_functions(path: Path, source: str, changed: str) -> Codes:
-    """The code of the functions that differ, by name and line; none where the change is no Python."""
-    try:
-        old, new = (dict(_functions(compile(text, str(path), "exec"))) for text in (source, changed))
-    except SyntaxError:  # not alone := ...
-        return {}
-    return {key: code for key, code in new.items() if key in old and code != old[key]}
-
-
-def _functions(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            if inner.co_flags & 2:  # a function's: class bodies have no fast locals
-                yield (inner.co_qualname, inner.co_firstlineno), inner
-            yield from _functions(inner)
-
-
 class Living:
-    """The functions of files as they are in this process, by file, name and line."""
+    """The functions of files as they are in this process, by file, name and line, and what caches their results."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         names = set(map(str, files))
         self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
+        self.caches: list[Any] = []
         for one in gc.get_objects():
             if isinstance(one, FunctionType) and (code := one.__code__).co_filename in names:
                 self.functions[code.co_filename, code.co_qualname, code.co_firstlineno].append(one)
+            elif isinstance(one, functools._lru_cache_wrapper):
+                made_in = getattr(getattr(one, "__wrapped__", None), "__code__", None)
+                if made_in is not None and made_in.co_filename in names:
+                    self.caches.append(one)
 
     def put(self, path: Path, codes: Codes) -> None:
-        """Change what the functions of a file do."""
+        """Change what the functions of a file do, and forget what they have given so far."""
         for (name, line), code in codes.items():
             for one in self.functions.get((str(path), name, line), ()):
                 if len(code.co_freevars) == len(one.__code__.co_freevars):
                     one.__code__ = code
+        self.forget()
+
+    def forget(self) -> None:
+        """Empty the caches."""
+        for one in self.caches:
+            one.cache_clear()
 
 
-def forked(work: Callable[[], Any]) -> Any:
-    """What ``work`` gives in a fork of this process; None where it does not end."""
+@dataclass(frozen=True)
+class Fork:
+    """A process that tries one mutant; what it found can be read from ``pipe`` when it is done."""
+
+    mutant: Mutant
+    statement: tuple[str, int]
+    tests: int
+    process: int
+    pipe: int
+
+    def answer(self) -> str | None:
+        """What noticed the mutant: a test, or time; None where nothing did."""
+        with os.fdopen(self.pipe, "rb") as pipe:
+            said = pipe.read()
+        os.waitpid(self.process, 0)
+        return pickle.loads(said)[0] if said else ENDLESS
+
+
+def forked(work: Callable[[], Any]) -> tuple[int, int]:
+    """A fork of this process that writes what ``work`` gives, in a tuple, into a pipe; its number, and the pipe."""
     reading, writing = os.pipe()
-    process = os.fork()
-    if not process:
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (SLOWEST, SLOWEST))
-        signal.alarm(6 * SLOWEST)  # should it wait for something
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(nothing, stream)
-        with os.fdopen(writing, "wb") as pipe:
-            pickle.dump(work(), pipe)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
-    os.waitpid(process, 0)
-    return pickle.loads(said) if said else None
+    if process := os.fork():
+        os.close(writing)
+        return process, reading
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (SLOWEST, SLOWEST))
+    signal.alarm(6 * SLOWEST)  # should it wait for something
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    cache.store = _not_stored  # what a mutant thinks of a pattern is not to be remembered
+    with os.fdopen(writing, "wb") as pipe:
+        pickle.dump((work(),), pipe)
+    os._exit(0)
+
+
+def _not_stored(key: str, content: bytes) -> Path:
+    """Keep ``content`` for this process alone."""
+    return cache._publish(cache.private_directory() / key[:2] / cache._entry_name(key, content), content)
 
 
 def failing(items: Sequence[pytest.Item]) -> str | None:
@@ -211,119 +154,149 @@ def failing(items: Sequence[pytest.Item]) -> str | None:
     return None
 
 
-class _Noting(ast.NodeTransformer):
-    """Every statement of a function says that it is reached."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.inside = False
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        outside, self.inside = self.inside, self.inside or isinstance(node, ast.FunctionDef)
-        super().generic_visit(node)
-        for name in (
-            ("body", "orelse", "finalbody") if self.inside and isinstance(node, ast.stmt | ast.excepthandler) else ()
-        ):
-            if statements := getattr(node, name, None):
-                setattr(node, name, [one for statement in statements for one in (*self._note(statement), statement)])
-        self.inside = outside
-        return node
-
-    def _note(self, statement: ast.stmt) -> list[ast.stmt]:
-        call = ast.parse(f"reach({str(self.path)!r}, {statement.lineno})").body[0]
-        for node in ast.walk(call):
-            ast.copy_location(node, statement)
-        return [call]
-
-
-def statement_at(path: Path, line: int) -> int:
-    """The line at which the innermost statement around ``line`` begins."""
-    nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.stmt))
-    return max(node.lineno for node in nodes if node.lineno <= line <= (node.end_lineno or 0))
-
-
 class Runner:
-    """A plugin of pytest that runs the mutants in the place of the tests."""
+    """A plugin of pytest that runs the mutants in the place of the tests; ``only`` are those to try, if not all."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], only: Sequence[dict[str, Any]] | None, done: dict[str, Any]) -> None:
         self.files = files
-        self.outcomes: list[dict[str, Any]] = []
+        self.only = only
+        self.done = done
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        living = Living(self.files)
-        by_line, seconds = self._baseline(living, session.items)
+        self.living = Living(self.files)
+        self._baseline(session.items)
         gc.freeze()
-        quick = _within(sorted(session.items, key=lambda one: seconds.get(one.nodeid, SLOWEST)), seconds)
-        failed = forked(lambda: (failing(quick),))
-        print(f"without a mutant, in a fork: {failed and failed[0]} of {len(quick)} tests fails", flush=True)
+        quick = self._within(sorted(session.items, key=self._costs))
+        process, pipe = forked(lambda: failing(quick))
+        answer = Fork(Mutant("", 0, "", 0, "", ""), ("", 0), len(quick), process, pipe).answer()
+        print(f"without a mutant, in a fork: {answer or 'none'} of {len(quick)} tests fails", flush=True)
         for path in self.files:
-            noticed = Counter[str]()
-            for mutant, codes in mutants(path):
-                items = by_line.get((str(path), statement_at(path, mutant.line)), [])
-                items = sorted(items, key=lambda one: (-noticed[one.nodeid], seconds[one.nodeid]))
-                by = tried(living, path, codes, _within(items, seconds))
-                noticed[by or ""] += 1
-                self.outcomes.append({**asdict(mutant), "tests": len(items), "noticed_by": by})
-                if by in (None, ENDLESS):
-                    place = f"{mutant.file}:{mutant.line}  {mutant.operator} ({len(items)} tests) {by or ''}"
-                    print(f"{place}\n    {mutant.before}\n    {mutant.after}", flush=True)
-            mine = [one for one in self.outcomes if one["file"] == str(path.relative_to(ROOT))]
-            print(f"{path.name}: {sum(one['noticed_by'] is not None for one in mine)} of {len(mine)}", flush=True)
+            self._try_file(path)
         return True
 
-    def _baseline(
-        self, living: Living, items: Sequence[pytest.Item]
-    ) -> tuple[dict[tuple[str, int], list[pytest.Item]], dict[str, float]]:
-        """The tests that reach each statement, and how long each takes; without those that take long or fail."""
-        before = {key: [one.__code__ for one in functions] for key, functions in living.functions.items()}
+    def _baseline(self, items: Sequence[pytest.Item]) -> None:
+        """Run all tests once: which reach each statement, and how long each takes; long ones and failing ones are
+        left out.
+        """
+        before = {key: [one.__code__ for one in functions] for key, functions in self.living.functions.items()}
         for path in self.files:
-            noting = _Noting(path).visit(ast.parse(path.read_text()))
-            living.put(path, dict(_functions(compile(noting, str(path), "exec"))))
-        by_line: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
-        seconds: dict[str, float] = {}
+            self.living.put(path, reaching.noting(path))
+        self.by_statement: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+        self.seconds: dict[str, float] = {}
         for item, following in zip(items, (*items[1:], None), strict=True):
-            places: set[tuple[str, int]] = set()
-            builtins.reach = lambda *place, places=places: places.add(place)  # type: ignore[attr-defined]
-            forms.cache_clear()
+            self.living.forget()
             started = time.process_time()
-            reports = runtestprotocol(item, log=False, nextitem=following)
+            with reaching.reached() as places:
+                reports = runtestprotocol(item, log=False, nextitem=following)
             took = time.process_time() - started
             if took <= LONGEST_TEST and not any(one.failed for one in reports):
-                seconds[item.nodeid] = took
+                self.seconds[item.nodeid] = took
                 for place in places:
-                    by_line[place].append(item)
+                    self.by_statement[place].append(item)
         for key, codes in before.items():
-            for one, code in zip(living.functions[key], codes, strict=True):
+            for one, code in zip(self.living.functions[key], codes, strict=True):
                 one.__code__ = code
-        forms.cache_clear()
-        print(f"{len(seconds)} of {len(items)} tests, {sum(seconds.values()):.0f} s", flush=True)
-        return by_line, seconds
+        self.living.forget()
+        print(f"{len(self.seconds)} of {len(items)} tests, {sum(self.seconds.values()):.0f} s", flush=True)
+
+    def _try_file(self, path: Path) -> None:
+        """Try the mutants of one file, and write down what became of them."""
+        name, started = str(path.relative_to(ROOT)), time.monotonic()
+        self.noticed = Counter[Any]()
+        waiting = self._tried(path)
+        outcomes: list[dict[str, Any]] = []
+        running: dict[int, Fork] = {}
+        while True:
+            for fork in itertools.islice(waiting, FORKS - len(running)):
+                running[fork.pipe] = fork
+            if not running:
+                break
+            for pipe in select.select(list(running), (), ())[0]:
+                fork = running.pop(pipe)
+                by = fork.answer()
+                self.noticed[by] += 1
+                self.noticed[fork.statement, by] += 1
+                outcomes.append({**asdict(fork.mutant), "tests": fork.tests, "noticed_by": by})
+                if by in (None, ENDLESS):
+                    place = f"{name}:{fork.mutant.line}  {fork.mutant.operator} ({fork.tests} tests) {by or ''}"
+                    print(f"{place}\n    {fork.mutant.before}\n    {fork.mutant.after}", flush=True)
+        outcomes.sort(key=lambda one: (one["line"], one["operator"], one["occurrence"]))
+        survivors = [one for one in outcomes if one["noticed_by"] is None]
+        known = self.done.get(name)
+        count = known["mutants"] if self.only is not None and known else len(outcomes)
+        endless = [one for one in outcomes if one["noticed_by"] == ENDLESS]
+        self.done[name] = {
+            "file": name,
+            "source": source_of(path),
+            "mutants": count,
+            "noticed": count - len(survivors),
+            "without_end": len(endless) if self.only is None or not known else known["without_end"],
+            "survivors": survivors,
+        }
+        save("mutation", [self.done[key] for key in map(_name, FILES) if key in self.done])
+        print(f"{name}: {count - len(survivors)} of {count}, {time.monotonic() - started:.0f} s", flush=True)
+
+    def _tried(self, path: Path) -> Iterator[Fork]:
+        """A fork for each mutant of a file, begun when it is asked for."""
+        for mutant, codes in mutants(path, reaching.unordered(path)):
+            if self.only is not None and _key(asdict(mutant)) not in map(_key, self.only):
+                continue
+            statement = (str(path), reaching.statement_at(path, mutant.line))
+            reaching_it = self.by_statement.get(statement, [])
+            order = sorted(reaching_it, key=functools.partial(self._rank, statement))
+            items = self._within(order)
+
+            def work(codes: Codes = codes, items: Sequence[pytest.Item] = items) -> str | None:
+                self.living.put(path, codes)
+                return failing(items)
+
+            yield Fork(mutant, statement, len(items), *forked(work))
+
+    def _rank(self, statement: tuple[str, int], item: pytest.Item) -> tuple[float, ...]:
+        """Those first that noticed other mutants of the statement, then of the file, then the short ones."""
+        name = item.nodeid
+        return -self.noticed[statement, name], -self.noticed[name], self.seconds[name]
+
+    def _costs(self, item: pytest.Item) -> float:
+        return self.seconds.get(item.nodeid, SLOWEST)
+
+    def _within(self, items: Iterable[pytest.Item]) -> list[pytest.Item]:
+        """The first tests, as many as take ``MOST_TESTS`` seconds together."""
+        items = list(items)
+        ends = itertools.accumulate(map(self._costs, items))
+        return [item for item, end in zip(items, ends, strict=True) if end <= MOST_TESTS]
 
 
-def _within(items: Sequence[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
-    """The first tests, as many as take ``MOST_TESTS`` seconds together."""
-    ends = itertools.accumulate(seconds.get(item.nodeid, SLOWEST) for item in items)
-    return [item for item, end in zip(items, ends, strict=True) if end <= MOST_TESTS]
+def source_of(path: Path) -> str:
+    """What tells whether a file is as it was."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def tried(living: Living, path: Path, codes: Codes, items: Sequence[pytest.Item]) -> str | None:
-    """What notices the mutant: a test, or time."""
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
-    def work() -> tuple[str | None]:
-        living.put(path, codes)
-        return (failing(items),)
 
-    answer = forked(work)
-    return ENDLESS if answer is None else answer[0]
+def _key(mutant: dict[str, Any]) -> tuple[Any, ...]:
+    return mutant["file"], mutant["operator"], mutant["occurrence"], mutant["before"], mutant["after"]
 
 
 if __name__ == "__main__":
     chosen = sys.argv[1:]
-    runner = Runner([path for path in FILES if not chosen or path.stem in chosen])
-    pytest.main(
-        ["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-s", "-k", "not generated_calls", *TESTS], [runner]
-    )
-    counts = Counter(one["file"] for one in runner.outcomes)
-    if not chosen:
-        survivors = [one for one in runner.outcomes if one["noticed_by"] is None]
-        save("mutation", [{"mutants": counts, "survivors": survivors}])
+    again = "--survivors" in chosen
+    results = RESULTS / "mutation.json"
+    done = {one["file"]: one for one in json.loads(results.read_text())["cases"]} if results.exists() else {}
+    if again:
+        only = [one for case in done.values() for one in case["survivors"]]
+        files = [path for path in FILES if any(one["file"] == _name(path) for one in only)]
+    else:
+        only = None
+        as_before = {path for path in FILES if done.get(_name(path), {}).get("source") == source_of(path)}
+        files = [path for path in FILES if (path.stem in chosen if chosen else path not in as_before)]
+    if files:
+        options = ["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-s", "-k", "not generated_calls"]
+        pytest.main([*options, *TESTS], [Runner(files, only, done)])
+    for case in done.values():
+        print(f"| `{case['file']}` | {case['mutants']} | {case['noticed']} | {len(case['survivors'])} |")
+    total = sum(case["mutants"] for case in done.values())
+    noticed = sum(case["noticed"] for case in done.values())
+    print(f"{noticed} of {total} mutants are noticed, {100 * noticed / max(total, 1):.1f} %")

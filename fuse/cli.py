@@ -305,7 +305,7 @@ def check_pattern(to: Output, file: str) -> int:
 
     FILE is path/to/file.py[:Name], or the name of an installed pattern. Shapes, strides, dtypes, special values,
     aliased inputs and gradients vary; a pattern that fails is not used anywhere, and its counterexample is printed.
-    Patterns of one file that shadow each other, or turn into each other, are named.
+    Patterns of one file that shadow each other, turn into each other, or can never fire, are named.
     """
     from rich.text import Text
 

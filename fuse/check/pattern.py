@@ -11,14 +11,14 @@ refused where a counterexample is found. What was found is remembered on disk by
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
@@ -29,7 +29,8 @@ from fuse.check.samples import SHAPES, Sample, samples
 from fuse.check.source import source_of
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import capture
-from fuse.graph.function import Function
+from fuse.graph.function import Function, Holding
+from fuse.graph.signature import held_tensor
 from fuse.passes.match_patterns import build, match_patterns, prepare
 from fuse.rewrite import regions
 from fuse.rewrite.patterns import language
@@ -156,7 +157,7 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
     reasons: list[str] = []
     for sample in samples(pattern, QUICK_SHAPES if quick else SHAPES):
         try:
-            tried = judged(pattern, bound(pattern, sample), sample.arguments())
+            tried = judged(pattern, bound(pattern, sample), sample.arguments(), constants(pattern))
         except CaptureError as error:  # a dtype that eager has no code for, say
             reasons.append(str(error))
             continue
@@ -180,12 +181,13 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
 
 
 def _near_misses(found: Verification, sample: Sample) -> Iterator[Counterexample | None]:
-    leaves = pytree.tree_leaves(sample.arguments())
-    graph = capture(Function(bound(found.pattern, sample)), sample.arguments())
-    given = [leaves[spec.index] for spec in graph.meta["signature"].inputs]
+    model, arguments = as_model(bound(found.pattern, sample), sample.arguments(), constants(found.pattern))
+    graph = capture(model, arguments)
+    given = tensors_of(graph, model, arguments)
+    held = [place for place, spec in enumerate(graph.meta["signature"].inputs) if spec.kind != "argument"]
     for altered in alterations(graph):
         try:
-            tried = judged(found.pattern, altered.__call__, tuple(tensor.clone() for tensor in given))
+            tried = judged(found.pattern, altered.__call__, tuple(tensor.clone() for tensor in given), held)
         except CaptureError:
             continue  # what is changed that way does not run
         found.near_fired += tried.fired
@@ -224,7 +226,8 @@ def _gradients_of(function: Callable[..., Any], sample: Sample) -> list[Tensor |
 def _kernel(found: Verification, sample: Sample) -> Counterexample | None:
     """The pattern alone, as generated code, is held to eager as ``fuse check`` holds a model."""
     with alone(found.pattern):
-        report = check(Function(bound(found.pattern, sample)), sample.arguments(), passes=[match_patterns.__name__])
+        model, arguments = as_model(bound(found.pattern, sample), sample.arguments(), constants(found.pattern))
+        report = check(model, arguments, passes=[match_patterns.__name__])
     found.kernels += 1
     return None if report.passed else Counterexample(str(sample), "; ".join(report.problems))
 
@@ -251,15 +254,46 @@ def bound(pattern: Pattern, sample: Sample) -> Callable[..., Any]:
     return function
 
 
-def judged(pattern: Pattern, function: Callable[..., Any], arguments: Sequence[Any]) -> Judged:
-    """Whether ``pattern`` fires in ``function``, and what is wrong with the result if it does."""
-    before, after = (capture(Function(function), tuple(arguments)) for _ in range(2))
+def constants(pattern: Pattern) -> list[int]:
+    """The places of the tensors that ``pattern`` wants to be the same in every call."""
+    wanted = pattern.constrained
+    return [at for at, one in enumerate(pattern.parameters) if one.name in wanted and wanted[one.name].constant]
+
+
+def as_model(
+    function: Callable[..., Any], arguments: Sequence[Any], held: Collection[int] = ()
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A model that computes ``function(*arguments)`` and has those ``held`` itself, and what else it is called with."""
+    if not held:
+        return Function(function), tuple(arguments)
+    return Holding(function, arguments, held), tuple(one for at, one in enumerate(arguments) if at not in held)
+
+
+def tensors_of(graph: GraphModule, model: nn.Module, arguments: Sequence[Any]) -> list[Tensor]:
+    """What the placeholders of ``graph``, which ``model`` was captured as, are in a call with ``arguments``."""
+    leaves = pytree.tree_leaves(list(arguments))
+    inputs = graph.meta["signature"].inputs
+    return [leaves[spec.index] if spec.kind == "argument" else held_tensor(spec, model) for spec in inputs]
+
+
+def judged(
+    pattern: Pattern, function: Callable[..., Any], arguments: Sequence[Any], held: Collection[int] = ()
+) -> Judged:
+    """Whether ``pattern`` fires in ``function``, and what is wrong with the result if it does.
+
+    The arguments at the places ``held`` are the same in every call, as weights are.
+    """
+    model, given = as_model(function, arguments, held)
+    before, after = (capture(model, given) for _ in range(2))
     run_passes(after, CLEANING)
     outcomes = rewrite(after, [pattern])
     reasons = [f"{one.kind}: {one.reason}" for one in outcomes if one.kind != "matched"]
     if len(reasons) == len(outcomes):
         return Judged(False, reasons, "")
-    return Judged(True, reasons, "" if pattern.replace is None else _wrong(before, after, function, arguments))
+    if pattern.replace is None:
+        return Judged(True, reasons, "")
+    tensors = tensors_of(before, model, given)
+    return Judged(True, reasons, _wrong(before, after, tensors, function, arguments))
 
 
 def rewrite(graph: GraphModule, patterns: Sequence[Pattern]) -> list[Outcome]:
@@ -274,10 +308,14 @@ def rewrite(graph: GraphModule, patterns: Sequence[Pattern]) -> list[Outcome]:
     return outcomes
 
 
-def _wrong(before: GraphModule, after: GraphModule, function: Callable[..., Any], arguments: Sequence[Any]) -> str:
+def _wrong(
+    before: GraphModule,
+    after: GraphModule,
+    tensors: Sequence[Tensor],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+) -> str:
     """How the results of ``after`` differ from those of ``before``; nothing where they do not."""
-    leaves = pytree.tree_leaves(list(arguments))
-    tensors = [leaves[one.index] if one.kind == "argument" else one.value for one in before.meta["signature"].inputs]
     with torch.no_grad():
         try:
             eager = before(*tensors)

@@ -108,12 +108,17 @@ def samples(pattern: Pattern, shapes: int = SHAPES) -> Iterator[Sample]:
     Raises:
         FuseError: the pattern cannot be run.
     """
-    for usual in itertools.islice(_usual(pattern), MAX_WAYS):
+    for usual in usual_samples(pattern):
         yield usual
         tried = (*_constants(usual), *_shapes(usual, pattern, shapes), *_dtypes(usual), *_strides(usual))
         for sample in (*tried, *_specials(usual, pattern.finite), *_aliased(usual)):
             if sample.runs(pattern):
                 yield sample
+
+
+def usual_samples(pattern: Pattern) -> Iterator[Sample]:
+    """One sample for each way through ``pattern``, with each of its examples; the first ways of many."""
+    return itertools.islice(_usual(pattern), MAX_WAYS)
 
 
 def _usual(pattern: Pattern) -> Iterator[Sample]:

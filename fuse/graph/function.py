@@ -1,11 +1,11 @@
-"""A function as a module, for whatever takes modules only."""
+"""A function as a module, for whatever takes modules only; tensors that it is called with may be the module's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Function(nn.Module):
@@ -22,3 +22,25 @@ class Function(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+
+class Holding(nn.Module):
+    """Calls ``function`` with tensors, of which those at ``places`` are buffers of the module.
+
+    >>> import torch
+    >>> model = Holding(torch.sub, [torch.ones(1), torch.ones(1) * 3], places=[1])
+    >>> model(torch.ones(1) * 5), list(model.state_dict())
+    (tensor([2.]), ['argument_1'])
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Tensor], places: Collection[int]) -> None:
+        super().__init__()
+        self.function = function
+        self.held = [place in places for place in range(len(arguments))]
+        for place in places:
+            self.register_buffer(f"argument_{place}", arguments[place])
+
+    def forward(self, *given: Any) -> Any:
+        rest = iter(given)
+        own = (getattr(self, f"argument_{place}") if held else next(rest) for place, held in enumerate(self.held))
+        return self.function(*own)

@@ -23,12 +23,11 @@ from torch.fx import Node
 from fuse.rewrite import regions
 from fuse.rewrite.patterns import views
 from fuse.rewrite.patterns.calls import Table
-from fuse.rewrite.patterns.differences import Difference, common, differences
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.search import Placement
-from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, below, look_of
+from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, look_of
 from fuse.rewrite.patterns.trace import Traced, terms_of
 from fuse.rewrite.surgery import constant_key
 
@@ -98,31 +97,35 @@ def _does_something(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Near:
-    """A form that lies in the graph but for ``differences``: ``matched`` of its ``total`` operators are as it wants."""
+class Attempt:
+    """A comparison that failed: the ``setting`` that ``inputs`` make, or why the pattern does not run on them."""
 
     form: Form
-    matched: int
-    total: int
-    differences: tuple[Difference, ...]
-    drawing: Drawing = field(repr=False)
+    placement: Placement
+    inputs: Mapping[InputKey, Given]
+    setting: Setting | str
 
 
-def compare(form: Form, placement: Placement, index: GraphIndex) -> Found | Near:
-    """Whether ``form`` is what the graph has at ``placement``, for one of the nodes that each input may be."""
+def compare(form: Form, placement: Placement, index: GraphIndex) -> Found | tuple[Attempt, ...]:
+    """``form`` as the graph has it at ``placement``, for one of the nodes that each input may be, or what was tried.
+
+    Nothing is tried where a constant of the pattern is none in the graph.
+    """
     try:
         constants = {name: slot.read(placement.steps[slot.term].term) for name, slot in form.slots.items()}
     except (LookupError, TypeError, ZeroDivisionError):
-        return _unlike(form, "a constant of the pattern is none in the graph")
-    answers = []
+        return ()
+    reshaped: Found | None = None
+    attempts = []
     for inputs in _bindings(form, placement):
         answer = _compare(form, placement, inputs, constants, index)
-        if isinstance(answer, Found) and not any(output.reshaped for output in answer.outputs):
+        if isinstance(answer, Attempt):
+            attempts.append(answer)
+        elif not any(output.reshaped for output in answer.outputs):
             return answer
-        answers.append(answer)
-    found = [answer for answer in answers if isinstance(answer, Found)]
-    near = [answer for answer in answers if isinstance(answer, Near)]
-    return found[0] if found else max(near, key=lambda answer: answer.matched)
+        else:
+            reshaped = reshaped or answer
+    return reshaped or tuple(attempts)
 
 
 def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Given]]:
@@ -189,19 +192,18 @@ class Setting:
 
 def _compare(
     form: Form, placement: Placement, inputs: Mapping[InputKey, Given], constants: Mapping[str, Any], index: GraphIndex
-) -> Found | Near:
+) -> Found | Attempt:
     wanted = _wanted(form, inputs, constants, index)
     if isinstance(wanted, str):
-        return _unlike(form, f"the pattern does not run on these tensors: {wanted}")
-    cut = _Cut(wanted.table, index, placement, {given.node: wanted.leaves[key] for key, given in inputs.items()})
-    holders = [_holders(root, placement, inputs, index) for root in form.roots]
+        return Attempt(form, placement, inputs, wanted)
+    cut = Cut(wanted.table, index, placement, {given.node: wanted.leaves[key] for key, given in inputs.items()})
     outputs = [
-        _output(cut, want, nodes, root.name == LEAF)
-        for want, nodes, root in zip(wanted.outputs, holders, form.roots, strict=True)
+        output_of(cut, want, holders(root, placement, inputs, index), root.name == LEAF)
+        for want, root in zip(wanted.outputs, form.roots, strict=True)
     ]
     results = tuple(output for output in outputs if output is not None)
     if len(results) < len(outputs):
-        return _near(form, placement, inputs, wanted.traced, index, holders)
+        return Attempt(form, placement, inputs, wanted)
     inside = cut.inside(output.node for output in results)
     return Found(form, inputs, constants, results, inside, placement, wanted)
 
@@ -224,7 +226,7 @@ def _wanted(
         for key, _, number, _ in layouts:
             look = index.calls.look(inputs[key].node)
             leaves[key] = table.terms.leaf((number, look), look)
-        known = _terms_of(traced, form.keys, inputs, leaves, table.terms)
+        known = wanted_terms(traced, form.keys, inputs, leaves, table.terms)
         return Setting(
             form,
             _arguments(form, inputs, None),
@@ -238,7 +240,7 @@ def _wanted(
     return index.table((form, constant_key(dict(constants)), tuple(layouts)), run)
 
 
-def _terms_of(
+def wanted_terms(
     traced: Traced,
     keys: Sequence[InputKey],
     inputs: Mapping[InputKey, Given],
@@ -254,57 +256,6 @@ def _terms_of(
     return terms_of(traced, terms, given)
 
 
-def _near(
-    form: Form,
-    placement: Placement,
-    inputs: Mapping[InputKey, Given],
-    traced: Traced,
-    index: GraphIndex,
-    holders: Sequence[Sequence[Node]],
-) -> Near:
-    """How far the graph is what the pattern wants: in a table of this place alone, whose terms know their nodes."""
-    table = Table(index.calls)
-    leaves = {given.node: table.terms.leaf(given.node, index.calls.look(given.node)) for given in inputs.values()}
-    cut = _Cut(table, index, placement, leaves)
-    found = [[cut.term(node) for node in nodes] for nodes in holders]
-    known = _terms_of(
-        traced, form.keys, inputs, {key: leaves[given.node] for key, given in inputs.items()}, table.terms
-    )
-    wanted = [known[node] for node in traced.outputs]
-    outputs = [
-        _output(cut, want, nodes, root.name == LEAF)
-        for want, nodes, root in zip(wanted, holders, form.roots, strict=True)
-    ]
-    have = [_first_like(want, values) for want, values in zip(wanted, found, strict=True)]
-    pairs = [(want, term) for want, term, done in zip(wanted, have, outputs, strict=True) if term and done is None]
-    reasons = [one for want, term in pairs for one in differences(want, term)]
-    same = common(wanted, [term for values in found for term in values])
-    operators = [term for node, term in known.items() if node.op == "call_function" and term.computes]
-    if not reasons:
-        return _unlike(form, "a result of the pattern is inside of another operator")
-    drawing = _drawn(traced, known, [term for values in found for term in values], inputs)
-    return Near(form, sum(term in same for term in operators), len(operators), tuple(reasons), drawing)
-
-
-def _first_like(wanted: Term, found: Sequence[Term]) -> Term | None:
-    """The first of the terms that may hold a result: an operator with several results is not one of them."""
-    alike = (term for term in found if isinstance(term.look, tuple) == isinstance(wanted.look, tuple))
-    return min(alike, key=lambda term: term.serial, default=None)
-
-
-def _unlike(form: Form, reason: str) -> Near:
-    return Near(form, 0, len(form.operators), (Difference(reason),), Drawing(form.results, {}, {}))
-
-
-def _drawn(
-    traced: Traced, known: Mapping[Node, Term], found: Sequence[Term], inputs: Mapping[InputKey, Given]
-) -> Drawing:
-    """The pattern's nodes of which the graph has the very terms, each with the node that has it."""
-    have = set(below(*found))
-    places = {node: term.origin for node, term in known.items() if term in have and isinstance(term.origin, Node)}
-    return Drawing(traced.outputs, places, {key: given.node for key, given in inputs.items()})
-
-
 def _arguments(form: Form, inputs: Mapping[InputKey, Given], unread: Tensor | None) -> list[Any]:
     """What to run the pattern with, ``unread`` in the place of inputs that it does not read."""
     values = {key: inputs[key].value() if key in inputs else unread for key in form.keys}
@@ -316,7 +267,7 @@ def _arguments(form: Form, inputs: Mapping[InputKey, Given], unread: Tensor | No
     ]
 
 
-def _holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], index: GraphIndex) -> list[Node]:
+def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], index: GraphIndex) -> list[Node]:
     """The nodes that may hold a result: that of its last step, then the views of it."""
     step = views.stripped(root)
     if root.name == LEAF:
@@ -338,7 +289,7 @@ def _holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given],
     return nodes
 
 
-def _output(cut: _Cut, wanted: Term, nodes: Sequence[Node], is_input: bool) -> Output | None:
+def output_of(cut: Cut, wanted: Term, nodes: Sequence[Node], is_input: bool) -> Output | None:
     """The node that holds ``wanted``, or else holds it in another shape, with the view left to the caller."""
     held = [(node, cut.term(node)) for node in nodes]
     for node, term in held:
@@ -355,7 +306,7 @@ def _same_count(one: Term, other: Term) -> bool:
     return single and torch.Size(one.shape).numel() == torch.Size(other.shape).numel()
 
 
-class _Cut:
+class Cut:
     """Terms of the graph's nodes over the nodes at which it is cut, whose terms are ``leaves``."""
 
     def __init__(self, table: Table, index: GraphIndex, placement: Placement, leaves: Mapping[Node, Term]) -> None:

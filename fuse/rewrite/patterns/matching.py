@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, get_args
 
 from torch.fx import GraphModule, Node
@@ -22,12 +23,13 @@ from fuse.rewrite.patterns import forms
 from fuse.rewrite.patterns.conditions import Kind, Obstacle, Surroundings, obstacle
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import Difference
-from fuse.rewrite.patterns.exact import Drawing, Found, Near, compare
+from fuse.rewrite.patterns.exact import Attempt, Drawing, Found, compare
 from fuse.rewrite.patterns.forms import Form
 from fuse.rewrite.patterns.index import GraphIndex, Step
 from fuse.rewrite.patterns.nearest import nearest
 from fuse.rewrite.patterns.search import Search, anchor
 from fuse.rewrite.patterns.terms import Term
+from fuse.rewrite.patterns.unlike import Near, nearest_of
 
 _PROGRESS = {kind: place for place, kind in enumerate(get_args(Kind))}
 
@@ -95,6 +97,16 @@ def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prep
     return outcomes
 
 
+@dataclass(frozen=True)
+class _Lost:
+    """A candidate at which nothing matched: what came of each placement. Why is found out when it is to be told."""
+
+    form: Form
+    term: Term
+    step: Step
+    answers: Sequence[Outcome | tuple[Attempt, ...]]
+
+
 @dataclass
 class _Matcher:
     """Matches one pattern; ``claimed`` are the nodes that matches of this and other patterns have taken."""
@@ -107,20 +119,26 @@ class _Matcher:
 
     def outcomes(self, near: bool) -> list[Outcome]:
         best: dict[Node, Outcome] = {}
+        lost: list[_Lost] = []
         own: set[Node] = set()
         for form, term, step in self._candidates(near):
             if step.node in own:
                 continue
             outcome = self._outcome(form, term, step)
-            if outcome.found is not None and outcome.kind == "matched":
-                taken = outcome.found.members
+            if isinstance(outcome, _Lost):
+                lost.append(outcome)
+            else:
+                taken = outcome.found.members if outcome.found is not None else ()
                 self.claimed.update(dict.fromkeys(taken, self.pattern))
                 own.update(taken)
-            known = best.get(step.node)
-            if known is None or outcome.progress > known.progress:
                 best[step.node] = outcome
-        kept = [one for one in best.values() if one.kind == "matched" or one.candidate not in own]
-        return sorted(kept, key=lambda one: self.around.place[one.candidate])
+        for one in lost:
+            if one.step.node not in own:
+                outcome = self._explained(one)
+                known = best.get(one.step.node)
+                if known is None or outcome.progress > known.progress:
+                    best[one.step.node] = outcome
+        return sorted(best.values(), key=lambda one: self.around.place[one.candidate])
 
     def _candidates(self, near: bool) -> Iterator[tuple[Form, Term, Step]]:
         for form in all_forms(self.pattern, self.index):
@@ -128,19 +146,26 @@ class _Matcher:
             for step in self.index.steps(term.name):
                 yield form, term, step
 
-    def _outcome(self, form: Form, term: Term, step: Step) -> Outcome:
-        """The best that comes of placing ``term`` at ``step``."""
-        best: Outcome | None = None
-        for number, placement in enumerate(Search(form, self.index).placements(term, step)):
-            if number == MAX_PLACEMENTS:
-                break
+    def _outcome(self, form: Form, term: Term, step: Step) -> Outcome | _Lost:
+        """The match that comes of placing ``term`` at ``step``, or what came of trying."""
+        answers: list[Outcome | tuple[Attempt, ...]] = []
+        for placement in islice(Search(form, self.index).placements(term, step), MAX_PLACEMENTS):
             answer = compare(form, placement, self.index)
-            outcome = self._unlike(step, answer) if isinstance(answer, Near) else self._judged(step, answer)
-            if best is None or outcome.progress > best.progress:
-                best = outcome
-            if best.kind == "matched":
-                break
-        return best or self._unlike(step, nearest(form, self.index, term, step))
+            answers.append(self._judged(step, answer) if isinstance(answer, Found) else answer)
+            if isinstance(outcome := answers[-1], Outcome) and outcome.kind == "matched":
+                return outcome
+        return _Lost(form, term, step, answers)
+
+    def _explained(self, lost: _Lost) -> Outcome:
+        """The best that came of trying."""
+        form, step = lost.form, lost.step
+        if not lost.answers:
+            return self._unlike(step, nearest(form, self.index, lost.term, step))
+        outcomes = [
+            one if isinstance(one, Outcome) else self._unlike(step, nearest_of(form, one, self.index))
+            for one in lost.answers
+        ]
+        return max(outcomes, key=lambda one: one.progress)
 
     def _unlike(self, step: Step, near: Near) -> Outcome:
         first = near.differences[0]

@@ -223,6 +223,7 @@ def test_several_results_and_a_repeated_structure(look):
         (fuse.tensor("n", "n"), lambda x, w: x, "dimension 1 of `x` is 5, the pattern wants 4 (`n`)"),
         (fuse.tensor(dtype=torch.float32), lambda x, w: x, None),
         (fuse.tensor(dtype=torch.float64), lambda x, w: x, "`x` is float32, the pattern wants float64"),
+        (fuse.tensor(device="cpu"), lambda x, w: x, None),
         (fuse.tensor(device="cuda"), lambda x, w: x, "`x` is on cpu, the pattern wants cuda"),
         (fuse.tensor(layout="contiguous"), lambda x, w: x, None),
         (fuse.tensor(layout="contiguous"), lambda x, w: w.t(), "`x` is not contiguous"),
