@@ -34,20 +34,13 @@ static inline void fuse_attention(const fuse_attention_sizes &size, char *worksp
                                   const Epilogue &epilogue) {
     constexpr int64_t key_width = 16 * KeyPanels, value_width = 16 * ValuePanels;
     workspace = fuse_aligned(workspace);
-#ifdef _OPENMP
-    const int64_t most = omp_get_max_threads();
-    if (threads > most) threads = most;
-#else
-    threads = 1;
-#endif
+    threads = fuse_threads(threads);
     const int64_t at_once = fuse_rows_at_once(size.rows, size.images, threads);
     const int64_t chunks = (size.rows + at_once - 1) / at_once;
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        int64_t thread = 0, held = -1;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-#endif
+        const int64_t thread = fuse_thread();
+        int64_t held = -1;
         Real *const packed_keys = (Real *)(workspace + thread * share_bytes);
         Real *const packed_values = packed_keys + fuse_rounded(size.keys, key_width) * size.depth;
         Real *const scores = packed_values + fuse_rounded(size.columns, value_width) * size.keys;

@@ -13,34 +13,19 @@ the way to them (a scale) is computed a block at a time.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuse.kernel import ctypes
 from fuse.kernel.emit import text_of
-from fuse.kernel.index import ZERO, NotAffine
-from fuse.kernel.ir import Buffer, Let, Loop, Statement
+from fuse.kernel.ir import Buffer, Let, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import matrices
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS, NAMES, Frame, Tiled, aligned, threads_for
+from fuse.kernel.product_rows import ProductRows, by_rows
 from fuse.kernel.recipes import Unsupported
-from fuse.kernel.rows import RowNest
-from fuse.kernel.schedule import range_checks, with_splits
-from fuse.kernel.tiled_products import (
-    ALIGNMENT,
-    HEADERS,
-    NAMES,
-    PANEL,
-    PARALLEL_PRODUCT,
-    Tiled,
-    digits_of,
-    epilogue_of,
-    panels_of,
-    place_of_product,
-    products_below,
-    taken_apart,
-)
-from fuse.kernel.values import Product, Program, Reduce, Value, permute, view
+from fuse.kernel.schedule import with_splits
+from fuse.kernel.tiled_products import PANEL, epilogue_of, panels_of, products_below, taken_apart
+from fuse.kernel.values import Product, Program, Value, permute, view
 from fuse.kernel.walks import reductions_below
 
 BLOCK_BYTES = 48 * 1024
@@ -48,9 +33,6 @@ BLOCK_BYTES = 48 * 1024
 MOST_ROWS, FEWEST_ROWS = 96, 6
 DEEPEST = 512
 """Elements of a query: deeper sums would be rounded more than those of other products (``FUSE_DEPTH_AT_ONCE``)."""
-
-Digits = Sequence[tuple[str, int]]
-"""Loop variables that count something together, outermost first, each with its extent."""
 
 
 def attention(program: Program, name: str, one_thread: bool) -> Tiled:
@@ -60,14 +42,9 @@ def attention(program: Program, name: str, one_thread: bool) -> Tiled:
         Unsupported, NotAffine: there is no such kernel; the message is a reason.
     """
     first, second = _products(program)
-    names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
-    inputs = [
-        Buffer(f"{n}_" if n in NAMES else n, ctypes.storage(v.dtype), "input")
-        for n, v in zip(names, program.inputs, strict=True)
-    ]
-    outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
+    frame = Frame.of(program)
     real, itemsize = ctypes.storage(first.dtype), first.dtype.itemsize
-    maker = _Operands(program, inputs, real)
+    maker = _Operands(program, frame.inputs, real)
     queries, keys, values = (
         maker.queries(_batch(first.left)),
         maker.matrix("keys", permute(_batch(first.right), (0, 2, 1)), turned=True),
@@ -85,33 +62,26 @@ def attention(program: Program, name: str, one_thread: bool) -> Tiled:
     block = min(max(BLOCK_BYTES // (stride * itemsize) // FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS), MOST_ROWS, rows)
     own_queries, own_operand = (block * depth if queries.computed else 0), max(keys.computed, values.computed)
     share = padded[0] * depth + padded[1] * length + block * stride + own_queries + PANEL + own_operand
-    share_bytes = -(-share * itemsize // ALIGNMENT) * ALIGNMENT
+    share_bytes = aligned(share * itemsize)
     work = images * rows * length * (depth + columns)
-    threads = 1 if one_thread or work < PARALLEL_PRODUCT else min(images * -(-rows // FEWEST_ROWS), os.cpu_count() or 1)
+    threads = threads_for(work, images * -(-rows // FEWEST_ROWS), one_thread)
     sizes = ", ".join(map(str, (images, rows, length, depth, columns, queries.stride, block, stride, own_queries)))
-    lines = [f"// {line}" for line in program.lines]
-    lines.append(f'extern "C" int {name}(char *const *args) {{')
-    for position, buffer in enumerate((*inputs, *outputs)):
-        const = "const " if buffer.role == "input" else ""
-        lines.append(f"    {const}{buffer.ctype} *{buffer.name} = ({const}{buffer.ctype} *)args[{position}];")
-    lines += text_of(range_checks(program, inputs), 1)
-    lines += [*queries.lines, *keys.lines, *values.lines]
-    lines += [
+    lines = [
+        *queries.lines,
+        *keys.lines,
+        *values.lines,
         f"    const auto weigh = [&](int64_t image, int64_t first_row, int64_t last_row, {real} *block) FUSE_APART {{",
-        *("    " + line for line in _between(program, first, second, inputs, stride)),
+        *("    " + line for line in _between(program, first, second, frame.inputs, stride)),
         "    };",
         "    const auto epilogue = [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
         f"                              int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
-        *("    " + line for line in epilogue_of(program, second, inputs, outputs)),
+        *("    " + line for line in epilogue_of(program, second, frame.inputs, frame.outputs)),
         "    };",
-        f"    fuse_attention<{panels[0]}, {panels[1]}, {real}>({{{sizes}}}, args[{len(inputs) + len(outputs)}], "
+        f"    fuse_attention<{panels[0]}, {panels[1]}, {real}>({{{sizes}}}, {frame.workspace}, "
         f"{threads}, {share_bytes}, queries, keys,",
         "                   values, weigh, epilogue);",
-        "    return 0;",
-        "}",
     ]
-    text = "\n".join(lines) + "\n"
-    return Tiled(text, threads * share_bytes + ALIGNMENT, threads > 1, (*HEADERS, "attention.h"))
+    return Tiled(frame.around(name, lines), threads * share_bytes + ALIGNMENT, threads > 1, (*HEADERS, "attention.h"))
 
 
 def _products(program: Program) -> tuple[Product, Product]:
@@ -209,21 +179,6 @@ class _Operands:
         return text_of(with_splits(value.shape, build), 1)
 
 
-def by_rows(statements: Sequence[Statement], images: Digits, rows: Digits, pointer: Let) -> list[Statement]:
-    """``statements`` without their loops over images and rows, in one loop over the rows of a block."""
-    outer = {atom for atom, _ in (*images, *rows)}
-    body = (*taken_apart("row", rows), pointer, *_peeled(statements, outer))
-    return [*taken_apart("image", images), Loop("row", 0, body, bounds=("first_row", "last_row"))]
-
-
-def _peeled(statements: Sequence[Statement], atoms: Collection[str]) -> Iterator[Statement]:
-    for statement in statements:
-        if isinstance(statement, Loop) and statement.atom in atoms:
-            yield from _peeled(statement.body, atoms)
-        else:
-            yield statement
-
-
 # ---- between the products --------------------------------------------------------------------------------------------
 
 
@@ -242,35 +197,3 @@ def _between(program: Program, first: Product, second: Product, inputs: list[Buf
         return by_rows(statements, images, rows, pointer)
 
     return text_of(with_splits(nest.shape, build), 1)
-
-
-class ProductRows(RowNest):
-    """Rows of a product that lie in memory at ``scores``, in the order of the reduction's own dimensions."""
-
-    def __init__(
-        self,
-        targets: list[Target],
-        product: Product,
-        scores: Buffer,
-        inputs: list[Buffer],
-        names: Mapping[int, str],
-        reductions: list[Reduce],
-    ) -> None:
-        super().__init__(targets, inputs, names, reductions)
-        self.product = product
-        self.scores = scores
-
-    def begin(self) -> None:
-        """The product's result is in memory, a row of it at ``scores``."""
-        roots = [(reduction.source, self._source_index(reduction)) for reduction in self.reductions]
-        self.place = (ZERO, *place_of_product(roots, self.product, self.builder.extents))[-3:]
-        self.builder.used_names.update(dict.fromkeys(NAMES, 1))
-        self.builder.stored[id(self.product)] = (self.scores, self.place[2], self.place[-len(self.product.shape) :])
-
-    def image_and_row(self) -> tuple[Digits, Digits]:
-        """The loop variables that count images and rows, checked to leave those of a row to its reductions."""
-        extents = (1, *self.product.shape)[-3:]
-        images, rows, columns = map(digits_of, self.place, extents, [self.builder.extents] * 3)
-        if self.lane or [atom for atom, _ in columns] != self.reduced:
-            raise NotAffine("what follows a product is not reduced over its columns")
-        return images, rows

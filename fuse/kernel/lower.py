@@ -35,9 +35,10 @@ from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
 from fuse.kernel.attention import attention
 from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.index import NotAffine, SplitNeeded
+from fuse.kernel.product_frame import Tiled
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
 from fuse.kernel.schedule import schedule
-from fuse.kernel.tiled_products import Tiled, is_reduced, products_below, tiled
+from fuse.kernel.tiled_products import is_reduced, products_below, tiled
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
 from fuse.kernel.whole_rows import whole_rows

@@ -13,7 +13,6 @@ division, once for all columns of a tile.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,42 +24,18 @@ from fuse.kernel.index import ZERO, Affine, Index, NotAffine
 from fuse.kernel.ir import Buffer, Let, Loop, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import placement
+from fuse.kernel.product_frame import ALIGNMENT, NAMES, Frame, Tiled, aligned, threads_for
 from fuse.kernel.recipes import Call, Unsupported, convert, recipe
-from fuse.kernel.schedule import range_checks, with_splits
+from fuse.kernel.schedule import with_splits
 from fuse.kernel.values import Concat, Map, Output, Patches, Product, Program, Reduce, Reindex, Scan, Value
 from fuse.kernel.walks import children, within_stage
 
-HEADERS = ("products.h", "tiles.h")
-"""What the source of such a kernel needs behind the prelude."""
-
 PANEL = 16
 MOST_PANELS = 4
-PARALLEL_PRODUCT = 1 << 19
-"""Multiplications from which a product is shared out to threads: ten microseconds of one."""
 LARGEST_BLOCK = 768 * 1024
 """Bytes of a packed block, which is to stay in the cache of one core while all rows pass by."""
 WIDER_IS_BETTER = 0.25
 """How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
-ALIGNMENT = 64
-
-NAMES = (
-    "args",
-    "block",
-    "first_column",
-    "first_row",
-    "image",
-    "last_column",
-    "last_row",
-    "memory",
-    "own",
-    "right",
-    "row",
-    "scores",
-    "sums",
-    "tile",
-    "tile_stride",
-)
-"""What such a kernel, and one of attention, calls things itself."""
 
 _TYPES = (torch.float32, torch.float64)
 
@@ -94,16 +69,6 @@ def products_below(values: Sequence[Value]) -> list[Product]:
 
 
 @dataclass(frozen=True)
-class Tiled:
-    """The text of a kernel, as its source but for the name, and what it takes in memory and threads."""
-
-    source: str
-    workspace_bytes: int
-    parallel: bool
-    headers: tuple[str, ...] = HEADERS
-
-
-@dataclass(frozen=True)
 class _Operand:
     """A matrix in memory: the name of its first element's pointer, and strides."""
 
@@ -120,46 +85,33 @@ def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
     product, *more = products_below([o.value for o in program.outputs])
     if more:
         raise Unsupported("two products in one kernel")
-    names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
-    inputs = [
-        Buffer(f"{n}_" if n in NAMES else n, ctypes.storage(v.dtype), "input")
-        for n, v in zip(names, program.inputs, strict=True)
-    ]
-    outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
+    frame = Frame.of(program)
     if len(product.left.shape) != 2:
         raise Unsupported("a batch of products is left to the library")
-    left = operand_of(product.left, inputs)
+    left = operand_of(product.left, frame.inputs)
     images, rows, columns = (1, *product.shape)[-3:]
     depth = product.left.shape[1]
     if left.strides[1] != 1 and depth > 1:
         raise Unsupported("the rows of the left operand do not lie in order in memory")
-    epilogue = epilogue_of(program, product, inputs, outputs)
+    epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
     real = ctypes.storage(product.dtype)
     panels = panels_of(columns, depth, product.dtype.itemsize)
     width = panels * PANEL
     most = images * -(-columns // width) * -(-rows // 4)
     work = images * rows * columns * depth
-    threads = 1 if one_thread or work < PARALLEL_PRODUCT else min(most, os.cpu_count() or 1)
-    share = -(-depth * width * product.dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    lines = [f"// {line}" for line in program.lines]
-    lines.append(f'extern "C" int {name}(char *const *args) {{')
-    for position, buffer in enumerate((*inputs, *outputs)):
-        const = "const " if buffer.role == "input" else ""
-        lines.append(f"    {const}{buffer.ctype} *{buffer.name} = ({const}{buffer.ctype} *)args[{position}];")
-    lines += text_of(range_checks(program, inputs), 1)
-    lines += [
-        f"    const {_right(product, inputs)};",
+    threads = threads_for(work, most, one_thread)
+    share = aligned(depth * width * product.dtype.itemsize)
+    lines = [
+        f"    const {_right(product, frame.inputs)};",
         f"    fuse_tiled_product(fuse_panels_{panels}, {left.text}, {left.strides[0]}, right,",
         f"                       {images}, {rows}, {columns}, {depth},",
-        f"                       args[{len(inputs) + len(outputs)}], {threads}, {share},",
+        f"                       {frame.workspace}, {threads}, {share},",
         "                       [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
         f"                           int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
         *("    " + line for line in epilogue),
         "    });",
-        "    return 0;",
-        "}",
     ]
-    return Tiled("\n".join(lines) + "\n", threads * share + ALIGNMENT, threads > 1)
+    return Tiled(frame.around(name, lines), threads * share + ALIGNMENT, threads > 1)
 
 
 def operand_of(value: Value, inputs: Sequence[Buffer]) -> _Operand:

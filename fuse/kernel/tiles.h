@@ -17,6 +17,25 @@ enum : int64_t { FUSE_DEPTH_AT_ONCE = 512 };
 // Epilogues are called, not copied into the tiles of every size: half the time of the compiler, and nothing beside a tile.
 #define FUSE_APART __attribute__((noinline))
 
+// As many threads as are wanted, fewer where torch or OpenMP allows fewer.
+static inline int64_t fuse_threads(int64_t wanted) {
+#ifdef _OPENMP
+    const int64_t most = omp_get_max_threads();
+    return wanted > most ? most : wanted;
+#else
+    return 1;
+#endif
+}
+
+// Which of the threads of a parallel region this one is.
+static inline int64_t fuse_thread() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
 // How many panels of 16 columns a block has.
 template <int Panels> struct fuse_panels {};
 static constexpr fuse_panels<1> fuse_panels_1;
@@ -145,19 +164,12 @@ static inline void fuse_tiled_product(fuse_panels<Gates>, const Real *left, int6
     constexpr int64_t width = 16 * Gates;
     const int64_t in_image = (columns + width - 1) / width, blocks = images * in_image;
     workspace = fuse_aligned(workspace);
-#ifdef _OPENMP
-    const int64_t most = omp_get_max_threads();
-    if (threads > most) threads = most;
-#else
-    threads = 1;
-#endif
+    threads = fuse_threads(threads);
     const int64_t at_once = fuse_rows_at_once(rows, blocks, threads), chunks = (rows + at_once - 1) / at_once;
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        int64_t thread = 0, held = -1;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-#endif
+        const int64_t thread = fuse_thread();
+        int64_t held = -1;
         Real *packed = (Real *)(workspace + thread * share_bytes);
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < blocks * chunks; ++task) {

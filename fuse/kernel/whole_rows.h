@@ -13,18 +13,10 @@ static inline void fuse_whole_rows(const Real *left, int64_t left_stride, const 
     constexpr int64_t width = 16 * Gates;
     const int64_t blocks = (right.columns + width - 1) / width;
     Real *const packed = (Real *)fuse_aligned(workspace);
-#ifdef _OPENMP
-    const int64_t most = omp_get_max_threads();
-    if (threads > most) threads = most;
-#else
-    threads = 1;
-#endif
+    threads = fuse_threads(threads);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        int64_t thread = 0;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-#endif
+        const int64_t thread = fuse_thread();
         Real *const sums = packed + blocks * width * right.depth + thread * row_block * sums_stride;
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block) {

@@ -10,26 +10,15 @@ has to be small enough to stay in the cache of one core.
 
 from __future__ import annotations
 
-import os
-
 from fuse.kernel import ctypes
-from fuse.kernel.attention import ProductRows, by_rows
 from fuse.kernel.emit import text_of
 from fuse.kernel.ir import Buffer, Let, Statement
 from fuse.kernel.nest import Dimension, Target
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS, Frame, Tiled, threads_for
+from fuse.kernel.product_rows import ProductRows, by_rows
 from fuse.kernel.recipes import Unsupported
-from fuse.kernel.schedule import range_checks, with_splits
-from fuse.kernel.tiled_products import (
-    ALIGNMENT,
-    HEADERS,
-    NAMES,
-    PANEL,
-    PARALLEL_PRODUCT,
-    Tiled,
-    operand_of,
-    panels_of,
-    products_below,
-)
+from fuse.kernel.schedule import with_splits
+from fuse.kernel.tiled_products import PANEL, operand_of, panels_of, products_below
 from fuse.kernel.values import Concat, Patches, Program, Scan
 from fuse.kernel.walks import reductions_below
 
@@ -60,19 +49,14 @@ def whole_rows(program: Program, name: str, one_thread: bool) -> Tiled:
     padded = -(-columns // (PANEL * panels)) * PANEL * panels
     if padded * depth * itemsize > LARGEST_MATRIX:
         raise Unsupported("a product's result is reduced, and its matrix too large to multiply whole rows at a time")
-    names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
-    inputs = [
-        Buffer(f"{n}_" if n in NAMES else n, ctypes.storage(v.dtype), "input")
-        for n, v in zip(names, program.inputs, strict=True)
-    ]
-    outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
-    left, right = operand_of(product.left, inputs), operand_of(product.right, inputs)
+    frame = Frame.of(program)
+    left, right = operand_of(product.left, frame.inputs), operand_of(product.right, frame.inputs)
     if left.strides[1] != 1 and depth > 1:
         raise Unsupported("the rows of the left operand do not lie in order in memory")
-    targets = [Target(o.value, buffer, o.strides) for o, buffer in zip(program.outputs, outputs, strict=True)]
+    targets = [Target(o.value, buffer, o.strides) for o, buffer in zip(program.outputs, frame.outputs, strict=True)]
     reductions = reductions_below(target.value for target in targets)
     sums = Buffer("scores", real, "scratch")
-    nest = ProductRows(targets, product, sums, inputs, program.value_names, reductions)
+    nest = ProductRows(targets, product, sums, frame.inputs, program.value_names, reductions)
     stride = padded + PANEL
 
     def build(dimensions: list[Dimension]) -> list[Statement]:
@@ -82,23 +66,15 @@ def whole_rows(program: Program, name: str, one_thread: bool) -> Tiled:
 
     body = text_of(with_splits(nest.shape, build), 1)
     blocks = -(-rows // ROWS_AT_ONCE)
-    threads = 1 if one_thread or rows * columns * depth < PARALLEL_PRODUCT else min(blocks, os.cpu_count() or 1)
-    lines = [f"// {line}" for line in program.lines]
-    lines.append(f'extern "C" int {name}(char *const *args) {{')
-    for position, buffer in enumerate((*inputs, *outputs)):
-        const = "const " if buffer.role == "input" else ""
-        lines.append(f"    {const}{buffer.ctype} *{buffer.name} = ({const}{buffer.ctype} *)args[{position}];")
-    lines += text_of(range_checks(program, inputs), 1)
+    threads = threads_for(rows * columns * depth, blocks, one_thread)
     numbers = ", ".join(map(str, (*right.strides, depth, columns)))
-    lines += [
+    lines = [
         f"    const fuse_matrix<{real}> right = {{{right.text}, {numbers}}};",
         f"    const auto finish = [&](int64_t first_row, int64_t last_row, const {real} *block) FUSE_APART {{",
         *("    " + line for line in body),
         "    };",
         f"    fuse_whole_rows<{panels}, {real}>({left.text}, {left.strides[0]}, right, {rows},",
-        f"                    {ROWS_AT_ONCE}, {stride}, args[{len(inputs) + len(outputs)}], {threads}, finish);",
-        "    return 0;",
-        "}",
+        f"                    {ROWS_AT_ONCE}, {stride}, {frame.workspace}, {threads}, finish);",
     ]
     memory = (padded * depth + threads * ROWS_AT_ONCE * stride) * itemsize + ALIGNMENT
-    return Tiled("\n".join(lines) + "\n", memory, threads > 1, (*HEADERS, "whole_rows.h"))
+    return Tiled(frame.around(name, lines), memory, threads > 1, (*HEADERS, "whole_rows.h"))

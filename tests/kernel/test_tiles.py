@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuse.kernel.prelude import prelude, text_of_headers
-from fuse.kernel.tiled_products import ALIGNMENT, HEADERS
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS
 from fuse.runtime import compiler, cpu
 
 SOURCE = """

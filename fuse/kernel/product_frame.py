@@ -1,0 +1,111 @@
+"""What kernels with a product have in common: names, buffers, the lines that open and close them.
+
+// user's lines
+extern "C" int name(char *const *args) {
+    const float *x = (const float *)args[0]; ...        a pointer for each input and output
+    ...                                                 the kernel, which may take ``args[last]`` as workspace
+    return 0;
+}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuse.kernel import ctypes
+from fuse.kernel.emit import text_of
+from fuse.kernel.ir import Buffer
+from fuse.kernel.schedule import range_checks
+from fuse.kernel.values import Program
+
+HEADERS = ("products.h", "tiles.h")
+"""What the source of such a kernel needs behind the prelude."""
+
+ALIGNMENT = 64
+"""Bytes of a workspace at most that lie before its first place of a vector."""
+
+PARALLEL_PRODUCT = 1 << 19
+"""Multiplications from which a product is shared out to threads: ten microseconds of one."""
+
+NAMES = (
+    "args",
+    "block",
+    "first_column",
+    "first_row",
+    "image",
+    "last_column",
+    "last_row",
+    "memory",
+    "own",
+    "right",
+    "row",
+    "scores",
+    "sums",
+    "tile",
+    "tile_stride",
+)
+"""What such a kernel calls things itself."""
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """The text of a kernel, as its source but for the name, and what it takes in memory and threads."""
+
+    source: str
+    workspace_bytes: int
+    parallel: bool
+    headers: tuple[str, ...] = HEADERS
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The kernel of ``program``, but for what it does."""
+
+    program: Program
+    inputs: list[Buffer]
+    outputs: list[Buffer]
+
+    @staticmethod
+    def of(program: Program) -> Frame:
+        names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
+        inputs = [
+            Buffer(f"{n}_" if n in NAMES else n, ctypes.storage(v.dtype), "input")
+            for n, v in zip(names, program.inputs, strict=True)
+        ]
+        outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
+        return Frame(program, inputs, outputs)
+
+    @property
+    def workspace(self) -> str:
+        """The workspace as C++."""
+        return f"args[{len(self.inputs) + len(self.outputs)}]"
+
+    def around(self, name: str, body: Sequence[str]) -> str:
+        """The source of the kernel that runs ``body``, where no look-up is out of range."""
+        lines = [f"// {line}" for line in self.program.lines]
+        lines.append(f'extern "C" int {name}(char *const *args) {{')
+        for position, buffer in enumerate((*self.inputs, *self.outputs)):
+            const = "const " if buffer.role == "input" else ""
+            lines.append(f"    {const}{buffer.ctype} *{buffer.name} = ({const}{buffer.ctype} *)args[{position}];")
+        lines += [*text_of(range_checks(self.program, self.inputs), 1), *body, "    return 0;", "}"]
+        return "\n".join(lines) + "\n"
+
+
+def threads_for(multiplications: int, tasks: int, one_thread: bool) -> int:
+    """How many threads share out this much work in so many tasks.
+
+    >>> threads_for(1000, 8, False), threads_for(1 << 30, 8, True)
+    (1, 1)
+    """
+    return 1 if one_thread or multiplications < PARALLEL_PRODUCT else min(tasks, os.cpu_count() or 1)
+
+
+def aligned(size: int) -> int:
+    """``size`` bytes and as many more as the next share needs to begin aligned.
+
+    >>> aligned(1), aligned(128)
+    (64, 128)
+    """
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,68 @@
+"""Rows of a product that lie in memory, and what is reduced over them.
+
+scores [image, row, column]     ->     for row in rows of a block:        stages of a row nest, see ``rows.py``
+softmax(scores + mask, -1)                 scores = block + row * stride
+                                           columns: largest, sum, store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from fuse.kernel.index import ZERO, NotAffine
+from fuse.kernel.ir import Buffer, Let, Loop, Statement
+from fuse.kernel.nest import Target
+from fuse.kernel.product_frame import NAMES
+from fuse.kernel.rows import RowNest
+from fuse.kernel.tiled_products import digits_of, place_of_product, taken_apart
+from fuse.kernel.values import Product, Reduce
+
+Digits = Sequence[tuple[str, int]]
+"""Loop variables that count something together, outermost first, each with its extent."""
+
+
+class ProductRows(RowNest):
+    """Rows of a product that lie in memory at ``scores``, in the order of the reduction's own dimensions."""
+
+    def __init__(
+        self,
+        targets: list[Target],
+        product: Product,
+        scores: Buffer,
+        inputs: list[Buffer],
+        names: Mapping[int, str],
+        reductions: list[Reduce],
+    ) -> None:
+        super().__init__(targets, inputs, names, reductions)
+        self.product = product
+        self.scores = scores
+
+    def begin(self) -> None:
+        """The product's result is in memory, a row of it at ``scores``."""
+        roots = [(reduction.source, self._source_index(reduction)) for reduction in self.reductions]
+        self.place = (ZERO, *place_of_product(roots, self.product, self.builder.extents))[-3:]
+        self.builder.used_names.update(dict.fromkeys(NAMES, 1))
+        self.builder.stored[id(self.product)] = (self.scores, self.place[2], self.place[-len(self.product.shape) :])
+
+    def image_and_row(self) -> tuple[Digits, Digits]:
+        """The loop variables that count images and rows, checked to leave those of a row to its reductions."""
+        extents = (1, *self.product.shape)[-3:]
+        images, rows, columns = map(digits_of, self.place, extents, [self.builder.extents] * 3)
+        if self.lane or [atom for atom, _ in columns] != self.reduced:
+            raise NotAffine("what follows a product is not reduced over its columns")
+        return images, rows
+
+
+def by_rows(statements: Sequence[Statement], images: Digits, rows: Digits, pointer: Let) -> list[Statement]:
+    """``statements`` without their loops over images and rows, in one loop over the rows of a block."""
+    outer = {atom for atom, _ in (*images, *rows)}
+    body = (*taken_apart("row", rows), pointer, *_peeled(statements, outer))
+    return [*taken_apart("image", images), Loop("row", 0, body, bounds=("first_row", "last_row"))]
+
+
+def _peeled(statements: Sequence[Statement], atoms: Collection[str]) -> Iterator[Statement]:
+    for statement in statements:
+        if isinstance(statement, Loop) and statement.atom in atoms:
+            yield from _peeled(statement.body, atoms)
+        else:
+            yield statement
