@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuse.rewrite import effects, surgery
+from fuse.rewrite import surgery
 from fuse.rewrite.constants import constant_nodes, given_constants
-from fuse.rewrite.evaluate import evaluate
+from fuse.rewrite.evaluate import evaluate, laid_out
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -119,12 +119,8 @@ def folded(norm: Node, layer: Layer, values: Values) -> tuple[Tensor, Tensor]:
 
 def fold(graph: GraphModule, norm: Node, layer: Layer, weight: Tensor, bias: Tensor) -> None:
     """Put the folded layer where the norm was."""
-    stored = effects.view_base(layer.weight)
-    if stored is not None and layer.weight.target is aten.t.default:  # joined and multiplied as it was stored
-        held = surgery.add_constant(graph, weight.t().contiguous(), like=norm)
-        new_weight = surgery.insert(norm, aten.t.default, held, like=layer.weight)
-    else:
-        new_weight = surgery.add_constant(graph, weight.contiguous(), like=norm)
+    stride = torch.empty_like(layer.weight.meta["val"]).stride()  # the weight's own, but for gaps and repeats
+    new_weight = surgery.add_constant(graph, laid_out(weight, stride), like=norm)
     new_bias = surgery.add_constant(graph, bias, like=norm)
     if layer.node.target is aten.convolution.default:
         arguments = (layer.node.args[0], new_weight, new_bias, *layer.node.args[3:])

@@ -28,7 +28,8 @@ aten = torch.ops.aten
 MANY_ROWS = 16
 MOST_UNPACKED = 1 << 21
 """Multiplications of a batch of products, none of whose operands stays from step to step, that are done in a loop's
-kernel at most: ALBERT's layers (12 heads, 64 wide) take 1.3 times as long in one as apart at 128 tokens, 2.1 at 384."""
+kernel at most: layers of attention (12 heads, 64 wide) take 1.3 times as long in one as apart at 128 tokens, 2.1 at
+384."""
 
 FACTORS: dict[Any, tuple[str, str]] = {
     aten.mm.default: ("self", "mat2"),

@@ -34,20 +34,13 @@ def placement(value: Value) -> Placement | None:
     >>> [str(s) for s in found.strides]
     ['1', '6']
     """
-    dimensions = [Dimension((f"d{d}",), (extent,)) for d, extent in enumerate(value.shape)]
-    for _ in range(MAX_SPLITS):
-        try:
-            source, where = _place(value, dimensions)
-        except SplitNeeded as need:
-            dimensions = [d.split(need.atom, need.inner) if need.atom in d.atoms else d for d in dimensions]
-        except NotAffine:
-            return None
-        else:
-            strides = [d.step_of(where) for d in dimensions]
-            if not isinstance(source, Input) or None in strides:
-                return None
-            return Placement(source, where.start(), tuple(s for s in strides if s is not None))
-    return None
+    found = _place(value)
+    if found is None:
+        return None
+    strides = [d.step_of(found.where) for d in found.dimensions]
+    if None in strides:
+        return None
+    return Placement(found.source, found.where.start(), tuple(s for s in strides if s is not None))
 
 
 @dataclass(frozen=True)
@@ -71,24 +64,17 @@ def matrices(value: Value) -> Matrices | None:
     >>> str(found.start), found.images, found.strides
     ('60 * i0o + 4 * i0i', (('i0o', 2), ('i0i', 3)), (12, 1))
     """
-    dimensions = [Dimension((f"i{d}",), (extent,)) for d, extent in enumerate(value.shape)]
-    for _ in range(MAX_SPLITS):
-        try:
-            source, where = _place(value, dimensions)
-        except SplitNeeded as need:
-            dimensions = [d.split(need.atom, need.inner) if need.atom in d.atoms else d for d in dimensions]
-        except NotAffine:
-            return None
-        else:
-            images, *within = dimensions
-            strides = [d.step_of(where) for d in within]
-            if not isinstance(source, Input) or where.sized or any(s is None for s in strides):
-                return None
-            rows, columns = (s.constant for s in strides if s is not None)
-            for atom in (a for d in within for a in d.atoms):
-                where = where.without(atom)
-            return Matrices(source, where, tuple(zip(images.atoms, images.extents, strict=True)), (rows, columns))
-    return None
+    found = _place(value)
+    if found is None or found.where.sized:
+        return None
+    where, (images, *within) = found.where, found.dimensions
+    strides = [d.step_of(where) for d in within]
+    if None in strides:
+        return None
+    rows, columns = (s.constant for s in strides if s is not None)
+    for atom in (a for d in within for a in d.atoms):
+        where = where.without(atom)
+    return Matrices(found.source, where, tuple(zip(images.atoms, images.extents, strict=True)), (rows, columns))
 
 
 def as_memory(value: Value) -> Input | None:
@@ -102,7 +88,32 @@ def as_memory(value: Value) -> Input | None:
     return Input(value.shape, value.dtype, found.source.position, strides)
 
 
-def _place(value: Value, dimensions: Sequence[Dimension]) -> tuple[Value, Affine]:
+@dataclass(frozen=True)
+class _Place:
+    """Where in ``source`` the element lies that the loop variables of ``dimensions`` count."""
+
+    source: Input
+    where: Affine
+    dimensions: list[Dimension]
+
+
+def _place(value: Value) -> _Place | None:
+    """Where the elements of ``value`` lie, its dimensions split where reshapes on the way ask for it; None where it is
+    computed."""
+    dimensions = [Dimension((f"i{d}",), (extent,)) for d, extent in enumerate(value.shape)]
+    for _ in range(MAX_SPLITS):
+        try:
+            source, where = _below(value, dimensions)
+        except SplitNeeded as need:
+            dimensions = [d.split(need.atom, need.inner) if need.atom in d.atoms else d for d in dimensions]
+        except NotAffine:
+            return None
+        else:
+            return _Place(source, where, dimensions) if isinstance(source, Input) else None
+    return None
+
+
+def _below(value: Value, dimensions: Sequence[Dimension]) -> tuple[Value, Affine]:
     """What ``value`` is a view of, and the place of its element at the dimensions' index."""
     index: Index = tuple(d.index() for d in dimensions)
     extents = {a: e for d in dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
