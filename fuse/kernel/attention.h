@@ -67,8 +67,8 @@ static inline void fuse_attention(const fuse_attention_sizes &size, char *worksp
                     const int64_t last_column =
                         column + value_width < size.columns ? column + value_width : size.columns;
                     fuse_tiles<ValuePanels, fuse_most_rows<ValuePanels, Real>>(
-                        scores, size.scores_stride, packed_values + column * size.keys, size.keys, 0, last - first,
-                        [&](int64_t from, int64_t to, const Real *tile) {
+                        scores, size.scores_stride, fuse_packed<Real>{packed_values + column * size.keys, value_width},
+                        size.keys, 0, last - first, [&](int64_t from, int64_t to, const Real *tile) {
                             epilogue(image, first + from, first + to, column, last_column, tile, value_width);
                         });
                 }

@@ -23,6 +23,11 @@ from fuse.kernel.values import Program
 HEADERS = ("products.h", "tiles.h")
 """What the source of such a kernel needs behind the prelude."""
 
+PANEL = 16
+"""Columns that lie together when they are multiplied: one vector, or a few."""
+MOST_PANELS = 4
+"""Panels of a block, which are multiplied at once."""
+
 ALIGNMENT = 64
 """Bytes of a workspace at most that lie before its first place of a vector."""
 
@@ -45,6 +50,7 @@ NAMES = (
     "sums",
     "tile",
     "tile_stride",
+    "window",
 )
 """What such a kernel calls things itself."""
 
@@ -56,6 +62,25 @@ class Tiled:
     source: str
     workspace_bytes: int
     parallel: bool
+    headers: tuple[str, ...] = HEADERS
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix or an image in memory: the name of its first element's pointer, and strides."""
+
+    text: str
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The lines that walk the tiles of a product, up to the last argument, which is told of each tile; the bytes and
+    threads that this takes, and the headers."""
+
+    lines: list[str]
+    workspace_bytes: int
+    threads: int
     headers: tuple[str, ...] = HEADERS
 
 

@@ -62,11 +62,23 @@ template <int Gates, typename Real> inline constexpr int fuse_most_rows = 24 / s
 #define FUSE_IN_REGISTER(vector)
 #endif
 
+// Where the vectors of a block lie: panels side by side, one row of them for each of the depth.
+template <typename Real> struct fuse_packed {
+    const Real *first;
+    int64_t stride;
+
+    fuse_vector<Real> at(int64_t k, int part) const {
+        return ((const fuse_vector<Real> *)(first + k * stride))[part];
+    }
+    fuse_packed from(int64_t k) const { return {first + k * stride, stride}; }
+    fuse_packed gate(int64_t number) const { return {first + number * 16, stride}; }
+};
+
 // Rows x Gates sums; few of them are split into several chains of additions, which do not wait for one another.
-template <int Rows, int Gates, typename Real>
+template <int Rows, int Gates, typename Real, typename Weights>
 FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
     Real *__restrict out, int64_t row_stride, int64_t gate_stride, const Real *__restrict left, int64_t left_stride,
-    const Real *__restrict packed, int64_t packed_stride, int64_t depth) {
+    Weights right, int64_t depth) {
     FUSE_CONTRACT
     using vector = fuse_vector<Real>;
     constexpr int width = fuse_width<Real>, in_panel = fuse_vectors<Real>, vectors = Gates * in_panel;
@@ -79,7 +91,7 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
             vector weights[vectors];
 #pragma GCC unroll 24
             for (int part = 0; part < vectors; ++part) {
-                weights[part] = ((const vector *)(packed + (k + chain) * packed_stride))[part];
+                weights[part] = right.at(k + chain, part);
                 FUSE_IN_REGISTER(weights[part]);
             }
 #pragma GCC unroll 24
@@ -91,11 +103,10 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
         }
     }
     for (; k < depth; ++k) {
-        const vector *weights = (const vector *)(packed + k * packed_stride);
 #pragma GCC unroll 24
         for (int row = 0; row < Rows; ++row) {
 #pragma GCC unroll 24
-            for (int part = 0; part < vectors; ++part) sums[0][row][part] += left[row * left_stride + k] * weights[part];
+            for (int part = 0; part < vectors; ++part) sums[0][row][part] += left[row * left_stride + k] * right.at(k, part);
         }
     }
 #pragma GCC unroll 24
@@ -111,13 +122,13 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
     }
 }
 
-template <int Rows, int Gates, typename Real>
+template <int Rows, int Gates, typename Real, typename Weights>
 static inline void fuse_product_gates(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left,
-                                      int64_t left_stride, const Real *packed, int64_t depth) {
+                                      int64_t left_stride, const Weights &right, int64_t depth) {
     constexpr int at_once = fuse_gates_at_once<Gates>;
     for (int gate = 0; gate < Gates; gate += at_once) {
         fuse_product_block<Rows, at_once>(out + gate * gate_stride, row_stride, gate_stride, left, left_stride,
-                                          packed + gate * 16, Gates * 16, depth);
+                                          right.gate(gate), depth);
     }
 }
 
@@ -127,13 +138,14 @@ static inline void fuse_product(Real *out, int64_t row_stride, int64_t gate_stri
                                 const Real *packed, int64_t depth) {
     constexpr int most = fuse_most_rows<Gates, Real>, shares = (Rows + most - 1) / most;
     constexpr int small = Rows / shares, larger = Rows % shares;
+    const fuse_packed<Real> right = {packed, Gates * 16};
     for (int share = 0; share < larger; ++share) {
-        fuse_product_gates<small + 1, Gates>(out, row_stride, gate_stride, left, left_stride, packed, depth);
+        fuse_product_gates<small + 1, Gates>(out, row_stride, gate_stride, left, left_stride, right, depth);
         out += (small + 1) * row_stride;
         left += (small + 1) * left_stride;
     }
     for (int share = larger; share < shares; ++share) {
-        fuse_product_gates<small, Gates>(out, row_stride, gate_stride, left, left_stride, packed, depth);
+        fuse_product_gates<small, Gates>(out, row_stride, gate_stride, left, left_stride, right, depth);
         out += small * row_stride;
         left += small * left_stride;
     }
@@ -145,7 +157,8 @@ static inline void fuse_product_rows(Real *out, int64_t row_stride, int64_t gate
                                      int64_t left_stride, const Real *packed, int64_t depth, int64_t rows) {
     constexpr int Most = AtMost ? AtMost : fuse_most_rows<Gates, Real>;
     for (; rows >= Most; rows -= Most) {
-        fuse_product_gates<Most, Gates>(out, row_stride, gate_stride, left, left_stride, packed, depth);
+        const fuse_packed<Real> right = {packed, Gates * 16};
+        fuse_product_gates<Most, Gates>(out, row_stride, gate_stride, left, left_stride, right, depth);
         out += Most * row_stride;
         left += Most * left_stride;
     }

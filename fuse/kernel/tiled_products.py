@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -24,20 +24,30 @@ from fuse.kernel.index import ZERO, Affine, Index, NotAffine
 from fuse.kernel.ir import Buffer, Let, Loop, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import placement
-from fuse.kernel.product_frame import ALIGNMENT, NAMES, Frame, Tiled, aligned, threads_for
+from fuse.kernel.product_frame import (
+    ALIGNMENT,
+    MOST_PANELS,
+    NAMES,
+    PANEL,
+    Frame,
+    Operand,
+    Tiled,
+    Walk,
+    aligned,
+    threads_for,
+)
 from fuse.kernel.recipes import Call, Unsupported, convert, recipe
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.values import Concat, Map, Output, Patches, Product, Program, Reduce, Reindex, Scan, Value
 from fuse.kernel.walks import children, within_stage
+from fuse.kernel.windows import windowed
 
-PANEL = 16
-MOST_PANELS = 4
 LARGEST_BLOCK = 768 * 1024
 """Bytes of a packed block, which is to stay in the cache of one core while all rows pass by."""
 WIDER_IS_BETTER = 0.25
 """How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
 
-_TYPES = (torch.float32, torch.float64)
+PRODUCT_TYPES = (torch.float32, torch.float64)
 
 
 _OPERANDS = {
@@ -52,7 +62,7 @@ _OPERANDS = {
 def matrix_product(call: Call) -> Value:
     """``left @ right`` of matrices or batches of them, plus a bias for ``addmm`` and ``baddbmm``."""
     left, right = map(call.tensor, _OPERANDS[call.op._schema.name.removeprefix("aten::")])
-    if call.dtype not in _TYPES:
+    if call.dtype not in PRODUCT_TYPES:
         raise Unsupported(f"products of {call.dtype} are left to the library")
     product: Value = Product(call.shape, call.dtype, left, right)
     if "beta" not in call.arguments:
@@ -68,14 +78,6 @@ def products_below(values: Sequence[Value]) -> list[Product]:
     return [v for v in within_stage(values, through_reductions=True) if isinstance(v, Product)]
 
 
-@dataclass(frozen=True)
-class _Operand:
-    """A matrix in memory: the name of its first element's pointer, and strides."""
-
-    text: str
-    strides: tuple[int, ...]
-
-
 def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
     """The kernel of a region that multiplies once.
 
@@ -89,32 +91,43 @@ def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
     if len(product.left.shape) != 2:
         raise Unsupported("a batch of products is left to the library")
     left = operand_of(product.left, frame.inputs)
-    images, rows, columns = (1, *product.shape)[-3:]
-    depth = product.left.shape[1]
-    if left.strides[1] != 1 and depth > 1:
+    if left.strides[1] != 1 and product.left.shape[1] > 1:
         raise Unsupported("the rows of the left operand do not lie in order in memory")
     epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
+    walk = None
+    if isinstance(product.right, Patches):
+        walk = windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread)
+    walk = walk or _packed(product, left, frame, one_thread)
     real = ctypes.storage(product.dtype)
+    lines = [
+        *walk.lines,
+        "                       [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
+        f"                           int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
+        *("    " + line for line in epilogue),
+        "    });",
+    ]
+    return Tiled(frame.around(name, lines), walk.workspace_bytes, walk.threads > 1, walk.headers)
+
+
+def _packed(product: Product, left: Operand, frame: Frame, one_thread: bool) -> Walk:
+    """How to walk the tiles of a product whose right operand is packed, block by block."""
+    images, rows, columns = (1, *product.shape)[-3:]
+    depth = product.left.shape[1]
     panels = panels_of(columns, depth, product.dtype.itemsize)
     width = panels * PANEL
     most = images * -(-columns // width) * -(-rows // 4)
-    work = images * rows * columns * depth
-    threads = threads_for(work, most, one_thread)
+    threads = threads_for(images * rows * columns * depth, most, one_thread)
     share = aligned(depth * width * product.dtype.itemsize)
     lines = [
         f"    const {_right(product, frame.inputs)};",
         f"    fuse_tiled_product(fuse_panels_{panels}, {left.text}, {left.strides[0]}, right,",
         f"                       {images}, {rows}, {columns}, {depth},",
         f"                       {frame.workspace}, {threads}, {share},",
-        "                       [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
-        f"                           int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
-        *("    " + line for line in epilogue),
-        "    });",
     ]
-    return Tiled(frame.around(name, lines), threads * share + ALIGNMENT, threads > 1)
+    return Walk(lines, threads * share + ALIGNMENT, threads)
 
 
-def operand_of(value: Value, inputs: Sequence[Buffer]) -> _Operand:
+def operand_of(value: Value, inputs: Sequence[Buffer]) -> Operand:
     found = placement(value)
     if found is None:
         raise Unsupported("an operand of the product is computed in the kernel")
@@ -122,9 +135,7 @@ def operand_of(value: Value, inputs: Sequence[Buffer]) -> _Operand:
     if any(n.sized for n in numbers):
         raise Unsupported("an operand's layout is known in the call only")
     name = inputs[found.source.position].name
-    return _Operand(
-        name if found.start == ZERO else f"{name} + {found.start}", tuple(s.constant for s in found.strides)
-    )
+    return Operand(name if found.start == ZERO else f"{name} + {found.start}", tuple(s.constant for s in found.strides))
 
 
 def _right(product: Product, inputs: Sequence[Buffer]) -> str:

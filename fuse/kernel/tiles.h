@@ -53,30 +53,32 @@ static inline int64_t fuse_rows_at_once(int64_t rows, int64_t blocks, int64_t th
     return each < FUSE_ROWS_WORTH_PACKING ? FUSE_ROWS_WORTH_PACKING : (each + 7) / 8 * 8;
 }
 
-template <int Gates, int Rows, typename Real>
-static inline void fuse_tile(Real *sums, const Real *left, int64_t left_stride, const Real *packed, int64_t depth) {
+template <int Gates, int Rows, typename Real, typename Weights>
+static inline void fuse_tile(Real *sums, const Real *left, int64_t left_stride, const Weights &right, int64_t depth) {
     constexpr int width = 16 * Gates;
-    fuse_product_gates<Rows, Gates>(sums, width, 16, left, left_stride, packed,
+    fuse_product_gates<Rows, Gates>(sums, width, 16, left, left_stride, right,
                                     depth < FUSE_DEPTH_AT_ONCE ? depth : FUSE_DEPTH_AT_ONCE);
     for (int64_t k = FUSE_DEPTH_AT_ONCE; k < depth; k += FUSE_DEPTH_AT_ONCE) {
         alignas(64) Real more[Rows * width];
         const int64_t deep = depth - k < FUSE_DEPTH_AT_ONCE ? depth - k : FUSE_DEPTH_AT_ONCE;
-        fuse_product_gates<Rows, Gates>(more, width, 16, left + k, left_stride, packed + k * width, deep);
+        fuse_product_gates<Rows, Gates>(more, width, 16, left + k, left_stride, right.from(k), deep);
         for (int i = 0; i < Rows * width; ++i) sums[i] += more[i];
     }
 }
 
-// Tiles of `Rows` rows from `row` on, then of half as many and so on for the rest.
-template <int Gates, int Rows, typename Real, typename Epilogue>
-static inline void fuse_tiles(const Real *left, int64_t left_stride, const Real *packed, int64_t depth, int64_t row,
+// Tiles of `Rows` rows from `row` on, then of four, two and one for the rest; `right` is one block of the other
+// operand.
+template <int Gates, int Rows, typename Real, typename Weights, typename Epilogue>
+static inline void fuse_tiles(const Real *left, int64_t left_stride, const Weights &right, int64_t depth, int64_t row,
                               int64_t last_row, const Epilogue &epilogue) {
     alignas(64) Real sums[Rows * 16 * Gates];
     for (; row + Rows <= last_row; row += Rows) {
-        fuse_tile<Gates, Rows>(sums, left + row * left_stride, left_stride, packed, depth);
+        fuse_tile<Gates, Rows>(sums, left + row * left_stride, left_stride, right, depth);
         epilogue(row, row + Rows, sums);
     }
     if constexpr (Rows > 1) {
-        if (row < last_row) fuse_tiles<Gates, Rows / 2>(left, left_stride, packed, depth, row, last_row, epilogue);
+        constexpr int fewer = Rows > 4 ? 4 : Rows / 2;
+        if (row < last_row) fuse_tiles<Gates, fewer>(left, left_stride, right, depth, row, last_row, epilogue);
     }
 }
 
@@ -180,7 +182,8 @@ static inline void fuse_tiled_product(fuse_panels<Gates>, const Real *left, int6
             if (block != held) right.template pack<Gates>(packed, image, column);
             held = block;
             fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(
-                left, left_stride, packed, depth, row, last_row, [&](int64_t first, int64_t last, const Real *tile) {
+                left, left_stride, fuse_packed<Real>{packed, width}, depth, row, last_row,
+                [&](int64_t first, int64_t last, const Real *tile) {
                     epilogue(image, first, last, column, last_column, tile, width);
                 });
         }

@@ -27,7 +27,8 @@ static inline void fuse_whole_rows(const Real *left, int64_t left_stride, const 
             const int64_t first = number * row_block, last = first + row_block < rows ? first + row_block : rows;
             for (int64_t block = 0; block < blocks; ++block) {
                 fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(
-                    left, left_stride, packed + block * width * right.depth, right.depth, first, last,
+                    left, left_stride, fuse_packed<Real>{packed + block * width * right.depth, width}, right.depth,
+                    first, last,
                     [&](int64_t from, int64_t to, const Real *tile) {
                         for (int64_t row = from; row < to; ++row) {
                             Real *const out = sums + (row - first) * sums_stride + block * width;

@@ -14,11 +14,11 @@ from fuse.kernel import ctypes
 from fuse.kernel.emit import text_of
 from fuse.kernel.ir import Buffer, Let, Statement
 from fuse.kernel.nest import Dimension, Target
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, Frame, Tiled, threads_for
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS, PANEL, Frame, Tiled, threads_for
 from fuse.kernel.product_rows import ProductRows, by_rows
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
-from fuse.kernel.tiled_products import PANEL, operand_of, panels_of, products_below
+from fuse.kernel.tiled_products import operand_of, panels_of, products_below
 from fuse.kernel.values import Concat, Patches, Program, Scan
 from fuse.kernel.walks import reductions_below
 

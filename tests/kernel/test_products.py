@@ -13,7 +13,8 @@ from fuse.runtime import cpu, toolchain
 
 SOURCE = """
 void product(float *out, const float *left, const float *packed, int64_t stride, int64_t depth) {{
-    fuse_product_block<{rows}, {gates}>(out, stride, 16, left, stride, packed, {gates} * 16, depth);
+    fuse_product_block<{rows}, {gates}>(out, stride, 16, left, stride, fuse_packed<float>{{packed, {gates} * 16}},
+                                        depth);
 }}
 """
 
