@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
@@ -184,7 +185,7 @@ def _reduces_in_lanes(loop: Loop, threads: Threads) -> bool:
 def _in_lanes(loop: Loop) -> list[str]:
     """A vector at a time, a partial result in every lane of it, and what the lanes come to."""
     first = f"{loop.atom}_first"
-    lines, after, body = [], [], []
+    lines, after, before, body = [], [], [], []
     for accumulator in loop.reduces:
         name, lanes = accumulator.name, f"{accumulator.name}_lanes"
         start = identity(accumulator.op, accumulator.ctype)
@@ -197,11 +198,18 @@ def _in_lanes(loop: Loop) -> list[str]:
         if isinstance(statement, Accumulate):
             lane = f"{statement.accumulator.name}_lanes[{loop.atom} - {first}]"
             body.append(f"{lane} = {combined(statement.accumulator.op, lane, statement.text)};")
+        elif isinstance(statement, Load) and _reads_truths(statement, loop.atom):
+            lanes = f"{statement.name}_lanes"
+            where = statement.offset.without(loop.atom) + Affine.of(first)
+            before.append(f"alignas(64) int32_t {lanes}[{_LANES}];")
+            before.append(f"fuse_truths({lanes}, {statement.buffer.name} + {where});")
+            body.append(f"const bool {statement.name} = {lanes}[{loop.atom} - {first}] != 0;")
         else:
             body += _statement(statement, 0)
     return [
         *lines,
         f"for (int64_t {first} = 0; {first} < {loop.extent}; {first} += {_LANES}) {{",
+        *(_INDENT + line for line in before),
         f"{_INDENT}#pragma omp simd",
         f"{_INDENT}for (int64_t {loop.atom} = {first}; {loop.atom} < {first} + {_LANES}; ++{loop.atom}) {{",
         *(2 * _INDENT + line for line in body),
@@ -209,6 +217,15 @@ def _in_lanes(loop: Loop) -> list[str]:
         "}",
         *after,
     ]
+
+
+def _reads_truths(load: Load, atom: str) -> bool:
+    """Whether a loop over ``atom`` loads bools that lie side by side: with these among floats, compilers give up."""
+    return (
+        load.ctype == load.buffer.ctype == "bool"
+        and not (load.guard or load.indirect)
+        and load.offset.step(atom) == Affine((), 1)
+    )
 
 
 def _pragma(loop: Loop, threads: Threads) -> str:

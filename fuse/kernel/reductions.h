@@ -16,6 +16,13 @@ template <int count, typename T> FUSE_INLINE void fuse_start_lanes(T *lanes, fus
     for (int lane = 0; lane < count; ++lane) lanes[lane] = start;
 }
 
+// Sixteen bools as numbers as wide as floats: compilers do not take them into the same vector loop by themselves.
+FUSE_INLINE void fuse_truths(int32_t *to, const bool *from) {
+    typedef uint8_t narrow __attribute__((vector_size(16), aligned(1)));
+    typedef int32_t wide __attribute__((vector_size(64)));
+    *(wide *)to = __builtin_convertvector(*(const narrow *)from, wide);
+}
+
 // What lanes come to, halves upon halves: OpenMP would take one lane after the other.
 template <int half, typename T, typename Combine> FUSE_INLINE T fuse_across(T *lanes, Combine combine) {
 #pragma omp simd
