@@ -13,19 +13,22 @@ the way to them (a scale) is computed a block at a time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fuse.kernel import ctypes
+from fuse.kernel.elementwise import arithmetic
 from fuse.kernel.emit import text_of
 from fuse.kernel.ir import Buffer, Let, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import matrices
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, NAMES, Frame, Tiled, aligned, threads_for
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS, NAMES, PANEL, Frame, Tiled, aligned, threads_for
 from fuse.kernel.product_rows import ProductRows, by_rows
-from fuse.kernel.recipes import Unsupported
+from fuse.kernel.recipes import Call, Unsupported, apply, recipe
+from fuse.kernel.reductions import softmax_or_zeros
 from fuse.kernel.schedule import with_splits
-from fuse.kernel.tiled_products import PANEL, epilogue_of, panels_of, products_below, taken_apart
-from fuse.kernel.values import Product, Program, Value, permute, view
+from fuse.kernel.tiled_products import PRODUCT_TYPES, epilogue_of, panels_of, products_below, taken_apart
+from fuse.kernel.values import Product, Program, Value, expand, permute, view
 from fuse.kernel.walks import reductions_below
 
 BLOCK_BYTES = 48 * 1024
@@ -33,6 +36,8 @@ BLOCK_BYTES = 48 * 1024
 MOST_ROWS, FEWEST_ROWS = 96, 6
 DEEPEST = 512
 """Elements of a query: deeper sums would be rounded more than those of other products (``FUSE_DEPTH_AT_ONCE``)."""
+FEWEST_KEYS = 16
+"""As many as a vector of the widest registers holds: ATen looks for the largest of fewer one by one."""
 
 
 def attention(program: Program, name: str, one_thread: bool) -> Tiled:
@@ -82,6 +87,47 @@ def attention(program: Program, name: str, one_thread: bool) -> Tiled:
         "                   values, weigh, epilogue);",
     ]
     return Tiled(frame.around(name, lines), threads * share_bytes + ALIGNMENT, threads > 1, (*HEADERS, "attention.h"))
+
+
+@recipe("_scaled_dot_product_flash_attention_for_cpu")
+def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
+    """``softmax(query @ key.T * scale + mask) @ value`` for [batch, heads, length, depth], zero where a query sees no
+    key; several heads of queries may share one of keys and values. The logarithms of the sums are not kept."""
+    query, key, value = map(call.tensor, ("query", "key", "value"))
+    if call["is_causal"]:
+        raise Unsupported("ATen's kernel leaves out half of the keys of causal attention")
+    if call.dtype not in PRODUCT_TYPES:
+        raise Unsupported(f"products of {call.dtype} are left to the library")
+    (batch, heads, rows, depth), length = query.shape, key.shape[2]
+    if length < FEWEST_KEYS and call["attn_mask"] is None:
+        raise Unsupported(f"ATen's kernel makes zeros of a row of NaN where there are fewer than {FEWEST_KEYS} keys")
+    keys, values = (_of_heads(shared, heads) for shared in (key, value))
+    product = Product((batch * heads, rows, length), call.dtype, _images(query), permute(keys, (0, 2, 1)))
+    scale = 1 / math.sqrt(depth) if call["scale"] is None else call["scale"]
+    scores = apply(arithmetic("*", call.dtype), [product, scale], call.dtype, product.shape)
+    scores = view(scores, (batch, heads, rows, length))
+    if call["attn_mask"] is not None:
+        mask = call.tensor("attn_mask")
+        if mask.dtype != call.dtype:
+            raise Unsupported(f"a mask of {mask.dtype} is added to scores of {call.dtype}")
+        scores = apply(arithmetic("+", call.dtype), [scores, mask], call.dtype, scores.shape)
+    weights = _images(softmax_or_zeros(scores, -1))
+    return view(Product((batch * heads, rows, value.shape[3]), call.dtype, weights, values), call.shape), None
+
+
+def _images(value: Value) -> Value:
+    """[batch, heads, length, depth] as [batch * heads, length, depth]."""
+    batch, heads, *matrix = value.shape
+    return view(value, (batch * heads, *matrix))
+
+
+def _of_heads(shared: Value, heads: int) -> Value:
+    """The images of keys or values, each as often as there are heads of queries that share it."""
+    batch, own, *matrix = shared.shape
+    if heads % own:
+        raise Unsupported(f"{heads} heads of queries cannot share {own} of keys")
+    spread = expand(view(shared, (batch, own, 1, *matrix)), (batch, own, heads // own, *matrix))
+    return view(spread, (batch * heads, *matrix))
 
 
 def _products(program: Program) -> tuple[Product, Product]:

@@ -172,15 +172,28 @@ def _wide_float(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in ctypes.HALVES else dtype
 
 
-@recipe("_softmax", "_safe_softmax")
+@recipe("_softmax")
 def softmax(call: Call) -> Value:
     value = call.tensor("self")
     _, exponentials, summed = _exponentials(value, call["dim"])
     wide = exponentials.dtype
-    result = apply("({0} / {1})", [exponentials, convert(summed, wide)], wide, value.shape)
-    if "_safe" in call.op._schema.name:
-        raise Unsupported("a softmax that treats empty rows apart")
-    return convert(result, call.dtype)
+    return convert(apply("({0} / {1})", [exponentials, convert(summed, wide)], wide, value.shape), call.dtype)
+
+
+@recipe("_safe_softmax")
+def safe_softmax(call: Call) -> Value:
+    return convert(softmax_or_zeros(call.tensor("self"), call["dim"]), call.dtype)
+
+
+def softmax_or_zeros(value: Value, dim: int) -> Value:
+    """A softmax that is zero where all is ``-inf``, in the wide float type."""
+    wide = _wide_float(value.dtype)
+    value, dims = convert(value, wide), _dims(value, dim)
+    best = reduce(value, dims, "largest")  # where there is a NaN, the sum is NaN
+    shift = apply("({0} == -__builtin_inff() ? 0 : {0})", [best], wide, best.shape)
+    exponentials = apply("fuse_exp({0} - {1})", [value, shift], wide, value.shape, TRANSCENDENTAL)
+    summed = convert(total_of_positive(exponentials, dims), wide)
+    return apply("({0} / ({1} == 0 ? 1 : {1}))", [exponentials, summed], wide, value.shape)
 
 
 def _exponentials(value: Value, dim: int) -> tuple[Value, Value, Value]:

@@ -126,6 +126,10 @@ def softmaxes() -> Cases:
         "softmax in double": (lambda x: functional.softmax(x, 1, dtype=torch.float64), x),
         "softmax of a vector": (lambda x: functional.softmax(x, 0), numbers(100) * 30),
         "softmax of a scalar": (lambda x: functional.softmax(x, 0), torch.tensor(2.0)),
+        "zeros where nothing is left": (lambda x: torch.ops.aten._safe_softmax.default(x, 1), x),
+        "scaled and masked by the row": (
+            lambda x, m: functional.softmax((x / 8).masked_fill(m, -INF), -1), numbers(4, 6, 48), numbers(4, 1, 48) > 0,
+        ),
         "log-softmax": (lambda x: functional.log_softmax(x, 1), x),
         "log-softmax over the first": (lambda x: functional.log_softmax(x, 0), numbers(8, 9)),
         "logsumexp": (lambda x: torch.logsumexp(x, 1), x),

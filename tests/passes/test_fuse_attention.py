@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -298,6 +299,118 @@ def test_dropout_in_training_keeps_its_random_numbers() -> None:
     tensors = [torch.randn(2, 3, 6, 8) for _ in range(3)]
     assert_fuses(Dropped().train(), *tensors, fired={"fuse_attention": 0}, rejected={"fuse_attention": 1})
     assert_fuses(Dropped().eval(), *tensors, launches=1)
+
+
+# ---- attention as one operator of ATen's -----------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """``F.scaled_dot_product_attention`` with these options."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)  # type: ignore[arg-type]
+
+
+def three(queries: int = 9, keys: int = 18, batch: int = 2, heads: int = HEADS) -> list[Tensor]:
+    return [torch.randn(batch, heads, length, 8) for length in (queries, keys, keys)]
+
+
+MASKS = {
+    "none": None,
+    "bool": torch.rand(9, 18) > 0.4,
+    "bool for each batch": torch.rand(2, 1, 1, 18) > 0.4,
+    "added": torch.randn(2, HEADS, 9, 18),
+    "added to all": torch.randn(9, 18),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_operator_is_one_launch_with_its_mask(mask: str) -> None:
+    given_mask = [] if MASKS[mask] is None else [MASKS[mask]]
+    assert_fuses(Scaled(), *three(), *given_mask, launches=1, fired={"fuse_attention": 1})
+
+
+@pytest.mark.parametrize("options", [{"scale": 0.3}, {"scale": 0.0}, {"enable_gqa": True}])
+def test_the_operators_options(options: dict[str, object]) -> None:
+    q, k, v = three()
+    if "enable_gqa" in options:
+        k, v = k[:, :2], v[:, :2]
+    assert_fuses(Scaled(**options), q, k, v, launches=1, fired={"fuse_attention": 1})
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_operator_on_fewer_dimensions_is_written_out(dims: int) -> None:
+    q, k, v = (x[0, 0] if dims == 2 else x[0] for x in three())
+    mask = torch.rand(9, 18) > 0.6
+    mask[4] = False
+    assert_fuses(Scaled(), q, k, v, mask, fired={"fuse_attention": 1})
+
+
+def test_a_query_that_sees_no_key_gets_zeros_from_the_operator() -> None:
+    q, k, v = three(keys=32)
+    mask = torch.rand(2, 1, 9, 32) > 0.5
+    mask[1, 0, 4] = False
+    assert_fuses(Scaled(), q, k, v, mask, launches=1)
+    assert not fuse.compile(Scaled())(q, k, v, mask)[1, :, 4].any()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_what_is_no_number_stays_so_in_the_operator(operand: int, value: float) -> None:
+    tensors = three()
+    tensors[operand][1, 2, 4, 5] = value
+    mask = torch.rand(2, 1, 9, 18) > 0.5
+    mask[1, 0, 3] = False
+    assert_fuses(Scaled(), *tensors, mask, launches=1)
+
+
+def test_layouts_around_the_operator_are_read_and_stored_in_place() -> None:
+    class Projected(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return joined(F.scaled_dot_product_attention(heads(q), heads(k), heads(v)))
+
+    assert_fuses(Projected(), *operands(2, 9, 18)[:3], launches=1, fired={"fuse_attention": 1})
+
+
+def test_multi_head_attention_is_products_and_one_kernel() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x: Tensor, padded: Tensor) -> Tensor:
+            return self.inner(x, x, x, key_padding_mask=padded, need_weights=False)[0]
+
+    padded = torch.zeros(2, 9, dtype=torch.bool)
+    padded[1, 6:] = True
+    # in training, which takes no fast path; nothing is dropped
+    with torch.no_grad():
+        assert_fuses(Attends().train(), torch.randn(2, 9, 32), padded, fired={"fuse_attention": 1})
+
+
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"dropout_p": 0.5}])
+def test_the_operator_stays_where_it_leaves_out_keys_or_draws(options: dict[str, object]) -> None:
+    assert_fuses(Scaled(**options), *three(18, 18), fired={"fuse_attention": 0})
+
+
+def test_the_operator_stays_where_it_makes_zeros_of_nan() -> None:
+    q, k, v = three(keys=5)
+    q[0, 0, 0] = float("nan")
+    assert_fuses(Scaled(), q, k, v, fired={"fuse_attention": 0})
+    assert_fuses(Scaled(), q, k, v, torch.zeros(9, 5), fired={"fuse_attention": 1})
+
+
+def test_the_operator_stays_where_a_gradient_wants_its_sums() -> None:
+    tensors = [x.requires_grad_() for x in three()]
+    fused = fuse.compile(Scaled())
+    found = torch.autograd.grad(fused(*tensors).sum(), tensors)
+    for one, other in zip(found, torch.autograd.grad(Scaled()(*tensors).sum(), tensors), strict=True):
+        torch.testing.assert_close(one, other)
+    assert not fused.last_run.fallbacks
 
 
 # ---- gradients, loops, neighbours ------------------------------------------------------------------------------------
