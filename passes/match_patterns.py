@@ -11,7 +11,7 @@ its regions. Declined with the verdict that :mod:`fuse.rewrite.patterns.matching
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch._ops import OpOverload
@@ -50,12 +50,7 @@ class Region:
 )
 def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
     """Rewrite what the registered patterns match."""
-    patterns = []
-    for pattern in registry.registered():
-        if pattern.enabled and (reason := why_broken(pattern)):
-            yield declined((), reason, pattern=pattern.name)
-        elif pattern.enabled:
-            patterns.append(pattern)
+    patterns = yield from sound(lambda pattern: True)
     moved: dict[Node, Node] = {}
     for outcome in match(graph, patterns, prepare) if patterns else ():
         name = outcome.pattern.name
@@ -66,6 +61,19 @@ def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
             yield declined(nodes, f"{outcome.kind}: {outcome.reason}", pattern=name)
     if moved:
         regions.sort(graph.graph)
+
+
+def sound(wanted: Callable[[Pattern], bool]) -> Generator[Verdict, None, list[Pattern]]:
+    """The enabled patterns that are ``wanted`` and may be looked for; declines the others of them."""
+    patterns = []
+    for pattern in registry.registered():
+        if not (pattern.enabled and wanted(pattern)):
+            continue
+        if reason := why_broken(pattern):
+            yield declined((), reason, pattern=pattern.name)
+        else:
+            patterns.append(pattern)
+    return patterns
 
 
 def why_broken(pattern: Pattern) -> str | None:

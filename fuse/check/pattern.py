@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.check.alterations import alterations
 from fuse.check.compare import compare
+from fuse.check.gradients import wrong_gradient
 from fuse.check.oracle import check
 from fuse.check.samples import SHAPES, Sample, samples
 from fuse.check.source import source_of
@@ -128,9 +129,9 @@ def verify(pattern: Pattern, *, quick: bool = False) -> Verification:
 def refusal(pattern: Pattern) -> str | None:
     """Why ``pattern`` must not be used, or None: what trying it quickly gave, now or at an earlier time.
 
-    Only a pattern with ``replace`` can be wrong.
+    Only a pattern with ``replace`` or ``backward`` can be wrong.
     """
-    if pattern.replace is None:
+    if pattern.replace is None and pattern.backward is None:
         return None
     key = disk.key_of("pattern", source_of(pattern), _judge(), torch.__version__, platform.python_version())
     if entry := disk.find(key):
@@ -174,6 +175,7 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
                 yield _kernel(found, sample)
         if tried.fired and (sample.what == "as usual" or not (quick or sample.may_be_at_a_kink)):
             yield _gradients(found, sample)
+            yield _own_gradients(found, sample)
     if not quick and not found.fired:
         yield Counterexample(
             "every sample", f"it does not match its own computation: {(reasons or ['no candidate'])[0]}"
@@ -212,6 +214,15 @@ def _gradients(found: Verification, sample: Sample) -> Counterexample | None:
                 return Counterexample(str(sample), problem)
             found.gradients += 1
     return None
+
+
+def _own_gradients(found: Verification, sample: Sample) -> Counterexample | None:
+    """The gradients that the pattern has a rule for are those of what it computes."""
+    if found.pattern.backward is None:
+        return None
+    problem, right = wrong_gradient(found.pattern, sample, differences=sample.what == "as usual")
+    found.gradients += right
+    return Counterexample(str(sample), problem) if problem else None
 
 
 def _gradients_of(function: Callable[..., Any], sample: Sample) -> list[Tensor | None]:
@@ -289,7 +300,8 @@ def judged(
     outcomes = rewrite(after, [pattern])
     reasons = [f"{one.kind}: {one.reason}" for one in outcomes if one.kind != "matched"]
     if len(reasons) == len(outcomes):
-        return Judged(False, reasons, "")
+        needs_none = pattern.backward is not None and any(one.kind == "refused by lowering" for one in outcomes)
+        return Judged(needs_none, reasons, "")  # a rule for gradients needs no kernel
     if pattern.replace is None:
         return Judged(True, reasons, "")
     tensors = tensors_of(before, model, given)

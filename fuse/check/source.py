@@ -23,7 +23,7 @@ def source_of(pattern: Pattern) -> str:
     >>> source_of(define(twice)) == source_of(define(twice)), source_of(define(twice)) == source_of(define(thrice))
     (True, False)
     """
-    parts = [pattern.function, pattern.check, pattern.replace, pattern.examples]
+    parts = [pattern.function, pattern.check, pattern.replace, pattern.backward, pattern.examples]
     seen: set[int] = set()
     told = [line for part in parts for line in (_of_function(part, seen) if part is not None else ["none"])]
     return "\n".join([*told, repr(pattern.parameters)])

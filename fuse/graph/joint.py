@@ -7,52 +7,38 @@ The model runs on fake tensors that require gradients where the real ones do, un
 PyTorch's own autograd runs backward over what it recorded, under the same mode: blocks without gradients, ``detach``,
 writes through views, gradients of the user's own and the order of sums are what eager has. Recording costs as much for
 an operator backward as for one forward. The record is then cut in two. What the backward half reads of the forward
-half is *saved*, views of it are taken again.
+half is *saved* (:mod:`fuse.graph.halves`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
-from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx import GraphModule, Node
 from torch.nn.modules import module as _module
-from torch.utils import _pytree as pytree
 
-from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph import scattering
 from fuse.graph.aliases import View
 from fuse.graph.capture import Recorder, prepared
+from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
+from fuse.graph.halves import Given, cut_in_two
 from fuse.graph.kept import Plan, settled
 from fuse.graph.placeholders import add_placeholder
 from fuse.graph.results import flatten_result
-from fuse.graph.signature import Attribute, Dispatch, InputSpec, OutputSpec, Signature
+from fuse.graph.signature import Attribute, Dispatch, OutputSpec
 from fuse.graph.sources import user_line
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a placeholder of a backward graph stands for.
-
-    ``saved``: the value at position ``index`` of the forward graph's output; ``input``: forward placeholder ``index``;
-    ``tangent``: the gradient of leaf ``index`` of the model's result.
-    """
-
-    kind: Literal["saved", "input", "tangent"]
-    index: int
 
 
 @dataclass(frozen=True)
@@ -81,13 +67,14 @@ class Recorded:
 
     Nodes that stand for tensors of the call say in ``meta["needs_gradient"]`` whether these needed gradients at last.
     ``views``: of each leaf of the result, the views that lead to it from the value that the graph gives. ``trained``
-    and ``detached`` are as in :class:`Joint`.
+    and ``detached`` are as in :class:`Joint`. ``eagers``: why gradients must be taken as eager takes them, or None.
     """
 
     forward: GraphModule
     views: tuple[tuple[View, ...], ...]
     trained: frozenset[int]
     detached: frozenset[int]
+    eagers: str | None = None
 
 
 Differentiate = Callable[[Recorded], Joint | None]
@@ -103,7 +90,7 @@ def capture_joint(
 ) -> Joint:
     """The functional graphs of ``model(*args, **kwargs)`` and of its gradients.
 
-    ``differentiate`` is asked first for the gradients of calls in which operators alone decide what is trained.
+    ``differentiate`` is asked first for the gradients.
 
     Raises:
         CaptureError: as :func:`fuse.graph.capture.capture`, and where gradients have an effect that a graph cannot hold
@@ -145,14 +132,15 @@ class JointRecorder(Recorder):
         inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
         if not trained or not inputs:
             return Joint(forward, detached=detached)
-        if differentiate is not None and not (self.cut_off or self._has_own_gradients() or self._is_cut_unseen()):
+        if differentiate is not None:
             for alias in self.functional.aliases.values():
                 # Autograd detaches what it saves; a tensor that was written may hold another value by now.
                 if id(alias.tensor) in self.detached or alias.made in self.functional.written:
                     continue
                 needs = alias.made.meta.get("needs_gradient", False)
                 alias.made.meta["needs_gradient"] = needs or alias.tensor.requires_grad
-            recorded = Recorded(forward, tuple(map(self._views, self.leaves)), frozenset(trained), detached)
+            views = tuple(map(self._views, self.leaves))
+            recorded = Recorded(forward, views, frozenset(trained), detached, self._why_eagers())
             if found_joint := differentiate(recorded):
                 return found_joint
         count = len(self.dispatches)
@@ -171,7 +159,7 @@ class JointRecorder(Recorder):
         values = {
             i: self.functional.value(self._ensure_known(g)) for i, g in zip(inputs, found, strict=True) if g is not None
         }
-        backward, given = _cut(
+        backward, given = cut_in_two(
             forward, output, tangents, list(values.values()), tuple(self.dispatches[count:]), self.modules
         )
         position = {i: number for number, i in enumerate(values)}
@@ -183,7 +171,7 @@ class JointRecorder(Recorder):
     ) -> Any:
         forward = torch._C._current_autograd_node() is None
         if forward and not self.cut_off:
-            self.cut_off = self._cuts_off(op, args)
+            self.cut_off = cuts_off(op, args, self.detached)
         formula = None if forward else self.formulas().get(op) or scattering.formula(op, args)
         if formula is None:
             result = super().__torch_dispatch__(op, types, args, kwargs)
@@ -213,46 +201,16 @@ class JointRecorder(Recorder):
         self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]
         return line
 
-    def _cuts_off(self, op: OpOverload, args: tuple[Any, ...]) -> bool:
-        """Whether an operator of these operands leaves gradients behind. (Autograd itself detaches what it saves.)"""
-        if op is aten.detach_.default:
-            return True
-        if not torch.is_grad_enabled():
-            return any_needs_gradient(args)
-        return any(id(operand) in self.detached for operand in pytree.tree_leaves(args))
+    def _why_eagers(self) -> str | None:
+        """Why gradients must be taken as eager takes them, or None: operators alone decide what is trained."""
+        if has_own_gradients(self.leaves):
+            return "the call has gradients of its own (torch.autograd.Function or a custom operator)"
+        if self.cut_off or is_cut_unseen(self.graph, self.functional.aliases.values(), self.detached):
+            return "the call keeps gradients from some operand (detach, no_grad)"
+        return None
 
     def _views(self, leaf: Any) -> tuple[View, ...]:
         return self.functional.aliases[id(leaf)].chain if isinstance(leaf, Tensor) else ()
-
-    def _has_own_gradients(self) -> bool:
-        """Whether what leads to the result holds gradients of the user's own (``torch.autograd.Function``)."""
-        seen: set[Any] = set()
-        worklist = [leaf.grad_fn for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-        while worklist:
-            node = worklist.pop()
-            if node not in seen:
-                seen.add(node)
-                if isinstance(node, torch.autograd.function.BackwardCFunction):
-                    return True
-                worklist.extend(following for following, _ in node.next_functions if following is not None)
-        return False
-
-    def _is_cut_unseen(self) -> bool:
-        """Whether some tensor needs no gradients though what it was computed from does: no mode sees ``detach_``."""
-        needing: set[Node] = set()
-        for node in self.graph.nodes:
-            if node.op == "placeholder":
-                needs = node.meta["val"].requires_grad
-            else:
-                needs = _passes_gradients_on(node) and not needing.isdisjoint(node.all_input_nodes)
-            if needs:
-                needing.add(node)
-        for alias in self.functional.aliases.values():
-            if alias.tensor.requires_grad or id(alias.tensor) in self.detached:
-                continue
-            if alias.node in needing and alias.version == alias.base.version:
-                return True
-        return False
 
     def _needs_gradient(self, position: int) -> bool:
         leaf: Tensor = self.leaves[position]
@@ -319,157 +277,9 @@ _MADE_OF_OTHERS = """
 """
 
 
-def _passes_gradients_on(node: Node) -> bool:
-    """Whether a result of ``node`` needs gradients where an operand does."""
-    if node.op != "call_function" or not isinstance(held := node.meta.get("val"), (Tensor, tuple, list)):
-        return False
-    if isinstance(held, Tensor) and not (held.is_floating_point() or held.is_complex()):
-        return False
-    if node.target is operator.getitem:  # what an operator gives beside its result is kept for its gradient
-        return bool(node.args[1] == 0)
-    if not isinstance(node.target, OpOverload) or ops.is_random(node.target):
-        return False
-    name = node.target._schema.name.split("::")[1]
-    return name != "detach" and not name.startswith("new_") and not name.endswith("_like")
-
-
-def any_needs_gradient(arguments: Any) -> bool:
-    """Whether a tensor among ``arguments`` needs gradients."""
-    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(arguments))
-
-
 def _refuse_hooks(model: nn.Module) -> None:
     if _module._global_backward_hooks or _module._global_backward_pre_hooks:
         raise CaptureError("a backward hook is registered for all modules")
     for name, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise CaptureError(f"module {name or type(module).__name__} has a backward hook")
-
-
-def _cut(
-    forward: GraphModule,
-    output: Node,
-    tangents: Mapping[int, Node],
-    gradients: Sequence[Node],
-    dispatches: Any,
-    modules: nn.Module,
-) -> tuple[GraphModule, tuple[Given, ...]]:
-    """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``."""
-    later = _after(output)
-    needed = _needed(gradients, set(later))
-    if random := next((n for n in needed if isinstance(n.target, OpOverload) and ops.is_random(n.target)), None):
-        raise CaptureError(f"{random.target} draws random numbers in the backward pass")
-    inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
-    half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]
-    forward.meta["saved_from"] = len(half.outputs)
-    for node in needed:
-        half.note(node, needed)
-    for gradient in gradients:
-        if gradient not in needed:
-            half.place(root_of(gradient))
-    for position, tangent in tangents.items():
-        half.placeholder(tangent, Given("tangent", position))
-    for node in needed:
-        if node.op != "placeholder":
-            half.copy(node)
-    results = tuple(half.value(gradient) for gradient in gradients)
-    end = half.graph.output(results)
-    end.meta.update(val=tuple(r.meta["val"] for r in results), source="")
-    output.args = (tuple(half.outputs),)
-    output.meta["val"] = tuple(v.meta["val"] for v in half.outputs)
-    for node in reversed(later):
-        forward.graph.erase_node(node)
-    module = _LazyGraphModule(modules, half.graph)
-    names = [node.name for node in half.graph.find_nodes(op="placeholder")]
-    module.meta["signature"] = Signature(
-        tuple(InputSpec("argument", name, i) for i, name in enumerate(names)),
-        tuple(OutputSpec("graph", i) for i in range(len(results))),
-        pytree.tree_structure(results),
-        (),
-        dispatches,
-    )
-    module.meta["tangents"] = len(tangents)
-    return module, tuple(half.given)
-
-
-class _Half:
-    """The backward graph while it is made: what the nodes of the record are in it."""
-
-    def __init__(self, graph: Graph, inputs: Mapping[Node, int], outputs: list[Node]) -> None:
-        self.graph = graph
-        self.inputs = inputs
-        self.outputs = outputs
-        self.returned = {node: i for i, node in reversed(list(enumerate(outputs)))}
-        self.given: list[Given] = []
-        self.made: dict[Node, Node] = {}
-
-    def note(self, node: Node, needed: Mapping[Node, None]) -> None:
-        """Make placeholders for what ``node`` reads of the forward half."""
-        for operand in node.all_input_nodes:
-            if operand not in needed:
-                self.place(root_of(operand))
-
-    def place(self, root: Node) -> None:
-        if root in self.made:
-            return
-        if root in self.inputs:
-            self.placeholder(root, Given("input", self.inputs[root]))
-        elif root in self.returned:
-            self.placeholder(root, Given("saved", self.returned[root]))
-        else:
-            self.placeholder(root, Given("saved", len(self.outputs)))
-            self.outputs.append(root)
-
-    def placeholder(self, node: Node, given: Given) -> None:
-        made = self.made[node] = add_placeholder(self.graph, node.name)
-        made.meta.update(val=node.meta["val"], source="")
-        self.given.append(given)
-
-    def copy(self, node: Node) -> None:
-        for operand in node.all_input_nodes:
-            self.value(operand)
-        self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
-
-    def value(self, node: Node) -> Node:
-        """What ``node`` is here; views of what is saved are taken again."""
-        chain = []
-        current = node
-        while current not in self.made:
-            chain.append(current)
-            current = _base(current)  # type: ignore[assignment]
-        for view in reversed(chain):
-            self.made[view] = self.graph.node_copy(view, self.made.__getitem__)
-        return self.made[node]
-
-
-def _after(node: Node) -> list[Node]:
-    found = []
-    while (node := node.next).op != "root":
-        found.append(node)
-    return found
-
-
-def _needed(nodes: Iterable[Node], among: set[Node]) -> dict[Node, None]:
-    """``nodes`` and what they need, as far as it is in ``among``; in program order."""
-    found: set[Node] = set()
-    worklist = [node for node in nodes if node in among]
-    while worklist:
-        node = worklist.pop()
-        if node not in found:
-            found.add(node)
-            worklist.extend(operand for operand in node.all_input_nodes if operand in among)
-    return dict.fromkeys(sorted(found))
-
-
-def root_of(node: Node) -> Node:
-    """The node whose memory ``node`` lies in."""
-    while (base := _base(node)) is not None:
-        node = base
-    return node
-
-
-def _base(node: Node) -> Node | None:
-    if node.op == "call_function" and isinstance(node.target, OpOverload) and ops.is_view(node.target):
-        base: Node = node.args[0]  # type: ignore[assignment]
-        return base
-    return None

@@ -2,6 +2,7 @@
 
     h.max(1, keepdim=True)       backward   scatter(zeros, 1, i, g)      ->    where(arange(n) == i, g, 0)
     p.gather(1, target)          backward   scatter_add(zeros, 1, i, g)  ->    0 + where(arange(n) == i, g, 0)
+    nll_loss(p, target)          backward   nll_loss_backward(g, ...)    ->    where(arange(n) == target, -w * g, 0)
 
 For the backward pass only: what forward looked up lies within the tensor, or forward raised.
 """
@@ -32,17 +33,50 @@ def scatter_added(whole: Tensor, dim: int, index: Tensor, part: Tensor) -> Tenso
     return whole + torch.where(_here(whole, dim, index), part, torch.zeros((), dtype=part.dtype, device=part.device))
 
 
+def of_target(
+    gradient: Tensor,
+    whole: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
+    total: Tensor,
+) -> Tensor:
+    """The gradient of the negative log-likelihood of ``target``: of one row, of many, or of those of images.
+
+    >>> of_target(torch.ones(()), torch.zeros(2, 3), torch.tensor([1, 7]), None, 2, 7, torch.ones(()))
+    tensor([[ 0., -1.,  0.],
+            [ 0.,  0.,  0.]])
+    """
+    dim = 0 if whole.dim() == 1 else 1
+    place = target.view([1]) if whole.dim() == 1 else target.unsqueeze(1)
+    if reduction == _MEAN:
+        gradient = gradient / total
+    if gradient.dim():
+        gradient = gradient.unsqueeze(dim)
+    if weight is not None:
+        gradient = gradient * weight.view([-1 if d == dim else 1 for d in range(whole.dim())])
+    here = _here(whole, dim, place) & (place != ignored)
+    return torch.where(here, -gradient, torch.zeros((), dtype=whole.dtype, device=whole.device))
+
+
 def _here(whole: Tensor, dim: int, index: Tensor) -> Tensor:
     size = whole.shape[dim]
     places = torch.arange(size, device=whole.device)
     return places.view([size if d == dim % whole.dim() else 1 for d in range(whole.dim())]) == index
 
 
+_MEAN = 1
+"""``reduction="mean"`` as ATen has it."""
+
 FORMULAS: dict[Any, Callable[..., Tensor]] = {aten.scatter.src: scattered, aten.scatter_add.default: scatter_added}
+LOSSES = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 
 
 def formula(op: Any, args: tuple[Any, ...]) -> Callable[..., Tensor] | None:
     """How ``op(*args)`` is computed where each row has one place, or None."""
+    if op in LOSSES:
+        return of_target
     found = FORMULAS.get(op)
     if found is None or len(args) != 4:
         return None

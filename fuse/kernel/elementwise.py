@@ -26,6 +26,7 @@ _UNARY = {  # ATen name: template. Computed in the result's dtype.
     "relu": "fuse_relu({0})",
     "relu6": "fuse_clamp({0}, 0, 6)",
     "round.default": "fuse_round({0})",
+    "sgn": "fuse_sign({0})",
     "sign": "fuse_sign({0})",
     "sqrt": "fuse_sqrt({0})",
     "rsqrt": "fuse_rsqrt({0})",

@@ -93,7 +93,58 @@ def contraction(node: Node) -> Contraction | None:
             return Contraction((rows,), _Sum(tuple(dims), bool(keep and keep[0])))  # type: ignore[arg-type]
         case aten.embedding_dense_backward.default if not node.args[4]:  # not scaled by how often words occur
             return Contraction(tuple(node.args[:2]), _Embedding(tuple(node.args[2:])))  # type: ignore[arg-type]
+        case aten.index_put.default | aten._index_put_impl.default:
+            return _placed(node)
+        case aten.index_add.default if not node.kwargs and _is_zeros(node.args[0]):
+            whole, dim, index, source = node.args
+            rule = _AddedAt(_Zeros.like(whole), dim)  # type: ignore[arg-type]
+            return Contraction((index, source), rule)  # type: ignore[arg-type]
     return None
+
+
+def _placed(node: Node) -> Contraction | None:
+    """How what a step adds up at places of a tensor of zeros is added up for all steps at once."""
+    whole, indices, values, *more = node.args
+    accumulated = more[0] if more else node.kwargs.get("accumulate", False)
+    assert isinstance(indices, (tuple, list))
+    used = [dim for dim, index in enumerate(indices) if index is not None]
+    if not (accumulated and _is_zeros(whole)) or len(used) != 1:
+        return None
+    index = indices[used[0]]
+    if not isinstance(index, Node) or index.meta["val"].dtype not in (torch.int64, torch.int32):
+        return None
+    return Contraction((index, values), _Placed(_Zeros.like(whole), used[0]))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Places:
+    """``values`` that are added to zeros at places ``index`` (one row of them) of dimension ``dim``."""
+
+    dim: int
+    index: Node
+    values: Node
+
+
+def places_of(node: Node) -> Places | None:
+    """What ``node`` adds up at which places, or None."""
+    how = contraction(node)
+    if how is None or len(how.operands) != 2 or not isinstance(how.rule, (_Placed, _AddedAt)):
+        return None
+    index, values = how.operands
+    rank = node.meta["val"].dim()
+    if index.meta["val"].dim() != 1 or values.meta["val"].dim() != rank:
+        return None
+    return Places(how.rule.dim % rank, index, values)
+
+
+def _is_zeros(node: object) -> bool:
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    if node.target in (aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default):
+        return True
+    return node.target in (aten.full.default, aten.full_like.default, aten.new_full.default) and bool(
+        node.args[-1] == 0
+    )
 
 
 def _transposed(node: Node) -> Node | None:
@@ -142,3 +193,41 @@ class _Embedding:
         rows = gradients.reshape(-1, gradients.shape[-1])
         result: Tensor = aten.embedding_dense_backward(rows, indices.reshape(-1), *self.arguments)
         return result
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    size: torch.Size
+    dtype: torch.dtype
+
+    @classmethod
+    def like(cls, node: Node) -> _Zeros:
+        return cls(node.meta["val"].shape, node.meta["val"].dtype)
+
+    def made(self, device: torch.device) -> Tensor:
+        return torch.zeros(self.size, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """``index_put`` with ``accumulate``, of one index of dimension ``dim``."""
+
+    whole: _Zeros
+    dim: int
+
+    def __call__(self, index: Tensor, values: Tensor) -> Tensor:
+        places = [*[None] * self.dim, index]
+        return aten.index_put(self.whole.made(values.device), places, values.movedim(0, self.dim), True)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _AddedAt:
+    """``index_add`` along ``dim``."""
+
+    whole: _Zeros
+    dim: int
+
+    def __call__(self, index: Tensor, source: Tensor) -> Tensor:
+        dim = self.dim % len(self.whole.size)
+        rows = source.movedim(0, dim).flatten(dim, dim + 1)
+        return aten.index_add(self.whole.made(source.device), dim, index.reshape(-1), rows)  # type: ignore[no-any-return]

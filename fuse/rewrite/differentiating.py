@@ -30,15 +30,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuse import ops
 from fuse.errors import FuseError
 from fuse.graph.aliases import View
-from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, any_needs_gradient, formulas
+from fuse.graph.detaching import any_needs_gradient
+from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, formulas
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
-from fuse.rewrite import effects, registry
+from fuse.rewrite import effects, own_gradients, registry
 from fuse.rewrite.distributing import Split, split
 from fuse.rewrite.ledger import Ledger, Rejections
+from fuse.rewrite.patterns import registry as patterns
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.replaying import replay
 from fuse.rewrite.reversing import Differentiable, NotReversible, Zeros, differentiable, reversed_loop
@@ -65,27 +67,44 @@ PLAIN = (
 )
 """Passes after which a graph consists of operators that autograd knows, and loops."""
 
+OWN = "pattern_gradients"
+"""The pass that sets apart what a pattern knows the gradients of; it runs where patterns do."""
+
 
 def by_loops(passes: Sequence[str] | None = None, fuel: int | None = None) -> Differentiate:
     """What takes the gradients of a call loop by loop, with those of ``passes`` that leave plain graphs and loops."""
-    names = [info.name for info in registry.select(passes) if info.name in PLAIN]
+    chosen = {info.name for info in registry.select(passes)}
+    names = [name for name in PLAIN if name in chosen] + [OWN] * ("match_patterns" in chosen)
     return lambda recorded: _differentiated(recorded, names, fuel)
 
 
 def _differentiated(recorded: Recorded, passes: Sequence[str], fuel: int | None) -> Joint | None:
+    if recorded.eagers is not None:
+        if OWN in passes and any(one.backward and one.enabled for one in patterns.registered()):
+            _declined(recorded, recorded.eagers)
+        return None
     graph = _copied(recorded.forward)
     ledger = run_passes(graph, passes, fuel)
-    if ledger.failed or not graph.graph.find_nodes(op="call_module"):
+    if any(one.pass_name in PLAIN for one in ledger.failed):
+        return None
+    if not graph.graph.find_nodes(op="call_module"):
+        rejected = tuple(one for one in ledger.rejected if one.pass_name == OWN)
+        recorded.forward.meta["ledger"] = replace(ledger, passes=(), rejected=rejected)
         return None
     try:
         joint = _Replay(graph, recorded).joint_of_rolled()
     except FuseError as why:
-        loop = next(iter(graph.graph.find_nodes(op="call_module")))
-        source = (loop.meta["source"],) if loop.meta["source"] else ()
-        recorded.forward.meta["ledger"] = Ledger((), (), (Rejections(NAME, None, str(why), 1, loop.name, source),), {})
+        _declined(recorded, str(why), next(iter(graph.graph.find_nodes(op="call_module"))))
         return None
     joint.forward.meta["ledger"] = ledger
     return joint
+
+
+def _declined(recorded: Recorded, why: str, at: Node | None = None) -> None:
+    """Say in the ledger why gradients are taken as eager takes them."""
+    source = (at.meta["source"],) if at is not None and at.meta["source"] else ()
+    rejections = Rejections(NAME, None, why, 1, at.name if at is not None else "", source)
+    recorded.forward.meta["ledger"] = Ledger((), (), (rejections,), {})
 
 
 def _copied(graph: GraphModule) -> GraphModule:
@@ -168,10 +187,16 @@ class _Replay(JointRecorder):
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             if node.op == "call_function":
                 return _as_recorded(node, node.target(*args, **kwargs), (args, kwargs))  # type: ignore[operator]
-            loop = self.rolled.get_submodule(str(node.target))
-            if not isinstance(loop, Loop):
-                raise NotReversible("the graph holds regions")
-            return self._run_loop(loop, list(args), node.meta["val"], self._returned(node))
+            module = self.rolled.get_submodule(str(node.target))
+            if isinstance(module, Loop):
+                return self._run_loop(module, list(args), node.meta["val"], self._returned(node))
+            results = own_gradients.run(module, args, run_one)
+            self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, self.source)  # type: ignore[attr-defined]
+            return results
+
+        def run_one(node: Node, args: Any, kwargs: Any) -> Any:
+            begin(node)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
 
         replay(self.rolled.graph, known, begin, operate)
         values: Sequence[Node] = self.rolled.graph.output_node().args[0]  # type: ignore[assignment]
@@ -204,6 +229,7 @@ class _Replay(JointRecorder):
     ) -> tuple[Tensor, ...]:
         trained = {i for i, operand in enumerate(operands) if operand.requires_grad}
         if not trained:
+            own_gradients.put_back(loop.body)
             return self.record_loop(loop, operands, values)
         with _disable_current_modes():
             made = differentiable(loop, operands, values, trained, returned)

@@ -86,7 +86,10 @@ def call_split(graph: GraphModule, split: Split, operands: Sequence[Node], after
 
 
 class _Whole:
-    """A loop that is about to be split. ``sums``: states that only add up, by the position of the carry."""
+    """A loop that is about to be split.
+
+    ``sums``: what is added to states that only add up, by the position of the carry; ``totals``: these sums.
+    """
 
     def __init__(self, loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         self.loop, self.spec = loop, loop.spec
@@ -95,21 +98,31 @@ class _Whole:
         self.given: list[Node] = loop.body.graph.find_nodes(op="placeholder")
         self.outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
         self.states, self.outside = self.given[: self.spec.carries], self.given[self.spec.carries :]
-        self.sums = {i: added for i in range(self.spec.carries) if (added := self._added(i)) is not None}
+        chains = {i: self._added(i) for i in range(self.spec.carries)}
+        self.sums = {i: terms for i, (terms, _) in chains.items() if terms}
+        self.totals = {total for _, totals in chains.values() for total in totals}
 
-    def _added(self, carry: int) -> Node | None:
-        """What a step adds to a state that it does nothing else with; None for another state."""
+    def _added(self, carry: int) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+        """What a step adds to a state that it does nothing else with, and the sums; nothing for another state."""
         state, total = self.states[carry], self.outputs[carry]
-        if total.target is not aten.add.Tensor or total.kwargs or list(state.users) != [total]:
-            return None
-        if len(total.users) != 1 or list(self.outputs).count(total) > 1 or state not in total.args:
-            return None
-        added = total.args[1] if total.args[0] is state else total.args[0]
-        held = state.meta["val"]
-        if not isinstance(added, Node) or added is state or added.op != "call_function":
-            return None
-        alike = added.meta["val"].shape == held.shape and added.meta["val"].dtype == held.dtype
-        return added if alike else None
+        terms: list[Node] = []
+        totals: list[Node] = []
+        node, held = state, state.meta["val"]
+        while node is not total:
+            readers = list(node.users)
+            if len(readers) != 1 or readers[0].target is not aten.add.Tensor or readers[0].kwargs:
+                return (), ()
+            added = [operand for operand in readers[0].args if operand is not node]
+            if len(added) != 1 or not isinstance(added[0], Node) or added[0].op != "call_function":
+                return (), ()
+            if (added[0].meta["val"].shape, added[0].meta["val"].dtype) != (held.shape, held.dtype):
+                return (), ()
+            node = readers[0]
+            terms.append(added[0])
+            totals.append(node)
+        if len(total.users) != 1 or list(self.outputs).count(total) > 1:
+            return (), ()
+        return tuple(terms), tuple(totals)
 
     def needed(self, carries: Iterable[int]) -> set[Node]:
         """What the next values of these states need."""
@@ -131,14 +144,13 @@ class _Whole:
         lasting = self.needed(i for i in range(self.spec.carries) if i not in self.sums)
         work = sum(_multiplications(n) for n in lasting)
         units = work >= LEAST_WORK and not any(_kind(n) == "reduction" for n in lasting)
-        totals = {self.outputs[i] for i in self.sums}
         found: set[Node] = set()
         for node in self.nodes:
             if node in lasting or node in staying:
                 continue
             heavy = all_of_it and _kind(node) in ("gemm", "reduction", "other") and not ops.is_pointwise(node.target)  # type: ignore[arg-type]
             starts = heavy or (units and _kind(node) == "reduction") or self._is_large_product(node)
-            if node not in totals and (starts or any(operand in found for operand in node.all_input_nodes)):
+            if node not in self.totals and (starts or any(operand in found for operand in node.all_input_nodes)):
                 found.add(node)
         return found
 
@@ -156,12 +168,13 @@ class _Whole:
     # ---- building ----------------------------------------------------------------------------------------------------
 
     def without(self, leaving: set[Node]) -> Split | None:
-        leaving_sums = {i: added for i, added in self.sums.items() if added in leaving}
+        leaving_sums = {i: terms for i, terms in self.sums.items() if not leaving.isdisjoint(terms)}
         carries = [i for i in range(self.spec.carries) if i not in leaving_sums]
         if not carries:
             return None
         kept = [i for i in range(self.spec.carries, len(self.outputs)) if self.outputs[i] not in leaving]
         copied, read = self._read_by(leaving)
+        read += [term for terms in leaving_sums.values() for term in terms if term not in leaving and term not in read]
         extra = [node for node in read if node not in [self.outputs[i] for i in kept]]
         results = [self.outputs[i] for i in (*carries, *kept)] + extra
         body, positions = self._body(carries, results)
@@ -217,7 +230,7 @@ class _Whole:
     def _after(
         self,
         leaving: set[Node],
-        sums: dict[int, Node],
+        sums: dict[int, tuple[Node, ...]],
         carries: Sequence[int],
         kept: Sequence[int],
         extra: Sequence[Node],
@@ -240,9 +253,11 @@ class _Whole:
         for node in self.nodes:
             if node in leaving:
                 batcher.add(node)
-        for carry, added in sums.items():
-            total = self.outputs[carry]
-            results[carry] = _summed(batcher, batcher.known[added], given[carry], total)
+        for carry, terms in sums.items():
+            if not batcher.batched.issuperset(terms):
+                return None
+            added = [batcher.known[term] for term in terms]
+            results[carry] = _summed(batcher, added, given[carry], self.outputs[carry])
         for i in range(self.spec.carries, len(self.outputs)):
             if i not in results:
                 node = self.outputs[i]
@@ -283,10 +298,13 @@ def _placeholder(graph: Graph, name: str, value: Tensor) -> Node:
     return node
 
 
-def _summed(batcher: Batcher, added: Node, first: Node, total: Node) -> Node:
+def _summed(batcher: Batcher, added: Sequence[Node], first: Node, total: Node) -> Node:
     """The last state of a sum: the first one and all that was added."""
     source, dtype = total.meta.get("source", ""), first.meta["val"].dtype
-    rows = batcher.insert(aten.sum.dim_IntList, (added, [0]), {"dtype": dtype}, source)
+    every = added[0]
+    for one in added[1:]:
+        every = batcher.insert(aten.add.Tensor, (every, one), {}, source)
+    rows = batcher.insert(aten.sum.dim_IntList, (every, [0]), {"dtype": dtype}, source)
     return batcher.insert(aten.add.Tensor, (first, rows), {}, source)
 
 

@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.loop import Loop
-from fuse.rewrite.nested import called_module, kind, trip_count
+from fuse.rewrite.nested import MATCHED, called_module, kind, trip_count
 
 
 @dataclass
@@ -50,7 +50,10 @@ def watch(graph: GraphModule) -> Iterator[LaunchChange]:
 def node_launches(node: Node) -> int:
     """The launches of one node: the table's for an operator (or one), one for a region, a loop's times its steps."""
     if node.op == "call_module":
-        return _loop_launches(called_module(node)) if kind(node) == "loop" else 1
+        module = called_module(node)
+        if kind(node) == MATCHED and isinstance(module, GraphModule):
+            return sum(map(node_launches, module.graph.nodes))
+        return _loop_launches(module) if kind(node) == "loop" else 1
     if node.op != "call_function" or node.target is operator.getitem:
         return 0
     known = ops.info(node.target) if isinstance(node.target, OpOverload) else None

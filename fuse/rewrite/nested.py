@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
+MATCHED = "matched"
+"""The kind of a module of operators that stand for themselves, set apart until gradients are taken."""
+
 
 def kind(node: Node) -> str | None:
-    """``"region"`` or ``"loop"`` for a call of such a module, None for any other node."""
+    """``"region"``, ``"loop"`` or ``MATCHED`` for a call of such a module, None for any other node."""
     module = called_module(node)
     return None if module is None else getattr(module, "meta", {}).get("kind")
 

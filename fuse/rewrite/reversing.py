@@ -26,18 +26,22 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from fuse.errors import FuseError
-from fuse.graph.joint import Given, Joint, JointRecorder, formulas
+from fuse.graph.halves import Given
+from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop, LoopSpec, StepInput, depending
 from fuse.graph.placeholders import add_placeholder
+from fuse.rewrite import own_gradients
 from fuse.rewrite.absent import without
-from fuse.rewrite.contracting import Contraction, Term, contraction, terms_of
+from fuse.rewrite.contracting import Contraction, Term, contraction, places_of, terms_of
 from fuse.rewrite.replaying import replay
 
 aten = torch.ops.aten
 
 MOST_KEPT = 2**24
 """Elements, over all steps, that are kept only to be summed once."""
+MOST_COMPARED = 2**16
+"""Elements that a step looks through for those that belong to a place."""
 
 
 class NotReversible(FuseError):
@@ -51,7 +55,7 @@ class Differentiable:
     ``loop`` computes what the loop it was made from does and keeps what gradients need behind that; ``values`` are its
     results and ``own`` the number of those that the first one had. ``step``: one step and its gradients. ``saved``: for
     each value that a backward step is given of its forward step, the result of ``loop`` that has it for all steps, by
-    ``(kind, index)`` of :class:`~fuse.graph.joint.Given`.
+    ``(kind, index)`` of :class:`~fuse.graph.halves.Given`.
     """
 
     loop: Loop
@@ -135,10 +139,19 @@ class _BodyRecorder(JointRecorder):
                 self.at = node
 
             def operate(node: Node) -> Any:
-                if node.op == "call_module":
-                    raise NotReversible("a step holds another loop")
                 inner, options = map_arg((node.args, node.kwargs), known.__getitem__)
-                return node.target(*inner, **options)  # type: ignore[operator]
+                if node.op == "call_function":
+                    return node.target(*inner, **options)  # type: ignore[operator]
+                module = self.body.get_submodule(str(node.target))
+                if own_gradients.gradient_of(module) is None:
+                    raise NotReversible("a step holds another loop")
+                results = own_gradients.run(module, inner, run_one)
+                self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, node.meta["source"])  # type: ignore[attr-defined]
+                return results
+
+            def run_one(node: Node, args: Any, kwargs: Any) -> Any:
+                begin(node)
+                return node.target(*args, **kwargs)  # type: ignore[operator]
 
             replay(self.body.graph, known, begin, operate)
             outputs: Sequence[Node] = self.body.graph.output_node().args[0]  # type: ignore[assignment]
@@ -334,7 +347,7 @@ class _Reversal:
         needed = _needed([*wanted, *(node for _, _, how in contracted for node in how.operands)])
         for node in self.graph.graph.nodes:
             if node.op == "call_function" and node in needed:
-                self.inner[node] = self.body.node_copy(node, self.inner.__getitem__)
+                self.inner[node] = self._added_at_places(node) or self.body.node_copy(node, self.inner.__getitem__)
         results = [self._next(i) for i in states]
         results += [self._added(total, term.base) for total, (_, term) in zip(totals, sums, strict=True)]
         carries = len(results)
@@ -410,6 +423,33 @@ class _Reversal:
 
     def _added(self, total: Node, node: Node) -> Node:
         return self._insert(aten.add.Tensor, total, self.inner[node], like=node)
+
+    def _added_at_places(self, node: Node) -> Node | None:
+        """What ``node`` adds up at places of zeros, as a sum over what belongs to each place; None for other nodes.
+
+        No kernel adds to computed places, for two threads could meet there.
+        """
+        places = places_of(node)
+        if places is None:
+            return None
+        size, rank = node.meta["val"].shape[places.dim], node.meta["val"].dim()
+        count = places.index.meta["val"].numel()
+        if count * node.meta["val"].numel() > MOST_COMPARED:
+            return None
+        index, values = self.inner[places.index], self.inner[places.values]
+        device = values.meta["val"].device
+        behind = [1] * (rank - places.dim - 1)
+        every = self._insert(aten.arange.default, size, device=device, like=node)
+        here = self._insert(
+            aten.eq.Tensor,
+            self._insert(aten.view.default, every, [size, 1, *behind], like=node),
+            self._insert(aten.view.default, index, [count, *behind], like=node),
+            like=node,
+        )
+        wide = self._insert(aten.unsqueeze.default, values, places.dim, like=node)
+        zero = self._insert(aten.zeros.default, [], dtype=values.meta["val"].dtype, device=device, like=node)
+        chosen = self._insert(aten.where.self, here, wide, zero, like=node)
+        return self._insert(aten.sum.dim_IntList, chosen, [places.dim + 1], like=node)
 
     def _insert(self, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         node = self.body.call_function(target, args, kwargs)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.errors import FuseError
-from fuse.graph.joint import Given
+from fuse.graph.halves import Given
 from fuse.graph.placeholders import add_placeholder
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite import effects, surgery

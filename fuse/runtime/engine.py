@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,11 +39,11 @@ from fuse.runtime.declared import Arguments, DeclaredLengths, Refused
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
 from fuse.runtime.kept import Carried, carried, kind_of_call, tensors_of
 from fuse.runtime.playback import Playback, playback
-from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, program_of
+from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, begun, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import refused_call, refused_model, without_kernels
 from fuse.runtime.steps import Fallback, Launches
-from fuse.runtime.training import Ran, Training
+from fuse.runtime.training import Finish, Ran, Training
 
 LARGEST_STATES = 8
 LARGEST_CARRIED = 4
@@ -288,7 +288,7 @@ class Engine:
         if joint.backward is None:
             self._rewrite(joint.forward)
             return joint.forward, None
-        return joint.forward, Training(joint, self._rewrite, self._build, self._lock)
+        return joint.forward, Training(joint, self._rewrite, self._begin, self._lock)
 
     def _graph(self, args: tuple[Any, ...], kwargs: dict[str, Any], left_out: Sequence[str] = ()) -> GraphModule:
         """The call, captured and rewritten but for the passes that are left out."""
@@ -330,8 +330,18 @@ class Engine:
     def _build(self, graph: GraphModule) -> Program | Reference:
         if reason := without_kernels(graph):
             return Reference(graph, Fallback(self._name(), "", reason))
+        return self._finished(graph, lambda: program_of(graph))
+
+    def _begin(self, graph: GraphModule) -> Finish:
+        """As ``_build``, while the caller goes on."""
+        if without_kernels(graph):
+            return lambda: self._build(graph)
+        program = begun(graph)
+        return lambda: self._finished(graph, program)
+
+    def _finished(self, graph: GraphModule, program: Callable[[], Program]) -> Program | Reference:
         try:
-            return program_of(graph)
+            return program()
         except (CompilerMissing, CompileFailed) as error:
             return Reference(graph, Fallback(self._name(), "", str(error)))
 

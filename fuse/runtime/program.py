@@ -11,7 +11,8 @@ is used again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,6 +83,19 @@ def program_of(graph: GraphModule) -> Program:
         CompilerMissing, CompileFailed: see :mod:`fuse.runtime.compiler`.
     """
     return Program(schedule(graph, lower))
+
+
+def begun(graph: GraphModule) -> Callable[[], Program]:
+    """As :func:`program_of`, but that the kernels are compiled while the caller does something else.
+
+    What is returned waits for them; it raises what :func:`program_of` does.
+    """
+    plan = schedule(graph, lower)
+    with_compilers = ThreadPoolExecutor(1)  # not kept: a process that forks would have a pool without threads
+    distinct = {kernel.name: kernel for kernel in kernels_of(plan)}
+    functions = with_compilers.submit(addresses_of, list(distinct.values()))
+    with_compilers.shutdown(wait=False)
+    return lambda: Program(plan, functions.result())
 
 
 class Mispredicted(Exception):

@@ -1,7 +1,7 @@
 """Training: forward and backward as two programs behind one node of autograd.
 
     call      -> forward program  -> results, and what is saved
-    backward  -> backward program -> gradients of inputs and parameters        made when it is first needed
+    backward  -> backward program -> gradients of inputs and parameters    begun at once, awaited at first use
 
 Autograd outside of the model sees one function of all its inputs and parameters, so that accumulation, hooks on
 leaves, clipping, loss scaling and optimizers work as always. What is saved is handed to autograd, which notices when
@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,7 +33,10 @@ TWICE = (
     b"gradients of gradients are not supported by fuse.compile: run the model itself, not the compiled one, for them"
 )
 
-Build = Callable[[GraphModule], Program | Reference]
+Finish = Callable[[], Program | Reference]
+"""Waits until the kernels of a program are compiled."""
+
+Begin = Callable[[GraphModule], Finish]
 
 
 @dataclass
@@ -44,27 +48,32 @@ class Ran:
     fallbacks: tuple[Fallback, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Backward:
     """The backward half for one choice of tangents. ``gradients``: of each forward placeholder, the position."""
 
-    program: Program | Reference
+    finish: Finish
     graph: GraphModule
     gradients: tuple[int | None, ...]
     constants: tuple[Tensor, ...]
+
+    @cached_property
+    def program(self) -> Program | Reference:
+        return self.finish()
 
 
 @dataclass(eq=False)
 class Training:
     """One call's forward and backward half, built.
 
-    ``rewrite`` runs the passes on a graph, ``build`` makes a program of it; both are called once more for each choice
-    of results that a loss is made of.
+    ``rewrite`` runs the passes on a graph, ``begin`` begins to make a program of it; both are called once more for each
+    choice of results that a loss is made of. While the forward kernels are compiled, the backward half for a loss of
+    all results is rewritten and its kernels begun.
     """
 
     joint: Joint
     rewrite: Callable[[GraphModule], None]
-    build: Build
+    begin: Begin
     lock: threading.RLock
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
@@ -76,7 +85,7 @@ class Training:
         self.rewrite(forward)
         self.signature = forward.meta["signature"]
         self.given = settle(forward, joint.backward, joint.given)
-        self.program = self.build(forward)
+        finish = self.begin(forward)
         self.rebuild = play_leaves(self.signature, joint.detached)
         self._halves: dict[frozenset[int], _Backward] = {}
         self._layouts = {
@@ -91,6 +100,8 @@ class Training:
         bases = [self.signature.outputs[i].index for i in self._leaves]
         saved = {what.index for what in self.given if what.kind == "saved"}
         self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
+        self._halves[frozenset()] = self._make_half(frozenset())
+        self.program = finish()
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Any, Launches | int, Ran]:
         """As ``Program.run``, but that it returns the model's result."""
@@ -173,7 +184,7 @@ class Training:
         gradients = tuple(None if i is None else kept[i] for i in self.joint.gradients)
         added = (None,) * (len(inputs) - len(gradients))  # constants of passes
         constants = tuple(spec.value for spec in graph.meta["signature"].inputs if spec.value is not None)
-        return _Backward(self.build(graph), graph, gradients + added, constants)
+        return _Backward(self.begin(graph), graph, gradients + added, constants)
 
 
 @dataclass

@@ -275,10 +275,106 @@ def turned(w: Tensor, xs: Tensor) -> Tensor:
     return h
 
 
+def put(w: Tensor, xs: Tensor) -> Tensor:
+    h = xs.new_zeros(BATCH, WIDTH)
+    for t, x in enumerate(xs):
+        h = h.index_put((torch.tensor([t % 3, 1]),), torch.tanh(x + h @ w)[:2])
+    return h
+
+
 def test_a_report_says_why_a_loop_is_not_differentiated_rolled() -> None:
-    report = fuse.show(Model(turned), (torch.randn(XS),), train=True)
+    report = fuse.show(Model(put), (torch.randn(XS),), train=True)
     reasons = [r.reason for r in report.rejected if r.pass_name == NAME]
     assert reasons == ["aten.index_put.default has no kernel"]
+
+
+Step = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+LOOK_UPS: dict[str, Step] = {  # of h, w (which is looked up, too), x, and positions i, j
+    "rows of a table": lambda h, w, x, i, j: torch.tanh(h @ w + w[i] * w[j] + x),
+    "columns of a table": lambda h, w, x, i, j: torch.tanh(h @ w + w[:, i].t() + x),
+    "selected rows of a table": lambda h, w, x, i, j: torch.tanh(h @ w + w.index_select(0, i) + x),
+    "selected columns of a table": lambda h, w, x, i, j: torch.tanh(h @ w + w.index_select(-1, i).t() + x),
+    "rows of the state, some twice": lambda h, w, x, i, j: torch.tanh(h[i % BATCH] @ w + x),
+    "columns of the state": lambda h, w, x, i, j: torch.tanh(h.index_select(1, torch.arange(WIDTH).flip(0)) @ w + x),
+    "absolute values": lambda h, w, x, i, j: torch.tanh((h @ w + x).abs() - 0.5),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_look_ups_and_signs_in_a_step_are_differentiated_rolled(name: str) -> None:
+    def run(w: Tensor, xs: Tensor, places: Tensor) -> Tensor:
+        h = torch.zeros(BATCH, WIDTH)
+        for x, (i, j) in zip(xs, places, strict=True):
+            h = LOOK_UPS[name](h, w, x, i, j)
+        return h
+
+    launches_grow_not(run)
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mean": F.cross_entropy,
+    "sum": lambda p, t: F.cross_entropy(p, t, reduction="sum"),
+    "weighted": lambda p, t: F.cross_entropy(p, t, weight=torch.arange(1.0, WIDTH + 1)),
+    "some ignored": lambda p, t: F.cross_entropy(p, t, ignore_index=2),
+    "of each row": lambda p, t: F.cross_entropy(p, t, reduction="none").square().sum(),
+    "and another": lambda p, t: F.cross_entropy(p, t) + p.square().mean(),
+    "of one row": lambda p, t: F.cross_entropy(p[0], t[0]),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_steps_are_differentiated_rolled(name: str) -> None:
+    def run(w: Tensor, xs: Tensor, places: Tensor) -> Tensor:
+        h, loss = torch.zeros(BATCH, WIDTH), torch.zeros(())
+        for x, (i, _) in zip(xs, places, strict=True):
+            h = torch.tanh(h @ w + x)
+            loss = loss + LOSSES[name](h @ w, i)
+        return loss
+
+    launches_grow_not(run)
+
+
+def launches_grow_not(run: Callable[..., Tensor]) -> None:
+    model, launches = Model(run), []
+    for steps in (STEPS, 2 * STEPS):
+        args = torch.randn(steps, BATCH, WIDTH), torch.randint(WIDTH, (steps, 2, BATCH))
+        report = fuse.show(model, args, train=True)
+        assert report.backward is not None
+        assert not [r.reason for r in report.rejected if r.pass_name == NAME]
+        launches.append((report.after.launches, report.backward.after.launches))
+    assert launches[0] == launches[1]
+    assert sum(launches[0]) <= 8
+    args[0].requires_grad_()
+    checked = check(model, args, train=True)
+    assert checked.passed, str(checked)
+    assert not checked.fallbacks
+
+
+def test_two_sums_over_steps_in_one_state_are_one_sum_behind_the_loop() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.Linear(192, 96), nn.Linear(96, 200)
+
+        def forward(self, xs: Tensor, targets: Tensor) -> Tensor:
+            h, loss = torch.zeros(4, 96), torch.zeros(())
+            for x, target in zip(xs, targets, strict=True):
+                h = torch.tanh(self.cell(torch.cat([x, h], 1)))
+                scores = self.head(h)
+                loss = loss + F.cross_entropy(scores, target) + scores.square().mean()
+            return loss
+
+    launches = []
+    for steps in (2 * STEPS, 4 * STEPS):
+        args = torch.randn(steps, 4, 96), torch.randint(200, (steps, 4))
+        report = fuse.show(Tagger(), args, train=True)
+        (loop,) = report.loops
+        assert loop.launches_per_step_after == 0
+        launches.append((report.after.launches, report.backward.after.launches))
+    assert launches[0] == launches[1]
+    checked = check(Tagger(), args, train=True)
+    assert checked.passed, str(checked)
 
 
 def test_names_of_constants_do_not_clash_where_a_graph_runs_as_python() -> None:

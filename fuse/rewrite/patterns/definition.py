@@ -5,6 +5,7 @@ def swish(x):                          class ResidualTail:
     return x * torch.sigmoid(x)            def pattern(self, x, weight, skip): ...
                                            def check(self, m): ...
                                            def replace(self, x, weight, skip): ...
+                                           def backward(self, grad, x, weight, skip): ...
                                            def examples(self): ...
 """
 
@@ -22,7 +23,7 @@ from torch.fx import Node
 from fuse.errors import FuseError
 from fuse.rewrite.patterns.language import ManySpec, TensorSpec
 
-METHODS = frozenset(["pattern", "check", "replace", "examples"])
+METHODS = frozenset(["pattern", "check", "replace", "backward", "examples"])
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Pattern:
     parameters: tuple[Parameter, ...]
     check: Callable[[Match], Failure | None] | None
     replace: Callable[..., Any] | None
+    backward: Callable[..., Any] | None
     examples: Callable[[], Any] | None
 
     @cached_property
@@ -106,8 +108,8 @@ def define(
     """The pattern that a function or a class describes.
 
     Raises:
-        FuseError: a class without ``pattern``, with an unknown public method, or whose ``replace`` takes other
-            parameters; a parameter that is not positional.
+        FuseError: a class without ``pattern``, with an unknown public method, or whose ``replace`` or ``backward``
+            takes other parameters; a parameter that is not positional.
     """
     name = source.__name__
     if not inspect.isclass(source):
@@ -136,6 +138,12 @@ def _pattern(
     replace = parts.get("replace")
     if replace is not None and _names(replace) != [one.name for one in parameters]:
         raise FuseError(f"pattern {name!r}: replace must take the parameters of pattern, in their order")
+    backward = parts.get("backward")
+    if backward is not None and not _takes_gradients(backward, [one.name for one in parameters]):
+        raise FuseError(
+            f"pattern {name!r}: backward must take the gradient of each result, then the parameters of pattern in "
+            "their order, and at most the keyword result besides"
+        )
     return Pattern(
         name=name,
         origin=source.__module__,
@@ -149,6 +157,7 @@ def _pattern(
         parameters=parameters,
         check=parts.get("check"),
         replace=replace,
+        backward=backward,
         examples=parts.get("examples"),
     )
 
@@ -167,6 +176,14 @@ def _parameters(name: str, function: Callable[..., Any]) -> tuple[Parameter, ...
     if not found:
         raise FuseError(f"pattern {name!r} takes no tensor")
     return tuple(found)
+
+
+def _takes_gradients(backward: Callable[..., Any], names: Sequence[str]) -> bool:
+    taken = inspect.signature(backward).parameters.values()
+    positional = [one.name for one in taken if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    others = {(one.name, one.kind) for one in taken if one.name not in positional}
+    in_order = len(positional) > len(names) and positional[-len(names) :] == names
+    return in_order and others <= {("result", inspect.Parameter.KEYWORD_ONLY)}
 
 
 def _names(function: Callable[..., Any]) -> Sequence[str]:

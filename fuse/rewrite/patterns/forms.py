@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError, FuseError
 from fuse.rewrite.patterns import guesses
+from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.language import Environment, ManySpec
 from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term, Terms, below, look_of
@@ -133,20 +134,24 @@ class Form:
 
     def traced(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
         """The pattern run on tensors like ``arguments``, or what it raises on those."""
-        return self._traced(self.pattern.function, arguments, constants)
+        return self._traced("pattern", self.pattern.function, arguments, constants)
 
     def replaced(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
         """The pattern's replacement run on tensors like ``arguments``, or what it raises on those."""
         assert self.pattern.replace is not None
-        return self._traced(self.pattern.replace, arguments, constants)
+        return self._traced("replace", self.pattern.replace, arguments, constants)
+
+    def differentiated(self, arguments: Sequence[Any], constants: Mapping[str, Any]) -> Traced | str:
+        """The pattern and its gradients run on tensors like ``arguments``, or why they cannot be."""
+        return self._traced("gradients", with_gradients(self.pattern), arguments, constants)
 
     def _traced(
-        self, function: Callable[..., Any], arguments: Sequence[Any], constants: Mapping[str, Any]
+        self, what: str, function: Callable[..., Any], arguments: Sequence[Any], constants: Mapping[str, Any]
     ) -> Traced | str:
         layouts = [
             None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in pytree.tree_leaves(list(arguments))
         ]
-        key = (function is self.pattern.function, tuple(layouts), constant_key(dict(constants)))
+        key = (what, tuple(layouts), constant_key(dict(constants)))
         if key not in self.traces:
             mode = FakeTensorMode()
             try:

@@ -1,0 +1,88 @@
+"""Whether a recorded call keeps gradients from some operand, or has gradients that its operators do not tell.
+
+    y = x.detach() * x          a mode sees detach and no_grad, and what reads their results
+    h.detach_()                 no mode sees it; that h needs no gradient afterwards is seen
+    Rounded.apply(x)            autograd knows a function of the user's own
+
+Such a call is differentiated as eager differentiates it, while it is recorded.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+from fuse import ops
+from fuse.graph.aliases import Alias
+
+aten = torch.ops.aten
+
+
+def cuts_off(op: OpOverload, args: tuple[Any, ...], detached: Container[int]) -> bool:
+    """Whether an operator of these operands leaves gradients behind; ``detached`` are the ids of results of detach.
+
+    Autograd itself detaches what it saves, which nothing else reads.
+    """
+    if op is aten.detach_.default:
+        return True
+    if not torch.is_grad_enabled():
+        return any_needs_gradient(args)
+    return any(id(operand) in detached for operand in pytree.tree_leaves(args))
+
+
+def has_own_gradients(leaves: Sequence[Any]) -> bool:
+    """Whether what leads to ``leaves`` holds gradients of the user's own (``torch.autograd.Function``)."""
+    seen: set[Any] = set()
+    worklist = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+    while worklist:
+        node = worklist.pop()
+        if node not in seen:
+            seen.add(node)
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                return True
+            worklist.extend(following for following, _ in node.next_functions if following is not None)
+    return False
+
+
+def is_cut_unseen(graph: Graph, aliases: Iterable[Alias], detached: Container[int]) -> bool:
+    """Whether some tensor needs no gradients though what it was computed from does: no mode sees ``detach_``."""
+    needing: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            needs = node.meta["val"].requires_grad
+        else:
+            needs = _passes_gradients_on(node) and not needing.isdisjoint(node.all_input_nodes)
+        if needs:
+            needing.add(node)
+    for alias in aliases:
+        if alias.tensor.requires_grad or id(alias.tensor) in detached:
+            continue
+        if alias.node in needing and alias.version == alias.base.version:
+            return True
+    return False
+
+
+def _passes_gradients_on(node: Node) -> bool:
+    """Whether a result of ``node`` needs gradients where an operand does."""
+    if node.op != "call_function" or not isinstance(held := node.meta.get("val"), (Tensor, tuple, list)):
+        return False
+    if isinstance(held, Tensor) and not (held.is_floating_point() or held.is_complex()):
+        return False
+    if node.target is operator.getitem:  # what an operator gives beside its result is kept for its gradient
+        return bool(node.args[1] == 0)
+    if not isinstance(node.target, OpOverload) or ops.is_random(node.target):
+        return False
+    name = node.target._schema.name.split("::")[1]
+    return name != "detach" and not name.startswith("new_") and not name.endswith("_like")
+
+
+def any_needs_gradient(arguments: Any) -> bool:
+    """Whether a tensor among ``arguments`` needs gradients."""
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(arguments))

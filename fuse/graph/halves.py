@@ -1,0 +1,167 @@
+"""Cut the record of a call and its gradients in two: the call, and the gradients as a graph of their own.
+
+    y = tanh(x @ w); d = tanh_backward(g, y); dw = t(x) @ d
+
+    forward    y = tanh(x @ w)                      output y, and what is saved: y
+    backward   d = tanh_backward(g, y); t(x) @ d    given y, x, g
+
+What the backward half reads of the forward half is *saved*, views of it are taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils import _pytree as pytree
+
+from fuse import ops
+from fuse.errors import CaptureError
+from fuse.graph.placeholders import add_placeholder
+from fuse.graph.signature import InputSpec, OutputSpec, Signature
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a placeholder of a backward graph stands for.
+
+    ``saved``: the value at position ``index`` of the forward graph's output; ``input``: forward placeholder ``index``;
+    ``tangent``: the gradient of leaf ``index`` of the model's result.
+    """
+
+    kind: Literal["saved", "input", "tangent"]
+    index: int
+
+
+def cut_in_two(
+    forward: GraphModule,
+    output: Node,
+    tangents: Mapping[int, Node],
+    gradients: Sequence[Node],
+    dispatches: Any,
+    modules: nn.Module,
+) -> tuple[GraphModule, tuple[Given, ...]]:
+    """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``."""
+    later = _after(output)
+    needed = _needed(gradients, set(later))
+    if random := next((n for n in needed if isinstance(n.target, OpOverload) and ops.is_random(n.target)), None):
+        raise CaptureError(f"{random.target} draws random numbers in the backward pass")
+    inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
+    half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]
+    forward.meta["saved_from"] = len(half.outputs)
+    for node in needed:
+        half.note(node, needed)
+    for gradient in gradients:
+        if gradient not in needed:
+            half.place(root_of(gradient))
+    for position, tangent in tangents.items():
+        half.placeholder(tangent, Given("tangent", position))
+    for node in needed:
+        if node.op != "placeholder":
+            half.copy(node)
+    results = tuple(half.value(gradient) for gradient in gradients)
+    end = half.graph.output(results)
+    end.meta.update(val=tuple(r.meta["val"] for r in results), source="")
+    output.args = (tuple(half.outputs),)
+    output.meta["val"] = tuple(v.meta["val"] for v in half.outputs)
+    for node in reversed(later):
+        forward.graph.erase_node(node)
+    module = _LazyGraphModule(modules, half.graph)
+    names = [node.name for node in half.graph.find_nodes(op="placeholder")]
+    module.meta["signature"] = Signature(
+        tuple(InputSpec("argument", name, i) for i, name in enumerate(names)),
+        tuple(OutputSpec("graph", i) for i in range(len(results))),
+        pytree.tree_structure(results),
+        (),
+        dispatches,
+    )
+    module.meta["tangents"] = len(tangents)
+    return module, tuple(half.given)
+
+
+class _Half:
+    """The backward graph while it is made: what the nodes of the record are in it."""
+
+    def __init__(self, graph: Graph, inputs: Mapping[Node, int], outputs: list[Node]) -> None:
+        self.graph = graph
+        self.inputs = inputs
+        self.outputs = outputs
+        self.returned = {node: i for i, node in reversed(list(enumerate(outputs)))}
+        self.given: list[Given] = []
+        self.made: dict[Node, Node] = {}
+
+    def note(self, node: Node, needed: Mapping[Node, None]) -> None:
+        """Make placeholders for what ``node`` reads of the forward half."""
+        for operand in node.all_input_nodes:
+            if operand not in needed:
+                self.place(root_of(operand))
+
+    def place(self, root: Node) -> None:
+        if root in self.made:
+            return
+        if root in self.inputs:
+            self.placeholder(root, Given("input", self.inputs[root]))
+        elif root in self.returned:
+            self.placeholder(root, Given("saved", self.returned[root]))
+        else:
+            self.placeholder(root, Given("saved", len(self.outputs)))
+            self.outputs.append(root)
+
+    def placeholder(self, node: Node, given: Given) -> None:
+        made = self.made[node] = add_placeholder(self.graph, node.name)
+        made.meta.update(val=node.meta["val"], source="")
+        self.given.append(given)
+
+    def copy(self, node: Node) -> None:
+        for operand in node.all_input_nodes:
+            self.value(operand)
+        self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
+
+    def value(self, node: Node) -> Node:
+        """What ``node`` is here; views of what is saved are taken again."""
+        chain = []
+        current = node
+        while current not in self.made:
+            chain.append(current)
+            current = _base(current)  # type: ignore[assignment]
+        for view in reversed(chain):
+            self.made[view] = self.graph.node_copy(view, self.made.__getitem__)
+        return self.made[node]
+
+
+def _after(node: Node) -> list[Node]:
+    found = []
+    while (node := node.next).op != "root":
+        found.append(node)
+    return found
+
+
+def _needed(nodes: Iterable[Node], among: set[Node]) -> dict[Node, None]:
+    """``nodes`` and what they need, as far as it is in ``among``; in program order."""
+    found: set[Node] = set()
+    worklist = [node for node in nodes if node in among]
+    while worklist:
+        node = worklist.pop()
+        if node not in found:
+            found.add(node)
+            worklist.extend(operand for operand in node.all_input_nodes if operand in among)
+    return dict.fromkeys(sorted(found))
+
+
+def root_of(node: Node) -> Node:
+    """The node whose memory ``node`` lies in."""
+    while (base := _base(node)) is not None:
+        node = base
+    return node
+
+
+def _base(node: Node) -> Node | None:
+    if node.op == "call_function" and isinstance(node.target, OpOverload) and ops.is_view(node.target):
+        base: Node = node.args[0]  # type: ignore[assignment]
+        return base
+    return None

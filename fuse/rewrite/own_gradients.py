@@ -1,0 +1,228 @@
+"""A match of a pattern with ``backward``, from when it is found to when the gradients of its graph are taken.
+
+    a = sigmoid(x)            m = matched(x):                           forward    a, b as they were
+    b = mul(a, x)      ->         a = sigmoid(x); return mul(a, x)  ->  backward   the operators of backward(grad, x)
+
+The operators that matched are set apart in a module. When the graph runs again under autograd, that module is one
+function of its operands, whose gradient is the pattern's: both are recorded operator by operator, and fused as any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.nn import Module
+
+from fuse import ops
+from fuse.rewrite import nested, regions
+from fuse.rewrite.patterns.backward import gradients, is_differentiable
+from fuse.rewrite.patterns.conditions import Obstacle
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.language import Environment, ManySpec, running
+from fuse.rewrite.patterns.replacing import latest
+from fuse.rewrite.replaying import replay
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result of the pattern: its shape there, and where it is among those of the module, or which operand it is."""
+
+    shape: torch.Size
+    place: int | None
+    operand: int | None = None
+
+
+@dataclass(frozen=True)
+class OwnGradient:
+    """How the gradients of one match are taken.
+
+    ``operands``: for each tensor that the pattern is given the operand of the module, and the order of its dimensions
+    where the pattern has another; None for a tensor that it does not read. ``trained``: the module's results that have
+    gradients.
+    """
+
+    pattern: Pattern
+    constants: Mapping[str, Any]
+    choices: Mapping[str, int]
+    lists: int
+    operands: tuple[tuple[int, tuple[int, ...] | None] | None, ...]
+    results: tuple[Result, ...]
+    trained: frozenset[int]
+
+    def gradients(
+        self, operands: Sequence[Tensor], results: Sequence[Tensor], tangents: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The gradients of ``operands``, for those of the module's ``results``."""
+        given = [None if one is None else _turned(operands[one[0]], one[1]) for one in self.operands]
+        values: list[Tensor] = []
+        grads: list[Tensor | None] = []
+        for one in self.results:
+            value = operands[one.operand or 0] if one.place is None else results[one.place]
+            tangent = None if one.place is None else tangents[one.place]
+            values.append(_shaped(value, one.shape))
+            if not is_differentiable(value):
+                grads.append(None)
+            elif tangent is None:
+                grads.append(torch.zeros(one.shape, dtype=value.dtype, device=value.device))
+            else:
+                grads.append(_shaped(tangent, one.shape))
+        with running(Environment(self.constants, self.choices)):
+            answers = gradients(self.pattern, self._arguments(given), values, grads)
+        found: list[Tensor | None] = [None] * len(operands)
+        for place, answer in zip(self.operands, answers, strict=True):
+            if place is not None and answer is not None:
+                found[place[0]] = _turned_back(answer, place[1])
+        return found
+
+    def _arguments(self, given: Sequence[Tensor | None]) -> list[Any]:
+        """``given`` as the pattern's parameters take them."""
+        tensors = iter(given)
+        return [
+            [next(tensors) for _ in range(self.lists)] if isinstance(one.spec, ManySpec) else next(tensors)
+            for one in self.pattern.parameters
+        ]
+
+
+def _shaped(tensor: Tensor, shape: torch.Size) -> Tensor:
+    return tensor if tensor.shape == shape else tensor.reshape(shape)
+
+
+def _turned(tensor: Tensor, dims: tuple[int, ...] | None) -> Tensor:
+    return tensor if dims is None else tensor.permute(dims)
+
+
+def _turned_back(tensor: Tensor, dims: tuple[int, ...] | None) -> Tensor:
+    return tensor if dims is None else tensor.permute([dims.index(dim) for dim in range(len(dims))])
+
+
+# ---- in the graph --------------------------------------------------------------------------------------------------
+
+
+def why_not(found: Found) -> Obstacle | None:
+    """Why the gradients of a match cannot be taken by its pattern, or None."""
+    traced = found.form.differentiated(found.setting.arguments, found.constants)
+    if isinstance(traced, str):
+        return Obstacle("constraint", f"the gradients do not run on these tensors: {traced}")
+    if any(node.op == "call_function" and ops.is_random(node.target) for node in traced.graph.nodes):  # type: ignore[arg-type]
+        return Obstacle("alias or mutation", "backward draws random numbers")
+    return None
+
+
+def set_apart(graph: GraphModule, found: Found, moved: dict[Node, Node]) -> None:
+    """Put the nodes of a match into a module that knows their gradients.
+
+    ``moved`` has what stands in the place of nodes that earlier rewrites replaced, and receives those of this one. The
+    caller restores the program order.
+    """
+    body, inner = Graph(), dict[Node, Node]()
+    keys = [key for key in found.form.keys if key in found.inputs]
+    inputs = [latest(found.inputs[key].node, moved) for key in keys]
+    for node in inputs:
+        placeholder = body.placeholder(node.name)
+        placeholder.meta.update(val=node.meta["val"], source="")
+        inner.setdefault(node, placeholder)
+    for node in found.inside:
+        inner[node] = body.node_copy(node, inner.__getitem__)
+    outputs = [output.node for output in found.outputs if not output.is_input]
+    module = regions.region_module(body, [inner[node] for node in outputs])
+    module.meta["kind"] = nested.MATCHED
+    module.meta["gradient"] = OwnGradient(
+        found.form.pattern,
+        found.constants,
+        found.form.choices,
+        found.form.lists,
+        tuple((keys.index(key), found.inputs[key].dims) if key in found.inputs else None for key in found.form.keys),
+        tuple(_results(found, inputs, moved)),
+        frozenset(i for i, node in enumerate(outputs) if _is_trained(node)),
+    )
+    call = regions.insert_region(graph, found.members, module, inputs, outputs)
+    moved.update(zip(outputs, call.users, strict=True))
+
+
+def _results(found: Found, inputs: Sequence[Node], moved: dict[Node, Node]) -> list[Result]:
+    results, place = [], 0
+    for output, root in zip(found.outputs, found.setting.traced.outputs, strict=True):
+        shape = root.meta["val"].shape
+        if output.is_input:
+            results.append(Result(shape, None, inputs.index(latest(output.node, moved))))
+        else:
+            results.append(Result(shape, place))
+            place += 1
+    return results
+
+
+def _is_trained(node: Node) -> bool:
+    recorded: bool = node.meta.get("needs_gradient", True)
+    return recorded and is_differentiable(node.meta["val"])
+
+
+def put_back(graph: GraphModule) -> None:
+    """Let the operators that were set apart stand in ``graph`` again, where no gradient is taken of them."""
+    for call in graph.graph.find_nodes(op="call_module"):
+        module = nested.called_module(call)
+        if not isinstance(module, GraphModule) or gradient_of(module) is None:
+            continue
+        inner = dict(zip(module.graph.find_nodes(op="placeholder"), call.args, strict=True))
+        with graph.graph.inserting_before(call):
+            for node in module.graph.nodes:
+                if node.op == "call_function":
+                    inner[node] = graph.graph.node_copy(node, inner.__getitem__)
+        outputs: Sequence[Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
+        for part in list(call.users):
+            part.replace_all_uses_with(inner[outputs[part.args[1]]])  # type: ignore[index,arg-type]
+        regions.erase_with_users(call)
+    graph.recompile()
+
+
+def gradient_of(module: Module) -> OwnGradient | None:
+    """How the gradients of ``module`` are taken, where :func:`set_apart` made it."""
+    return getattr(module, "meta", {}).get("gradient")
+
+
+# ---- under autograd ------------------------------------------------------------------------------------------------
+
+
+def run(module: Module, operands: Sequence[Any], operate: Callable[[Node, Any, Any], Any]) -> tuple[Tensor, ...]:
+    """The results of ``module`` for ``operands``, in a recording; ``operate`` runs one operator and records it."""
+    assert isinstance(module, GraphModule)
+
+    def forward(*given: Tensor) -> tuple[Tensor, ...]:
+        known = dict(zip(module.graph.find_nodes(op="placeholder"), given, strict=True))
+
+        def one(node: Node) -> Any:
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            return operate(node, args, kwargs)
+
+        replay(module.graph, known, lambda node: None, one)
+        outputs: Sequence[Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
+        return tuple(known[node] for node in outputs)
+
+    if not any(operand.requires_grad for operand in operands):
+        return forward(*operands)
+    results: tuple[Tensor, ...] = _Matched.apply(forward, module.meta["gradient"], *operands)  # type: ignore[no-untyped-call]
+    return results
+
+
+class _Matched(torch.autograd.Function):
+    """The operators of a match as one node of autograd, on the fake tensors of a recording."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., tuple[Tensor, ...]], rule: OwnGradient, *operands: Tensor) -> Any:
+        results = run(*operands)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(result for i, result in enumerate(results) if i not in rule.trained))
+        ctx.rule, ctx.operands, ctx.results = rule, operands, results
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
+        found = ctx.rule.gradients(ctx.operands, ctx.results, tangents)
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *(gradient if n else None for gradient, n in zip(found, needed, strict=True))

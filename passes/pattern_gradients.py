@@ -1,0 +1,62 @@
+"""Set apart what a pattern has a rule for the gradients of, before gradients are taken.
+
+    a = sigmoid(x)                    m = matched(x):                    @fuse.pattern
+    b = mul(a, x)        ->               a = sigmoid(x)                 class Swish:
+                                          return mul(a, x)                   def pattern(self, x): ...
+    gradient of x: autograd's         gradient of x: the pattern's           def backward(self, grad, x): ...
+
+Runs over a recorded call once loops are rolled, in their bodies too, and only where its gradients are taken; it saves
+no launch. Taking the gradients puts the operators back, and those of ``backward`` behind them, so that both halves meet
+the same passes as any graph. Declined with the verdicts of :mod:`fuse.rewrite.patterns.matching`, and where
+``backward`` does not run on the tensors at hand or gives something else than gradients of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch.fx import GraphModule, Node
+
+from fuse.graph.loop import Loop
+from fuse.passes.match_patterns import sound
+from fuse.rewrite import own_gradients, regions
+from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.matching import match
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+
+@register_pass(
+    after=("roll_loops", "roll_whole_loops", "merge_sibling_gemms", "merge_shared_weight_gemms", "no_ops"),
+    before="match_patterns",
+    enabled=False,
+)
+def pattern_gradients(graph: GraphModule) -> Iterator[Verdict]:
+    """Set apart what a pattern has a rule for the gradients of, before gradients are taken."""
+    patterns = yield from sound(lambda pattern: pattern.backward is not None)
+    if patterns:
+        yield from _set_apart(graph, patterns)
+    for call in graph.graph.find_nodes(op="call_module") if patterns else ():
+        if isinstance(loop := graph.get_submodule(str(call.target)), Loop):
+            yield from _set_apart(loop.body, patterns)
+            loop.body.recompile()
+
+
+def _set_apart(graph: GraphModule, patterns: Sequence[Pattern]) -> Iterator[Verdict]:
+    moved: dict[Node, Node] = {}
+    for outcome in match(graph, patterns, prepare):
+        name = outcome.pattern.name
+        if outcome.found is not None and outcome.kind == "matched":
+            yield rewrite(outcome.found.members, own_gradients.set_apart, graph, outcome.found, moved, pattern=name)
+        else:
+            nodes = [node for node in (outcome.node, outcome.candidate) if node is not None]
+            yield declined(nodes, f"{outcome.kind}: {outcome.reason}", pattern=name)
+    if moved:
+        regions.sort(graph.graph)
+
+
+def prepare(found: Found, around: Surroundings) -> Obstacle | None:
+    """Why the gradients of a match are left to autograd, or None."""
+    return own_gradients.why_not(found)
