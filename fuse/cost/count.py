@@ -29,6 +29,7 @@ from fuse.cost import memory
 from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
 from fuse.graph.loop import Loop
+from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Dispatch, Signature
 from fuse.graph.writing import launched, writes
 
@@ -191,6 +192,8 @@ def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[Call]:
     source = node.meta.get("source", "")
     if kind == "region" and isinstance(module, GraphModule):
         yield _fused("region", node, source, _read_by(module), list(calls_of_graph(module)))
+    elif isinstance(module, LoopWithEnds):
+        yield _fused("loop", node, source, _read_by(module.whole), list(calls_of_graph(module.whole)))
     elif kind == "loop":
         body = list(calls_of_graph(module.body))  # type: ignore[arg-type]
         trip_count: int = module.trip_count  # type: ignore[assignment]

@@ -6,7 +6,7 @@
     d = c + 1        x     c  d
 
 What an operator allocates inside itself (workspaces of products and convolutions) is not known and not counted; neither
-is what the allocator rounds up.
+is what the allocator rounds up. A program on the CPU plans its memory, and knows (:mod:`fuse.runtime.footprint`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def peak_of_dispatches(dispatches: Sequence[Dispatch]) -> int:
     lives = [
         (sizes[storage], start, end if start < 0 else last_read.get(storage, end)) for storage, start in born.items()
     ]
-    return _peak(lives, end)
+    return most_at_once(lives, end)
 
 
 def peak_of_graph(graph: GraphModule) -> int:
@@ -106,7 +106,7 @@ def peak_of_graph(graph: GraphModule) -> int:
         sizes.update(((node, i), storage_bytes(tensor)) for i, tensor in enumerate(tensors_in(node.meta.get("val"))))
     lives = [(sizes.get(place, 0), start, end if start < 0 else last_read[place]) for place, start in born.items()]
     lives += [(size, step, step) for step, size in extra.items()]
-    return _peak(lives, end)
+    return most_at_once(lives, end)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -166,8 +166,12 @@ def _held_inside(node: Node, module: torch.nn.Module) -> int:
     return max(0, peak_of_graph(body) - arguments)
 
 
-def _peak(lives: Sequence[tuple[int, int, int]], end: int) -> int:
-    """The highest sum of sizes over all steps, from (size, first step, last step), both steps included."""
+def most_at_once(lives: Sequence[tuple[int, int, int]], end: int) -> int:
+    """The highest sum of sizes over all steps, from (size, first step, last step), both steps included.
+
+    >>> most_at_once([(8, 0, 1), (4, 1, 2), (2, 2, 2)], end=2)
+    12
+    """
     change = [0] * (end + 3)
     for size, first, last in lives:
         change[first + 1] += size

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
+from fuse.graph.loop_ends import LoopWithEnds
+from fuse.kernel.loop_ends import lower_with_ends
 from fuse.kernel.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel, lower
 from fuse.rewrite.nested import called_module, kind, walk
@@ -39,6 +41,8 @@ def _lowered(node: Node, made: Made) -> Kernel | Declined:
     if isinstance(module, Loop):
         operands = [operand.meta["val"] for operand in node.args if isinstance(operand, Node)]
         return lower_loop(module, operands, node.meta["val"], made)
+    if isinstance(module, LoopWithEnds):
+        return lower_with_ends(module, made)
     assert isinstance(module, GraphModule)
     return lower(module)
 

@@ -34,7 +34,7 @@ from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
 )
 from fuse.kernel.attention import attention
 from fuse.kernel.emit import Threads, emit, is_parallel
-from fuse.kernel.index import NotAffine, SplitNeeded
+from fuse.kernel.index import NotAffine, SplitNeeded, Stride
 from fuse.kernel.product_frame import Tiled
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
 from fuse.kernel.schedule import schedule
@@ -115,8 +115,8 @@ def deep_recursion() -> Iterator[None]:
 
 def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined:
     try:
-        program = _program(region)
-        name = f"{_readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+        program = program_of(region)
+        name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
         if products := products_below([o.value for o in program.outputs]):
             made = _with_products(program, len(products))(program, name, threads == "one")
             pairs = _in_place_pairs(program)
@@ -159,7 +159,18 @@ def values_of_call(node: Node) -> list[Value] | Declined:
         return declined_by_fault(error)
 
 
-def _program(region: GraphModule) -> Program:
+def _strides(value: torch.Tensor, name: str) -> tuple[Stride, ...]:
+    return tuple(value.stride())
+
+
+def program_of(
+    region: GraphModule, strides_of: Callable[[torch.Tensor, str], tuple[Stride, ...]] = _strides
+) -> Program:
+    """A region as values; ``strides_of`` gives the strides of an input, which has that name in C++.
+
+    Raises:
+        Unsupported, NotAffine: an operator, dtype or layout that kernels do not handle.
+    """
     values: dict[Node, Result] = {}
     inputs: list[Input] = []
     names: dict[int, str] = {}
@@ -171,8 +182,8 @@ def _program(region: GraphModule) -> Program:
         if node.op == "placeholder":
             value = node.meta["val"]
             _check(value)
-            values[node] = Input(tuple(value.shape), value.dtype, len(inputs), tuple(value.stride()))
-            names[len(inputs)] = _unique(_plain_name(node.name), taken)
+            name = names[len(inputs)] = _unique(_plain_name(node.name), taken)
+            values[node] = Input(tuple(value.shape), value.dtype, len(inputs), strides_of(value, name))
             inputs.append(values[node])  # type: ignore[arg-type]
         elif node.op == "output":
             results = [values[n] for n in node.args[0]]
@@ -317,7 +328,7 @@ def _unique(name: str, taken: dict[str, int]) -> str:
     return name if taken[name] == 1 else f"{name}_{taken[name]}"
 
 
-def _readable_name(region: GraphModule) -> str:
+def readable_name(region: GraphModule) -> str:
     """The first few operators that compute something: ``sigmoid_mul_tanh``."""
     parts: dict[str, None] = {}
     for node in region.graph.nodes:

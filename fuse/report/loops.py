@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.graph.loop import Loop as LoopModule
+from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Dispatch
 from fuse.report.reading import describe
 from fuse.report.repeats import Folding, Run, fold, runs
@@ -233,7 +234,7 @@ def _kernels(graph: GraphModule, found: Sequence[Found]) -> tuple[dict[int, list
     """
     kernels: dict[int, list[Node]] = {}
     unseen = []
-    for node in graph.graph.nodes:
+    for node in map(_loop_call, graph.graph.nodes):
         if not isinstance(module := called_module(node), LoopModule):
             continue
         owners = _owners(frozenset(_sources(node)), [lines for _, lines in found])
@@ -243,6 +244,12 @@ def _kernels(graph: GraphModule, found: Sequence[Found]) -> tuple[dict[int, list
         else:
             unseen.append(node)
     return kernels, unseen
+
+
+def _loop_call(node: Node) -> Node:
+    """The call of the loop itself, where ``node`` calls one together with what is in front of it and behind it."""
+    module = called_module(node)
+    return module.call if isinstance(module, LoopWithEnds) else node
 
 
 def _rolled(node: Node) -> Rolled:
@@ -300,6 +307,8 @@ def _inside(node: Node) -> GraphModule | None:
     module = called_module(node)
     if isinstance(module, LoopModule):
         return module.body
+    if isinstance(module, LoopWithEnds):
+        return module.whole
     return module if isinstance(module, GraphModule) else None
 
 

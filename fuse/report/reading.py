@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.graph.loop import Loop
+from fuse.graph.loop_ends import LoopWithEnds
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.nested import called_module, kind
 
@@ -172,7 +173,9 @@ class _Level:
             several = bool(whole) and isinstance(whole[0], tuple)
             self.origins[node] = whole[index] if several else whole  # type: ignore[assignment, index]
         elif kind(node) == "region":
-            self._add_region(node)
+            self._add_region(node, called_module(node))
+        elif isinstance(module := called_module(node), LoopWithEnds):
+            self._add_region(node, module.whole)
         elif isinstance(loop := called_module(node), Loop):
             self._add_loop(node, loop)
         elif isinstance(target, OpOverload) and ops.is_view(target):
@@ -201,14 +204,13 @@ class _Level:
             self.add(node, "view", short_name(node.target), uses)
         self.views[node] = place
 
-    def _add_region(self, node: Node) -> None:
-        """A fused group; its results come from the operators inside that compute them."""
-        region = called_module(node)
+    def _add_region(self, node: Node, region: object) -> None:
+        """A fused group, or a loop with its ends; its results come from the operators inside that compute them."""
         assert isinstance(region, GraphModule)
         start = len(self.reading.marks)
         inside = self._read_inside(region, [self.leaves(argument) for argument in node.args])
         self.origins[node] = tuple(inside.leaves(value) for value in _results(region))
-        self._add_box(node, "region", f"{self._operators_from(start)} -> 1", start, inside)
+        self._add_box(node, str(kind(node)), f"{self._operators_from(start)} -> 1", start, inside)
 
     def _add_loop(self, node: Node, loop: Loop) -> None:
         """A loop, drawn as one step of its body; a state comes from outside at first, then from the step before."""

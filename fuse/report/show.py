@@ -29,6 +29,7 @@ from fuse.rewrite.differentiating import by_loops
 from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.saved import settle
+from fuse.runtime.footprint import peak_of_program
 
 SCHEMA_VERSION = 1
 
@@ -221,7 +222,7 @@ class _Half:
             target=target,
             device=device,
             before=self.before,
-            after=count_graph(self.graph, self.profile),
+            after=replace(count_graph(self.graph, self.profile), peak_bytes=peak_of_program(self.graph)),
             loops=loops(self.dispatches, self.graph, self.ledger),
             lines=_lines(by_source(self.dispatches), by_source(self.graph)),
             unknown_ops=tuple(unknown_ops(self.dispatches)),

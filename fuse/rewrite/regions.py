@@ -198,7 +198,7 @@ def _has_parts(node: Node) -> bool:
 
 
 def insert_region(
-    graph: GraphModule, members: Sequence[Node], module: GraphModule, inputs: list[Node], results: list[Node]
+    graph: GraphModule, members: Sequence[Node], module: Module, inputs: list[Node], results: list[Node]
 ) -> Node:
     """Put a region (of :func:`build_body`) where the last member stands; the members go, their users read its parts.
 

@@ -25,6 +25,7 @@ from fuse import ops
 from fuse.kernel.lower import Kernel, lower
 from fuse.runtime.arrangement import address, arranged, called_upon, refs_in, touched
 from fuse.runtime.drive import Drive, empty
+from fuse.runtime.footprint import fresh_results
 from fuse.runtime.functions import addresses_of, kernels_of
 from fuse.runtime.layout import part, same_layout
 from fuse.runtime.schedule import schedule
@@ -129,7 +130,7 @@ class Program:
         loops = {id(s): Program(s.body, functions) for s in plan.steps if isinstance(s, LoopStep)}
         self.draws = any(isinstance(s, CallStep) and _is_random(s.function) for s in plan.steps)
         self.draws |= any(body.draws for body in loops.values())
-        fresh = {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
+        fresh = fresh_results(plan)
         self._fresh = tuple((tuple(v.shape), v.stride(), v.dtype) for v in fresh.values())
         self._results = tuple(fresh)
         self._result_parts = _reshaped_results(plan, fresh)

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from fuse import ops
 from fuse.graph.loop import Loop
+from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Signature
 from fuse.graph.writing import writes
 from fuse.runtime.steps import Fallback, Launches
@@ -52,6 +53,8 @@ def launches_of(module: torch.nn.Module) -> int:
     """Launches of a nested graph run op by op."""
     if isinstance(module, Loop):
         return module.trip_count * launches_of(module.body) + module.spec.collected
+    if isinstance(module, LoopWithEnds):
+        return sum(launches_of(part) for part in module.whole.children())
     if not isinstance(module, GraphModule):
         return sum(launches_of(child) for child in module.children())
     facts = [ops.info(n.target) for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]

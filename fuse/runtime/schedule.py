@@ -25,8 +25,10 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from fuse import ops
 from fuse.errors import FuseError
 from fuse.graph.loop import Loop
+from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Signature
 from fuse.graph.writing import Write, launched, writes
+from fuse.kernel.loop_ends import lower_with_ends
 from fuse.kernel.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
@@ -155,13 +157,16 @@ class _Scheduler:
         """The kernel of a region or loop, compiled for the layouts that its inputs have and its results get."""
         if isinstance(region, Loop):
             return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]), self.loops)
-        if not isinstance(region, GraphModule) or region.meta.get("kind") != "region":
+        body = region.whole if isinstance(region, LoopWithEnds) else region
+        if not isinstance(body, GraphModule) or getattr(region, "meta", {}).get("kind") not in ("region", "loop"):
             return Declined("there is no kernel for this kind of module yet")
-        body_inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
+        body_inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
         for outer, inner in zip(inputs, body_inputs, strict=True):
             if not same_layout(outer.meta["val"], inner.meta["val"]):
                 return Declined(f"input {outer.name} does not have the layout that the region was made for")
-        results = list(region.graph.output_node().args[0])  # type: ignore[arg-type]
+        if isinstance(region, LoopWithEnds):
+            return lower_with_ends(region, self.loops)
+        results = list(body.graph.output_node().args[0])  # type: ignore[arg-type]
         values = list(node.meta["val"])
         for i, getter in getters.items():
             if getter in self.waiting:
@@ -169,7 +174,7 @@ class _Scheduler:
                 fitted = restrided(getter.meta["val"], whole.meta["val"].stride())
                 getter.meta["val"] = values[i] = results[i].meta["val"] = fitted
         node.meta["val"] = tuple(values)
-        return self.lower(region)
+        return self.lower(body)
 
     def _function(self, node: Node) -> None:
         if node.target is operator.getitem:

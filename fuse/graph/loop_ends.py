@@ -1,0 +1,51 @@
+"""A loop together with what is small in front of it and behind it, as one node of a graph.
+
+    h0 = start + x[0]                                        whole(start, x, end):
+    h = loop(h0, x)               out = whole(...)               before:  h0 = start + x[0]
+    out = logsumexp(h + end)      ->                             loop:    h = loop(h0, x)
+                                                                 after:   out = logsumexp(h + end)
+
+It is one launch: the kernel computes ``before``, runs all steps, and computes ``after``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fuse.graph.loop import Loop
+
+
+class LoopWithEnds(nn.Module):
+    """``whole(*operands) -> results``: a graph of regions in front of a loop, the loop, and regions behind it, with
+    views between them. What it returns are parts of what these return."""
+
+    persistent = True
+
+    def __init__(self, whole: GraphModule) -> None:
+        super().__init__()
+        self.whole = whole
+        self.meta = {"kind": "loop"}
+
+    @property
+    def call(self) -> Node:
+        """The node inside that calls the loop."""
+        nodes: Iterator[Node] = iter(self.whole.graph.nodes)
+        return next(node for node in nodes if isinstance(self.called(node), Loop))
+
+    @property
+    def loop(self) -> Loop:
+        """The loop itself."""
+        found = self.called(self.call)
+        assert isinstance(found, Loop)
+        return found
+
+    def called(self, node: Node) -> nn.Module | None:
+        """The region or loop that a node of ``whole`` calls; None for any other node."""
+        return self.whole.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = self.whole(*operands)
+        return results

@@ -1,0 +1,197 @@
+"""Lower a loop with what is in front of it and behind it to one kernel.
+
+    extern "C" int whole(char *const *args) {
+        before(...)         one thread: it is little
+        loop(...)           the team of threads of the loop, which begins once ``before`` is done
+        return after(...);  one thread, once all members of the team are
+    }
+
+Values between the three lie in the kernel's own workspace. Where, and where parts of them begin, the kernel is told in
+each call, together with the sizes of the loop: its source is the same for any trip count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fuse.graph.loop import Loop
+from fuse.graph.loop_ends import LoopWithEnds
+from fuse.kernel.emit import emit, is_parallel
+from fuse.kernel.index import NotAffine, Size, SplitNeeded
+from fuse.kernel.loop_frame import ALIGNMENT
+from fuse.kernel.loop_kernel import Made, lower_loop
+from fuse.kernel.loop_sizes import strides_in
+from fuse.kernel.lower import Declined, Kernel, declined_by_fault, deep_recursion, program_of, readable_name, structure
+from fuse.kernel.recipes import Unsupported
+from fuse.kernel.schedule import schedule
+from fuse.kernel.tiled_products import products_below
+
+_ENTRY = 'extern "C" int {}('
+
+
+def lower_end(region: GraphModule) -> Kernel | Declined:
+    """The kernel of what is in front of a loop or behind it: like that of any region, but for one thread.
+
+    Strides beyond the first gap of an input are told in the call: with the batch in front of time, they grow with the
+    number of steps.
+    """
+    try:
+        with deep_recursion():
+            program = program_of(region, strides_in)
+            if products_below([output.value for output in program.outputs]):
+                return Declined("it multiplies matrices, which takes threads of its own")
+            body = schedule(program)
+            if is_parallel(body):
+                return Declined("it is worth threads of its own")
+            name = f"{readable_name(region)}_{hashlib.sha256(structure(region).encode()).hexdigest()[:8]}"
+            sizes = [s for value in program.inputs for s in value.strides if isinstance(s, Size)]
+            text = _told(emit(body, name, "one"), sizes, len(program.inputs) + len(program.outputs))
+            values = tuple((size.name, size.value) for size in sizes)
+            return Kernel(name, text, frozenset(), parallel=False, sizes=values)
+    except (Unsupported, NotAffine) as why:
+        return Declined(str(why))
+    except SplitNeeded as need:
+        return Declined(f"the loop over {need.atom} would have to be split")
+    except Exception as error:  # a fault of ours must not become the user's
+        return declined_by_fault(error)
+
+
+def _told(text: str, sizes: Sequence[Size], position: int) -> str:
+    """The kernel's text with its sizes read from the argument at ``position``."""
+    if not sizes:
+        return text
+    head, opening, rest = text.partition("(char *const *args) {\n")
+    lines = [f"    const int64_t *sizes = (const int64_t *)args[{position}];"]
+    lines += [f"    const int64_t {size} = sizes[{number}];" for number, size in enumerate(sizes)]
+    return "\n".join([head + opening.rstrip("\n"), *lines, rest])
+
+
+def lower_with_ends(whole: LoopWithEnds, made: Made | None = None) -> Kernel | Declined:
+    """The kernel of a loop and its ends, or the reason why there is none.
+
+    Args:
+        whole: only shapes, strides, dtypes and devices of its values are read.
+        made: as for :func:`fuse.kernel.loop_kernel.lower_loop`.
+
+    Returns:
+        A kernel whose arguments are pointers to the operands, the results, ``workspace_bytes`` of memory, and its
+        ``sizes``.
+    """
+    places = _Places(whole)
+    calls: list[tuple[Kernel, list[str]]] = []
+    for node in whole.whole.graph.nodes:
+        if (module := whole.called(node)) is None:
+            places.note(node)
+            continue
+        kernel = _kernel_of(module, node, made)
+        if isinstance(kernel, Declined):
+            return kernel
+        calls.append((kernel, places.arguments(node, kernel)))
+    return _joined(whole, places, calls)
+
+
+def _kernel_of(module: object, call: Node, made: Made | None) -> Kernel | Declined:
+    if isinstance(module, Loop):
+        operands = [argument.meta["val"] for argument in call.args if isinstance(argument, Node)]
+        return lower_loop(module, operands, list(call.meta["val"]), made)
+    assert isinstance(module, GraphModule)
+    return lower_end(module)
+
+
+@dataclass
+class _Places:
+    """Where the values of the whole lie, as C++ expressions; what the entry is told, and how large its workspace is."""
+
+    whole: LoopWithEnds
+    sizes: list[tuple[str, int]] = field(default_factory=list)
+    workspace: int = 0
+    bases: dict[Node, tuple[str, int]] = field(default_factory=dict)  # pointer, and the offset of its first element
+    views: set[Node] = field(default_factory=set)
+
+    def note(self, node: Node) -> None:
+        """Remember where a placeholder or a view lies; parts of a call's results are known with the call."""
+        if node.op == "placeholder":
+            self.bases[node] = f"args[{len(self.bases)}]", int(node.meta["val"].storage_offset())
+        elif node.op == "call_function" and node not in self.bases:
+            self.bases[node] = self.bases[node.all_input_nodes[0]]
+            self.views.add(node)
+
+    def arguments(self, call: Node, kernel: Kernel) -> list[str]:
+        """What a kernel is called with: operands, results, workspace, sizes."""
+        operands = [self._pointer(argument) for argument in call.args if isinstance(argument, Node)]
+        given = [*operands, *self._results(call)]
+        if kernel.workspace_bytes:
+            given.append(self._taken(kernel.workspace_bytes))
+        if kernel.sizes:
+            given.append(f"(char *)(sizes + {len(self.sizes)})")
+            self.sizes += kernel.sizes
+        return given
+
+    def _results(self, call: Node) -> list[str]:
+        """Where each result of a call goes: to the caller, or into the workspace."""
+        placeholders = len(self.whole.whole.graph.find_nodes(op="placeholder"))
+        returned: Sequence[Node] = self.whole.whole.graph.output_node().args[0]  # type: ignore[assignment]
+        parts = {part.args[1]: part for part in call.users}
+        found = []
+        for number, value in enumerate(call.meta["val"]):
+            part = parts.get(number)
+            if part in returned:
+                pointer = f"args[{placeholders + returned.index(part)}]"
+            else:
+                pointer = self._taken(_extent(value))
+            if part is not None:
+                self.bases[part] = pointer, int(value.storage_offset())
+            found.append(pointer)
+        return found
+
+    def _taken(self, size: int) -> str:
+        """A place of that many bytes in the workspace."""
+        place = self._told("place", self.workspace)
+        self.workspace += -(-size // ALIGNMENT) * ALIGNMENT
+        return f"workspace + {place}"
+
+    def _pointer(self, node: Node) -> str:
+        base, origin = self.bases[node]
+        if node not in self.views:
+            return base
+        held = node.meta["val"]
+        return f"{base} + {self._told('part', (held.storage_offset() - origin) * held.itemsize)}"
+
+    def _told(self, name: str, value: int) -> str:
+        self.sizes.append((name, value))
+        return f"sizes[{len(self.sizes) - 1}]"
+
+
+def _extent(value: Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return int(last + 1) * value.itemsize
+
+
+def _joined(whole: LoopWithEnds, places: _Places, calls: Sequence[tuple[Kernel, list[str]]]) -> Kernel:
+    """One kernel that calls each of ``calls`` in turn."""
+    results: Sequence[Node] = whole.whole.graph.output_node().args[0]  # type: ignore[assignment]
+    position = len(whole.whole.graph.find_nodes(op="placeholder")) + len(results)
+    texts, lines = [], []
+    if places.workspace:
+        lines.append(f"    char *workspace = fuse_aligned(args[{position}]);")
+        position += 1
+    lines.append(f"    const int64_t *sizes = (const int64_t *)args[{position}];")
+    for number, (kernel, arguments) in enumerate(calls):
+        name = f"WHOLE_part_{number}"
+        texts.append(kernel.source.replace(kernel.name, name).replace(_ENTRY.format(name), f"static int {name}("))
+        lines.append(f"    char *const part_{number}[] = {{{', '.join(arguments)}}};")
+        lines.append(f"    if ({name}(part_{number})) return 1;")
+    entry = "\n".join([_ENTRY.format("WHOLE") + "char *const *args) {", *lines, "    return 0;", "}\n"])
+    source = "\n".join([*texts, entry])
+    (loop,) = (kernel for kernel, _ in calls if kernel.headers)
+    stem = loop.name.rpartition("_")[0]
+    name = f"{stem}_with_ends_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+    workspace = places.workspace + ALIGNMENT if places.workspace else 0
+    return Kernel(
+        name, source.replace("WHOLE", name), frozenset(), loop.parallel, workspace, tuple(places.sizes), loop.headers
+    )

@@ -1,0 +1,83 @@
+"""The most memory that a program holds at once, read from its plan: nothing is compiled or run.
+
+    inputs, parameters   what the caller receives   the workspace              what ATen calls return
+    all the time         from the beginning         from the beginning         from the call to the last that reads it
+
+The workspace is that of all intermediate values, reused as soon as one is dead, and of what kernels need for
+themselves (packed weights, rows that they keep).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fuse.cost.memory import most_at_once, peak_of_graph
+from fuse.errors import FuseError
+from fuse.kernel.lower import lower
+from fuse.runtime.arrangement import arranged, touched
+from fuse.runtime.layout import extent
+from fuse.runtime.schedule import schedule
+from fuse.runtime.steps import LoopStep, Schedule
+from fuse.runtime.tables import scratch_bytes
+
+
+def peak_of_program(graph: GraphModule) -> int:
+    """Peak bytes of a call of a captured and rewritten graph, inputs and parameters included.
+
+    Where there is no program (another device, a result that cannot be laid out) it is what the graph's values take.
+
+    >>> import torch, fuse
+    >>> graph = fuse.capture(torch.nn.Tanh(), (torch.ones(256),))
+    >>> peak_of_program(graph) - 2 * 1024 < 100  # a few pointers
+    True
+    """
+    tensors = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    if any(isinstance(tensor, Tensor) and tensor.device.type != "cpu" for tensor in tensors):
+        return peak_of_graph(graph)
+    try:
+        return peak_of_plan(schedule(graph, lower))
+    except FuseError:
+        return peak_of_graph(graph)
+
+
+def peak_of_plan(plan: Schedule) -> int:
+    """Peak bytes of a run of ``plan``, its inputs included."""
+    inputs = sum(buffer.size for buffer in plan.buffers if buffer.origin == "input")
+    return inputs + _held(plan, sum(extent(value) for value in fresh_results(plan).values()))
+
+
+def fresh_results(plan: Schedule) -> dict[int, Tensor]:
+    """The buffers that are made anew for the caller, and how they are laid out."""
+    return {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
+
+
+def _held(plan: Schedule, results: int) -> int:
+    """Bytes of a run besides its inputs, where its results take ``results``."""
+    _, arena = arranged(plan, set(fresh_results(plan)), scratch_bytes(plan.steps))
+    return results + arena.size + most_at_once(_called(plan), len(plan.steps))
+
+
+def _called(plan: Schedule) -> list[tuple[int, int, int]]:
+    """Bytes, first and last step of what Python calls return, and of what loops hold while they run."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    lives = []
+    for number, step in enumerate(plan.steps):
+        for buffer in touched(step, plan):
+            if plan.buffers[buffer].origin == "called":
+                first.setdefault(buffer, number)
+                last[buffer] = number
+        if isinstance(step, LoopStep):
+            lives.append((_held(step.body, _states(step)), number, number))
+    last |= dict.fromkeys((r.buffer for r in plan.results if r and r.buffer in last), len(plan.steps))
+    return lives + [(plan.buffers[buffer].size, begin, last[buffer]) for buffer, begin in first.items()]
+
+
+def _states(loop: LoopStep) -> int:
+    """Bytes of the states that a loop hands from step to step, in two places each."""
+    handed: Sequence[int] = [r.buffer for r in loop.body.results[: loop.spec.carries] if r]
+    made = fresh_results(loop.body)
+    return sum(2 * extent(made[buffer]) for buffer in set(handed) if buffer in made)
