@@ -203,6 +203,7 @@ def test_without_a_kernel_a_loop_gives_what_its_steps_give(missing: str, monkeyp
 
     if missing == "kernel":
         monkeypatch.setattr(schedule, "lower_loop", lambda *loop: Declined("no kernel today"))
+        monkeypatch.setattr(schedule, "lower_with_ends", lambda *loop: Declined("no kernel today"))
     else:
         monkeypatch.setattr(engine, "program_of", no_compiler)
     with pytest.warns(UserWarning, match="no kernel today|no C"):
