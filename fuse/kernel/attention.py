@@ -40,7 +40,7 @@ FEWEST_KEYS = 16
 """As many as a vector of the widest registers holds: ATen looks for the largest of fewer one by one."""
 
 
-def attention(program: Program, name: str, one_thread: bool) -> Tiled:
+def attention(program: Program, name: str, one_thread: bool, panels: int | None = None) -> Tiled:
     """The kernel of a region with two products, one of what is made of the other.
 
     Raises:
@@ -59,9 +59,9 @@ def attention(program: Program, name: str, one_thread: bool) -> Tiled:
     _, length, columns = _batch(second.right).shape
     if depth > DEEPEST:
         raise Unsupported(f"queries of more than {DEEPEST} elements are left to the library")
-    panels = panels_of(length, depth, itemsize), panels_of(columns, length, itemsize)
+    of_keys, of_values = (panels or panels_of(*shape, itemsize) for shape in ((length, depth), (columns, length)))
     padded = [
-        -(-extent // (PANEL * count)) * PANEL * count for extent, count in zip((length, columns), panels, strict=True)
+        -(-extent // (PANEL * count)) * PANEL * count for extent, count in ((length, of_keys), (columns, of_values))
     ]
     stride = padded[0] + PANEL  # a power of two would keep one column of all rows in one set of the cache
     block = min(max(BLOCK_BYTES // (stride * itemsize) // FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS), MOST_ROWS, rows)
@@ -82,7 +82,7 @@ def attention(program: Program, name: str, one_thread: bool) -> Tiled:
         f"                              int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
         *("    " + line for line in epilogue_of(program, second, frame.inputs, frame.outputs)),
         "    };",
-        f"    fuse_attention<{panels[0]}, {panels[1]}, {real}>({{{sizes}}}, {frame.workspace}, "
+        f"    fuse_attention<{of_keys}, {of_values}, {real}>({{{sizes}}}, {frame.workspace}, "
         f"{threads}, {share_bytes}, queries, keys,",
         "                   values, weigh, epilogue);",
     ]

@@ -85,8 +85,9 @@ def can_lower(node: Node) -> bool:
 _KERNELS: dict[str, Kernel | Declined] = {}
 
 
-def lower(region: GraphModule, threads: Threads = "if worth it") -> Kernel | Declined:
-    """The kernel of ``region``, or the reason why there is none. ``threads``: see :func:`fuse.kernel.emit.emit`.
+def lower(region: GraphModule, threads: Threads = "if worth it", panels: int | None = None) -> Kernel | Declined:
+    """The kernel of ``region``, or the reason why there is none. ``threads``: see :func:`fuse.kernel.emit.emit`;
+    ``panels``: how many a block of a product has, where that is not left to its cost.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(torch.randn(4, 8))
@@ -94,11 +95,11 @@ def lower(region: GraphModule, threads: Threads = "if worth it") -> Kernel | Dec
     >>> kernel.name.rsplit("_", 1)[0], kernel.in_place
     ('tanh_add', frozenset({(0, 0)}))
     """
-    key = f"{structure(region)}\n{threads}"
+    key = f"{structure(region)}\n{threads}" + (f" {panels}" if panels else "")
     known = _KERNELS.get(key)
     if known is None:
         with deep_recursion():
-            known = _KERNELS[key] = _lower(region, key, threads)
+            known = _KERNELS[key] = _lower(region, key, threads, panels)
     return known
 
 
@@ -113,12 +114,12 @@ def deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined:
+def _lower(region: GraphModule, key: str, threads: Threads, panels: int | None) -> Kernel | Declined:
     try:
         program = program_of(region)
         name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
         if products := products_below([o.value for o in program.outputs]):
-            made = _with_products(program, len(products))(program, name, threads == "one")
+            made = _with_products(program, len(products))(program, name, threads == "one", panels)
             pairs = _in_place_pairs(program)
             return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=made.headers)
         body = schedule(program)
@@ -131,7 +132,7 @@ def _lower(region: GraphModule, key: str, threads: Threads) -> Kernel | Declined
         return declined_by_fault(error)
 
 
-def _with_products(program: Program, products: int) -> Callable[[Program, str, bool], Tiled]:
+def _with_products(program: Program, products: int) -> Callable[[Program, str, bool, int | None], Tiled]:
     """What writes down the kernel of a region with so many products."""
     if products > 1:
         return attention

@@ -78,7 +78,7 @@ def products_below(values: Sequence[Value]) -> list[Product]:
     return [v for v in within_stage(values, through_reductions=True) if isinstance(v, Product)]
 
 
-def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
+def tiled(program: Program, name: str, one_thread: bool, panels: int | None = None) -> Tiled:
     """The kernel of a region that multiplies once.
 
     Raises:
@@ -96,8 +96,8 @@ def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
     epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
     walk = None
     if isinstance(product.right, Patches):
-        walk = windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread)
-    walk = walk or _packed(product, left, frame, one_thread)
+        walk = windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, panels)
+    walk = walk or _packed(product, left, frame, one_thread, panels)
     real = ctypes.storage(product.dtype)
     lines = [
         *walk.lines,
@@ -109,11 +109,11 @@ def tiled(program: Program, name: str, one_thread: bool) -> Tiled:
     return Tiled(frame.around(name, lines), walk.workspace_bytes, walk.threads > 1, walk.headers)
 
 
-def _packed(product: Product, left: Operand, frame: Frame, one_thread: bool) -> Walk:
+def _packed(product: Product, left: Operand, frame: Frame, one_thread: bool, panels: int | None) -> Walk:
     """How to walk the tiles of a product whose right operand is packed, block by block."""
     images, rows, columns = (1, *product.shape)[-3:]
     depth = product.left.shape[1]
-    panels = panels_of(columns, depth, product.dtype.itemsize)
+    panels = panels or panels_of(columns, depth, product.dtype.itemsize)
     width = panels * PANEL
     most = images * -(-columns // width) * -(-rows // 4)
     threads = threads_for(images * rows * columns * depth, most, one_thread)

@@ -33,7 +33,9 @@ LARGEST_BAND = 1 << 20
 """Bytes of a band, which is to stay in the cache of one core."""
 
 
-def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool) -> Walk | None:
+def windowed(
+    product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool, panels: int | None
+) -> Walk | None:
     """How to walk the tiles of a convolution like that; None where patches are better packed."""
     patches = product.right
     assert isinstance(patches, Patches)
@@ -43,7 +45,7 @@ def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_
     images, channels, height, width = patches.source.shape
     itemsize, (rows, depth) = product.dtype.itemsize, product.left.shape
     all_panels = patches.places[0] * in_row
-    panels = min(MOST_PANELS, all_panels)
+    panels = min(panels or MOST_PANELS, all_panels)
     below, beside = ((taps - 1) * apart for taps, apart in zip(patches.taps, patches.dilation, strict=True))
     band_width = -(-(in_row * PANEL + beside) // PANEL) * PANEL
     share = aligned(channels * ((panels + in_row - 2) // in_row + 1 + below) * band_width * itemsize)

@@ -1,4 +1,4 @@
-"""Built libraries on disk, shared by all processes of one user.
+"""Built libraries, and what was measured (``tuning.py``), on disk, shared by all processes of one user.
 
     <cache>/3f/3f9c...e1-77ab...20.so        key (SHA-256 of what it was built from) - checksum (SHA-256 of the file)
 
@@ -27,13 +27,16 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+LIBRARY = ".so"
+"""How the names of built libraries end."""
+
 SIZE_LIMIT = 512 * 2**20
 """Bytes the cache may hold; the least recently used files beyond it are removed."""
 
 _STORES_BETWEEN_SWEEPS = 64
 _ABANDONED_AFTER_SECONDS = 3600.0
 _UNPUBLISHED = ".unpublished-"
-_OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(-[0-9a-f]{{64}}\.so|\.cpp)|{re.escape(_UNPUBLISHED)}\w+")
+_OWN_NAME = re.compile(rf"[0-9a-f]{{64}}(-[0-9a-f]{{64}}\.(so|txt)|\.cpp)|{re.escape(_UNPUBLISHED)}\w+")
 
 _stores = itertools.count()
 
@@ -113,7 +116,7 @@ def objection(path: Path) -> str | None:
     return None
 
 
-def find(key: str) -> tuple[Path, bytes] | None:
+def find(key: str, suffix: str = LIBRARY) -> tuple[Path, bytes] | None:
     """The entry's path and its bytes, which match their checksum; None where there is no such entry.
 
     Entries that do not match are removed.
@@ -121,10 +124,10 @@ def find(key: str) -> tuple[Path, bytes] | None:
     >>> find(key_of("never", "stored")) is None
     True
     """
-    for path in (directory() / key[:2]).glob(f"{key}-*.so"):
+    for path in (directory() / key[:2]).glob(f"{key}-*{suffix}"):
         with contextlib.suppress(OSError):  # removed by another process's sweep, or unreadable: as good as absent
             content = path.read_bytes()
-            if path.name == _entry_name(key, content):
+            if path.name == _entry_name(key, content, suffix):
                 with contextlib.suppress(OSError):
                     os.utime(path)  # what the sweep goes by; in a read-only cache nothing is swept either
                 return path, content
@@ -132,8 +135,8 @@ def find(key: str) -> tuple[Path, bytes] | None:
     return None
 
 
-def store(key: str, content: bytes) -> Path:
-    """Publish a built library under its key and return its path.
+def store(key: str, content: bytes, suffix: str = LIBRARY) -> Path:
+    """Publish a built library, or what else its suffix says, under its key and return its path.
 
     Where the cache cannot take it (read-only, disk full) it goes to the private directory, with one warning.
 
@@ -141,7 +144,7 @@ def store(key: str, content: bytes) -> Path:
         OSError: there is no room in the private directory either.
     """
     home = directory()
-    name = Path(key[:2]) / _entry_name(key, content)
+    name = Path(key[:2]) / _entry_name(key, content, suffix)
     try:
         path = _publish(home / name, content)
     except OSError as error:
@@ -216,8 +219,8 @@ def _private_directory(owner: int) -> Path:
     return path
 
 
-def _entry_name(key: str, content: bytes) -> str:
-    return f"{key}-{hashlib.sha256(content).hexdigest()}.so"
+def _entry_name(key: str, content: bytes, suffix: str) -> str:
+    return f"{key}-{hashlib.sha256(content).hexdigest()}{suffix}"
 
 
 def _publish(target: Path, content: bytes) -> Path:

@@ -46,6 +46,20 @@ def features() -> str:
     return " ".join([machine(), *(listed or [platform.system(), platform.processor()])])
 
 
+@functools.cache
+def model() -> str:
+    """The processor's name as the system tells it: two with the same extensions may be of different speed.
+
+    >>> model() == model()
+    True
+    """
+    try:
+        with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        return platform.processor()
+
+
 def _listed_features(cpuinfo: Path) -> list[str]:
     """The extensions named in a file of ``/proc/cpuinfo``'s form; empty where there is none.
 

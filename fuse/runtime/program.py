@@ -22,8 +22,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from fuse import ops
-from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.lower import Kernel
 from fuse.runtime.arrangement import address, arranged, called_upon, refs_in, touched
+from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.drive import Drive, empty
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.functions import addresses_of, kernels_of
@@ -83,7 +84,7 @@ def program_of(graph: GraphModule) -> Program:
     Raises:
         CompilerMissing, CompileFailed: see :mod:`fuse.runtime.compiler`.
     """
-    return Program(schedule(graph, lower))
+    return Program(schedule(graph, lower_measured, preferred))
 
 
 def begun(graph: GraphModule) -> Callable[[], Program]:
@@ -91,7 +92,7 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
 
     What is returned waits for them; it raises what :func:`program_of` does.
     """
-    plan = schedule(graph, lower)
+    plan = schedule(graph, lower_measured, preferred)
     with_compilers = ThreadPoolExecutor(1)  # not kept: a process that forks would have a pool without threads
     distinct = {kernel.name: kernel for kernel in kernels_of(plan)}
     functions = with_compilers.submit(addresses_of, list(distinct.values()))

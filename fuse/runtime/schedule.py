@@ -52,22 +52,25 @@ from fuse.runtime.steps import (
 )
 
 Lower = Callable[[GraphModule], Kernel | Declined]
+Prefer = Callable[[Node], Kernel | str | None]
 
 
-def schedule(graph: GraphModule, lower: Lower) -> Schedule:
+def schedule(graph: GraphModule, lower: Lower, prefer: Prefer = lambda node: None) -> Schedule:
     """The steps of a captured (and rewritten) graph on the CPU.
 
     ``lower`` turns a region into a kernel, or says why it cannot; it is asked once for equal regions of one operator.
+    ``prefer`` says what runs an operator that is in no region: a kernel, a library, or None where it does not know.
     """
-    return _Scheduler(graph, lower).run()
+    return _Scheduler(graph, lower, prefer).run()
 
 
 class _Scheduler:
     """State while the nodes are walked once, in order; ``outer`` walks the graph around a loop whose body this is."""
 
-    def __init__(self, graph: GraphModule, lower: Lower, outer: _Scheduler | None = None) -> None:
+    def __init__(self, graph: GraphModule, lower: Lower, prefer: Prefer, outer: _Scheduler | None = None) -> None:
         self.graph = graph
         self.lower = lower
+        self.prefer = prefer
         self.signature: Signature | None = graph.meta.get("signature")
         self.buffers: list[Buffer] = []
         self.views: list[int] = []
@@ -187,13 +190,14 @@ class _Scheduler:
             self._assemble(node)
         elif ops.is_view(node.target):  # type: ignore[arg-type]
             self._view(node)
+        elif isinstance(preferred := self.prefer(node), Kernel):
+            self._lone(node, preferred)
         elif (found := product(node)) is not None:
             operands = (found.left, found.right, *([found.bias] if found.bias else []))
             self.anchors[node] = self._buffer("made", node.meta["val"])
             self.steps.append(ProductStep(found, tuple(map(self._place, operands)), (self._place(node),)))
-        elif isinstance(node.meta["val"], Tensor) and isinstance(kernel := self._lone_kernel(node), Kernel):
-            self.anchors[node] = self._claim(node)
-            self._kernel(kernel, node.all_input_nodes, [self.anchors[node]], [node.meta["val"]])
+        elif not preferred and isinstance(kernel := self._lone_kernel(node), Kernel):
+            self._lone(node, kernel)
         else:
             facts = ops.info(node.target)
             self._call(node, node.target, facts.launches if facts else 1)  # type: ignore[arg-type]
@@ -220,7 +224,13 @@ class _Scheduler:
             if self.waiting.get(piece) != (node, offset):
                 self._copy(piece, Place(self.assembled[node], offset * value.itemsize), value.stride())
 
+    def _lone(self, node: Node, kernel: Kernel) -> None:
+        self.anchors[node] = self._claim(node)
+        self._kernel(kernel, node.all_input_nodes, [self.anchors[node]], [node.meta["val"]])
+
     def _lone_kernel(self, node: Node) -> Kernel | Declined:
+        if not isinstance(node.meta["val"], Tensor):
+            return Declined("several results")
         key = kernel_key(node)
         if key not in self.lone:
             self.lone[key] = self.lower(region_of(node)[0])
@@ -269,7 +279,7 @@ class _Scheduler:
 
     def _loop(self, node: Node, loop: Loop) -> None:
         """A loop around a program of its own."""
-        inner = _Scheduler(loop.body, self.lower, self)
+        inner = _Scheduler(loop.body, self.lower, self.prefer, self)
         body = inner.run()
         self.fallbacks += body.fallbacks
         self.regions += body.regions

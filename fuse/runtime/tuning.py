@@ -1,0 +1,91 @@
+"""The fastest of several ways to compute one thing: measured once on a machine, and kept.
+
+    FUSE_TUNE=1     ways -- known from before? -- yes --> that one
+                                  | no
+                                  v
+                    each in turn, for a few rounds --> the one of least time --> cache
+
+Without ``FUSE_TUNE`` nothing is measured, and the constants of the passes and schedules decide: equal programs on equal
+machines, whatever ran there before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import cache as cached
+
+import torch
+
+from fuse.runtime import cache, cpu
+
+ROUNDS = 9
+SECONDS = 0.3
+"""Time after which no further round is begun: three are, however long they take."""
+FEWEST_ROUNDS = 3
+
+_SUFFIX = ".txt"
+_known: dict[str, str] = {}
+
+
+def enabled() -> bool:
+    """Whether ``FUSE_TUNE`` asks for measurements.
+
+    >>> import os
+    >>> os.environ.pop("FUSE_TUNE", None) and None
+    >>> enabled()
+    False
+    """
+    return os.environ.get("FUSE_TUNE", "") not in ("", "0")
+
+
+def fastest(
+    subject: str, ways: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+) -> str:
+    """The name of the fastest of ``ways`` to compute ``subject``.
+
+    What was found before for this subject, these names, this machine and this many threads is not measured again,
+    in other processes neither. Where the cache cannot be written, one warning says so and this process remembers.
+
+    >>> fastest("an example", {"short": lambda: sum(range(10)), "long": lambda: sum(range(100_000))})
+    'short'
+    """
+    key = cache.key_of("tuned", subject, *sorted(ways), _machine(), str(torch.get_num_threads()), torch.__version__)
+    if _known.get(key) not in ways:
+        found = cache.find(key, _SUFFIX)
+        name = found[1].decode(errors="replace") if found else ""
+        if name not in ways:
+            name = _measured(ways, clock)
+            _keep(key, name)
+        _known[key] = name
+    return _known[key]
+
+
+def _measured(ways: Mapping[str, Callable[[], object]], clock: Callable[[], float]) -> str:
+    """The way whose best round was the shortest; one round in front warms caches and threads."""
+    least = dict.fromkeys(ways, float("inf"))
+    begun = clock()
+    for number in range(ROUNDS + 1):
+        for name, way in ways.items():
+            start = clock()
+            way()
+            if number:
+                least[name] = min(least[name], clock() - start)
+        if number >= FEWEST_ROUNDS and clock() - begun > SECONDS:
+            break
+    return min(least, key=least.__getitem__)
+
+
+def _keep(key: str, name: str) -> None:
+    try:
+        cache.store(key, name.encode(), _SUFFIX)
+    except OSError as error:
+        cache.warn_once(
+            f"what was measured for FUSE_TUNE cannot be kept ({error.strerror}): it is measured once a process"
+        )
+
+
+@cached
+def _machine() -> str:
+    return f"{cpu.features()} {cpu.model()} {os.cpu_count()}"

@@ -1,0 +1,66 @@
+"""The kernels and libraries among which ``FUSE_TUNE=1`` chooses: all of them give the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fuse
+from fuse.runtime import choice, tuning
+from fuse.testing import assert_fuses
+
+
+def test_nothing_is_measured_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> str:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(tuning, "fastest", never)
+    for value in (None, "", "0"):
+        monkeypatch.delenv("FUSE_TUNE", raising=False)
+        if value is not None:
+            monkeypatch.setenv("FUSE_TUNE", value)
+        with torch.no_grad():
+            fuse.compile(nn.Linear(20, 70))(torch.randn(9, 20))
+
+
+MODELS = {
+    "a product on its own": (nn.Linear(20, 70), (9, 20), 1),
+    "a product and what follows": (nn.Sequential(nn.Linear(20, 70), nn.GELU()), (9, 20), 1),
+    "a convolution on its own": (nn.Conv2d(3, 8, 3, padding=1), (2, 3, 9, 16), 1),
+    "a convolution and what follows": (nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU()), (2, 3, 19, 19), 1),
+    "a product and a norm": (nn.Sequential(nn.Linear(20, 70), nn.LayerNorm(70)), (80, 20), 1),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_whatever_is_chosen_gives_the_same(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[list[str]] = []
+
+    def chosen(subject: str, ways: dict[str, Callable[[], object]]) -> str:
+        offered.append(list(ways))
+        for way in ways.values():
+            way()
+        return offered[-1][0]
+
+    monkeypatch.setenv("FUSE_TUNE", "1")
+    monkeypatch.setattr(tuning, "fastest", chosen)
+    module, shape, launches = MODELS[model]
+    with torch.no_grad():
+        assert_fuses(module.eval(), torch.randn(shape), launches=launches)
+    assert offered
+    assert all((choice.LIBRARY in ways) == ("its own" in model) for ways in offered)
+    assert all("4 panels" in ways or "2 panels" in ways for ways in offered)
+
+
+def test_a_library_that_wins_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSE_TUNE", "1")
+    for winner, kernels in ((choice.LIBRARY, 0), ("1 panels", 1)):
+        monkeypatch.setattr(tuning, "fastest", lambda subject, ways, w=winner: w)
+        for module, shape in ((nn.Linear(20, 70), (9, 20)), (nn.Conv2d(3, 8, 3), (1, 3, 9, 18))):
+            fused = fuse.compile(module)
+            with torch.no_grad():
+                fused(torch.randn(shape))
+            assert (fused.last_run.launches, fused.last_run.kernels) == (1, kernels)
