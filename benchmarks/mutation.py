@@ -132,13 +132,16 @@ def forked(work: Callable[[], Any]) -> tuple[int, int]:
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (SLOWEST, SLOWEST))
     signal.alarm(6 * SLOWEST)  # should it wait for something
+    gc.disable()  # collecting would touch, and so copy, all memory
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     cache.store = _not_stored  # what a mutant thinks of a pattern is not to be remembered
-    with os.fdopen(writing, "wb") as pipe:
-        pickle.dump((work(),), pipe)
-    os._exit(0)
+    try:
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump((work(),), pipe)
+    finally:
+        os._exit(0)
 
 
 def _not_stored(key: str, content: bytes) -> Path:
@@ -163,9 +166,8 @@ class Runner:
         self.done = done
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        self.living = Living(self.files)
+        self.living = Living(FILES)  # whichever are tried: others remember what those gave
         self._baseline(session.items)
-        gc.freeze()
         quick = self._within(sorted(session.items, key=self._costs))
         process, pipe = forked(lambda: failing(quick))
         answer = Fork(Mutant("", 0, "", 0, "", ""), ("", 0), len(quick), process, pipe).answer()

@@ -130,13 +130,12 @@ class GraphIndex:
         return Step(node, term)
 
     def source(self, operand: Term, owner: Node) -> Source:
-        """Where ``operand``, an operand of a step of ``owner``, comes from."""
-        term = stripped(operand)
-        if term.name != LEAF:
-            return _NUMBER if term.name == NUMBER else Source(Step(owner, term), False, ())
+        """Where ``operand``, what an operand of a step of ``owner`` is a view of, comes from."""
+        if operand.name != LEAF:
+            return _NUMBER if operand.name == NUMBER else Source(Step(owner, operand), False, ())
         own = self._own[owner]  # known, for it has this step
         assert own is not None
-        node = own.operands[term.value[0]]
+        node = own.operands[operand.value[0]]
         return self._held.get(node) or self._source(node)
 
     def _source(self, node: Node) -> Source:
@@ -145,7 +144,7 @@ class GraphIndex:
         while (known := self._held.get(node)) is None:
             own = self.own(node)
             if own is None or own.shape.viewed < 0:
-                step, number, _ = self.source(own.shape.term, node) if own else (None, False, ())
+                step, number, _ = self.source(stripped(own.shape.term), node) if own else (None, False, ())
                 known = self._held[node] = Source(step, number, (node,))
                 break
             views.append(node)
@@ -182,12 +181,12 @@ class GraphIndex:
 
     def pairings(self, term: Term, other: Term) -> tuple[Pairs, ...]:
         """The ways to pair the operands of a pattern's step with those of a step here: in order, or in any order where
-        the operator is commutative. The pattern's are those that its operands are views of.
+        the operator is commutative. All are what the operands are views of.
         """
         known = self._pairings.get((term, other))
         if known is None:
-            orders = permutations(other.operands) if term.commutative else [other.operands]
-            wanted = [stripped(operand) for operand in term.operands]
+            wanted, found = ([stripped(operand) for operand in step.operands] for step in (term, other))
+            orders = permutations(found) if term.commutative else [found]
             known = tuple(dict.fromkeys(tuple(zip(wanted, order, strict=True)) for order in orders))
             self._pairings[term, other] = known
         return known

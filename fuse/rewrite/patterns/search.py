@@ -11,7 +11,6 @@ candidate is bounded by the form, whatever the size of the graph.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from torch.fx import Node
@@ -27,8 +26,8 @@ MAX_TRIES = 5000
 class Placement(NamedTuple):
     """Where a form's steps lie in the graph, and which nodes each of its inputs may be (views of one another)."""
 
-    steps: Mapping[Term, Step] = MappingProxyType({})
-    inputs: Mapping[InputKey, tuple[Node, ...]] = MappingProxyType({})
+    steps: Mapping[Term, Step]
+    inputs: Mapping[InputKey, tuple[Node, ...]]
 
 
 def anchor(form: Form, index: GraphIndex, *, present: bool = False) -> Term:
@@ -41,60 +40,74 @@ def anchor(form: Form, index: GraphIndex, *, present: bool = False) -> Term:
 
 
 class Search:
-    """Places one form in one graph."""
+    """Places one form in one graph; ``steps`` and ``inputs`` are what is placed so far, taken back on the way back."""
 
     def __init__(self, form: Form, index: GraphIndex) -> None:
         self.form = form
         self.index = index
         self.tries = 0
+        self.steps: dict[Term, Step] = {}
+        self.inputs: dict[InputKey, tuple[Node, ...]] = {}
 
     def placements(self, term: Term, step: Step) -> Iterator[Placement]:
         """Every way to place the whole form such that ``term`` lies at ``step``."""
-        self.tries = 0
-        for placement in self._place(term, step, Placement()) if alike(term, step.term) else ():
-            yield from self._complete(placement)
+        for _ in self._place(term, step) if alike(term, step.term) else ():
+            yield from self._complete()
 
-    def _place(self, term: Term, step: Step, placement: Placement) -> Iterator[Placement]:
+    def _place(self, term: Term, step: Step) -> Iterator[None]:
         """Place ``term`` at ``step``, which is alike, and its operands above it."""
         self.tries += 1
-        if term in placement.steps:
-            if placement.steps[term] == step:
-                yield placement
+        if term in self.steps:
+            if self.steps[term] == step:
+                yield
             return
         if self.tries > MAX_TRIES:
             return
-        placed = Placement({**placement.steps, term: step}, placement.inputs)
+        self.steps[term] = step
         for pairs in self.index.pairings(term, step.term):
-            yield from self._place_operands(pairs, step.node, placed)
+            yield from self._place_operands(pairs, 0, step.node)
+        del self.steps[term]
 
-    def _place_operands(self, pairs: Pairs, owner: Node, placement: Placement) -> Iterator[Placement]:
-        for place, (wanted, found) in enumerate(pairs):
+    def _place_operands(self, pairs: Pairs, first: int, owner: Node) -> Iterator[None]:
+        """Place what operands of a step of ``owner`` read, from the pair ``first`` on."""
+        before = []
+        for place in range(first, len(pairs)):
+            wanted, found = pairs[place]
             source = self.index.source(found, owner)
             if wanted.name == NUMBER or source.number:
                 if wanted.name != NUMBER or not source.number:
-                    return
+                    break
             elif wanted.name == LEAF:
-                if not (nodes := bound(placement.inputs, wanted.value, source)):
-                    return
-                placement = Placement(placement.steps, {**placement.inputs, wanted.value: nodes})
+                key = wanted.value
+                if not (nodes := bound(self.inputs, key, source)):
+                    break
+                before.append((key, self.inputs.get(key)))
+                self.inputs[key] = nodes
             elif source.step is None or not alike(wanted, source.step.term):
-                return
+                break
             else:
-                for placed in self._place(wanted, source.step, placement):
-                    yield from self._place_operands(pairs[place + 1 :], owner, placed)
-                return
-        yield placement
+                for _ in self._place(wanted, source.step):
+                    yield from self._place_operands(pairs, place + 1, owner)
+                break
+        else:
+            yield
+        for key, nodes_before in reversed(before):
+            if nodes_before is None:
+                del self.inputs[key]
+            else:
+                self.inputs[key] = nodes_before
 
-    def _complete(self, placement: Placement) -> Iterator[Placement]:
+    def _complete(self) -> Iterator[Placement]:
         """Place what does not lie above the anchor: the steps that read what is placed."""
-        found = next_step(self.form, placement)
+        placed = Placement(self.steps, self.inputs)
+        found = next_step(self.form, placed)
         if found is None:
-            yield placement
+            yield Placement(dict(self.steps), dict(self.inputs))
             return
         term, read = found
-        for step in readers(self.index, placement, read):
-            for placed in self._place(term, step, placement) if alike(term, step.term) else ():
-                yield from self._complete(placed)
+        for step in readers(self.index, placed, read):
+            for _ in self._place(term, step) if alike(term, step.term) else ():
+                yield from self._complete()
 
 
 def next_step(form: Form, placement: Placement, without: Collection[Term] = ()) -> tuple[Term, Term] | None:
