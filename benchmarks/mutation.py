@@ -160,10 +160,9 @@ def failing(items: Sequence[pytest.Item]) -> str | None:
 class Runner:
     """A plugin of pytest that runs the mutants in the place of the tests; ``only`` are those to try, if not all."""
 
-    def __init__(self, files: Sequence[Path], only: Sequence[dict[str, Any]] | None, done: dict[str, Any]) -> None:
+    def __init__(self, files: Sequence[Path], only: Sequence[dict[str, Any]] | None) -> None:
         self.files = files
         self.only = only
-        self.done = done
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.living = Living(FILES)  # whichever are tried: others remember what those gave
@@ -224,10 +223,11 @@ class Runner:
                     print(f"{place}\n    {fork.mutant.before}\n    {fork.mutant.after}", flush=True)
         outcomes.sort(key=lambda one: (one["line"], one["operator"], one["occurrence"]))
         survivors = [one for one in outcomes if one["noticed_by"] is None]
-        known = self.done.get(name)
+        done = so_far()  # another run may have added to it
+        known = done.get(name)
         count = known["mutants"] if self.only is not None and known else len(outcomes)
         endless = [one for one in outcomes if one["noticed_by"] == ENDLESS]
-        self.done[name] = {
+        done[name] = {
             "file": name,
             "source": source_of(path),
             "mutants": count,
@@ -235,7 +235,7 @@ class Runner:
             "without_end": len(endless) if self.only is None or not known else known["without_end"],
             "survivors": survivors,
         }
-        save("mutation", [self.done[key] for key in map(_name, FILES) if key in self.done])
+        save("mutation", [done[key] for key in map(_name, FILES) if key in done])
         print(f"{name}: {count - len(survivors)} of {count}, {time.monotonic() - started:.0f} s", flush=True)
 
     def _tried(self, path: Path) -> Iterator[Fork]:
@@ -269,6 +269,12 @@ class Runner:
         return [item for item, end in zip(items, ends, strict=True) if end <= MOST_TESTS]
 
 
+def so_far() -> dict[str, dict[str, Any]]:
+    """What was found, by file."""
+    results = RESULTS / "mutation.json"
+    return {one["file"]: one for one in json.loads(results.read_text())["cases"]} if results.exists() else {}
+
+
 def source_of(path: Path) -> str:
     """What tells whether a file is as it was."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -285,8 +291,7 @@ def _key(mutant: dict[str, Any]) -> tuple[Any, ...]:
 if __name__ == "__main__":
     chosen = sys.argv[1:]
     again = "--survivors" in chosen
-    results = RESULTS / "mutation.json"
-    done = {one["file"]: one for one in json.loads(results.read_text())["cases"]} if results.exists() else {}
+    done = so_far()
     if again:
         only = [one for case in done.values() for one in case["survivors"]]
         files = [path for path in FILES if any(one["file"] == _name(path) for one in only)]
@@ -296,7 +301,8 @@ if __name__ == "__main__":
         files = [path for path in FILES if (path.stem in chosen if chosen else path not in as_before)]
     if files:
         options = ["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-s", "-k", "not generated_calls"]
-        pytest.main([*options, *TESTS], [Runner(files, only, done)])
+        pytest.main([*options, *TESTS], [Runner(files, only)])
+    done = so_far()
     for case in done.values():
         print(f"| `{case['file']}` | {case['mutants']} | {case['noticed']} | {len(case['survivors'])} |")
     total = sum(case["mutants"] for case in done.values())
