@@ -25,6 +25,7 @@ from fuse.passes import match_patterns as match_patterns
 from fuse.passes import merge_shared_weight_gemms as merge_shared_weight_gemms
 from fuse.passes import merge_sibling_gemms as merge_sibling_gemms
 from fuse.passes import no_ops as no_ops
+from fuse.passes import pack_weights as pack_weights
 from fuse.passes import pattern_gradients as pattern_gradients
 from fuse.passes import plain_fills as plain_fills
 from fuse.passes import product_epilogues as product_epilogues

@@ -77,6 +77,38 @@ def matrices(value: Value) -> Matrices | None:
     return Matrices(found.source, where, tuple(zip(images.atoms, images.extents, strict=True)), (rows, columns))
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix [rows, columns] in the memory of ``source``, a block of ``width`` columns behind the other."""
+
+    source: Input
+    width: int
+
+
+def blocks(value: Value) -> Blocks | None:
+    """The blocks in which a matrix lies, one where its rows follow one another; None for any other.
+
+    >>> import torch
+    >>> from fuse.kernel.values import permute, view
+    >>> packed = Input((3, 5, 16), torch.float32, 0, (80, 16, 1))
+    >>> blocks(view(permute(packed, (1, 0, 2)), (5, 48))).width
+    16
+    """
+    found = _place(value)
+    if found is None or found.where.sized or found.where.constant or len(found.dimensions) != 2:
+        return None
+    rows, columns = found.dimensions
+    if len(columns.atoms) != 2 or len(rows.atoms) != 1:
+        return None
+    width = columns.extents[1]
+    strides = (value.shape[0] * width, 1, width)
+    lies = all(
+        found.where.coefficient(atom) == stride
+        for atom, stride in zip((*columns.atoms, *rows.atoms), strides, strict=True)
+    )
+    return Blocks(found.source, width) if lies else None
+
+
 def as_memory(value: Value) -> Input | None:
     """``value`` as an input with strides of its own, where it begins at an input's first element."""
     if isinstance(value, Input):

@@ -74,6 +74,18 @@ template <typename Real> struct fuse_packed {
     fuse_packed gate(int64_t number) const { return {first + number * 16, stride}; }
 };
 
+// The same where no vector needs to be aligned.
+template <typename Real> struct fuse_anywhere {
+    const Real *first;
+    int64_t stride;
+
+    fuse_vector<Real> at(int64_t k, int part) const {
+        return ((const fuse_loose_vector<Real> *)(first + k * stride))[part];
+    }
+    fuse_anywhere from(int64_t k) const { return {first + k * stride, stride}; }
+    fuse_anywhere gate(int64_t number) const { return {first + number * 16, stride}; }
+};
+
 // Rows x Gates sums; few of them are split into several chains of additions, which do not wait for one another.
 template <int Rows, int Gates, typename Real, typename Weights>
 FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(

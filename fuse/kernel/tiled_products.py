@@ -23,7 +23,7 @@ from fuse.kernel.emit import text_of
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine
 from fuse.kernel.ir import Buffer, Let, Loop, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
-from fuse.kernel.placement import placement
+from fuse.kernel.placement import Blocks, blocks, placement
 from fuse.kernel.product_frame import (
     ALIGNMENT,
     MOST_PANELS,
@@ -113,18 +113,30 @@ def _packed(product: Product, left: Operand, frame: Frame, one_thread: bool, pan
     """How to walk the tiles of a product whose right operand is packed, block by block."""
     images, rows, columns = (1, *product.shape)[-3:]
     depth = product.left.shape[1]
-    panels = panels or panels_of(columns, depth, product.dtype.itemsize)
+    before = _packed_before(product.right)
+    panels = before.width // PANEL if before else panels or panels_of(columns, depth, product.dtype.itemsize)
     width = panels * PANEL
     most = images * -(-columns // width) * -(-rows // 4)
     threads = threads_for(images * rows * columns * depth, most, one_thread)
-    share = aligned(depth * width * product.dtype.itemsize)
+    share = 0 if before else aligned(depth * width * product.dtype.itemsize)
+    if before:
+        name = frame.inputs[before.source.position].name
+        right = f"fuse_prepacked<{ctypes.storage(product.dtype)}> right = {{{name}, {depth}}}"
+    else:
+        right = _right(product, frame.inputs)
     lines = [
-        f"    const {_right(product, frame.inputs)};",
+        f"    const {right};",
         f"    fuse_tiled_product(fuse_panels_{panels}, {left.text}, {left.strides[0]}, right,",
         f"                       {images}, {rows}, {columns}, {depth},",
         f"                       {frame.workspace}, {threads}, {share},",
     ]
     return Walk(lines, threads * share + ALIGNMENT, threads)
+
+
+def _packed_before(right: Value) -> Blocks | None:
+    """The blocks that a matrix lies in, where they are whole panels."""
+    found = None if isinstance(right, Patches) else blocks(right)
+    return found if found and found.width % PANEL == 0 and found.width <= MOST_PANELS * PANEL else None
 
 
 def operand_of(value: Value, inputs: Sequence[Buffer]) -> Operand:

@@ -87,11 +87,26 @@ template <typename Real> struct fuse_matrix {
     const Real *right;
     int64_t depth_stride, column_stride, depth, columns;
 
+    template <int Gates> fuse_packed<Real> block(Real *packed, int64_t image, int64_t column) const {
+        pack<Gates>(packed, image, column);
+        return {packed, 16 * Gates};
+    }
+
     template <int Gates> void pack(Real *packed, int64_t, int64_t column) const {
         for (int64_t panel = 0; panel < Gates; ++panel) {
             fuse_pack(packed + 16 * panel, 16 * Gates, right, depth_stride, column_stride, depth, column + 16 * panel,
                       columns);
         }
+    }
+};
+
+// The same, packed before: panels of a block side by side for each of the depth, one block behind the other.
+template <typename Real> struct fuse_prepacked {
+    const Real *first;
+    int64_t depth;
+
+    template <int Gates> fuse_anywhere<Real> block(Real *, int64_t, int64_t column) const {
+        return {first + column * depth, 16 * Gates};
     }
 };
 
@@ -106,6 +121,11 @@ template <typename Real> struct fuse_patches {
     const Real *images;
     int64_t image_stride, channel_stride, row_stride, column_stride, channels, height, width;
     int64_t taps[2], stride[2], padding[2], dilation[2], places, places_in_row;
+
+    template <int Gates> fuse_packed<Real> block(Real *packed, int64_t image, int64_t first) const {
+        pack<Gates>(packed, image, first);
+        return {packed, 16 * Gates};
+    }
 
     // Places that follow one another in a row of the result, for one tap: `zeros` before, `count` that lie in the image
     // from `from` on, zeros up to `length`.
@@ -173,16 +193,17 @@ static inline void fuse_tiled_product(fuse_panels<Gates>, const Real *left, int6
         const int64_t thread = fuse_thread();
         int64_t held = -1;
         Real *packed = (Real *)(workspace + thread * share_bytes);
+        decltype(right.template block<Gates>(packed, 0, 0)) weights = {};
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < blocks * chunks; ++task) {
             const int64_t block = task / chunks, row = task % chunks * at_once, image = block / in_image;
             const int64_t last_row = row + at_once < rows ? row + at_once : rows;
             const int64_t column = block % in_image * width;
             const int64_t last_column = column + width < columns ? column + width : columns;
-            if (block != held) right.template pack<Gates>(packed, image, column);
+            if (block != held) weights = right.template block<Gates>(packed, image, column);
             held = block;
             fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(
-                left, left_stride, fuse_packed<Real>{packed, width}, depth, row, last_row,
+                left, left_stride, weights, depth, row, last_row,
                 [&](int64_t first, int64_t last, const Real *tile) {
                     epilogue(image, first, last, column, last_column, tile, width);
                 });
