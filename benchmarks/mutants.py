@@ -5,6 +5,7 @@
 
 An order (``<``, ``>=``) in the place of ``==`` or ``!=`` is a change only where both sides are numbers: strings, nodes,
 terms and tuples of sizes have no order that a guard could mean, and most raise at once, which would count as caught.
+``strict=True`` of a ``zip`` asserts, and guards nothing: it is left as it is.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ def mutants(path: Path, unordered: Container[Place]) -> Iterator[tuple[Mutant, C
         places = (place for node in nodes for place in operator.mutation_positions(node))
         for occurrence, ((line, column), _) in enumerate(places):
             if _is_order_for_equality(name) and any(side in unordered for side in _around((line, column), sides)):
+                continue
+            if lines[line - 1][:column].endswith("strict="):
                 continue
             changed = mutate_code(source, operator, occurrence)
             if changed is None or not (codes := changed_functions(path, source, changed)):

@@ -19,6 +19,7 @@ import gc
 import hashlib
 import itertools
 import json
+import math
 import os
 import pickle
 import resource
@@ -66,14 +67,14 @@ ENDLESS = "it does not end"
 FORKS = 2
 """Mutants that are tried at once."""
 
-MOST_TESTS = 8.0
-"""Seconds of the processor that the tests for one mutant may take."""
+MOST_TESTS, MORE_TESTS = 8.0, 80.0
+"""Seconds of the processor that the tests for one mutant may take; for one that was not noticed before."""
 
-LONGEST_TEST = 2.0
+LONGEST_TEST = 8.0
 """Seconds of the processor that a test may take to be among those that are run for each mutant."""
 
-SLOWEST = 30
-"""Seconds of the processor after which a mutant counts as noticed: it does not come to an end."""
+SLOWEST = 4
+"""A mutant counts as noticed when it takes so many times as long as its tests may: it does not come to an end."""
 
 
 class Living:
@@ -123,15 +124,18 @@ class Fork:
         return pickle.loads(said)[0] if said else ENDLESS
 
 
-def forked(work: Callable[[], Any]) -> tuple[int, int]:
-    """A fork of this process that writes what ``work`` gives, in a tuple, into a pipe; its number, and the pipe."""
+def forked(work: Callable[[], Any], seconds: float) -> tuple[int, int]:
+    """A fork of this process that writes what ``work`` gives, in a tuple, into a pipe; its number, and the pipe.
+
+    It ends after ``seconds`` of the processor, whatever it does.
+    """
     reading, writing = os.pipe()
     if process := os.fork():
         os.close(writing)
         return process, reading
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_CPU, (SLOWEST, SLOWEST))
-    signal.alarm(6 * SLOWEST)  # should it wait for something
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
+    signal.alarm(int(10 * seconds))  # should it wait for something
     gc.disable()  # collecting would touch, and so copy, all memory
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -163,12 +167,13 @@ class Runner:
     def __init__(self, files: Sequence[Path], only: Sequence[dict[str, Any]] | None) -> None:
         self.files = files
         self.only = only
+        self.most = MOST_TESTS if only is None else MORE_TESTS
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.living = Living(FILES)  # whichever are tried: others remember what those gave
         self._baseline(session.items)
         quick = self._within(sorted(session.items, key=self._costs))
-        process, pipe = forked(lambda: failing(quick))
+        process, pipe = forked(lambda: failing(quick), SLOWEST * self.most)
         answer = Fork(Mutant("", 0, "", 0, "", ""), ("", 0), len(quick), process, pipe).answer()
         print(f"without a mutant, in a fork: {answer or 'none'} of {len(quick)} tests fails", flush=True)
         for path in self.files:
@@ -252,7 +257,7 @@ class Runner:
                 self.living.put(path, codes)
                 return failing(items)
 
-            yield Fork(mutant, statement, len(items), *forked(work))
+            yield Fork(mutant, statement, len(items), *forked(work, SLOWEST * self.most))
 
     def _rank(self, statement: tuple[str, int], item: pytest.Item) -> tuple[float, ...]:
         """Those first that noticed other mutants of the statement, then of the file, then the short ones."""
@@ -260,13 +265,13 @@ class Runner:
         return -self.noticed[statement, name], -self.noticed[name], self.seconds[name]
 
     def _costs(self, item: pytest.Item) -> float:
-        return self.seconds.get(item.nodeid, SLOWEST)
+        return self.seconds.get(item.nodeid, math.inf)
 
     def _within(self, items: Iterable[pytest.Item]) -> list[pytest.Item]:
-        """The first tests, as many as take ``MOST_TESTS`` seconds together."""
+        """The first tests, as many as may be run for a mutant."""
         items = list(items)
         ends = itertools.accumulate(map(self._costs, items))
-        return [item for item, end in zip(items, ends, strict=True) if end <= MOST_TESTS]
+        return [item for item, end in zip(items, ends, strict=True) if end <= self.most]
 
 
 def so_far() -> dict[str, dict[str, Any]]:

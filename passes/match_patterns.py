@@ -57,7 +57,7 @@ def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
         if outcome.found is not None and outcome.kind == "matched":
             yield rewrite(outcome.found.members, build, graph, outcome.prepared, moved, pattern=name)
         else:
-            nodes = [node for node in (outcome.node, outcome.candidate) if node is not None]
+            nodes = (outcome.node or outcome.candidate, outcome.candidate)
             yield declined(nodes, f"{outcome.kind}: {outcome.reason}", pattern=name)
     if moved:
         regions.sort(graph.graph)

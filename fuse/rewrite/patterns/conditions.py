@@ -265,10 +265,8 @@ def _alias(found: Found, around: Surroundings) -> Obstacle | None:
 
 
 def _not_convex(found: Found, around: Surroundings) -> Obstacle | None:
-    """A path from a result around the pattern and back into it. One result alone can have none."""
+    """A path from a result around the pattern and back into it."""
     inside = set(found.inside)
-    if sum(not output.is_input for output in found.outputs) < 2:
-        return None
     last = max(around.place[node] for node in inside)
     stack = [user for node in inside for user in node.users if user not in inside]
     seen: set[Node] = set()

@@ -208,9 +208,12 @@ def test_a_walk_that_is_too_long_is_given_up(look, monkeypatch):
         return y.neg(), z, torch.tanh(x + 1) * y
 
     assert look(far_apart, model, randn(3), randn(3)).matched
-    monkeypatch.setattr(conditions, "MAX_WALK", 3)
-    found = look(far_apart, model, randn(3), randn(3))
-    assert found.reason.startswith("not convex: its nodes lie too far apart to be sure")
+    monkeypatch.setattr(conditions, "MAX_WALK", 9)  # four sums, four cosines, and what is negated
+    assert look(far_apart, model, randn(3), randn(3)).matched
+    for most in (8, 3):
+        monkeypatch.setattr(conditions, "MAX_WALK", most)
+        found = look(far_apart, model, randn(3), randn(3))
+        assert found.reason.startswith("not convex: its nodes lie too far apart to be sure")
 
 
 def test_what_lies_behind_the_last_node_is_not_walked(look, monkeypatch):

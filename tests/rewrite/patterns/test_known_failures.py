@@ -339,6 +339,20 @@ def test_an_input_that_is_also_a_result(registered, replaced):
     assert fired(assert_fuses(Model(), randn(3))) == 2
 
 
+def test_an_input_that_is_a_result_is_no_reader_of_the_others(registered):
+    @registered
+    def kept(x):
+        return x, torch.sin(torch.exp(x))
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.sin(torch.exp(x))
+            return x * 2
+
+    report = fuse.show(Model(), (randn(3),), passes=["match_patterns"])
+    assert reasons(report) == ["used outside: nothing reads the results"]
+
+
 def test_an_input_that_a_replacement_gives_as_another_result(registered):
     """relu(relu(x)) is relu(x), but the caller must not get one tensor twice."""
 

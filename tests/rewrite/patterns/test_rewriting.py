@@ -11,7 +11,10 @@ from torch.fx import Graph, GraphModule
 
 import fuse
 from fuse.graph.capture import capture
+from fuse.graph.function import Function
 from fuse.graph.loop import Loop, LoopSpec
+from fuse.kernel.domain import Domain
+from fuse.passes.match_patterns import domain
 from fuse.rewrite import surgery
 from fuse.rewrite.pipeline import run_passes
 from fuse.testing import assert_fuses
@@ -229,6 +232,41 @@ def test_values_are_eagers_for_all_dtypes_and_shapes(registered, dtype, shape):
 
     report = assert_fuses(Alone(), (randn(shape) * 4).to(dtype))
     assert fired(report, "swish") == 1
+
+
+def test_a_result_that_is_read_before_the_last_one_is_there(registered):
+    @registered
+    def both(x, z):
+        y = torch.exp(x)
+        return y, torch.tanh(z) * y
+
+    class Early(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = torch.exp(x)
+            return y.neg(), torch.tanh(x.sin()) * y
+
+    graph = capture(Early(), (randn(3),))
+    ledger = run_passes(graph, passes=["match_patterns"])
+    assert ([one.pattern for one in ledger.fired], ledger.failed) == (["both"], ())
+
+
+def test_a_region_says_what_its_loops_run_over_where_that_is_one_thing():
+    def chain(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.exp(x), torch.sin(x), torch.exp(y), torch.sin(y)
+
+    graph = capture(Function(chain), (randn(4, 3), randn(5)))
+    ex, sx, ey, sy = graph.graph.output_node().all_input_nodes
+    assert isinstance(domain([ex, sx]), Domain)
+    assert isinstance(domain([sy]), Domain)
+    assert domain([ex, ey, sy]) is None
+
+
+def test_a_match_is_given_to_later_passes_with_its_domain(registered):
+    registered(swish)
+    graph = capture(Gated(), (randn(4, 8), randn(4, 8)))
+    run_passes(graph, passes=["match_patterns"])
+    (call,) = graph.graph.find_nodes(op="call_module")
+    assert isinstance(graph.get_submodule(call.target).meta["domain"], Domain)
 
 
 def test_a_broken_pattern_is_named_and_harms_no_other(registered):

@@ -53,6 +53,7 @@ def test_constraint(look):
         (lambda x, w, s: (lambda h: (torch.relu(h + s), h))(x @ w), "the model returns it"),
         (lambda x, w, s: (lambda h: (torch.relu(h + s), h.t()))(x @ w), "the model returns it"),
         (lambda x, w, s: torch.relu(s.copy_(x @ w) + x[:, :1]), "it is written to an input of the model"),
+        (lambda x, w, s: torch.relu(s.copy_(x @ w) + x.mul_(2)[:, :1]), "it is written to an input of the model"),
     ],
 )
 def test_used_outside(look, model, reader):
@@ -182,6 +183,7 @@ def test_totals_add_up_in_the_report_and_in_json(registered):
         "structure: `x` is one value in the pattern, and two here": 1,
     }
     assert fired.count + sum(rejected.values()) == 4  # sigmoids of the graph
+    assert all(one.example and one.sources for one in report.rejected if one.pattern)
     values = json.loads(json.dumps(report.to_dict()))
     assert {"pass": "match_patterns", "pattern": "swish", "count": 2, "launches_saved": 2} in values["fired"]
     assert sum(one["count"] for one in values["rejected"] if one["pattern"] == "swish") == 2
