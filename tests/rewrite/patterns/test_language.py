@@ -364,7 +364,7 @@ class WithAnotherReplace:
         (with_keywords, "parameter 'y' must be an ordinary one"),
         (with_a_default, "the default of 'y' must be"),
         (WithoutPattern, "has no method 'pattern'"),
-        (WithAnUnknownMethod, "has a method 'chek'; known are check, examples, pattern, replace"),
+        (WithAnUnknownMethod, "has a method 'chek'; known are backward, check, examples, pattern, replace"),
         (WithAnotherReplace, "replace must take the parameters of pattern"),
     ],
 )
