@@ -3,7 +3,8 @@
     y = sin(x)      (nobody reads y)      ->      (nothing)
 
 Random operators stay, read or not: they advance the generator, and what is drawn after them would change. So do
-operators that the table does not know, which may do more than compute a value.
+operators that the table does not know, which may do more than compute a value. What a loop computes in its last step
+for a next one stays until loops are rolled (``fuse/rewrite/last_steps.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from torch.fx import GraphModule, Node
 
 from fuse.rewrite import effects, surgery
+from fuse.rewrite.last_steps import last_steps
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -20,8 +22,9 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 @register_pass()
 def dead_code(graph: GraphModule) -> Iterator[Verdict]:
     """Remove what nothing uses, random operators excepted."""
+    kept = last_steps(graph)
     for node in reversed(list(graph.graph.nodes)):
-        if node._erased or node.users or node.op in ("placeholder", "output"):
+        if node in kept or node._erased or node.users or node.op in ("placeholder", "output"):
             continue
         if effects.is_pure(node):
             yield rewrite(node, surgery.erase, node)

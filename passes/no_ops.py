@@ -5,7 +5,9 @@
 
 What looks like nothing may be something: x + 0.0 turns -0.0 into 0.0 (x - 0.0 and x + -0.0 do not), an integer tensor
 times 1.0 becomes a float tensor, a cast down and up again rounds, and a clone that the caller gets must not be the
-tensor it was cloned from. Declined where dtype or strides change, and where the result must be a tensor of its own.
+tensor it was cloned from. Declined where dtype or strides change, where the result must be a tensor of its own, and
+where a number changes from step to step of a loop (``h + t * dt * slope`` with ``t * dt`` = 1 in one step): that step
+would be unlike the others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse.rewrite import effects, surgery
+from fuse.rewrite.reads import letter
 from fuse.rewrite.registry import register_pass
+from fuse.rewrite.rolling import LEAST_STEPS
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
@@ -30,13 +34,30 @@ aten = torch.ops.aten
 def no_ops(graph: GraphModule) -> Iterator[Verdict]:
     """Leave out operators that change nothing."""
     escaping = effects.escaping(graph)
+    numbered = with_numbers(graph)
     for node in list(graph.graph.nodes):
         if (source := unchanged_operand(node)) is None:
             continue
-        if reason := obstacle(node, source, escaping):
+        if node in numbered:
+            yield declined(node, "its number is another one in other steps of a loop")
+        elif reason := obstacle(node, source, escaping):
             yield declined(node, reason)
         else:
             yield rewrite(node, leave_out, node, source, escaping)
+
+
+def with_numbers(graph: GraphModule) -> set[Node]:
+    """The operators with a number that one line of the user's calls with several: one may be 1, or 0, by chance."""
+    alike: dict[tuple[object, object], list[Node]] = {}
+    for node in graph.graph.nodes:
+        if node.target in RULES and any(type(argument) in (int, float) for argument in node.args[1:]):
+            alike.setdefault((letter(node), node.meta.get("source")), []).append(node)
+    return {
+        node
+        for nodes in alike.values()
+        if len({surgery.constant_key(node.args[1:]) for node in nodes}) >= LEAST_STEPS
+        for node in nodes
+    }
 
 
 def unchanged_operand(node: Node) -> Node | None:

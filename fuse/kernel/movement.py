@@ -188,6 +188,24 @@ def slice_scatter(call: Call) -> Value:
     return _overlay(value, convert(call.tensor("src"), call.dtype), dim, start, max(end, start))
 
 
+@recipe("select_backward")
+def select_backward(call: Call) -> Value:
+    """Zeros, and a gradient at one position of a dimension."""
+    dim = call["dim"] % len(call.shape)
+    index = call["index"] % call.shape[dim]
+    return _among_zeros(call, _with_dimension(call.tensor("grad_output"), dim), dim, index, index + 1)
+
+
+@recipe("slice_backward")
+def slice_backward(call: Call) -> Value:
+    """Zeros, and a gradient at a stretch of a dimension."""
+    dim = call["dim"] % len(call.shape)
+    start, end, step = slice(call["start"], call["end"], call["step"]).indices(call.shape[dim])
+    if step != 1:
+        raise Unsupported("slice_backward with a step")
+    return _among_zeros(call, call.tensor("grad_output"), dim, start, max(end, start))
+
+
 @recipe("glu")
 def gated(call: Call) -> Value:
     """One half times the sigmoid of the other."""
@@ -206,6 +224,12 @@ def _overlay(value: Value, piece: Value, dim: int, start: int, end: int) -> Valu
     """``value`` with ``[start:end]`` of ``dim`` replaced by ``piece``."""
     pieces = [_part(value, dim, 0, start), piece, _part(value, dim, end, value.shape[dim])]
     return concat([p for p in pieces if p.shape[dim]], dim, value.shape, value.dtype)
+
+
+def _among_zeros(call: Call, piece: Value, dim: int, start: int, end: int) -> Value:
+    """Zeros with ``[start:end]`` of ``dim`` replaced by ``piece``."""
+    zeros = Constant(call.shape, call.dtype, 0)
+    return _overlay(zeros, convert(piece, call.dtype), dim, start, end)
 
 
 def _part(value: Value, dim: int, start: int, end: int) -> Value:

@@ -64,6 +64,7 @@ PLAIN = (
     "merge_shared_weight_gemms",
     "merge_sibling_gemms",
     "roll_loops",
+    "unused_steps",
 )
 """Passes after which a graph consists of operators that autograd knows, and loops."""
 

@@ -16,6 +16,8 @@ from fuse.kernel.lower import Declined
 
 Cases = dict[str, tuple[Any, ...]]
 
+aten = torch.ops.aten
+
 
 def counted(*shape: int) -> Tensor:
     """Every element another number, so that a misplaced one shows."""
@@ -81,6 +83,10 @@ def cases() -> Cases:
         "diag_embed of bools": (lambda x: (x > 2).diag_embed(dim1=-1, dim2=0), x),
         "slice_scatter": (lambda x, y: torch.slice_scatter(x, y[:, :3], 1, 2, 5) * 2, x, y),
         "select_scatter": (lambda x, y: torch.select_scatter(x, y[:, 0], 1, -1), x, y),
+        "select_backward": (lambda x: aten.select_backward(x * 2, (4, 3, 6), -2, 1) + 1, x),
+        "select_backward of the last": (lambda x: aten.select_backward(x, (2, 4, 6), 0, -1), x),
+        "slice_backward": (lambda x: aten.slice_backward(x + 1, (4, 9), 1, 2, 8, 1) * 2, x),
+        "slice_backward to the end": (lambda x: aten.slice_backward(x, (7, 6), 0, -4, 2**63 - 1, 1), x),
         "constants": (lambda x: x + torch.full_like(x, 2.0) + torch.ones(6) + torch.zeros(4, 1), x),
         "arange": (lambda x: x * torch.arange(6) + torch.arange(4, 0, -1)[:, None], x),
         "arange of floats": (lambda x: x * torch.arange(0.0, 12.0, 2.0), x),

@@ -125,3 +125,30 @@ def test_absolute_views_keep_their_copy(rewritten):
 def test_a_scalar_is_flipped_nowhere(rewritten):
     result = rewritten(Inside(lambda x: x.sum().flip(0)), EDGES, passes=["dead_code", *PASSES])
     assert result.fired["no_ops"] == 1
+
+
+class Steps(nn.Module):
+    """A number that is another one in each step: 1 in one of them, and 0 in one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x
+        for t in range(6):
+            h = torch.sin(h * (t * 0.25)) - (t - 2)
+        return h
+
+
+def test_a_number_that_changes_by_step_stays(rewritten):
+    result = rewritten(Steps(), torch.randn(3), passes=PASSES)
+    assert result.fired == {}
+    assert result.reasons == {"its number is another one in other steps of a loop": 2}
+
+
+def test_the_same_number_in_all_steps_goes(rewritten):
+    class Same(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for t in range(6):
+                x = x * 1
+                x = torch.sin(x) * (t + 2)
+            return x
+
+    assert rewritten(Same(), torch.randn(3), passes=PASSES).fired == {"no_ops": 6}
