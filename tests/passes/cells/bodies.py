@@ -67,13 +67,13 @@ def greedy_decoder(m: Model, x: Tensor, t: int, h: Tensor, token: Tensor) -> Sta
     return h, m.second(h).argmax(1)
 
 
-@cell(2, "Viterbi back-pointers", start=lambda x: (x[0], torch.zeros(BATCH, WIDTH, dtype=torch.long)))
+@cell(1, "Viterbi back-pointers", start=lambda x: (x[0], torch.zeros(BATCH, WIDTH, dtype=torch.long)))
 def best_paths(m: Model, x: Tensor, t: int, score: Tensor, pointers: Tensor) -> States:
     best, pointers = (score.unsqueeze(2) + m.square.weight).max(1)
     return best + x[t], pointers
 
 
-@whole(4, "Viterbi back-pointers", "backward trace by gather", loops=2)
+@whole(3, "Viterbi back-pointers", "backward trace by gather", loops=2)
 def best_paths_traced(m: Model, x: Tensor, loops: Loops) -> object:
     def forward(t: int, score: Tensor, _: Tensor) -> States:
         best, pointers = (score.unsqueeze(2) + m.square.weight).max(1)

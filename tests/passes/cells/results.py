@@ -10,7 +10,7 @@ from tests.passes.cells.table import Model, States, cell, zeros
 # ---- steps at the ends that differ -----------------------------------------------------------------------------------
 
 
-@cell(5, "input at t - 1")
+@cell(4, "input at t - 1")
 def input_of_the_step_before(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t] - x[t - 1]),)
 
@@ -20,7 +20,7 @@ def input_clamped_at_the_end(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t] - x[min(t + 2, x.shape[0] - 1)]),)
 
 
-@cell(4, "first step peeled")
+@cell(3, "first step peeled")
 def first_step_of_another_form(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]) if t else torch.sigmoid(m.third(x[0])),)
 
@@ -30,12 +30,12 @@ def last_step_of_another_form(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t]) if t < x.shape[0] - 1 else torch.sigmoid(m.third(h)),)
 
 
-@cell(2, "period of two", times=lambda count: range(2 * count))
+@cell(1, "period of two", times=lambda count: range(2 * count))
 def alternating_forms(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh(m.square(h) + x[t // 2]) if t % 2 else torch.sigmoid(m.second(h)),)
 
 
-@cell(2, "period of two", times=lambda count: range(2 * count))
+@cell(1, "period of two", times=lambda count: range(2 * count))
 def alternating_weights(m: Model, x: Tensor, t: int, h: Tensor) -> States:
     return (torch.tanh((m.second if t % 2 else m.square)(h)),)
 
