@@ -84,7 +84,7 @@ class Ends:
             for node, read in reads
             if isinstance(node, Node)
         }
-        self.lengths = {spec.trip_count, *(steps for _, steps in self.paces.values())}
+        self.lengths = {spec.trip_count, *(steps for _, steps in self.paces.values())} - {1}
 
     def starts(self) -> list[Node]:
         """What computes operands that are not read step by step."""
@@ -154,7 +154,9 @@ class Ends:
         return inside or user.op == "output" or self.order[user] > self.order[self.call]
 
     def _over_time(self, node: Node) -> str | None:
-        if any(map(self._has_steps, node.all_input_nodes)) or any(map(self._is_long, tensors_in(node.meta["val"]))):
+        read = sum(value.meta["val"].numel() for value in node.all_input_nodes)
+        spread = [held for held in tensors_in(node.meta["val"]) if self._is_long(held) and held.numel() > read]
+        if spread or any(map(self._has_steps, node.all_input_nodes)):
             return "it grows with the number of steps, and the loop's kernel serves any number"
         return None
 
