@@ -10,6 +10,8 @@ run at once. What was found is written file by file; files that are as they were
     python -m benchmarks.mutation                     all files below
     python -m benchmarks.mutation conditions search   those whose names are given, whatever was found before
     python -m benchmarks.mutation --survivors         the mutants that no test noticed, after tests were added
+
+Files and folders of tests, when given too, are those that are run.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ ENDLESS = "it does not end"
 FORKS = 2
 """Mutants that are tried at once."""
 
-MOST_TESTS, MORE_TESTS = 8.0, 80.0
+MOST_TESTS, MORE_TESTS = 8.0, 40.0
 """Seconds of the processor that the tests for one mutant may take; for one that was not noticed before."""
 
 LONGEST_TEST = 8.0
@@ -162,12 +164,12 @@ def failing(items: Sequence[pytest.Item]) -> str | None:
 
 
 class Runner:
-    """A plugin of pytest that runs the mutants in the place of the tests; ``only`` are those to try, if not all."""
+    """A plugin of pytest that runs the mutants in the place of the tests; ``again``: those that no test noticed."""
 
-    def __init__(self, files: Sequence[Path], only: Sequence[dict[str, Any]] | None) -> None:
+    def __init__(self, files: Sequence[Path], again: bool) -> None:
         self.files = files
-        self.only = only
-        self.most = MOST_TESTS if only is None else MORE_TESTS
+        self.again = again
+        self.most = MORE_TESTS if again else MOST_TESTS
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.living = Living(FILES)  # whichever are tried: others remember what those gave
@@ -229,24 +231,33 @@ class Runner:
         outcomes.sort(key=lambda one: (one["line"], one["operator"], one["occurrence"]))
         survivors = [one for one in outcomes if one["noticed_by"] is None]
         done = so_far()  # another run may have added to it
-        known = done.get(name)
-        count = known["mutants"] if self.only is not None and known else len(outcomes)
-        endless = [one for one in outcomes if one["noticed_by"] == ENDLESS]
+        again, known = self._again(path), done.get(name, {})
+        gone = 0 if again is None else len(again) - len(outcomes)  # no mutants any more, by the rules there are now
+        count = len(outcomes) if again is None else known["mutants"] - gone
+        without_end = sum(one["noticed_by"] == ENDLESS for one in outcomes)
         done[name] = {
             "file": name,
             "source": source_of(path),
             "mutants": count,
             "noticed": count - len(survivors),
-            "without_end": len(endless) if self.only is None or not known else known["without_end"],
+            "without_end": without_end + (0 if again is None else known["without_end"]),
             "survivors": survivors,
         }
         save("mutation", [done[key] for key in map(_name, FILES) if key in done])
         print(f"{name}: {count - len(survivors)} of {count}, {time.monotonic() - started:.0f} s", flush=True)
 
+    def _again(self, path: Path) -> list[dict[str, Any]] | None:
+        """The mutants of a file that are to be tried; None for all of them."""
+        known = so_far().get(_name(path))
+        if not self.again or known is None or known["source"] != source_of(path):
+            return None
+        return list(known["survivors"])
+
     def _tried(self, path: Path) -> Iterator[Fork]:
         """A fork for each mutant of a file, begun when it is asked for."""
+        again = self._again(path)
         for mutant, codes in mutants(path, reaching.unordered(path)):
-            if self.only is not None and _key(asdict(mutant)) not in map(_key, self.only):
+            if again is not None and _key(asdict(mutant)) not in map(_key, again):
                 continue
             statement = (str(path), reaching.statement_at(path, mutant.line))
             reaching_it = self.by_statement.get(statement, [])
@@ -294,19 +305,19 @@ def _key(mutant: dict[str, Any]) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:]
-    again = "--survivors" in chosen
+    tests = [one for one in sys.argv[1:] if one.startswith("tests/")]
+    chosen = [one for one in sys.argv[1:] if one not in tests and one != "--survivors"]
+    again = "--survivors" in sys.argv
     done = so_far()
     if again:
-        only = [one for case in done.values() for one in case["survivors"]]
-        files = [path for path in FILES if any(one["file"] == _name(path) for one in only)]
+        left = [path for path in FILES if done.get(_name(path), {}).get("survivors")]
+        files = [path for path in left if path.stem in chosen or not chosen]
     else:
-        only = None
         as_before = {path for path in FILES if done.get(_name(path), {}).get("source") == source_of(path)}
         files = [path for path in FILES if (path.stem in chosen if chosen else path not in as_before)]
     if files:
         options = ["-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-s", "-k", "not generated_calls"]
-        pytest.main([*options, *TESTS], [Runner(files, only)])
+        pytest.main([*options, *(tests or TESTS)], [Runner(files, again)])
     done = so_far()
     for case in done.values():
         print(f"| `{case['file']}` | {case['mutants']} | {case['noticed']} | {len(case['survivors'])} |")

@@ -172,6 +172,7 @@ def test_a_pattern_of_higher_priority_is_named(registered):
     registered(priority=1)(swish)
     best = explained(lambda_named("gated", lambda x, y: torch.sigmoid(x) * y), swish, PAIR[0]).best
     assert (best.kind, best.reason) == ("overlapped", "a match of swish has taken some of its nodes")
+    assert best.change == "a higher priority: @fuse.pattern(priority=1)"
 
 
 def lambda_named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -219,7 +219,7 @@ def _without_circles(outcomes: Iterable[Outcome], graph: GraphModule) -> list[Ou
     """Give up matches that wait for one another's results, which only matches with several results can do."""
     found = list(outcomes)
     while True:
-        matches = [one for one in found if one.kind == "matched" and one.found is not None]
+        matches = (one for one in found if one.kind == "matched")
         several = [one for one in matches if one.found is not None and len(one.found.outputs) > 1]
         if len(several) < 2:
             return found

@@ -37,6 +37,20 @@ def test_structure(look):
     assert outcome.change == "fuse.either(...) of `add` and `sub`"
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_several_alternatives_the_one_that_came_furthest_is_told(look, turned):
+    def wave(x):
+        ways = [torch.tanh(torch.sin(torch.exp(x))), torch.tanh(torch.cos(torch.exp(x)))]
+        return fuse.either(*(ways[::-1] if turned else ways))
+
+    found = look(wave, lambda x: (torch.tanh(torch.cos(x.neg())), torch.sin(x.exp())), randn(4))
+    (outcome,) = found.outcomes
+    assert (outcome.matched, outcome.reason) == (2, "`neg` where the pattern has `exp`")
+    found = look(wave, lambda x: (torch.tanh(x.neg()), torch.sin(x.exp()), torch.cos(x)), randn(4))
+    (outcome,) = found.outcomes  # the first of two that came equally far
+    assert (outcome.matched, outcome.reason) == (1, f"`neg` where the pattern has `{'cos' if turned else 'sin'}`")
+
+
 def test_constraint(look):
     def wide(x=fuse.tensor(None, 8)):
         return x * torch.sigmoid(x)
@@ -107,6 +121,11 @@ def test_of_matches_that_would_wait_for_each_other_one_fires(look):
         return torch.sin(one[1] * 2 - z2), torch.exp(one[0] * 2 + z2)
 
     assert look(pair, line, *arguments).kinds == {"matched": 2}
+
+    def circle_and_another(x, y, z1, z2):
+        return *circle(x, y, z1, z2), torch.exp(x * 3 + z1), torch.sin(y * 3 - z1)
+
+    assert look(pair, circle_and_another, *arguments).kinds["not convex"] == 1
 
 
 def test_overlapped_by_another_pattern_and_priorities_decide(registered):
@@ -199,6 +218,7 @@ def test_a_candidate_inside_of_a_match_has_no_verdict_of_its_own(look):
 
     found = look(thrice, lambda x: torch.sin(torch.sin(torch.sin(torch.sin(x)))), randn(3))
     assert found.kinds == {"matched": 1, "overlapped": 1}
+    assert [one.change for one in found.outcomes] == ["", ""]  # of itself nothing goes first
 
 
 def test_fuel_stops_patterns_too(registered):
