@@ -17,7 +17,7 @@ struct fuse_attention_sizes {
 
 template <int Gates, typename Real> static inline void fuse_pack_blocks(Real *packed, const fuse_matrix<Real> &right) {
     for (int64_t column = 0; column < right.columns; column += 16 * Gates) {
-        right.template pack<Gates>(packed, 0, column);
+        right.template pack<Gates>(packed, column);
         packed += 16 * Gates * right.depth;
     }
 }

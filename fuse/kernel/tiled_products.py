@@ -88,16 +88,16 @@ def tiled(program: Program, name: str, one_thread: bool, panels: int | None = No
     if more:
         raise Unsupported("two products in one kernel")
     frame = Frame.of(program)
-    if len(product.left.shape) != 2:
-        raise Unsupported("a batch of products is left to the library")
     left = operand_of(product.left, frame.inputs)
-    if left.strides[1] != 1 and product.left.shape[1] > 1:
+    if left.strides[-1] != 1 and product.left.shape[-1] > 1:
         raise Unsupported("the rows of the left operand do not lie in order in memory")
     epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
-    walk = None
     if isinstance(product.right, Patches):
         walk = windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, panels)
-    walk = walk or _packed(product, left, frame, one_thread, panels)
+    elif len(product.shape) == 2:
+        walk = _packed(product, left, frame, one_thread, panels)
+    else:
+        raise Unsupported("a batch of products is left to the library")
     real = ctypes.storage(product.dtype)
     lines = [
         *walk.lines,
@@ -110,24 +110,22 @@ def tiled(program: Program, name: str, one_thread: bool, panels: int | None = No
 
 
 def _packed(product: Product, left: Operand, frame: Frame, one_thread: bool, panels: int | None) -> Walk:
-    """How to walk the tiles of a product whose right operand is packed, block by block."""
-    images, rows, columns = (1, *product.shape)[-3:]
-    depth = product.left.shape[1]
+    """The walk over the tiles of a product whose right operand is packed, block by block or before."""
+    (rows, columns), depth, itemsize = product.shape, product.left.shape[1], product.dtype.itemsize
     before = _packed_before(product.right)
-    panels = before.width // PANEL if before else panels or panels_of(columns, depth, product.dtype.itemsize)
+    panels = before.width // PANEL if before else panels or panels_of(columns, depth, itemsize)
     width = panels * PANEL
-    most = images * -(-columns // width) * -(-rows // 4)
-    threads = threads_for(images * rows * columns * depth, most, one_thread)
-    share = 0 if before else aligned(depth * width * product.dtype.itemsize)
+    threads = threads_for(rows * columns * depth, -(-columns // width) * -(-rows // 4), one_thread)
+    share = 0 if before else aligned(depth * width * itemsize)
     if before:
         name = frame.inputs[before.source.position].name
         right = f"fuse_prepacked<{ctypes.storage(product.dtype)}> right = {{{name}, {depth}}}"
     else:
-        right = _right(product, frame.inputs)
+        right = matrix(product, frame.inputs)
     lines = [
         f"    const {right};",
         f"    fuse_tiled_product(fuse_panels_{panels}, {left.text}, {left.strides[0]}, right,",
-        f"                       {images}, {rows}, {columns}, {depth},",
+        f"                       {rows}, {columns}, {depth},",
         f"                       {frame.workspace}, {threads}, {share},",
     ]
     return Walk(lines, threads * share + ALIGNMENT, threads)
@@ -150,18 +148,11 @@ def operand_of(value: Value, inputs: Sequence[Buffer]) -> Operand:
     return Operand(name if found.start == ZERO else f"{name} + {found.start}", tuple(s.constant for s in found.strides))
 
 
-def _right(product: Product, inputs: Sequence[Buffer]) -> str:
-    """The right operand as C++: its type, its name and how it is packed."""
-    real, right = ctypes.storage(product.dtype), product.right
-    if not isinstance(right, Patches):
-        matrix = operand_of(right, inputs)
-        numbers = ", ".join(map(str, (*matrix.strides, *right.shape)))
-        return f"fuse_matrix<{real}> right = {{{matrix.text}, {numbers}}}"
-    image = operand_of(right.source, inputs)
-    numbers = ", ".join(map(str, (*image.strides, *right.source.shape[1:])))
-    pairs = ", ".join(f"{{{y}, {x}}}" for y, x in (right.taps, right.stride, right.padding, right.dilation))
-    places = f"{math.prod(right.places)}, {right.places[1]}"
-    return f"fuse_patches<{real}> right = {{{image.text}, {numbers}, {pairs}, {places}}}"
+def matrix(product: Product, inputs: Sequence[Buffer]) -> str:
+    """The right operand as C++: its type, its name, and where it lies."""
+    right = operand_of(product.right, inputs)
+    numbers = ", ".join(map(str, (*right.strides, *product.right.shape)))
+    return f"fuse_matrix<{ctypes.storage(product.dtype)}> right = {{{right.text}, {numbers}}}"
 
 
 def panels_of(columns: int, depth: int, itemsize: int) -> int:

@@ -87,12 +87,12 @@ template <typename Real> struct fuse_matrix {
     const Real *right;
     int64_t depth_stride, column_stride, depth, columns;
 
-    template <int Gates> fuse_packed<Real> block(Real *packed, int64_t image, int64_t column) const {
-        pack<Gates>(packed, image, column);
+    template <int Gates> fuse_packed<Real> block(Real *packed, int64_t column) const {
+        pack<Gates>(packed, column);
         return {packed, 16 * Gates};
     }
 
-    template <int Gates> void pack(Real *packed, int64_t, int64_t column) const {
+    template <int Gates> void pack(Real *packed, int64_t column) const {
         for (int64_t panel = 0; panel < Gates; ++panel) {
             fuse_pack(packed + 16 * panel, 16 * Gates, right, depth_stride, column_stride, depth, column + 16 * panel,
                       columns);
@@ -105,107 +105,39 @@ template <typename Real> struct fuse_prepacked {
     const Real *first;
     int64_t depth;
 
-    template <int Gates> fuse_anywhere<Real> block(Real *, int64_t, int64_t column) const {
+    template <int Gates> fuse_anywhere<Real> block(Real *, int64_t column) const {
         return {first + column * depth, 16 * Gates};
     }
 };
 
-// The smallest number of steps, but at most `most`, that cover `distance`.
-static inline int64_t fuse_steps(int64_t distance, int64_t step, int64_t most) {
-    const int64_t steps = distance <= 0 ? 0 : (distance + step - 1) / step;
-    return steps < most ? steps : most;
-}
-
-// The right operand of a convolution: a column for each place, in it every tap of every channel, zero in the padding.
-template <typename Real> struct fuse_patches {
-    const Real *images;
-    int64_t image_stride, channel_stride, row_stride, column_stride, channels, height, width;
-    int64_t taps[2], stride[2], padding[2], dilation[2], places, places_in_row;
-
-    template <int Gates> fuse_packed<Real> block(Real *packed, int64_t image, int64_t first) const {
-        pack<Gates>(packed, image, first);
-        return {packed, 16 * Gates};
-    }
-
-    // Places that follow one another in a row of the result, for one tap: `zeros` before, `count` that lie in the image
-    // from `from` on, zeros up to `length`.
-    struct run {
-        int64_t lane, zeros, count, length, from;
-    };
-
-    template <int Gates> void pack(Real *packed, int64_t image, int64_t first) const {
-        constexpr int64_t lanes = 16 * Gates;
-        const Real *source = images + image * image_stride;
-        const int64_t last = first + lanes < places ? first + lanes : places, step = stride[1] * column_stride;
-        run runs[lanes];
-        for (int64_t v = 0; v < taps[0]; ++v) {
-            for (int64_t u = 0; u < taps[1]; ++u) {
-                int64_t number = 0;
-                for (int64_t place = first; place < last; ++number) {
-                    const int64_t y = place / places_in_row * stride[0] - padding[0] + v * dilation[0];
-                    const int64_t x = place % places_in_row * stride[1] - padding[1] + u * dilation[1];
-                    const int64_t in_row = places_in_row - place % places_in_row;
-                    const int64_t length = in_row < last - place ? in_row : last - place;
-                    const bool inside = y >= 0 && y < height;
-                    const int64_t zeros = inside ? fuse_steps(-x, stride[1], length) : length;
-                    const int64_t end = inside ? fuse_steps(width - x, stride[1], length) : length;
-                    const int64_t from = y * row_stride + (x + zeros * stride[1]) * column_stride;
-                    runs[number] = {place - first, zeros, end > zeros ? end - zeros : 0, length, from};
-                    place += length;
-                }
-                for (int64_t channel = 0; channel < channels; ++channel) {
-                    Real *to = packed + ((channel * taps[0] + v) * taps[1] + u) * lanes;
-                    const Real *of_channel = source + channel * channel_stride;
-                    for (int64_t i = 0; i < number; ++i) copy(to + runs[i].lane, of_channel, runs[i], step);
-                    for (int64_t lane = last - first; lane < lanes; ++lane) to[lane] = 0;
-                }
-            }
-        }
-    }
-
-    static void copy(Real *to, const Real *from, const run &run, int64_t step) {
-        from += run.from;
-        for (int64_t i = 0; i < run.zeros; ++i) to[i] = 0;
-        to += run.zeros;
-        if (step == 1) {
-            for (int64_t i = 0; i < run.count; ++i) to[i] = from[i];
-        } else {
-            for (int64_t i = 0; i < run.count; ++i) to[i] = from[i * step];
-        }
-        for (int64_t i = run.count; i < run.length - run.zeros; ++i) to[i] = 0;
-    }
-};
-
-// For each of `images`: left[rows, depth] (depth contiguous) @ what `right` packs, [depth, columns]; by at most so many
-// threads, each with `share_bytes` of the workspace for its packed block. `epilogue(image, first row, last row, first
-// column, last column, tile, stride)` is called for every tile, whose rows lie `stride` elements apart.
+// left[rows, depth] (depth contiguous) @ right[depth, columns], by at most so many threads, each with `share_bytes` of the
+// workspace for a block that `right` packs. `epilogue(image, first row, last row, first column, last column, tile, stride)`
+// is called for every tile, whose rows lie `stride` elements apart; there is one image.
 template <int Gates, typename Real, typename Right, typename Epilogue>
 static inline void fuse_tiled_product(fuse_panels<Gates>, const Real *left, int64_t left_stride, const Right &right,
-                                      int64_t images, int64_t rows, int64_t columns, int64_t depth, char *workspace,
-                                      int64_t threads, int64_t share_bytes, const Epilogue &epilogue) {
+                                      int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
+                                      int64_t share_bytes, const Epilogue &epilogue) {
     constexpr int64_t width = 16 * Gates;
-    const int64_t in_image = (columns + width - 1) / width, blocks = images * in_image;
+    const int64_t blocks = (columns + width - 1) / width;
     workspace = fuse_aligned(workspace);
     threads = fuse_threads(threads);
     const int64_t at_once = fuse_rows_at_once(rows, blocks, threads), chunks = (rows + at_once - 1) / at_once;
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        const int64_t thread = fuse_thread();
         int64_t held = -1;
-        Real *packed = (Real *)(workspace + thread * share_bytes);
-        decltype(right.template block<Gates>(packed, 0, 0)) weights = {};
+        Real *packed = (Real *)(workspace + fuse_thread() * share_bytes);
+        decltype(right.template block<Gates>(packed, 0)) weights = {};
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < blocks * chunks; ++task) {
-            const int64_t block = task / chunks, row = task % chunks * at_once, image = block / in_image;
+            const int64_t block = task / chunks, row = task % chunks * at_once, column = block * width;
             const int64_t last_row = row + at_once < rows ? row + at_once : rows;
-            const int64_t column = block % in_image * width;
             const int64_t last_column = column + width < columns ? column + width : columns;
-            if (block != held) weights = right.template block<Gates>(packed, image, column);
+            if (block != held) weights = right.template block<Gates>(packed, column);
             held = block;
             fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(
                 left, left_stride, weights, depth, row, last_row,
                 [&](int64_t first, int64_t last, const Real *tile) {
-                    epilogue(image, first, last, column, last_column, tile, width);
+                    epilogue(0, first, last, column, last_column, tile, width);
                 });
         }
     }

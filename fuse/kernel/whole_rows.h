@@ -20,7 +20,7 @@ static inline void fuse_whole_rows(const Real *left, int64_t left_stride, const 
         Real *const sums = packed + blocks * width * right.depth + thread * row_block * sums_stride;
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block) {
-            right.template pack<Gates>(packed + block * width * right.depth, 0, block * width);
+            right.template pack<Gates>(packed + block * width * right.depth, block * width);
         }
 #pragma omp for schedule(static)
         for (int64_t number = 0; number < (rows + row_block - 1) / row_block; ++number) {

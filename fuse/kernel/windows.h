@@ -1,114 +1,212 @@
-// Convolutions that move one place at a time, on a band of the image: no patch is ever copied.
+// Convolutions without a matrix of patches: each tap of a place is read from a padded image, where neighbours lie side by
+// side.
 //
-//     for blocks of panels, chunks of rows (shared out to threads):       a panel: 16 places of one row of the result
-//         band = the part of the image that the block sees, zeros around it
-//         for tiles of a few rows:  sums = left[rows] @ {band from each tap of each channel on};  epilogue(...)
+//     for images, some rows of places (shared out to threads):
+//         planes = the part of the image that they see; every stride-th row and column together, zeros around them
+//         for blocks of places, tiles of outputs:        sums = weights[outputs] @ {planes from each tap on}
+//             leave out the padding between rows;        epilogue(outputs, places, sums)
+//
+// Places are counted along the padded rows ("spots"), so that a block of them is a few whole vectors wherever rows end, and
+// a tap lies equally far from all of them. The image is copied once, not once for each tap as in a matrix of patches.
 #pragma once
+#include <string.h>
 
+// The shape of a convolution: `images` are those of all groups, `outputs` and `channels` those of one group, whose weights
+// lie `group_stride` apart and `output_stride` from output to output.
 struct fuse_window {
-    int64_t images, rows, channels, height, width;                       // rows of `left`, of one image the others
-    int64_t image_stride, channel_stride, row_stride, column_stride;
-    int64_t taps[2], padding[2], dilation[2], places[2];
+    int64_t images, groups, outputs, channels, height, width;
+    int64_t group_stride, output_stride, image_stride, channel_stride, row_stride, column_stride;
+    int64_t taps[2], stride[2], padding[2], dilation[2], places[2];
 };
 
-// The distance of the rows of a band: what the panels of one row see, in whole vectors.
-static inline int64_t fuse_band_width(const fuse_window &at) {
-    const int64_t seen = (at.places[1] + 15) / 16 * 16 + (at.taps[1] - 1) * at.dilation[1];
-    return (seen + 15) / 16 * 16;
-}
+// How the part of an image that some rows of places see lies in memory: `plane` numbers for each phase of the stride,
+// `channel` for all of them. Without a stride the padding behind a row is that before the next one.
+struct fuse_planes {
+    int64_t pitch, rows, plane, channel;
 
-// The right operand of a block: element `lane` of a panel and `k` of the depth lies `offsets[k] + lane` behind it.
+    fuse_planes(const fuse_window &w, int64_t rows_of_places) {
+        const int64_t beyond[2] = {(w.taps[0] - 1) * w.dilation[0], (w.taps[1] - 1) * w.dilation[1]};
+        pitch = w.places[1] + beyond[1] / w.stride[1];
+        if (w.stride[1] == 1) {
+            const int64_t held = w.width + w.padding[1] < pitch ? w.width + w.padding[1] : pitch;
+            pitch -= w.padding[1];
+            if (pitch < held) pitch = held;
+            if (pitch < w.places[1]) pitch = w.places[1];
+        }
+        rows = rows_of_places + beyond[0] / w.stride[0];
+        plane = pitch * rows;
+        channel = plane * w.stride[0] * w.stride[1];
+    }
+
+    // How far each tap of each channel lies from the first.
+    void distances(const fuse_window &w, int32_t *to) const {
+        for (int64_t first = 0; first < w.channels * channel; first += channel) {
+            for (int64_t v = 0; v < w.taps[0]; ++v) {
+                for (int64_t u = 0; u < w.taps[1]; ++u) {
+                    const int64_t y = v * w.dilation[0], x = u * w.dilation[1];
+                    const int64_t phase = y % w.stride[0] * w.stride[1] + x % w.stride[1];
+                    *to++ = (int32_t)(first + phase * plane + y / w.stride[0] * pitch + x / w.stride[1]);
+                }
+            }
+        }
+    }
+};
+
+// The right operand of a tile: what its spots see from each tap on.
 template <typename Real> struct fuse_seen {
-    const Real *panels[4];
-    const int32_t *offsets;
+    const Real *first;
+    const int32_t *distances;
 
     fuse_vector<Real> at(int64_t k, int part) const {
-        constexpr int in_panel = fuse_vectors<Real>;
-        const Real *from = panels[part / in_panel] + offsets[k] + part % in_panel * fuse_width<Real>;
-        return *(const fuse_loose_vector<Real> *)from;
+        return *(const fuse_loose_vector<Real> *)(first + distances[k] + part * fuse_width<Real>);
     }
-    fuse_seen from(int64_t k) const { return {{panels[0], panels[1], panels[2], panels[3]}, offsets + k}; }
-    fuse_seen gate(int64_t number) const {
-        fuse_seen moved = *this;
-        for (int64_t panel = 0; panel + number < 4; ++panel) moved.panels[panel] = panels[panel + number];
-        return moved;
-    }
+    fuse_seen from(int64_t k) const { return {first, distances + k}; }
+    fuse_seen gate(int64_t number) const { return {first + number * 16, distances}; }
 };
 
-// Rows [first, last) of an image, of all channels one behind the other; what lies beside it is zero in `band` already.
+// The smallest number of steps, but at most `most`, that cover `distance`.
+static inline int64_t fuse_steps(int64_t distance, int64_t step, int64_t most) {
+    const int64_t steps = distance <= 0 ? 0 : (distance + step - 1) / step;
+    return steps < most ? steps : most;
+}
+
+// Copies elements that follow one another in another array.
+template <typename Real> static inline void fuse_copy(Real *to, const Real *from, int64_t count) {
+    using vector = fuse_loose_vector<Real>;
+    constexpr int width = fuse_width<Real>;
+    if (count < width) {
+        for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+        return;
+    }
+    for (int64_t i = 0; i + width <= count; i += width) *(vector *)(to + i) = *(const vector *)(from + i);
+    *(vector *)(to + count - width) = *(const vector *)(from + count - width);
+}
+
+// The same within one array, to a place before.
+template <typename Real> static inline void fuse_move(Real *to, const Real *from, int64_t count) {
+    constexpr int width = fuse_width<Real>;
+    int64_t i = 0;
+    for (; i + width <= count; i += width) {
+        *(fuse_loose_vector<Real> *)(to + i) = *(const fuse_loose_vector<Real> *)(from + i);
+    }
+    for (; i < count; ++i) to[i] = from[i];
+}
+
+// The planes of an image from the row of places `first_row` on, so many rows; the padding left and right of it is zero already.
 template <typename Real>
-static inline void fuse_copy_band(Real *band, const fuse_window &at, const Real *image, int64_t first, int64_t last,
-                                  int64_t band_width) {
-    const int64_t room = band_width - at.padding[1], width = at.width < room ? at.width : room;
-    for (int64_t channel = 0; channel < at.channels; ++channel) {
-        for (int64_t y = first; y < last; ++y) {
-            const Real *from = image + channel * at.channel_stride + y * at.row_stride;
-            Real *to = band + (channel * (last - first) + y - first) * band_width + at.padding[1];
-            if (y < 0 || y >= at.height) {
-                for (int64_t x = 0; x < width; ++x) to[x] = 0;
-            } else if (at.column_stride == 1) {
-                for (int64_t x = 0; x < width; ++x) to[x] = from[x];
-            } else {
-                for (int64_t x = 0; x < width; ++x) to[x] = from[x * at.column_stride];
+static inline void fuse_fill_planes(Real *to, const Real *image, const fuse_window &w, const fuse_planes &planes,
+                                    int64_t first_row, int64_t rows) {
+    for (int64_t v = 0; v < w.stride[0]; ++v) {
+        for (int64_t u = 0; u < w.stride[1]; ++u) {
+            const int64_t x = u - w.padding[1], step = w.stride[1] * w.column_stride;
+            const int64_t first = fuse_steps(-x, w.stride[1], planes.pitch);
+            const int64_t count = fuse_steps(w.width - x, w.stride[1], planes.pitch) - first;
+            for (int64_t channel = 0; channel < w.channels; ++channel) {
+                Real *row = to + channel * planes.channel + (v * w.stride[1] + u) * planes.plane + first;
+                const Real *const from = image + channel * w.channel_stride + (x + first * w.stride[1]) * w.column_stride;
+                for (int64_t i = 0; i < rows; ++i, row += planes.pitch) {
+                    const int64_t y = (first_row + i) * w.stride[0] + v - w.padding[0];
+                    if (y < 0 || y >= w.height) {
+                        for (int64_t column = 0; column < count; ++column) row[column] = 0;
+                    } else if (step == 1) {
+                        fuse_copy(row, from + y * w.row_stride, count);
+                    } else {
+                        const Real *const source = from + y * w.row_stride;
+                        for (int64_t column = 0; column < count; ++column) row[column] = source[column * step];
+                    }
+                }
             }
         }
     }
 }
 
-// left[rows, channels * taps] @ what each place sees, for each of `images`. The workspace has the offsets of the depth
-// first, then for each thread a band of `share_bytes`. `epilogue` as in `fuse_tiled_product`, once for each row of places.
-template <int Gates, typename Real, typename Epilogue>
-static inline void fuse_windowed_product(const Real *left, int64_t left_stride, const Real *images,
-                                         const fuse_window &at, char *workspace, int64_t threads, int64_t share_bytes,
-                                         const Epilogue &epilogue) {
-    const int64_t depth = at.channels * at.taps[0] * at.taps[1], panels_in_row = (at.places[1] + 15) / 16;
-    const int64_t panels = at.places[0] * panels_in_row, in_image = (panels + Gates - 1) / Gates;
-    const int64_t band_width = fuse_band_width(at);
-    const int64_t most_rows = (Gates + panels_in_row - 2) / panels_in_row + 1, below = (at.taps[0] - 1) * at.dilation[0];
-    const int64_t of_channel = (most_rows + below) * band_width;
-    int32_t *const offsets = (int32_t *)fuse_aligned(workspace);
-    for (int64_t k = 0; k < depth; ++k) {
-        const int64_t tap = k % (at.taps[0] * at.taps[1]), channel = k / (at.taps[0] * at.taps[1]);
-        const int64_t down = tap / at.taps[1] * at.dilation[0], right = tap % at.taps[1] * at.dilation[1];
-        offsets[k] = int32_t(channel * of_channel + down * band_width + right);
+// Rows of places that are told of one by one; the places of shorter ones are brought together first.
+enum : int64_t { FUSE_LONG_ROW = 24 };
+
+// Leaves out the spots between rows: calls `each(first place, last place, first lane)` for places that lie together.
+template <int Rows, int Width, typename Real, typename Each>
+static inline void fuse_places(Real *tile, int64_t pitch, int64_t in_row, int64_t spot, int64_t last,
+                               const Each &each) {
+    int64_t column = spot % pitch, lane = 0;
+    const int64_t first_place = spot / pitch * in_row + (column < in_row ? column : in_row);
+    for (int64_t at = spot; at < last; at += pitch - column, column = 0) {
+        const int64_t left = column < in_row ? in_row - column : 0, count = left < last - at ? left : last - at;
+        if (in_row >= FUSE_LONG_ROW) {
+            if (count) each(first_place + lane, first_place + lane + count, at - spot);
+        } else if (lane != at - spot) {
+            for (int row = 0; row < Rows; ++row) fuse_move(tile + row * Width + lane, tile + row * Width + at - spot, count);
+        }
+        lane += count;
     }
-    workspace = fuse_aligned((char *)(offsets + depth));
+    if (in_row < FUSE_LONG_ROW && lane) each(first_place, first_place + lane, 0);
+}
+
+// One share of the outputs over the spots [spot, last), in tiles of even size.
+template <int Gates, int Outputs, typename Real, typename Epilogue>
+static inline void fuse_window_tiles(const Real *weights, const fuse_window &w, const fuse_seen<Real> &seen, int64_t pitch,
+                                     int64_t spot, int64_t last, int64_t share, int64_t shares, const Epilogue &epilogue) {
+    constexpr int most = fuse_most_rows<Gates, Real>, tiles = (Outputs + most - 1) / most, width = 16 * Gates;
+    constexpr int small = Outputs / tiles, larger = Outputs % tiles;  // tiles of `small`, the first ones of one more
+    const int64_t depth = w.channels * w.taps[0] * w.taps[1];
+    alignas(64) Real sums[(small + 1) * width];
+    for (int64_t tile = share * tiles / shares; tile < (share + 1) * tiles / shares; ++tile) {
+        const int64_t output = tile * small + (tile < larger ? tile : larger);
+        const Real *const left = weights + output * w.output_stride;
+        const auto finish = [&](int64_t from, int64_t to, int64_t lane) {
+            epilogue(output, output + small + (tile < larger), from, to, (const Real *)sums + lane, width);
+        };
+        if (tile < larger) {
+            fuse_tile<Gates, small + 1>(sums, left, w.output_stride, seen, depth);
+            fuse_places<small + 1, width>(sums, pitch, w.places[1], spot, last, finish);
+        } else {
+            fuse_tile<Gates, small>(sums, left, w.output_stride, seen, depth);
+            fuse_places<small, width>(sums, pitch, w.places[1], spot, last, finish);
+        }
+    }
+}
+
+// Weights [groups, outputs, channels * taps] over the windows of `images`, by at most so many threads; the workspace has
+// room for `distances_bytes` and, for each thread, for `share_bytes` of planes, those of `rows_at_once` rows of places.
+// Blocks have `Gates` times 16 spots; a last one of at most `Tail` times 16 has those. `epilogue(image, first output, last,
+// first place, last, tile, stride)` is called for every tile, whose outputs lie `stride` elements apart.
+template <int Gates, int Tail, int Outputs, typename Real, typename Epilogue>
+static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t rows_at_once,
+                                int64_t shares, char *workspace, int64_t distances_bytes, int64_t threads,
+                                int64_t share_bytes, const Epilogue &epilogue) {
+    const int64_t chunks = (w.places[0] + rows_at_once - 1) / rows_at_once;
+    const fuse_planes planes(w, rows_at_once);
+    int32_t *const distances = (int32_t *)fuse_aligned(workspace);
+    planes.distances(w, distances);
     threads = fuse_threads(threads);
-    const int64_t blocks = at.images * in_image, at_once = fuse_rows_at_once(at.rows, blocks, threads);
-    const int64_t chunks = (at.rows + at_once - 1) / at_once;
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
+        Real *const padded = (Real *)((char *)distances + distances_bytes + fuse_thread() * share_bytes);
         int64_t held = -1;
-        Real *const band = (Real *)(workspace + fuse_thread() * share_bytes);
-        for (int64_t i = 0; i < at.channels * of_channel; ++i) band[i] = 0;
+        if (w.padding[1]) memset(padded, 0, share_bytes);
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < blocks * chunks; ++task) {
-            const int64_t block = task / chunks, image = block / in_image, first_panel = block % in_image * Gates;
-            const int64_t last_panel = first_panel + Gates < panels ? first_panel + Gates : panels;
-            const int64_t top = first_panel / panels_in_row;
-            if (image * at.places[0] + top != held) {
-                fuse_copy_band(band, at, images + image * at.image_stride, top - at.padding[0],
-                               top - at.padding[0] + most_rows + below, band_width);
+        for (int64_t task = 0; task < w.images * chunks * shares; ++task) {
+            const int64_t part = task / shares, share = task % shares, image = part / chunks;
+            const int64_t row = part % chunks * rows_at_once, before = row * w.places[1];
+            const int64_t rows = row + rows_at_once < w.places[0] ? rows_at_once : w.places[0] - row;
+            const int64_t spots = (rows - 1) * planes.pitch + w.places[1];
+            if (part != held) {
+                fuse_fill_planes(padded, images + image * w.image_stride, w, planes, row, planes.rows - rows_at_once + rows);
             }
-            held = image * at.places[0] + top;
-            fuse_seen<Real> seen = {{band, band, band, band}, offsets};
-            for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-                const int64_t row = panel / panels_in_row - top, column = panel % panels_in_row * 16;
-                seen.panels[panel - first_panel] = band + row * band_width + column;
+            held = part;
+            const Real *const of_group = weights + image % w.groups * w.group_stride;
+            const auto finish = [&](int64_t first, int64_t last, int64_t from, int64_t to, const Real *tile,
+                                    int64_t stride) {
+                epilogue(image, first, last, before + from, before + to, tile, stride);
+            };
+            for (int64_t spot = 0; spot < spots; spot += 16 * Gates) {
+                const fuse_seen<Real> seen = {padded + spot, distances};
+                if (Tail < Gates && spots - spot <= 16 * Tail) {
+                    fuse_window_tiles<Tail, Outputs>(of_group, w, seen, planes.pitch, spot, spots, share, shares, finish);
+                } else {
+                    const int64_t last = spot + 16 * Gates < spots ? spot + 16 * Gates : spots;
+                    fuse_window_tiles<Gates, Outputs>(of_group, w, seen, planes.pitch, spot, last, share, shares, finish);
+                }
             }
-            const int64_t row = task % chunks * at_once, last_row = row + at_once < at.rows ? row + at_once : at.rows;
-            fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(
-                left, left_stride, seen, depth, row, last_row, [&](int64_t from, int64_t to, const Real *tile) {
-                    for (int64_t panel = first_panel; panel < last_panel;) {
-                        const int64_t y = panel / panels_in_row, next = (y + 1) * panels_in_row;
-                        const int64_t end = next < last_panel ? next : last_panel;
-                        const int64_t column = y * at.places[1] + panel % panels_in_row * 16;
-                        const int64_t last_column =
-                            end == next ? (y + 1) * at.places[1] : column + (end - panel) * 16;
-                        epilogue(image, from, to, column, last_column, tile + (panel - first_panel) * 16, 16 * Gates);
-                        panel = end;
-                    }
-                });
         }
     }
 }

@@ -1,65 +1,84 @@
-"""Products with the patches of an image, where the window moves one place at a time: no patch is copied.
+"""How to walk the places of a convolution: bands of a padded image, blocks of places, tiles of outputs.
 
-    conv2d(x, w, padding=1)     ->     for blocks of 16 places of a row, four at a time:
-                                           band = rows of x that they see, zeros around them
-                                           sums[channels, places] = w @ {band from each tap on}
+    conv2d(x, w, padding=1)     ->     for images and groups, some rows of places (threads):
+                                           planes = the rows of x that they see, zeros between them
+                                           for blocks of 64 places, tiles of 6 outputs:
+                                               sums = w[outputs] @ {planes from each tap on}
 
-Neighbouring places see neighbouring elements, so that a vector of places is a vector in memory, from each tap on.
-``windows.h`` walks the blocks. A patch holds every element of the image once for each tap; a band, which the nearest
-caches hold, once for each row of taps at most: 1.25 to 1.3 times as fast with 3 x 3 taps and 32 channels.
+``windows.h`` does so. A patch matrix would hold every element of the image once for each tap; the planes hold it once,
+and stay in the cache of one core.
 """
 
 from __future__ import annotations
 
 import math
 
-from fuse.kernel import ctypes
-from fuse.kernel.product_frame import (
-    ALIGNMENT,
-    HEADERS,
-    MOST_PANELS,
-    PANEL,
-    Frame,
-    Operand,
-    Walk,
-    aligned,
-    threads_for,
-)
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS, MOST_PANELS, PANEL, Frame, Operand, Walk, aligned, threads_for
 from fuse.kernel.values import Patches, Product
 
-FULL_ENOUGH = 0.8
-"""Share of the places of a row's panels that must be in the row."""
-LARGEST_BAND = 1 << 20
-"""Bytes of a band, which is to stay in the cache of one core."""
+LARGEST_PLANES = 384 * 1024
+"""Bytes of the planes of one thread."""
+FEWEST_SPOTS = 128
+"""Places of a part of an image that is worth a thread's while."""
+TASKS_OF_A_THREAD = 8
+"""So many share the work out evenly enough, whatever their number."""
+FEWEST_OUTPUTS = 8
+"""Outputs of a part of them that is worth a thread's while."""
 
 
 def windowed(
     product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool, panels: int | None
-) -> Walk | None:
-    """How to walk the tiles of a convolution like that; None where patches are better packed."""
+) -> Walk:
+    """The walk over the tiles of a convolution, whose weights are ``left`` [outputs, depth], one for each group."""
     patches = product.right
     assert isinstance(patches, Patches)
-    in_row = -(-patches.places[1] // PANEL)
-    if patches.stride != (1, 1) or patches.taps == (1, 1) or patches.places[1] < FULL_ENOUGH * in_row * PANEL:
-        return None
     images, channels, height, width = patches.source.shape
-    itemsize, (rows, depth) = product.dtype.itemsize, product.left.shape
-    all_panels = patches.places[0] * in_row
-    panels = min(panels or MOST_PANELS, all_panels)
-    below, beside = ((taps - 1) * apart for taps, apart in zip(patches.taps, patches.dilation, strict=True))
-    band_width = -(-(in_row * PANEL + beside) // PANEL) * PANEL
-    share = aligned(channels * ((panels + in_row - 2) // in_row + 1 + below) * band_width * itemsize)
-    if share > LARGEST_BAND:
-        return None
-    tasks = images * -(-all_panels // panels) * -(-rows // 4)
-    threads = threads_for(images * rows * depth * math.prod(patches.places), tasks, one_thread)
-    sizes = ", ".join(map(str, (images, rows, channels, height, width, *image.strides)))
-    pairs = ", ".join(f"{{{y}, {x}}}" for y, x in (patches.taps, patches.padding, patches.dilation, patches.places))
+    outputs, depth = product.left.shape[-2:]
+    groups = product.left.shape[0] if len(product.left.shape) > 2 else 1
+    itemsize = product.dtype.itemsize
+    beyond = [(t - 1) * d // s for t, d, s in zip(patches.taps, patches.dilation, patches.stride, strict=True)]
+    pitch = _pitch(patches, width, beyond[1])
+
+    def bytes_of_planes(rows: int) -> int:
+        return channels * math.prod(patches.stride) * (rows + beyond[0]) * pitch * itemsize
+
+    work = images * outputs * depth * math.prod(patches.places)
+    threads = threads_for(work, images * patches.places[0] * outputs, one_thread)
+
+    def uneven(tasks: int) -> bool:
+        return bool(tasks % threads) and tasks < TASKS_OF_A_THREAD * threads
+
+    rows, shares = patches.places[0], 1
+    while rows > 1 and bytes_of_planes(rows) > LARGEST_PLANES:
+        rows = -(-rows // 2)
+    while rows * pitch >= FEWEST_SPOTS and uneven(images * -(-patches.places[0] // rows)):
+        rows = -(-rows // 2)
+    tasks = images * -(-patches.places[0] // rows)
+    while uneven(tasks * shares) and outputs >= 2 * shares * FEWEST_OUTPUTS:
+        shares *= 2
+    threads = min(threads, tasks * shares)
+    spots = (rows - 1) * pitch + patches.places[1]
+    panels = min(panels or MOST_PANELS, -(-spots // PANEL))
+    tail = -(-(spots % (panels * PANEL)) // PANEL) or panels
+    slack = (panels * PANEL + max(beyond) + pitch) * itemsize
+    distances, share = aligned(depth * 4), aligned(bytes_of_planes(rows) + slack)
+    weight_strides = (left.strides[0] if groups > 1 else 0, left.strides[-2])
+    sizes = ", ".join(map(str, (images, groups, outputs, channels, height, width, *weight_strides, *image.strides)))
+    pairs = ", ".join(
+        f"{{{y}, {x}}}" for y, x in (patches.taps, patches.stride, patches.padding, patches.dilation, patches.places)
+    )
     lines = [
         f"    const fuse_window window = {{{sizes}, {pairs}}};",
-        f"    fuse_windowed_product<{panels}, {ctypes.storage(product.dtype)}>({left.text}, {left.strides[0]}, "
-        f"{image.text}, window,",
-        f"                       {frame.workspace}, {threads}, {share},",
+        f"    fuse_windows<{panels}, {tail}, {outputs}>({left.text}, {image.text}, window, {rows}, {shares},",
+        f"                       {frame.workspace}, {distances}, {threads}, {share},",
     ]
-    offsets = aligned(depth * 4) + ALIGNMENT
-    return Walk(lines, offsets + threads * share + ALIGNMENT, threads, (*HEADERS, "windows.h"))
+    return Walk(lines, distances + threads * share + ALIGNMENT, threads, (*HEADERS, "windows.h"))
+
+
+def _pitch(patches: Patches, width: int, beyond: int) -> int:
+    """The distance of the rows of a plane, as ``fuse_planes`` counts it."""
+    apart = patches.places[1] + beyond
+    if patches.stride[1] > 1:
+        return apart
+    padding = patches.padding[1]
+    return max(min(width + padding, apart), apart - padding, patches.places[1])
