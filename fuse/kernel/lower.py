@@ -29,6 +29,7 @@ from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     lookups,
     losses,
     movement,
+    pooling,
     reductions,
     short_convolutions,
 )

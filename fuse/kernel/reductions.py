@@ -290,6 +290,32 @@ def group_norm(call: Call) -> tuple[Value, Value, Value]:
     return convert(normalised, call.dtype), _finished(call, mean, 1), _finished(call, reciprocal, 2)
 
 
+@recipe("_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_functional")
+def batch_norm_in_training(call: Call) -> tuple[Value, ...]:
+    """Normalised by the mean and variance of each channel; the running ones move towards them by ``momentum``."""
+    if not call["training"]:
+        raise Unsupported("batch norm by running statistics, as in training")
+    value = call.tensor("input")
+    dims = tuple(d for d in range(len(value.shape)) if d != 1)
+    mean = mean_of(value, dims)
+    spread = variance_of(value, dims, mean, 0.0)
+    reciprocal = apply("(1 / fuse_sqrt({0} + {1}))", [spread, call["eps"]], SUM_DTYPE, spread.shape)
+    per_channel = (value.shape[1], *(1 for _ in value.shape[2:]))
+    weight, bias = (None if call[name] is None else view(call[name], per_channel) for name in ("weight", "bias"))
+    result = convert(_normalised(value, mean, reciprocal, weight, bias), call.dtype)
+    saved = (result, _finished(call, mean, 1), _finished(call, reciprocal, 2))
+    if len(call.result) == len(saved):
+        return saved
+    count = math.prod(value.shape[d] for d in dims)
+    unbiased = apply("({0} * {1} / {2})", [spread, float(count), float(count - 1)], SUM_DTYPE, spread.shape)
+    moved = []
+    for part, (name, now) in enumerate((("running_mean", mean), ("running_var", unbiased)), len(saved)):
+        before = view(convert(call[name], SUM_DTYPE), now.shape)
+        args = [now, call["momentum"], before, 1 - call["momentum"]]
+        moved.append(_finished(call, apply("({0} * {1} + {2} * {3})", args, SUM_DTYPE, now.shape), part))
+    return (*saved, *moved)
+
+
 @recipe("_native_batch_norm_legit_no_training", "native_batch_norm", "_native_batch_norm_legit")
 def batch_norm_in_eval(call: Call) -> tuple[Value | None, ...]:
     """``x * alpha + beta`` with ``alpha = weight / sqrt(var + eps)`` a channel, as eager computes it."""

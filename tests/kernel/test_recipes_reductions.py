@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+from fuse.check.oracle import check
+from fuse.testing import assert_fuses
 
 Cases = dict[str, tuple[Any, ...]]
 INF, NAN = float("inf"), float("nan")
@@ -202,3 +205,35 @@ def test_a_long_sum_keeps_what_a_float_would_lose(run: Callable[..., Any]) -> No
 def test_the_variance_of_distant_numbers_does_not_cancel(run: Callable[..., Any]) -> None:
     x = torch.arange(64.0) + 1e6
     assert run(lambda x: x.var(), x).results[0].item() == pytest.approx(x.double().var().item(), rel=1e-6)
+
+
+def normalised_by_channel(norm: nn.Module, x: Tensor, launches: int) -> None:
+    """In inference with the statistics of the batch, and with gradients."""
+    model = nn.Sequential(norm, nn.SiLU()).train()
+    assert_fuses(model, x, launches=launches)
+    assert check(model, (x.clone().requires_grad_(),), train=True).passed
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5, 7), (2, 3, 4, 5, 2)])
+def test_an_instance_norm_is_one_kernel(shape: tuple[int, ...]) -> None:
+    norm = nn.InstanceNorm2d if len(shape) == 4 else nn.InstanceNorm3d
+    normalised_by_channel(norm(3, affine=True), numbers(*shape), launches=1)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.BatchNorm2d(3), (4, 3, 5, 7)),
+        (nn.BatchNorm2d(3, affine=False, momentum=0.3), (4, 3, 5, 7)),
+        (nn.BatchNorm1d(6, eps=0.5), (9, 6)),
+        (nn.BatchNorm3d(2).double(), (2, 2, 3, 4, 5)),
+        (nn.BatchNorm2d(3, track_running_stats=False), (4, 3, 1, 7)),
+    ],
+)
+def test_a_batch_norm_in_training_moves_its_statistics_in_one_kernel(norm: nn.Module, shape: tuple[int, ...]) -> None:
+    x = numbers(*shape).to(torch.float64 if shape[1] == 2 else torch.float32)
+    normalised_by_channel(norm, x, launches=2 if norm.track_running_stats else 1)  # the second writes them back
+
+
+def test_a_batch_norm_of_channels_side_by_side() -> None:
+    normalised_by_channel(nn.BatchNorm2d(3), numbers(4, 3, 5, 7).contiguous(memory_format=torch.channels_last), 2)

@@ -1,0 +1,134 @@
+"""Recipes of pooling over small windows: elementwise work, one read of the image for each place of the window.
+
+    max_pool2d(x, 2)[b, c, y, x]   =   maximum(maximum(maximum(x[b, c, 2y, 2x], x[b, c, 2y, 2x + 1]), ...), ...)
+
+As such it joins the kernel of what follows, and of cheap operators before it. Windows that overlap would compute what
+they read again, so that they take tensors in memory only. Positions of the maxima, larger windows and divisors that
+differ at the border are left to PyTorch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fuse.kernel import ctypes
+from fuse.kernel.index import Index
+from fuse.kernel.recipes import Call, Unsupported, apply, convert, recipe
+from fuse.kernel.values import Input, Pad, Reindex, Value
+
+MOST_TAPS = 16
+"""Places of a window: each is written down."""
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The window over the last dimensions, a number for each."""
+
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    places: tuple[int, ...]
+
+    def reach(self) -> tuple[int, ...]:
+        """How far the windows go, from the first element of the padding on."""
+        return tuple(
+            (p - 1) * s + (t - 1) * d + 1
+            for p, s, t, d in zip(self.places, self.stride, self.taps, self.dilation, strict=True)
+        )
+
+    def overlaps(self) -> bool:
+        return any((t - 1) * d >= s for t, d, s in zip(self.taps, self.dilation, self.stride, strict=True))
+
+
+@recipe("max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool(call: Call) -> tuple[Value | None, ...]:
+    """The maxima, NaN where there is one; where they lie has no kernel."""
+    x = call.tensor("self")
+    lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+    pool = _pool(call, tuple(call.result[0].shape), call["dilation"])
+    result, *others = _read(x, pool, lowest)
+    for other in others:
+        result = apply("fuse_maximum({0}, {1})", [result, other], x.dtype, result.shape)
+    return result, None
+
+
+@recipe("avg_pool2d", "avg_pool3d")
+def average_pool(call: Call) -> Value:
+    """Means of windows that all divide by one number."""
+    x = call.tensor("self")
+    pool = _pool(call, call.shape, 1)
+    space = x.shape[len(x.shape) - len(pool.taps) :]
+    inside = all(r <= n + 2 * p for r, n, p in zip(pool.reach(), space, pool.padding, strict=True))
+    if call["divisor_override"] is not None:
+        return _mean(call, pool, call["divisor_override"])
+    if not inside or (any(pool.padding) and not call["count_include_pad"]):
+        raise Unsupported("an average pool that divides by other numbers at the border")
+    return _mean(call, pool, math.prod(pool.taps))
+
+
+@recipe("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def adaptive_average_pool(call: Call) -> Value:
+    """Means of windows of one size that lie side by side."""
+    x = call.tensor("self")
+    sizes = tuple(call["output_size"])
+    space = x.shape[len(x.shape) - len(sizes) :]
+    if 0 in sizes or any(extent % size for extent, size in zip(space, sizes, strict=True)):
+        raise Unsupported("an adaptive pool with windows of several sizes")
+    taps = tuple(extent // size for extent, size in zip(space, sizes, strict=True))
+    return _mean(call, _Pool(taps, taps, (0,) * len(taps), (1,) * len(taps), sizes), math.prod(taps))
+
+
+def _pool(call: Call, shape: Sequence[int], dilation: int | Sequence[int]) -> _Pool:
+    taps: Sequence[int] = call["kernel_size"]
+    rank = int(call.op._schema.name.partition("_pool")[2][0])
+
+    def each(given: int | Sequence[int]) -> tuple[int, ...]:
+        numbers = (given,) if isinstance(given, int) else tuple(given)
+        return numbers if len(numbers) == rank else (numbers[0],) * rank
+
+    stride = call["stride"] or taps
+    return _Pool(each(taps), each(stride), each(call["padding"]), each(dilation), tuple(shape[-rank:]))
+
+
+def _mean(call: Call, pool: _Pool, count: int) -> Value:
+    x = call.tensor("self")
+    if not x.dtype.is_floating_point:
+        raise Unsupported(f"means of {x.dtype}")
+    wide = torch.float32 if x.dtype in ctypes.HALVES else x.dtype
+    result, *others = (convert(tap, wide) for tap in _read(x, pool, 0))
+    for other in others:
+        result = apply("({0} + {1})", [result, other], wide, result.shape)
+    return convert(apply("({0} / {1})", [result, float(count)], wide, result.shape), call.dtype)
+
+
+def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:
+    """For each place of the window, in order, what all windows read there.
+
+    Raises:
+        Unsupported: a large window, or overlapping ones of what is computed in the kernel.
+    """
+    if math.prod(pool.taps) > MOST_TAPS:
+        raise Unsupported(f"a pool over more than {MOST_TAPS} elements")
+    if pool.overlaps() and not isinstance(x, Input):
+        raise Unsupported("overlapping windows would compute what they read again")
+    front = x.shape[: len(x.shape) - len(pool.taps)]
+    space = x.shape[len(front) :]
+    size = tuple(max(r, n + 2 * p) for r, n, p in zip(pool.reach(), space, pool.padding, strict=True))
+    padded = x if size == space else Pad((*front, *size), x.dtype, x, (*(0 for _ in front), *pool.padding), fill)
+    shape = (*front, *pool.places)
+
+    def read(tap: Sequence[int]) -> Value:
+        def where(index: Index, extents: Mapping[str, int]) -> Index:
+            places = index[len(front) :]
+            moved = (p * s + t * d for p, s, t, d in zip(places, pool.stride, tap, pool.dilation, strict=True))
+            return (*index[: len(front)], *moved)
+
+        return Reindex(shape, x.dtype, padded, where)
+
+    return [read(tap) for tap in itertools.product(*map(range, pool.taps))]
