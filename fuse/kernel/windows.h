@@ -1,18 +1,19 @@
-// Convolutions without a matrix of patches: each tap of a place is read from a padded image, where neighbours lie side by
-// side.
+// Convolutions without a matrix of patches: each tap of a place is read from a padded image, where neighbours lie
+// side by side.
 //
 //     for images, some rows of places (shared out to threads):
 //         planes = the part of the image that they see; every stride-th row and column together, zeros around them
 //         for blocks of places, tiles of outputs:        sums = weights[outputs] @ {planes from each tap on}
 //             leave out the padding between rows;        epilogue(outputs, places, sums)
 //
-// Places are counted along the padded rows ("spots"), so that a block of them is a few whole vectors wherever rows end, and
-// a tap lies equally far from all of them. The image is copied once, not once for each tap as in a matrix of patches.
+// Places are counted along the padded rows ("spots"), so that a block of them is a few whole vectors wherever rows
+// end, and a tap lies equally far from all of them. The image is copied once, not once for each tap as in a matrix of
+// patches.
 #pragma once
 #include <string.h>
 
-// The shape of a convolution: `images` are those of all groups, `outputs` and `channels` those of one group, whose weights
-// lie `group_stride` apart and `output_stride` from output to output.
+// The shape of a convolution: `images` are those of all groups, `outputs` and `channels` those of one group, whose
+// weights lie `group_stride` apart and `output_stride` from output to output.
 struct fuse_window {
     int64_t images, groups, outputs, channels, height, width;
     int64_t group_stride, output_stride, image_stride, channel_stride, row_stride, column_stride;
@@ -82,6 +83,17 @@ template <typename Real> static inline void fuse_copy(Real *to, const Real *from
     *(vector *)(to + count - width) = *(const vector *)(from + count - width);
 }
 
+// The same of every `step`-th element; a step that is known is taken in vectors.
+template <typename Real> static inline void fuse_copy_apart(Real *to, const Real *from, int64_t step, int64_t count) {
+    if (step == 1) {
+        fuse_copy(to, from, count);
+    } else if (step == 2) {
+        for (int64_t i = 0; i < count; ++i) to[i] = from[2 * i];
+    } else {
+        for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
+    }
+}
+
 // The same within one array, to a place before.
 template <typename Real> static inline void fuse_move(Real *to, const Real *from, int64_t count) {
     constexpr int width = fuse_width<Real>;
@@ -92,7 +104,8 @@ template <typename Real> static inline void fuse_move(Real *to, const Real *from
     for (; i < count; ++i) to[i] = from[i];
 }
 
-// The planes of an image from the row of places `first_row` on, so many rows; the padding left and right of it is zero already.
+// The planes of an image from the row of places `first_row` on, so many rows; the padding left and right of it is
+// zero already.
 template <typename Real>
 static inline void fuse_fill_planes(Real *to, const Real *image, const fuse_window &w, const fuse_planes &planes,
                                     int64_t first_row, int64_t rows) {
@@ -101,18 +114,19 @@ static inline void fuse_fill_planes(Real *to, const Real *image, const fuse_wind
             const int64_t x = u - w.padding[1], step = w.stride[1] * w.column_stride;
             const int64_t first = fuse_steps(-x, w.stride[1], planes.pitch);
             const int64_t count = fuse_steps(w.width - x, w.stride[1], planes.pitch) - first;
+            const bool whole = step == 1 && w.stride[0] == 1 && !w.padding[0] && count == planes.pitch &&
+                               w.row_stride == count;
             for (int64_t channel = 0; channel < w.channels; ++channel) {
                 Real *row = to + channel * planes.channel + (v * w.stride[1] + u) * planes.plane + first;
-                const Real *const from = image + channel * w.channel_stride + (x + first * w.stride[1]) * w.column_stride;
-                for (int64_t i = 0; i < rows; ++i, row += planes.pitch) {
+                const Real *const from =
+                    image + channel * w.channel_stride + (x + first * w.stride[1]) * w.column_stride;
+                if (whole) fuse_copy(row, from + first_row * count, rows * count);
+                for (int64_t i = 0; i < (whole ? 0 : rows); ++i, row += planes.pitch) {
                     const int64_t y = (first_row + i) * w.stride[0] + v - w.padding[0];
                     if (y < 0 || y >= w.height) {
                         for (int64_t column = 0; column < count; ++column) row[column] = 0;
-                    } else if (step == 1) {
-                        fuse_copy(row, from + y * w.row_stride, count);
                     } else {
-                        const Real *const source = from + y * w.row_stride;
-                        for (int64_t column = 0; column < count; ++column) row[column] = source[column * step];
+                        fuse_copy_apart(row, from + y * w.row_stride, step, count);
                     }
                 }
             }
@@ -121,12 +135,13 @@ static inline void fuse_fill_planes(Real *to, const Real *image, const fuse_wind
 }
 
 // Rows of places that are told of one by one; the places of shorter ones are brought together first.
-enum : int64_t { FUSE_LONG_ROW = 24 };
+enum : int64_t { FUSE_LONG_ROW = 64 };
 
 // Leaves out the spots between rows: calls `each(first place, last place, first lane)` for places that lie together.
 template <int Rows, int Width, typename Real, typename Each>
 static inline void fuse_places(Real *tile, int64_t pitch, int64_t in_row, int64_t spot, int64_t last,
                                const Each &each) {
+    if (pitch == in_row) return each(spot, last, 0);
     int64_t column = spot % pitch, lane = 0;
     const int64_t first_place = spot / pitch * in_row + (column < in_row ? column : in_row);
     for (int64_t at = spot; at < last; at += pitch - column, column = 0) {
@@ -134,7 +149,7 @@ static inline void fuse_places(Real *tile, int64_t pitch, int64_t in_row, int64_
         if (in_row >= FUSE_LONG_ROW) {
             if (count) each(first_place + lane, first_place + lane + count, at - spot);
         } else if (lane != at - spot) {
-            for (int row = 0; row < Rows; ++row) fuse_move(tile + row * Width + lane, tile + row * Width + at - spot, count);
+            for (Real *row = tile; row < tile + Rows * Width; row += Width) fuse_move(row + lane, row + at - spot, count);
         }
         lane += count;
     }
@@ -143,8 +158,9 @@ static inline void fuse_places(Real *tile, int64_t pitch, int64_t in_row, int64_
 
 // One share of the outputs over the spots [spot, last), in tiles of even size.
 template <int Gates, int Outputs, typename Real, typename Epilogue>
-static inline void fuse_window_tiles(const Real *weights, const fuse_window &w, const fuse_seen<Real> &seen, int64_t pitch,
-                                     int64_t spot, int64_t last, int64_t share, int64_t shares, const Epilogue &epilogue) {
+static inline void fuse_window_tiles(const Real *weights, const fuse_window &w, const fuse_seen<Real> &seen,
+                                     int64_t pitch, int64_t spot, int64_t last, int64_t share, int64_t shares,
+                                     const Epilogue &epilogue) {
     constexpr int most = fuse_most_rows<Gates, Real>, tiles = (Outputs + most - 1) / most, width = 16 * Gates;
     constexpr int small = Outputs / tiles, larger = Outputs % tiles;  // tiles of `small`, the first ones of one more
     const int64_t depth = w.channels * w.taps[0] * w.taps[1];
@@ -165,10 +181,11 @@ static inline void fuse_window_tiles(const Real *weights, const fuse_window &w, 
     }
 }
 
-// Weights [groups, outputs, channels * taps] over the windows of `images`, by at most so many threads; the workspace has
-// room for `distances_bytes` and, for each thread, for `share_bytes` of planes, those of `rows_at_once` rows of places.
-// Blocks have `Gates` times 16 spots; a last one of at most `Tail` times 16 has those. `epilogue(image, first output, last,
-// first place, last, tile, stride)` is called for every tile, whose outputs lie `stride` elements apart.
+// Weights [groups, outputs, channels * taps] over the windows of `images`, by at most so many threads; the workspace
+// has room for `distances_bytes` and, for each thread, for `share_bytes` of planes, those of `rows_at_once` rows of
+// places. Blocks have `Gates` times 16 spots; a last one of at most `Tail` times 16 has those. `epilogue(image, first
+// output, last, first place, last, tile, stride)` is called for every tile, whose outputs lie `stride` elements
+// apart.
 template <int Gates, int Tail, int Outputs, typename Real, typename Epilogue>
 static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t rows_at_once,
                                 int64_t shares, char *workspace, int64_t distances_bytes, int64_t threads,
@@ -188,9 +205,10 @@ static inline void fuse_windows(const Real *weights, const Real *images, const f
             const int64_t part = task / shares, share = task % shares, image = part / chunks;
             const int64_t row = part % chunks * rows_at_once, before = row * w.places[1];
             const int64_t rows = row + rows_at_once < w.places[0] ? rows_at_once : w.places[0] - row;
-            const int64_t spots = (rows - 1) * planes.pitch + w.places[1];
+            const int64_t pitch = planes.pitch, spots = (rows - 1) * pitch + w.places[1];
             if (part != held) {
-                fuse_fill_planes(padded, images + image * w.image_stride, w, planes, row, planes.rows - rows_at_once + rows);
+                const int64_t seen_rows = planes.rows - rows_at_once + rows;
+                fuse_fill_planes(padded, images + image * w.image_stride, w, planes, row, seen_rows);
             }
             held = part;
             const Real *const of_group = weights + image % w.groups * w.group_stride;
@@ -201,10 +219,10 @@ static inline void fuse_windows(const Real *weights, const Real *images, const f
             for (int64_t spot = 0; spot < spots; spot += 16 * Gates) {
                 const fuse_seen<Real> seen = {padded + spot, distances};
                 if (Tail < Gates && spots - spot <= 16 * Tail) {
-                    fuse_window_tiles<Tail, Outputs>(of_group, w, seen, planes.pitch, spot, spots, share, shares, finish);
+                    fuse_window_tiles<Tail, Outputs>(of_group, w, seen, pitch, spot, spots, share, shares, finish);
                 } else {
                     const int64_t last = spot + 16 * Gates < spots ? spot + 16 * Gates : spots;
-                    fuse_window_tiles<Gates, Outputs>(of_group, w, seen, planes.pitch, spot, last, share, shares, finish);
+                    fuse_window_tiles<Gates, Outputs>(of_group, w, seen, pitch, spot, last, share, shares, finish);
                 }
             }
         }

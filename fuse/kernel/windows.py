@@ -22,6 +22,8 @@ FEWEST_SPOTS = 128
 """Places of a part of an image that is worth a thread's while."""
 TASKS_OF_A_THREAD = 8
 """So many share the work out evenly enough, whatever their number."""
+FEW_OUTPUTS = 16
+"""Panels that are multiplied at once with one output of float, so that registers hold about as many sums."""
 FEWEST_OUTPUTS = 8
 """Outputs of a part of them that is worth a thread's while."""
 
@@ -58,7 +60,7 @@ def windowed(
         shares *= 2
     threads = min(threads, tasks * shares)
     spots = (rows - 1) * pitch + patches.places[1]
-    panels = min(panels or MOST_PANELS, -(-spots // PANEL))
+    panels = min(panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs)), -(-spots // PANEL))
     tail = -(-(spots % (panels * PANEL)) // PANEL) or panels
     slack = (panels * PANEL + max(beyond) + pitch) * itemsize
     distances, share = aligned(depth * 4), aligned(bytes_of_planes(rows) + slack)
