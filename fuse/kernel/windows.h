@@ -149,7 +149,9 @@ static inline void fuse_places(Real *tile, int64_t pitch, int64_t in_row, int64_
         if (in_row >= FUSE_LONG_ROW) {
             if (count) each(first_place + lane, first_place + lane + count, at - spot);
         } else if (lane != at - spot) {
-            for (Real *row = tile; row < tile + Rows * Width; row += Width) fuse_move(row + lane, row + at - spot, count);
+            for (Real *row = tile; row < tile + Rows * Width; row += Width) {
+                fuse_move(row + lane, row + at - spot, count);
+            }
         }
         lane += count;
     }

@@ -15,7 +15,7 @@ SOURCE = """
 extern "C" void product(float *out, const float *left, const float *right, int64_t rows, int64_t columns, int64_t depth,
                         int64_t threads, char *workspace, int64_t share) {
     const fuse_matrix<float> matrix = {right, columns, 1, depth, columns};
-    fuse_tiled_product(fuse_panels_PANELS, left, depth, matrix, rows, workspace, threads, share,
+    fuse_tiled_product(fuse_panels_PANELS, left, depth, matrix, rows, columns, depth, workspace, threads, share,
                        [&](int64_t, int64_t first, int64_t last, int64_t column, int64_t end, const float *tile,
                            int64_t stride) {
         for (int64_t i = first; i < last; ++i) {
