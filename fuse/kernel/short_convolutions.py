@@ -3,8 +3,8 @@
     conv1d(x, w, bias, groups=channels)[b, c, t]   =   bias[c] + x[b, c, t] w[c, 0] + x[b, c, t + 1] w[c, 1] + ...
 
 They stand in front of state-space models and linear attention. As elementwise work they join the kernel of what
-follows; a library would first bring the input into a layout of its own. Those of all channels at once are products
-(:mod:`fuse.kernel.dense_convolutions`), all others stay library calls.
+follows; a library would first bring the input into a layout of its own. All others are products
+(:mod:`fuse.kernel.dense_convolutions`), or stay library calls.
 """
 
 from __future__ import annotations
