@@ -28,6 +28,7 @@ FITS = 4
 """What an operator that fits is worth, against an input that may be anything."""
 
 TWO_VALUES = "another parameter for the second"
+TOO_MANY_WAYS = "it could lie here in more ways than are tried"
 
 
 def nearest(form: Form, index: GraphIndex, term: Term, step: Step) -> Near:
@@ -38,7 +39,8 @@ def nearest(form: Form, index: GraphIndex, term: Term, step: Step) -> Near:
     right = {operator for operator, steps in form.operators.items() if walk.is_right(steps)}
     places = {term.origin: step.node for term, step in walk.steps.items() if term.origin in right}
     drawing = Drawing(form.results, places, {key: nodes[0] for key, nodes in walk.inputs.items()})
-    return Near(form, len(right), len(form.operators), tuple(walk.differences), drawing)
+    found = tuple(walk.differences) or (Difference(TOO_MANY_WAYS, node=step.node),)
+    return Near(form, len(right), len(form.operators), found, drawing)
 
 
 class _Walk:

@@ -12,6 +12,7 @@ from torch import Tensor, nn, randn
 
 import fuse
 from fuse.graph.capture import capture
+from fuse.rewrite.patterns import search
 from fuse.rewrite.patterns.definition import define
 from fuse.rewrite.patterns.index import GraphIndex, Step
 from fuse.rewrite.patterns.matching import match
@@ -219,6 +220,13 @@ def test_a_candidate_inside_of_a_match_has_no_verdict_of_its_own(look):
     found = look(thrice, lambda x: torch.sin(torch.sin(torch.sin(torch.sin(x)))), randn(3))
     assert found.kinds == {"matched": 1, "overlapped": 1}
     assert [one.change for one in found.outcomes] == ["", ""]  # of itself nothing goes first
+
+
+def test_a_search_that_is_too_long_is_given_up(look, monkeypatch):
+    monkeypatch.setattr(search, "MAX_TRIES", 2)  # the product, and the sigmoid
+    assert look(swish, swish, randn(4)).matched
+    monkeypatch.setattr(search, "MAX_TRIES", 1)
+    assert look(swish, swish, randn(4)).reason == "structure: it could lie here in more ways than are tried"
 
 
 def test_fuel_stops_patterns_too(registered):
