@@ -12,7 +12,8 @@ is what the allocator rounds up. A program on the CPU plans its memory, and know
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -107,6 +108,27 @@ def peak_of_graph(graph: GraphModule) -> int:
     lives = [(sizes.get(place, 0), start, end if start < 0 else last_read[place]) for place, start in born.items()]
     lives += [(size, step, step) for step, size in extra.items()]
     return most_at_once(lives, end)
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that a training step holds at most, by eager and by the rewritten graphs, and those kept in between."""
+
+    before: int
+    after: int
+    saved: int
+
+
+def step_memory(
+    dispatches: Sequence[Dispatch], forward: GraphModule, backward: GraphModule, saved: Iterable[Node]
+) -> StepMemory:
+    """What a step holds of which eager made ``dispatches``, forward and backward, and which the two graphs do now.
+
+    All that the backward graph is given lives until its end; ``saved`` is what of it the forward graph makes.
+    """
+    after = max(peak_of_graph(forward), peak_of_graph(backward))
+    kept = sum(storage_bytes(node.meta["val"]) for node in saved)
+    return StepMemory(peak_of_dispatches(dispatches), after, kept)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -34,7 +34,10 @@ def cuts_off(op: OpOverload, args: tuple[Any, ...], detached: Container[int]) ->
         return True
     if not torch.is_grad_enabled():
         return any_needs_gradient(args)
-    return any(id(operand) in detached for operand in pytree.tree_leaves(args))
+    return any(
+        id(operand) in detached or (type(operand) in (list, tuple) and any(id(one) in detached for one in operand))
+        for operand in args
+    )
 
 
 def has_own_gradients(leaves: Sequence[Any]) -> bool:

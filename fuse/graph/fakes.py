@@ -77,7 +77,7 @@ class FakeRunner:
             return self._ask(op, args, kwargs)
         if torch.Tag.inplace_view in op.tags:  # it returns its argument, changed
             return op(*args, **kwargs)
-        recording = torch.is_grad_enabled()
+        recording = torch.is_grad_enabled() and not _below_autograd()
         if op in _PARTS and not kwargs and not recording and (part := self._part(op, args)) is not None:
             return part
         computes = ops.kind(op) in _COMPUTING
@@ -225,6 +225,12 @@ class FakeRunner:
             made = FakeTensor(self._mode, meta, look.device)
         self._looks[id(made)] = made, look
         return made
+
+
+def _below_autograd() -> bool:
+    """Whether a dispatch mode calls: autograd has been there, and says itself what needs gradients."""
+    excluded: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    return excluded
 
 
 _Layout = tuple[tuple[int, ...], tuple[int, ...], int]

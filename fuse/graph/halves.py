@@ -5,7 +5,8 @@
     forward    y = tanh(x @ w)                      output y, and what is saved: y
     backward   d = tanh_backward(g, y); t(x) @ d    given y, x, g
 
-What the backward half reads of the forward half is *saved*, views of it are taken again.
+What the backward half reads of the forward half is *saved*; views of it are taken again, and so is cheap arithmetic of
+other values that are saved (:mod:`fuse.graph.recomputing`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph.placeholders import add_placeholder
+from fuse.graph.recomputing import computed_again
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
 
@@ -54,14 +56,15 @@ def cut_in_two(
     inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
     half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]
     forward.meta["saved_from"] = len(half.outputs)
+    again = half.computed_again(needed, gradients)
     for node in needed:
-        half.note(node, needed)
+        half.note(node, needed, again)
     for gradient in gradients:
         if gradient not in needed:
             half.place(root_of(gradient))
     for position, tangent in tangents.items():
         half.placeholder(tangent, Given("tangent", position))
-    for node in needed:
+    for node in (*again, *needed):
         if node.op != "placeholder":
             half.copy(node)
     results = tuple(half.value(gradient) for gradient in gradients)
@@ -95,11 +98,21 @@ class _Half:
         self.given: list[Given] = []
         self.made: dict[Node, Node] = {}
 
-    def note(self, node: Node, needed: Mapping[Node, None]) -> None:
+    def computed_again(self, needed: Mapping[Node, None], gradients: Sequence[Node]) -> dict[Node, None]:
+        """The operators of the forward half that the backward half runs again."""
+        reads: dict[Node, list[Node]] = {}
+        for node in needed:
+            for operand in node.all_input_nodes:
+                if operand not in needed:
+                    reads.setdefault(root_of(operand), []).append(node)
+        kept = {*self.inputs, *self.returned, *map(root_of, gradients)}
+        return computed_again(reads, kept, root_of)
+
+    def note(self, node: Node, needed: Mapping[Node, None], again: Mapping[Node, None]) -> None:
         """Make placeholders for what ``node`` reads of the forward half."""
         for operand in node.all_input_nodes:
-            if operand not in needed:
-                self.place(root_of(operand))
+            if operand not in needed and (root := root_of(operand)) not in again:
+                self.place(root)
 
     def place(self, root: Node) -> None:
         if root in self.made:

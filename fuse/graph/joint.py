@@ -169,6 +169,8 @@ class JointRecorder(Recorder):
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if op is torch.ops.prim.device.default:  # autograd asks several times for each operator
+            return super().__torch_dispatch__(op, types, args, kwargs)
         forward = torch._C._current_autograd_node() is None
         if forward and not self.cut_off:
             self.cut_off = cuts_off(op, args, self.detached)

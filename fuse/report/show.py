@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from fuse.cost import profiles
 from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unknown_ops
+from fuse.cost.memory import StepMemory, step_memory
 from fuse.cost.optimizers import optimizer_launches
 from fuse.cost.profiles import DeviceProfile
 from fuse.graph.capture import capture
@@ -51,7 +52,8 @@ class Report:
     and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``. In training ``backward``
     is the same of the backward pass, which is captured with the forward pass; None where nothing needs gradients.
     ``optimizer`` has the launches of a step of torch's optimizers for the parameters that get gradients, by optimizer
-    and way (``loop``, ``foreach``, ``fused``); the passes do not change them.
+    and way (``loop``, ``foreach``, ``fused``); the passes do not change them. ``step_memory`` is what the whole step
+    holds at most, before and after, and how much of the latter is kept from the forward to the backward pass.
     """
 
     target: str
@@ -67,6 +69,7 @@ class Report:
     graph: GraphModule = field(repr=False, compare=False)
     backward: Report | None = None
     optimizer: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    step_memory: StepMemory | None = None
 
     @property
     def launches_after(self) -> int:
@@ -114,6 +117,7 @@ class Report:
             "unknown_ops": list(self.unknown_ops),
             "seconds": dict(self.seconds),
             **({"backward": self.backward.to_dict()} if self.backward else {}),
+            **({"step_memory": asdict(self.step_memory)} if self.step_memory else {}),
             **({"optimizer": {name: dict(ways) for name, ways in self.optimizer.items()}} if self.optimizer else {}),
         }
 
@@ -175,14 +179,18 @@ def show(
     seconds = time.perf_counter() - started
     half = _Half(graph, eager.forward if eager else graph, profile, passes, fuel, seconds)
     backward: Report | None = None
+    memory: StepMemory | None = None
     optimizer: Mapping[str, Mapping[str, int]] = {}
     name = target or type(model).__name__
     if joint and joint.backward and eager and eager.backward:
         optimizer = optimizer_launches(_trained(eager))
-        settle(graph, joint.backward, joint.given)
+        given = settle(graph, joint.backward, joint.given)
+        placeholders = joint.backward.graph.find_nodes(op="placeholder")
+        saved = [node for node, what in zip(placeholders, given, strict=True) if what.kind == "saved"]
         other = _Half(joint.backward, eager.backward, profile, passes, fuel, 0.0)
         backward = other.report(f"{name}, backward", device)
-    return replace(half.report(name, device), backward=backward, optimizer=optimizer)
+        memory = step_memory(half.dispatches + other.dispatches, graph, joint.backward, saved)
+    return replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
 
 
 def _trained(joint: Joint) -> list[torch.dtype]:

@@ -180,3 +180,19 @@ def test_colour_codes_appear_only_on_request() -> None:
 )
 def test_large_figures_have_three_digits(value: int, text: str) -> None:
     assert scaled(value, "B") == text
+
+
+def test_what_a_training_step_holds_is_told():
+    class Gated(nn.Module):
+        def forward(self, x: Tensor, h: Tensor) -> Tensor:
+            z = torch.sigmoid(x)
+            return (1 - z) * torch.tanh(h) + z * x
+
+    size = 4 * 64 * 64
+    report = fuse.show(Gated(), tuple(torch.ones(64, 64, requires_grad=True) for _ in range(2)), train=True)
+    assert report.step_memory is not None
+    assert report.step_memory.saved == 2 * size  # sigmoid and tanh: 1 - z is computed again
+    assert report.step_memory.after == 7 * size  # x, z, tanh and the gradient of the result; gradients of both
+    assert report.step_memory.before > report.step_memory.after
+    assert report.to_dict()["step_memory"]["saved"] == 2 * size
+    assert "32.8 kB saved for the backward pass" in str(report)
