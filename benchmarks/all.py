@@ -17,6 +17,7 @@ if __name__ == "__main__":
         "lstm",
         "cells",
         "models",
+        "albert",
         "blocks",
         "training",
         "op_db",
