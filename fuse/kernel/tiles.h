@@ -36,6 +36,24 @@ static inline int64_t fuse_thread() {
 #endif
 }
 
+// An epilogue without its type, so that what walks the tiles is compiled once for all kernels.
+template <typename Real> struct fuse_epilogue {
+    void (*run)(const void *, int64_t, int64_t, int64_t, int64_t, int64_t, const Real *, int64_t);
+    const void *self;
+
+    template <typename Epilogue> static fuse_epilogue of(const Epilogue &epilogue) {
+        return {[](const void *self, int64_t image, int64_t row, int64_t last_row, int64_t column, int64_t last_column,
+                   const Real *tile, int64_t stride) {
+                    (*(const Epilogue *)self)(image, row, last_row, column, last_column, tile, stride);
+                },
+                &epilogue};
+    }
+    void operator()(int64_t image, int64_t row, int64_t last_row, int64_t column, int64_t last_column, const Real *tile,
+                    int64_t stride) const {
+        run(self, image, row, last_row, column, last_column, tile, stride);
+    }
+};
+
 // How many panels of 16 columns a block has.
 template <int Panels> struct fuse_panels {};
 static constexpr fuse_panels<1> fuse_panels_1;
@@ -110,13 +128,10 @@ template <typename Real> struct fuse_prepacked {
     }
 };
 
-// left[rows, depth] (depth contiguous) @ right[depth, columns], by at most so many threads, each with `share_bytes` of the
-// workspace for a block that `right` packs. `epilogue(image, first row, last row, first column, last column, tile, stride)`
-// is called for every tile, whose rows lie `stride` elements apart; there is one image.
-template <int Gates, typename Real, typename Right, typename Epilogue>
-static inline void fuse_tiled_product(fuse_panels<Gates>, const Real *left, int64_t left_stride, const Right &right,
-                                      int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
-                                      int64_t share_bytes, const Epilogue &epilogue) {
+template <int Gates, typename Real, typename Right>
+FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Real *left, int64_t left_stride, const Right &right,
+                                       int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
+                                       int64_t share_bytes, const fuse_epilogue<Real> &epilogue) {
     constexpr int64_t width = 16 * Gates;
     const int64_t blocks = (columns + width - 1) / width;
     workspace = fuse_aligned(workspace);
@@ -141,4 +156,15 @@ static inline void fuse_tiled_product(fuse_panels<Gates>, const Real *left, int6
                 });
         }
     }
+}
+
+// left[rows, depth] (depth contiguous) @ right[depth, columns], by at most so many threads, each with `share_bytes` of the
+// workspace for a block that `right` packs. `epilogue(image, first row, last row, first column, last column, tile, stride)`
+// is called for every tile, whose rows lie `stride` elements apart; there is one image.
+template <int Gates, typename Real, typename Right, typename Epilogue>
+static inline void fuse_tiled_product(fuse_panels<Gates> panels, const Real *left, int64_t left_stride, const Right &right,
+                                      int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
+                                      int64_t share_bytes, const Epilogue &epilogue) {
+    fuse_walk_tiles(panels, left, left_stride, right, rows, columns, depth, workspace, threads, share_bytes,
+                    fuse_epilogue<Real>::of(epilogue));
 }

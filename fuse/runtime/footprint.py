@@ -16,8 +16,8 @@ from torch.fx import GraphModule
 
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
-from fuse.kernel.lower import lower
 from fuse.runtime.arrangement import arranged, touched
+from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.layout import extent
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import LoopStep, Schedule
@@ -38,7 +38,7 @@ def peak_of_program(graph: GraphModule) -> int:
     if any(isinstance(tensor, Tensor) and tensor.device.type != "cpu" for tensor in tensors):
         return peak_of_graph(graph)
     try:
-        return peak_of_plan(schedule(graph, lower))
+        return peak_of_plan(schedule(graph, lower_measured, preferred))
     except FuseError:
         return peak_of_graph(graph)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fuse
-from fuse.runtime import choice, tuning
+from fuse.runtime import choice, cpu, tuning
 from fuse.testing import assert_fuses
 
 
@@ -64,3 +64,24 @@ def test_a_library_that_wins_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
             with torch.no_grad():
                 fused(torch.randn(shape))
             assert (fused.last_run.launches, fused.last_run.kernels) == (1, kernels)
+
+
+class Large(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randn(512, 512))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+@pytest.mark.parametrize(("amd", "rows", "kernels"), [(True, 64, 1), (True, 8, 0), (True, 63, 0), (False, 64, 0)])
+def test_large_products_on_their_own_are_kernels_where_the_library_is_slow(
+    amd: bool, rows: int, kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FUSE_TUNE", raising=False)
+    monkeypatch.setattr(cpu, "is_amd", lambda: amd)
+    fused, x = fuse.compile(Large()), torch.randn(rows, 512)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), x @ fused.weight, rtol=1e-4, atol=1e-4)
+    assert (fused.last_run.launches, fused.last_run.kernels) == (1, kernels)
