@@ -127,6 +127,11 @@ def test_near_misses_stay(fuses, function, x, launches, reason):
     assert all(one.startswith(reason) for one in reasons), reasons
 
 
+def test_classes_that_are_one_value_do_not_lie_last(fuses):
+    x, target = X[:2, :1, None].expand(2, 1, 3).contiguous(), T[:6].reshape(2, 3)
+    fuses("CrossEntropy", lambda x, t: F.cross_entropy(x.expand(2, 5, 3), t), x, target, launches=2)
+
+
 def test_probabilities_are_another_loss(fuses):
     fuses("CrossEntropy", lambda x, p: F.cross_entropy(x, p), X, X.softmax(1), launches=2, times=0)
 
