@@ -195,16 +195,6 @@ def test_a_result_that_is_a_view_of_an_input_is_not_replaced_where_it_leaves_the
     assert [one.kind for one in match(graph, [without], lambda found, around: found)] == ["matched"]
 
 
-def test_a_result_several_views_down_is_found():
-    def function(x):
-        return (torch.exp(x) * 2).t().unsqueeze(0)
-
-    for views, count in ((function, 1), (lambda x: (torch.exp(x) * 2).unsqueeze(0), 0)):
-        graph = make_fx(lambda x, views=views: views(x).clone(), tracing_mode="fake")(randn(2, 3))
-        outcomes = match(graph, [define(function)], lambda found, around: found)
-        assert sum(one.kind == "matched" for one in outcomes) == count
-
-
 def far_apart(x, z):
     y = torch.exp(x)
     return y, torch.tanh(z) * y
