@@ -38,7 +38,7 @@ def measured(target: str, *settings: str) -> dict[str, Any]:
         model(*args, **kwargs)
         fused(*args, **kwargs)
         fused(*args, **kwargs)
-        fused.compiled.program._pool.clear()
+        fused.compiled.program.forget_workspaces()
         after = inputs + peak_allocated(lambda: fused(*args, **kwargs))
         before = inputs + peak_allocated(lambda: model(*args, **kwargs))
     return {

@@ -9,8 +9,6 @@ themselves (packed weights, rows that they keep).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -20,7 +18,7 @@ from fuse.runtime.arrangement import arranged, touched
 from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.layout import extent
 from fuse.runtime.schedule import schedule
-from fuse.runtime.steps import LoopStep, Schedule
+from fuse.runtime.steps import CallStep, LoopStep, PythonStep, Schedule
 from fuse.runtime.tables import scratch_bytes
 
 
@@ -61,7 +59,10 @@ def _held(plan: Schedule, results: int) -> int:
 
 
 def _called(plan: Schedule) -> list[tuple[int, int, int]]:
-    """Bytes, first and last step of what Python calls return, and of what loops hold while they run."""
+    """Bytes, first and last step of what Python calls return, and of what loops hold while they run.
+
+    A tensor that no later Python call reads is there to the end.
+    """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     lives = []
@@ -69,15 +70,22 @@ def _called(plan: Schedule) -> list[tuple[int, int, int]]:
         for buffer in touched(step, plan):
             if plan.buffers[buffer].origin == "called":
                 first.setdefault(buffer, number)
-                last[buffer] = number
+                last[buffer] = number if isinstance(step, PythonStep) else len(plan.steps)
         if isinstance(step, LoopStep):
             lives.append((_held(step.body, _states(step)), number, number))
+            handed = {ref.index for position, ref in step.results if (position or 0) < step.spec.carries}
+            first |= dict.fromkeys(handed, number + 1)  # till then they are among what the loop holds
+        elif isinstance(step, CallStep):
+            lives.append((step.unread, number, number))
     last |= dict.fromkeys((r.buffer for r in plan.results if r and r.buffer in last), len(plan.steps))
-    return lives + [(plan.buffers[buffer].size, begin, last[buffer]) for buffer, begin in first.items()]
+    return lives + [(plan.buffers[b].size, begin, max(begin, last[b])) for b, begin in first.items()]
 
 
 def _states(loop: LoopStep) -> int:
-    """Bytes of the states that a loop hands from step to step, in two places each."""
-    handed: Sequence[int] = [r.buffer for r in loop.body.results[: loop.spec.carries] if r]
+    """Bytes of the states that a loop hands from step to step, in two places each: what a call returns is there once
+    already."""
+    handed = {r.buffer for r in loop.body.results[: loop.spec.carries] if r}
     made = fresh_results(loop.body)
-    return sum(2 * extent(made[buffer]) for buffer in set(handed) if buffer in made)
+    called = [loop.body.buffers[buffer] for buffer in handed]
+    again = sum(buffer.size for buffer in called if buffer.origin == "called")
+    return again + sum(2 * extent(made[buffer]) for buffer in handed if buffer in made)

@@ -191,6 +191,13 @@ class Program:
         finally:
             self._pool.append(workspace)
 
+    def forget_workspaces(self) -> None:
+        """Free the memory that calls leave for later ones, so that the next call allocates all that it needs."""
+        self._pool.clear()
+        for stretch in self._stretches:
+            if isinstance(stretch, _Call) and stretch.loop is not None:
+                stretch.loop.forget_workspaces()
+
     def _run_parts(
         self, tensors: Sequence[Tensor], made: Sequence[Tensor], workspace: _Workspace, bases: array[int]
     ) -> tuple[list[Tensor | None], Launches]:
@@ -244,6 +251,7 @@ class Program:
                         tensor = _fitted(step, tensor, *predicted)
                     bases[base] = tensor.data_ptr()
                 slots[slot] = tensor
+            result = tensor = None  # what nobody reads goes before the next call
             for slot in stretch.dead:
                 slots[slot] = None
         return native, aten

@@ -264,7 +264,10 @@ class _Scheduler:
     def _call(self, node: Node, function: Callable[..., Any], launches: int) -> None:
         args, kwargs = self._with_refs(node)
         results = self._called(node)
-        self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", "")))
+        kept, values = {position for position, _ in results}, node.meta["val"]
+        several = enumerate(values) if isinstance(values, (tuple, list)) else ()
+        unread = sum(extent(value) for i, value in several if isinstance(value, Tensor) and i not in kept)
+        self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", ""), unread))
 
     def _called(self, node: Node) -> tuple[tuple[int | None, Ref], ...]:
         """Where to keep what a call from Python gives."""

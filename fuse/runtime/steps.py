@@ -96,7 +96,7 @@ class CallStep:
 
     ``results`` pairs a position in the returned tuple (None: the returned tensor itself) with where to keep it. The
     layouts predicted for results are those of their buffers; an operator must keep to them, a module's results are
-    copied into them. ``source`` is the user's line.
+    copied into them. ``source`` is the user's line. ``unread`` are the bytes of results that nobody reads.
     """
 
     function: Callable[..., Any]
@@ -105,6 +105,7 @@ class CallStep:
     results: tuple[tuple[int | None, Ref], ...]
     launches: int
     source: str = ""
+    unread: int = 0
 
 
 @dataclass(frozen=True)
