@@ -120,8 +120,8 @@ def equal_steps_and_another(m: Model, x: Tensor) -> object:
 
 
 MODELS = {
-    bidirectional: (3, 2),
-    bidirectional_in_two_layers: (7, 4),
+    bidirectional: (2, 2),
+    bidirectional_in_two_layers: (6, 4),
     other_weights_on_the_same_input: (2, 2),
     other_weights_on_the_last_state: (2, 2),
     layers_of_lists: (5, LAYERS),
