@@ -107,8 +107,8 @@ template <typename Real> static inline void fuse_move(Real *to, const Real *from
 // The planes of an image from the row of places `first_row` on, so many rows; the padding left and right of it is
 // zero already.
 template <typename Real>
-static inline void fuse_fill_planes(Real *to, const Real *image, const fuse_window &w, const fuse_planes &planes,
-                                    int64_t first_row, int64_t rows) {
+FUSE_APART static void fuse_fill_planes(Real *to, const Real *image, const fuse_window &w, const fuse_planes &planes,
+                                        int64_t first_row, int64_t rows) {
     for (int64_t v = 0; v < w.stride[0]; ++v) {
         for (int64_t u = 0; u < w.stride[1]; ++u) {
             const int64_t x = u - w.padding[1], step = w.stride[1] * w.column_stride;
@@ -134,64 +134,52 @@ static inline void fuse_fill_planes(Real *to, const Real *image, const fuse_wind
     }
 }
 
-// Rows of places that are told of one by one; the places of shorter ones are brought together first.
+// A tile of outputs [first, last) over the spots [spot, end) of some rows of an image, the first of which has `before`
+// places in front of it.
+template <typename Real> struct fuse_spots {
+    const fuse_epilogue<Real> &epilogue;
+    int64_t image, before, pitch, in_row, spot, end;
+};
+
+// Rows of places that an epilogue is told of one by one; the places of shorter ones are brought together first.
 enum : int64_t { FUSE_LONG_ROW = 64 };
 
-// Leaves out the spots between rows: calls `each(first place, last place, first lane)` for places that lie together.
-template <int Rows, int Width, typename Real, typename Each>
-static inline void fuse_places(Real *tile, int64_t pitch, int64_t in_row, int64_t spot, int64_t last,
-                               const Each &each) {
-    if (pitch == in_row) return each(spot, last, 0);
-    int64_t column = spot % pitch, lane = 0;
-    const int64_t first_place = spot / pitch * in_row + (column < in_row ? column : in_row);
-    for (int64_t at = spot; at < last; at += pitch - column, column = 0) {
-        const int64_t left = column < in_row ? in_row - column : 0, count = left < last - at ? left : last - at;
+// Leaves out the spots between rows, and tells of places that lie together.
+template <typename Real>
+FUSE_APART static void fuse_tell(const fuse_spots<Real> &of, Real *tile, int64_t first, int64_t last, int64_t stride) {
+    const int64_t pitch = of.pitch, in_row = of.in_row;
+    const auto tell = [&](int64_t place, int64_t count, int64_t lane) {
+        if (count) of.epilogue(of.image, first, last, of.before + place, of.before + place + count, tile + lane, stride);
+    };
+    if (pitch == in_row) return tell(of.spot, of.end - of.spot, 0);
+    int64_t column = of.spot % pitch, lane = 0;
+    const int64_t first_place = of.spot / pitch * in_row + (column < in_row ? column : in_row);
+    for (int64_t at = of.spot; at < of.end; at += pitch - column, column = 0) {
+        const int64_t left = column < in_row ? in_row - column : 0, count = left < of.end - at ? left : of.end - at;
         if (in_row >= FUSE_LONG_ROW) {
-            if (count) each(first_place + lane, first_place + lane + count, at - spot);
-        } else if (lane != at - spot) {
-            for (Real *row = tile; row < tile + Rows * Width; row += Width) {
-                fuse_move(row + lane, row + at - spot, count);
+            tell(first_place + lane, count, at - of.spot);
+        } else if (lane != at - of.spot) {
+            for (Real *row = tile; row < tile + (last - first) * stride; row += stride) {
+                fuse_move(row + lane, row + at - of.spot, count);
             }
         }
         lane += count;
     }
-    if (in_row < FUSE_LONG_ROW && lane) each(first_place, first_place + lane, 0);
+    if (in_row < FUSE_LONG_ROW) tell(first_place, lane, 0);
 }
 
-// One share of the outputs over the spots [spot, last), in tiles of even size.
-template <int Gates, int Outputs, typename Real, typename Epilogue>
-static inline void fuse_window_tiles(const Real *weights, const fuse_window &w, const fuse_seen<Real> &seen,
-                                     int64_t pitch, int64_t spot, int64_t last, int64_t share, int64_t shares,
-                                     const Epilogue &epilogue) {
-    constexpr int most = fuse_most_rows<Gates, Real>, tiles = (Outputs + most - 1) / most, width = 16 * Gates;
-    constexpr int small = Outputs / tiles, larger = Outputs % tiles;  // tiles of `small`, the first ones of one more
+// Weights [groups, outputs, channels * taps] over the windows of `images`, by at most so many threads; the workspace has
+// `distances_bytes` and, for each thread, `share_bytes` for its planes, those of `rows_at_once` rows of places.
+// Blocks have `Gates` times 16 spots, the last one half as many where those are enough. `epilogue(image, first output,
+// last, first place, last, tile, stride)` is called for every tile, whose outputs lie `stride` elements apart.
+template <int Gates, typename Real>
+FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images, const fuse_window &w,
+                                         int64_t rows_at_once, int64_t shares, char *workspace,
+                                         int64_t distances_bytes, int64_t threads, int64_t share_bytes,
+                                         const fuse_epilogue<Real> &epilogue) {
+    constexpr int half = Gates > 1 ? Gates / 2 : 1, most = fuse_most_rows<Gates, Real>;
     const int64_t depth = w.channels * w.taps[0] * w.taps[1];
-    alignas(64) Real sums[(small + 1) * width];
-    for (int64_t tile = share * tiles / shares; tile < (share + 1) * tiles / shares; ++tile) {
-        const int64_t output = tile * small + (tile < larger ? tile : larger);
-        const Real *const left = weights + output * w.output_stride;
-        const auto finish = [&](int64_t from, int64_t to, int64_t lane) {
-            epilogue(output, output + small + (tile < larger), from, to, (const Real *)sums + lane, width);
-        };
-        if (tile < larger) {
-            fuse_tile<Gates, small + 1>(sums, left, w.output_stride, seen, depth);
-            fuse_places<small + 1, width>(sums, pitch, w.places[1], spot, last, finish);
-        } else {
-            fuse_tile<Gates, small>(sums, left, w.output_stride, seen, depth);
-            fuse_places<small, width>(sums, pitch, w.places[1], spot, last, finish);
-        }
-    }
-}
-
-// Weights [groups, outputs, channels * taps] over the windows of `images`, by at most so many threads; the workspace
-// has room for `distances_bytes` and, for each thread, for `share_bytes` of planes, those of `rows_at_once` rows of
-// places. Blocks have `Gates` times 16 spots; a last one of at most `Tail` times 16 has those. `epilogue(image, first
-// output, last, first place, last, tile, stride)` is called for every tile, whose outputs lie `stride` elements
-// apart.
-template <int Gates, int Tail, int Outputs, typename Real, typename Epilogue>
-static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t rows_at_once,
-                                int64_t shares, char *workspace, int64_t distances_bytes, int64_t threads,
-                                int64_t share_bytes, const Epilogue &epilogue) {
+    const int64_t outputs_at_once = ((w.outputs + shares - 1) / shares + most - 1) / most * most;
     const int64_t chunks = (w.places[0] + rows_at_once - 1) / rows_at_once;
     const fuse_planes planes(w, rows_at_once);
     int32_t *const distances = (int32_t *)fuse_aligned(workspace);
@@ -204,8 +192,9 @@ static inline void fuse_windows(const Real *weights, const Real *images, const f
         if (w.padding[1]) memset(padded, 0, share_bytes);
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < w.images * chunks * shares; ++task) {
-            const int64_t part = task / shares, share = task % shares, image = part / chunks;
-            const int64_t row = part % chunks * rows_at_once, before = row * w.places[1];
+            const int64_t part = task / shares, image = part / chunks, output = task % shares * outputs_at_once;
+            const int64_t last_output = output + outputs_at_once < w.outputs ? output + outputs_at_once : w.outputs;
+            const int64_t row = part % chunks * rows_at_once;
             const int64_t rows = row + rows_at_once < w.places[0] ? rows_at_once : w.places[0] - row;
             const int64_t pitch = planes.pitch, spots = (rows - 1) * pitch + w.places[1];
             if (part != held) {
@@ -214,19 +203,28 @@ static inline void fuse_windows(const Real *weights, const Real *images, const f
             }
             held = part;
             const Real *const of_group = weights + image % w.groups * w.group_stride;
-            const auto finish = [&](int64_t first, int64_t last, int64_t from, int64_t to, const Real *tile,
-                                    int64_t stride) {
-                epilogue(image, first, last, before + from, before + to, tile, stride);
-            };
             for (int64_t spot = 0; spot < spots; spot += 16 * Gates) {
                 const fuse_seen<Real> seen = {padded + spot, distances};
-                if (Tail < Gates && spots - spot <= 16 * Tail) {
-                    fuse_window_tiles<Tail, Outputs>(of_group, w, seen, pitch, spot, spots, share, shares, finish);
+                const int64_t end = spot + 16 * Gates < spots ? spot + 16 * Gates : spots;
+                const fuse_spots<Real> of = {epilogue, image, row * w.places[1], pitch, w.places[1], spot, end};
+                if (end - spot <= 16 * half) {
+                    fuse_tiles<half, fuse_most_rows<half, Real>>(
+                        of_group, w.output_stride, seen, depth, output, last_output,
+                        [&](int64_t first, int64_t last, Real *tile) { fuse_tell(of, tile, first, last, 16 * half); });
                 } else {
-                    const int64_t last = spot + 16 * Gates < spots ? spot + 16 * Gates : spots;
-                    fuse_window_tiles<Gates, Outputs>(of_group, w, seen, pitch, spot, last, share, shares, finish);
+                    fuse_tiles<Gates, most>(
+                        of_group, w.output_stride, seen, depth, output, last_output,
+                        [&](int64_t first, int64_t last, Real *tile) { fuse_tell(of, tile, first, last, 16 * Gates); });
                 }
             }
         }
     }
+}
+
+template <int Gates, typename Real, typename Epilogue>
+static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t rows_at_once,
+                                int64_t shares, char *workspace, int64_t distances_bytes, int64_t threads,
+                                int64_t share_bytes, const Epilogue &epilogue) {
+    fuse_walk_windows<Gates>(weights, images, w, rows_at_once, shares, workspace, distances_bytes, threads, share_bytes,
+                             fuse_epilogue<Real>::of(epilogue));
 }

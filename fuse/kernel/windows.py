@@ -60,8 +60,8 @@ def windowed(
         shares *= 2
     threads = min(threads, tasks * shares)
     spots = (rows - 1) * pitch + patches.places[1]
-    panels = min(panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs)), -(-spots // PANEL))
-    tail = -(-(spots % (panels * PANEL)) // PANEL) or panels
+    most = panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
+    panels = min(1 << int(math.log2(most)), 1 << (-(-spots // PANEL) - 1).bit_length())
     slack = (panels * PANEL + max(beyond) + pitch) * itemsize
     distances, share = aligned(depth * 4), aligned(bytes_of_planes(rows) + slack)
     weight_strides = (left.strides[0] if groups > 1 else 0, left.strides[-2])
@@ -71,7 +71,7 @@ def windowed(
     )
     lines = [
         f"    const fuse_window window = {{{sizes}, {pairs}}};",
-        f"    fuse_windows<{panels}, {tail}, {outputs}>({left.text}, {image.text}, window, {rows}, {shares},",
+        f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {rows}, {shares},",
         f"                       {frame.workspace}, {distances}, {threads}, {share},",
     ]
     return Walk(lines, distances + threads * share + ALIGNMENT, threads, (*HEADERS, "windows.h"))
