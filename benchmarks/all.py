@@ -18,6 +18,7 @@ if __name__ == "__main__":
         "cells",
         "models",
         "albert",
+        "memory",
         "blocks",
         "training",
         "op_db",

@@ -241,6 +241,40 @@ def curves_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def albert_table(results: dict[str, Any]) -> list[str]:
+    """A row a length: as it is and frozen, against eager."""
+    shown = not overloaded(results)
+    lines = [
+        "| model | eager ms | fuse ms | frozen ms | eager / fuse | eager / frozen | launches, frozen |",
+        f"|---{'|--:' * 6}|",
+    ]
+    for case in results["cases"]:
+        times = {name: timing["median"] for name, timing in case["milliseconds"].items()}
+        cells = [
+            f"`{case['target']}`",
+            *(f"{times[name]:.1f}" if shown else LEFT_OUT for name in ("eager", "fused", "frozen")),
+            *(ratio(case["ratios"][name]) if shown else LEFT_OUT for name in ("fused", "frozen")),
+            f"{case['launches']['fused']}, {case['launches']['frozen']}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def memory_table(results: dict[str, Any]) -> list[str]:
+    """A row a model: peaks measured, how they compare, and how near the prediction is."""
+    lines = ["| model | eager kB | fuse kB | fuse / eager | predicted / measured |", f"|---{'|--:' * 4}|"]
+    for case in results["cases"]:
+        eager, fused = case["eager"]["measured"], case["fused"]
+        cells = [
+            f"`{case['target']}`",
+            *(f"{peak / 1000:,.0f}" for peak in (eager, fused["measured"])),
+            f"{fused['measured'] / eager:.2f}",
+            f"{fused['predicted'] / fused['measured']:.3f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def blocks_table(results: dict[str, Any]) -> list[str]:
     """What forty blocks come to, and those that are slower than a peer or launch more than ``torch.compile``."""
     cases = results["cases"]
@@ -289,6 +323,7 @@ def conditions(results: dict[str, Any]) -> str:
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "measured.md")
 
 TABLES = {
+    "albert": albert_table,
     "blocks": blocks_table,
     "capture": capture_table,
     "cells": speed_table,
@@ -296,6 +331,7 @@ TABLES = {
     "first_call": first_call_table,
     "limit": limit_table,
     "lstm": speed_table,
+    "memory": memory_table,
     "models": speed_table,
     "models_in_short": short_speed_table,
     "module_db": module_db_table,

@@ -18,10 +18,6 @@ from fuse.kernel.values import Patches, Product
 
 LARGEST_PLANES = 384 * 1024
 """Bytes of the planes of one thread."""
-FEWEST_SPOTS = 128
-"""Places of a part of an image that is worth a thread's while."""
-TASKS_OF_A_THREAD = 8
-"""So many share the work out evenly enough, whatever their number."""
 FEW_OUTPUTS = 16
 """Panels that are multiplied at once with one output of float, so that registers hold about as many sums."""
 FEWEST_OUTPUTS = 8
@@ -46,19 +42,22 @@ def windowed(
 
     work = images * outputs * depth * math.prod(patches.places)
     threads = threads_for(work, images * patches.places[0] * outputs, one_thread)
+    heights = _halves(patches.places[0])
+    heights = [rows for rows in heights if bytes_of_planes(rows) <= LARGEST_PLANES] or heights[-1:]
+    parts = [shares for shares in (1, 2, 4, 8) if shares == 1 or outputs >= shares * FEWEST_OUTPUTS]
 
-    def uneven(tasks: int) -> bool:
-        return bool(tasks % threads) and tasks < TASKS_OF_A_THREAD * threads
+    def cycles(shape: tuple[int, int]) -> float:
+        """Of the busiest thread, for one channel: what it multiplies, a vector a cycle, and what it copies."""
+        rows, shares = shape
+        images_at_once = images * -(-patches.places[0] // rows)
+        tasks = -(-images_at_once * shares // threads)
+        lanes = _lanes((rows - 1) * pitch + patches.places[1])
+        copied = (rows + beyond[0]) * pitch * math.prod(patches.stride)
+        multiplied = tasks * lanes / PANEL * -(-outputs // shares) * math.prod(patches.taps)
+        return multiplied + -(-tasks // shares) * copied
 
-    rows, shares = patches.places[0], 1
-    while rows > 1 and bytes_of_planes(rows) > LARGEST_PLANES:
-        rows = -(-rows // 2)
-    while rows * pitch >= FEWEST_SPOTS and uneven(images * -(-patches.places[0] // rows)):
-        rows = -(-rows // 2)
-    tasks = images * -(-patches.places[0] // rows)
-    while uneven(tasks * shares) and outputs >= 2 * shares * FEWEST_OUTPUTS:
-        shares *= 2
-    threads = min(threads, tasks * shares)
+    rows, shares = min(((rows, shares) for rows in heights for shares in parts), key=cycles)
+    threads = min(threads, images * -(-patches.places[0] // rows) * shares)
     spots = (rows - 1) * pitch + patches.places[1]
     most = panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
     panels = min(1 << int(math.log2(most)), 1 << (-(-spots // PANEL) - 1).bit_length())
@@ -75,6 +74,29 @@ def windowed(
         f"                       {frame.workspace}, {distances}, {threads}, {share},",
     ]
     return Walk(lines, distances + threads * share + ALIGNMENT, threads, (*HEADERS, "windows.h"))
+
+
+def _halves(number: int) -> list[int]:
+    """``number``, half of it and so on, rounded up.
+
+    >>> _halves(14)
+    [14, 7, 4, 2, 1]
+    """
+    found = [number]
+    while found[-1] > 1:
+        found.append(-(-found[-1] // 2))
+    return found
+
+
+def _lanes(spots: int) -> int:
+    """Spots that are multiplied for so many: whole blocks, and half a block for a short rest.
+
+    >>> _lanes(70), _lanes(100)
+    (96, 128)
+    """
+    block = MOST_PANELS * PANEL
+    rest = spots % block
+    return spots - rest + (0 if not rest else block // 2 if rest <= block // 2 else block)
 
 
 def _pitch(patches: Patches, width: int, beyond: int) -> int:

@@ -187,7 +187,7 @@ class Chain(nn.Module):
 
 
 def test_the_first_wrong_kernel_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "lower", broken_lower("sin"))
+    monkeypatch.setattr(program, "lower_measured", broken_lower("sin"))
     report: CheckReport = check(Chain(), (X,), passes=())
     assert not report.passed
     assert report.first_difference.startswith("sin (aten.sin.default) at ")

@@ -22,7 +22,7 @@ def lstm(m: Model, x: Tensor, h: Tensor, c: Tensor) -> States:
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-@whole(3, "bidirectional", loops=2)
+@whole(2, "bidirectional", loops=2)
 def bidirectional(m: Model, x: Tensor, loops: Loops) -> object:
     times = range(x.shape[0])
     forward = firsts(loops(lambda t, h, c: lstm(m, x[t], h, c), (zeros(x), zeros(x)), times))
