@@ -21,6 +21,7 @@ if __name__ == "__main__":
         "memory",
         "blocks",
         "training",
+        "crf_share",
         "op_db",
         "module_db",
         "curves",

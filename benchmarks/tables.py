@@ -260,6 +260,22 @@ def albert_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def crf_share_table(results: dict[str, Any]) -> list[str]:
+    """A row a batch: a step of the tagger without its CRF, and what the CRF adds to it."""
+    shown = not overloaded(results)
+    lines = ["| tagger | eager ms without CRF | it adds | fuse ms without CRF | it adds |", f"|---{'|--:' * 4}|"]
+    for case in results["cases"]:
+        cells = [f"`{case['target']}`"]
+        for who in ("eager", "fused"):
+            share = case["shares"][who]
+            quartiles = f"{share['median']:.0%} ({share['lower_quartile']:.0%} - {share['upper_quartile']:.0%})"
+            cells += (
+                [f"{case['milliseconds'][f'{who}, without']['median']:.2f}", quartiles] if shown else [LEFT_OUT] * 2
+            )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def memory_table(results: dict[str, Any]) -> list[str]:
     """A row a model: peaks measured, how they compare, and how near the prediction is."""
     lines = ["| model | eager kB | fuse kB | fuse / eager | predicted / measured |", f"|---{'|--:' * 4}|"]
@@ -327,6 +343,7 @@ TABLES = {
     "blocks": blocks_table,
     "capture": capture_table,
     "cells": speed_table,
+    "crf_share": crf_share_table,
     "curves": curves_table,
     "first_call": first_call_table,
     "limit": limit_table,

@@ -1,13 +1,10 @@
-"""Training steps: recurrent loops in plain Python, a translator, and a tagger with and without its CRF.
+"""Training steps: recurrent loops in plain Python, a translator and a tagger with a CRF.
 
 Forward and backward of the sum of all results; the optimizer is left out. ``torch.compile`` takes up to a minute for
 its first call of a loop, so that it is a peer where the loop is short, once at 128 steps and once for the translator.
 """
 
 from __future__ import annotations
-
-import sys
-from typing import Any
 
 from benchmarks.common import bench, save
 from benchmarks.lstm import TARGETS
@@ -25,18 +22,6 @@ def flags(**settings: object) -> list[str]:
     return [flag for name, value in settings.items() for flag in ("--set", f"{name}={value}")]
 
 
-def crf_share(batch: int) -> list[dict[str, Any]]:
-    """The tagger with its CRF and without; what the CRF adds is printed."""
-    cases = [
-        bench("models/bert_crf.py", *flags(batch_size=batch, use_crf=used), "--train", "--against", "eager")
-        for used in (True, False)
-    ]
-    for name in ("eager", "fused"):
-        with_crf, without = (case["milliseconds"][name]["median"] for case in cases)
-        print(f"batch {batch}, {name}: the CRF adds {with_crf / without - 1:.0%} to {without:.2f} ms", file=sys.stderr)
-    return cases
-
-
 if __name__ == "__main__":
     cases = []
     for target in TARGETS:
@@ -49,5 +34,5 @@ if __name__ == "__main__":
         peers = "eager,compile" if batch == 8 else "eager"
         cases.append(bench("models/rnnsearch.py", *flags(batch_size=batch), "--train", "--against", peers))
     for batch in TAGGED:
-        cases += crf_share(batch)
+        cases.append(bench("models/bert_crf.py", *flags(batch_size=batch), "--train", "--against", "eager"))
     save("training", cases)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fuse.kernel.prelude import prelude, text_of_headers
+from fuse.runtime import compiler, cpu
 from fuse.testing import assert_fuses
 
 
@@ -40,6 +47,20 @@ def test_doubles() -> None:
     with torch.no_grad():
         model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()).double()
         assert_fuses(model, torch.randn(2, 3, 7, 16).double(), launches=1)
+
+
+NARROWER = ["-mno-avx512f", "-mno-avx"] if cpu.is_x86() else []
+
+
+@pytest.mark.parametrize("flag", NARROWER)
+@pytest.mark.parametrize("groups", [2, 6])
+def test_narrower_vectors(lowered: Callable[..., Any], flag: str, groups: int) -> None:
+    x, weight, out = torch.randn(2, 6, 9, 30), torch.randn(18, 6 // groups, 3, 3), torch.full((2, 18, 9, 30), torch.nan)
+    kernel = lowered(lambda x, w: F.conv2d(x, w, padding=1, groups=groups).relu(), x, weight).kernel
+    library = compiler.build(prelude() + text_of_headers(kernel.headers) + kernel.source, flags=[flag])
+    tensors = (x, weight, out, torch.empty(kernel.workspace_bytes, dtype=torch.uint8))
+    getattr(library, kernel.name)((ctypes.c_void_p * 4)(*(tensor.data_ptr() for tensor in tensors)))
+    torch.testing.assert_close(out, F.conv2d(x, weight, padding=1, groups=groups).relu(), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=12, deadline=None)
