@@ -81,4 +81,5 @@ def test_any_window(data: st.DataObject) -> None:
     inner = nn.Conv2d(channels, groups * draw(st.integers(1, 20)), taps, stride, padding, dilation, groups)
     with torch.no_grad():
         x = torch.randn(draw(st.integers(1, 3)), channels, width, height).transpose(2, 3)
-        assert_fuses(nn.Sequential(inner, nn.ReLU()), x, launches=1)
+        one_place = inner(x)[0, 0].numel() == 1  # a product of one column, which is left to the library
+        assert_fuses(nn.Sequential(inner, nn.ReLU()), x, launches=2 if one_place else 1)
