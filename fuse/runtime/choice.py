@@ -91,9 +91,13 @@ def runs_of(region: GraphModule, kernels: dict[str, Kernel]) -> dict[str, Callab
 
 
 def made_up(value: Tensor) -> Tensor:
-    """A tensor of the layout of ``value``: numbers of all sizes for floats, else zeros, which every table has."""
+    """A tensor of the layout of ``value``: numbers of all sizes for floats, else zeros, which every table has.
+
+    The numbers are not drawn from the generator of the user's program.
+    """
     held = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    return held.normal_() if value.dtype.is_floating_point else held.zero_()
+    drawn = torch.Generator().manual_seed(0)
+    return held.normal_(generator=drawn) if value.dtype.is_floating_point else held.zero_()
 
 
 def _run(address: int, tensors: Sequence[Tensor], kernel: Kernel) -> Callable[[], object]:

@@ -66,6 +66,17 @@ def test_a_library_that_wins_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (fused.last_run.launches, fused.last_run.kernels) == (1, kernels)
 
 
+def test_measuring_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSE_TUNE", "1")
+    monkeypatch.setattr(tuning, "fastest", lambda subject, ways: next(iter(ways)))
+    fused = fuse.compile(nn.Sequential(nn.Linear(20, 70), nn.GELU(), nn.Linear(70, 5)))
+    x = torch.randn(9, 20)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        fused(x)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 class Large(nn.Module):
     def __init__(self) -> None:
         super().__init__()
