@@ -1,7 +1,7 @@
 // Convolutions without a matrix of patches: each tap of a place is read from a padded image, where neighbours lie
 // side by side.
 //
-//     for images, some rows of places (shared out to threads):
+//     for images, some rows of places, or parts of a long one (shared out to threads):
 //         planes = the part of the image that they see; every stride-th row and column together, zeros around them
 //         for blocks of places, tiles of outputs:        sums = weights[outputs] @ {planes from each tap on}
 //             leave out the padding between rows;        epilogue(outputs, places, sums)
@@ -13,28 +13,23 @@
 #include <string.h>
 
 // The shape of a convolution: `images` are those of all groups, `outputs` and `channels` those of one group, whose
-// weights lie `group_stride` apart and `output_stride` from output to output.
+// weights lie `group_stride` apart and `output_stride` from output to output. So many rows of places are walked at
+// once, or so many places of one row; `pitch` numbers lie between the rows of the planes.
 struct fuse_window {
     int64_t images, groups, outputs, channels, height, width;
     int64_t group_stride, output_stride, image_stride, channel_stride, row_stride, column_stride;
     int64_t taps[2], stride[2], padding[2], dilation[2], places[2];
+    int64_t rows_at_once, columns_at_once, pitch;
 };
 
 // How the part of an image that some rows of places see lies in memory: `plane` numbers for each phase of the stride,
-// `channel` for all of them. Without a stride the padding behind a row is that before the next one.
+// `channel` for all of them. Between whole rows without a stride the padding behind one is that before the next.
 struct fuse_planes {
     int64_t pitch, rows, plane, channel;
 
-    fuse_planes(const fuse_window &w, int64_t rows_of_places) {
-        const int64_t beyond[2] = {(w.taps[0] - 1) * w.dilation[0], (w.taps[1] - 1) * w.dilation[1]};
-        pitch = w.places[1] + beyond[1] / w.stride[1];
-        if (w.stride[1] == 1) {
-            const int64_t held = w.width + w.padding[1] < pitch ? w.width + w.padding[1] : pitch;
-            pitch -= w.padding[1];
-            if (pitch < held) pitch = held;
-            if (pitch < w.places[1]) pitch = w.places[1];
-        }
-        rows = rows_of_places + beyond[0] / w.stride[0];
+    explicit fuse_planes(const fuse_window &w) {
+        pitch = w.pitch;
+        rows = w.rows_at_once + (w.taps[0] - 1) * w.dilation[0] / w.stride[0];
         plane = pitch * rows;
         channel = plane * w.stride[0] * w.stride[1];
     }
@@ -104,30 +99,38 @@ template <typename Real> static inline void fuse_move(Real *to, const Real *from
     for (; i < count; ++i) to[i] = from[i];
 }
 
-// The planes of an image from the row of places `first_row` on, so many rows; the padding left and right of it is
-// zero already.
+template <typename Real> static inline void fuse_clear(Real *to, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i] = 0;
+}
+
+// The planes of an image from the place `first_column` of the row of places `first_row` on, so many rows. Left and right
+// of whole rows there are zeros already.
 template <typename Real>
 FUSE_APART static void fuse_fill_planes(Real *to, const Real *image, const fuse_window &w, const fuse_planes &planes,
-                                        int64_t first_row, int64_t rows) {
+                                        int64_t first_row, int64_t first_column, int64_t rows) {
+    const bool parts = w.columns_at_once < w.places[1];
     for (int64_t v = 0; v < w.stride[0]; ++v) {
         for (int64_t u = 0; u < w.stride[1]; ++u) {
-            const int64_t x = u - w.padding[1], step = w.stride[1] * w.column_stride;
+            const int64_t x = first_column * w.stride[1] + u - w.padding[1], step = w.stride[1] * w.column_stride;
             const int64_t first = fuse_steps(-x, w.stride[1], planes.pitch);
             const int64_t count = fuse_steps(w.width - x, w.stride[1], planes.pitch) - first;
             const bool whole = step == 1 && w.stride[0] == 1 && !w.padding[0] && count == planes.pitch &&
                                w.row_stride == count;
             for (int64_t channel = 0; channel < w.channels; ++channel) {
-                Real *row = to + channel * planes.channel + (v * w.stride[1] + u) * planes.plane + first;
+                Real *row = to + channel * planes.channel + (v * w.stride[1] + u) * planes.plane;
                 const Real *const from =
                     image + channel * w.channel_stride + (x + first * w.stride[1]) * w.column_stride;
                 if (whole) fuse_copy(row, from + first_row * count, rows * count);
                 for (int64_t i = 0; i < (whole ? 0 : rows); ++i, row += planes.pitch) {
                     const int64_t y = (first_row + i) * w.stride[0] + v - w.padding[0];
-                    if (y < 0 || y >= w.height) {
-                        for (int64_t column = 0; column < count; ++column) row[column] = 0;
-                    } else {
-                        fuse_copy_apart(row, from + y * w.row_stride, step, count);
+                    const bool seen = y >= 0 && y < w.height;
+                    if (parts) {
+                        fuse_clear(row, seen ? first : planes.pitch);
+                        fuse_clear(row + first + count, seen ? planes.pitch - first - count : 0);
+                    } else if (!seen) {
+                        fuse_clear(row + first, count);
                     }
+                    if (seen) fuse_copy_apart(row + first, from + y * w.row_stride, step, count);
                 }
             }
         }
@@ -149,7 +152,8 @@ template <typename Real>
 FUSE_APART static void fuse_tell(const fuse_spots<Real> &of, Real *tile, int64_t first, int64_t last, int64_t stride) {
     const int64_t pitch = of.pitch, in_row = of.in_row;
     const auto tell = [&](int64_t place, int64_t count, int64_t lane) {
-        if (count) of.epilogue(of.image, first, last, of.before + place, of.before + place + count, tile + lane, stride);
+        place += of.before;
+        if (count) of.epilogue(of.image, first, last, place, place + count, tile + lane, stride);
     };
     if (pitch == in_row) return tell(of.spot, of.end - of.spot, 0);
     int64_t column = of.spot % pitch, lane = 0;
@@ -168,20 +172,20 @@ FUSE_APART static void fuse_tell(const fuse_spots<Real> &of, Real *tile, int64_t
     if (in_row < FUSE_LONG_ROW) tell(first_place, lane, 0);
 }
 
-// Weights [groups, outputs, channels * taps] over the windows of `images`, by at most so many threads; the workspace has
-// `distances_bytes` and, for each thread, `share_bytes` for its planes, those of `rows_at_once` rows of places.
+// Weights [groups, outputs, channels * taps] over the windows of `images`, in so many shares of the outputs, by at most
+// so many threads; the workspace has `distances_bytes` and, for each thread, `share_bytes` for its planes.
 // Blocks have `Gates` times 16 spots, the last one half as many where those are enough. `epilogue(image, first output,
 // last, first place, last, tile, stride)` is called for every tile, whose outputs lie `stride` elements apart.
 template <int Gates, typename Real>
-FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images, const fuse_window &w,
-                                         int64_t rows_at_once, int64_t shares, char *workspace,
-                                         int64_t distances_bytes, int64_t threads, int64_t share_bytes,
-                                         const fuse_epilogue<Real> &epilogue) {
+FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t shares,
+                                         char *workspace, int64_t distances_bytes, int64_t threads,
+                                         int64_t share_bytes, const fuse_epilogue<Real> &epilogue) {
     constexpr int half = Gates > 1 ? Gates / 2 : 1, most = fuse_most_rows<Gates, Real>;
     const int64_t depth = w.channels * w.taps[0] * w.taps[1];
     const int64_t outputs_at_once = ((w.outputs + shares - 1) / shares + most - 1) / most * most;
-    const int64_t chunks = (w.places[0] + rows_at_once - 1) / rows_at_once;
-    const fuse_planes planes(w, rows_at_once);
+    const int64_t across = (w.places[1] + w.columns_at_once - 1) / w.columns_at_once;
+    const int64_t chunks = (w.places[0] + w.rows_at_once - 1) / w.rows_at_once * across;
+    const fuse_planes planes(w);
     int32_t *const distances = (int32_t *)fuse_aligned(workspace);
     planes.distances(w, distances);
     threads = fuse_threads(threads);
@@ -194,19 +198,20 @@ FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images
         for (int64_t task = 0; task < w.images * chunks * shares; ++task) {
             const int64_t part = task / shares, image = part / chunks, output = task % shares * outputs_at_once;
             const int64_t last_output = output + outputs_at_once < w.outputs ? output + outputs_at_once : w.outputs;
-            const int64_t row = part % chunks * rows_at_once;
-            const int64_t rows = row + rows_at_once < w.places[0] ? rows_at_once : w.places[0] - row;
-            const int64_t pitch = planes.pitch, spots = (rows - 1) * pitch + w.places[1];
+            const int64_t row = part % chunks / across * w.rows_at_once, column = part % across * w.columns_at_once;
+            const int64_t rows = row + w.rows_at_once < w.places[0] ? w.rows_at_once : w.places[0] - row;
+            const int64_t left = w.places[1] - column, in_row = left < w.columns_at_once ? left : w.columns_at_once;
+            const int64_t spots = (rows - 1) * w.pitch + in_row;
             if (part != held) {
-                const int64_t seen_rows = planes.rows - rows_at_once + rows;
-                fuse_fill_planes(padded, images + image * w.image_stride, w, planes, row, seen_rows);
+                const int64_t seen_rows = planes.rows - w.rows_at_once + rows;
+                fuse_fill_planes(padded, images + image * w.image_stride, w, planes, row, column, seen_rows);
             }
             held = part;
             const Real *const of_group = weights + image % w.groups * w.group_stride;
             for (int64_t spot = 0; spot < spots; spot += 16 * Gates) {
                 const fuse_seen<Real> seen = {padded + spot, distances};
                 const int64_t end = spot + 16 * Gates < spots ? spot + 16 * Gates : spots;
-                const fuse_spots<Real> of = {epilogue, image, row * w.places[1], pitch, w.places[1], spot, end};
+                const fuse_spots<Real> of = {epilogue, image, row * w.places[1] + column, w.pitch, in_row, spot, end};
                 if (end - spot <= 16 * half) {
                     fuse_tiles<half, fuse_most_rows<half, Real>>(
                         of_group, w.output_stride, seen, depth, output, last_output,
@@ -222,9 +227,9 @@ FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images
 }
 
 template <int Gates, typename Real, typename Epilogue>
-static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t rows_at_once,
-                                int64_t shares, char *workspace, int64_t distances_bytes, int64_t threads,
-                                int64_t share_bytes, const Epilogue &epilogue) {
-    fuse_walk_windows<Gates>(weights, images, w, rows_at_once, shares, workspace, distances_bytes, threads, share_bytes,
+static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t shares,
+                                char *workspace, int64_t distances_bytes, int64_t threads, int64_t share_bytes,
+                                const Epilogue &epilogue) {
+    fuse_walk_windows<Gates>(weights, images, w, shares, workspace, distances_bytes, threads, share_bytes,
                              fuse_epilogue<Real>::of(epilogue));
 }

@@ -1,6 +1,6 @@
 """How to walk the places of a convolution: bands of a padded image, blocks of places, tiles of outputs.
 
-    conv2d(x, w, padding=1)     ->     for images and groups, some rows of places (threads):
+    conv2d(x, w, padding=1)     ->     for images and groups, some rows of places or a part of a long one (threads):
                                            planes = the rows of x that they see, zeros between them
                                            for blocks of 64 places, tiles of 6 outputs:
                                                sums = w[outputs] @ {planes from each tap on}
@@ -12,16 +12,102 @@ and stay in the cache of one core.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from fuse.kernel.product_frame import ALIGNMENT, HEADERS, MOST_PANELS, PANEL, Frame, Operand, Walk, aligned, threads_for
 from fuse.kernel.values import Patches, Product
 
 LARGEST_PLANES = 384 * 1024
 """Bytes of the planes of one thread."""
+SHORTEST_PART = 64
+"""Places of a row that are worth a walk of their own, beside those that they see left and right."""
 FEW_OUTPUTS = 16
 """Panels that are multiplied at once with one output of float, so that registers hold about as many sums."""
 FEWEST_OUTPUTS = 8
 """Outputs of a part of them that is worth a thread's while."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is walked at once: so many rows of places, or places of one row; the outputs are split in so many parts."""
+
+    rows: int
+    columns: int
+    splits: int
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """What the shares of a convolution cost. ``images`` are those of all groups, ``outputs`` those of one.
+
+    >>> import torch
+    >>> from fuse.kernel.values import Input
+    >>> image = Input((1, 64, 56, 56), torch.float32, 0, (64 * 3136, 3136, 56, 1))
+    >>> patches = Patches((1, 576, 3136), torch.float32, image, (3, 3), (56, 56), (1, 1), (1, 1), (1, 1))
+    >>> Convolution(patches, outputs=64).best(threads=2)
+    Share(rows=14, columns=56, splits=1)
+    """
+
+    patches: Patches
+    outputs: int
+
+    @property
+    def images(self) -> int:
+        return self.patches.source.shape[0]
+
+    @property
+    def channels(self) -> int:
+        return self.patches.source.shape[1]
+
+    @property
+    def beyond(self) -> list[int]:
+        """Places whose first tap the last tap of a place is further on, down and across."""
+        p = self.patches
+        return [(t - 1) * d // s for t, d, s in zip(p.taps, p.dilation, p.stride, strict=True)]
+
+    def pitch(self, columns: int) -> int:
+        """The distance of the rows of a plane; the padding behind a whole row is that before the next one."""
+        across, padding = self.patches.places[1], self.patches.padding[1]
+        apart = columns + self.beyond[1]
+        if columns < across or self.patches.stride[1] > 1:
+            return apart
+        return max(min(self.patches.source.shape[3] + padding, apart), apart - padding, across)
+
+    def spots(self, share: Share) -> int:
+        """Places of a share and what lies between them."""
+        return (share.rows - 1) * self.pitch(share.columns) + share.columns
+
+    def numbers(self, share: Share) -> int:
+        """Numbers of the planes of one channel."""
+        return math.prod(self.patches.stride) * (share.rows + self.beyond[0]) * self.pitch(share.columns)
+
+    def bytes_of_planes(self, share: Share) -> int:
+        """Bytes of the planes of all channels."""
+        return self.channels * self.numbers(share) * self.patches.dtype.itemsize
+
+    def tasks(self, share: Share) -> int:
+        """Shares of all images."""
+        down, across = self.patches.places
+        return self.images * -(-down // share.rows) * -(-across // share.columns) * share.splits
+
+    def cycles(self, share: Share, threads: int) -> float:
+        """Of the busiest thread, for one channel: what it multiplies, a vector a cycle, and what it copies."""
+        tasks = -(-self.tasks(share) // threads)
+        multiplied = _lanes(self.spots(share)) / PANEL * -(-self.outputs // share.splits) * math.prod(self.patches.taps)
+        return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share)
+
+    def shares(self) -> list[Share]:
+        """Those whose planes stay in the cache, or the smallest ones."""
+        down, across = self.patches.places
+        parts = [(rows, across) for rows in _halves(down)]
+        parts += [(1, columns) for columns in _halves(across)[1:] if columns >= SHORTEST_PART]
+        splits = [splits for splits in (1, 2, 4, 8) if splits == 1 or self.outputs >= splits * FEWEST_OUTPUTS]
+        shares = [Share(*part, number) for part in parts for number in splits]
+        return [share for share in shares if self.bytes_of_planes(share) <= LARGEST_PLANES] or shares[-len(splits) :]
+
+    def best(self, threads: int) -> Share:
+        """The share that takes so many threads the fewest cycles."""
+        return min(self.shares(), key=lambda share: self.cycles(share, threads))
 
 
 def windowed(
@@ -30,50 +116,29 @@ def windowed(
     """The walk over the tiles of a convolution, whose weights are ``left`` [outputs, depth], one for each group."""
     patches = product.right
     assert isinstance(patches, Patches)
-    images, channels, height, width = patches.source.shape
     outputs, depth = product.left.shape[-2:]
     groups = product.left.shape[0] if len(product.left.shape) > 2 else 1
-    itemsize = product.dtype.itemsize
-    beyond = [(t - 1) * d // s for t, d, s in zip(patches.taps, patches.dilation, patches.stride, strict=True)]
-    pitch = _pitch(patches, width, beyond[1])
-
-    def bytes_of_planes(rows: int) -> int:
-        return channels * math.prod(patches.stride) * (rows + beyond[0]) * pitch * itemsize
-
-    work = images * outputs * depth * math.prod(patches.places)
-    threads = threads_for(work, images * patches.places[0] * outputs, one_thread)
-    heights = _halves(patches.places[0])
-    heights = [rows for rows in heights if bytes_of_planes(rows) <= LARGEST_PLANES] or heights[-1:]
-    parts = [shares for shares in (1, 2, 4, 8) if shares == 1 or outputs >= shares * FEWEST_OUTPUTS]
-
-    def cycles(shape: tuple[int, int]) -> float:
-        """Of the busiest thread, for one channel: what it multiplies, a vector a cycle, and what it copies."""
-        rows, shares = shape
-        images_at_once = images * -(-patches.places[0] // rows)
-        tasks = -(-images_at_once * shares // threads)
-        lanes = _lanes((rows - 1) * pitch + patches.places[1])
-        copied = (rows + beyond[0]) * pitch * math.prod(patches.stride)
-        multiplied = tasks * lanes / PANEL * -(-outputs // shares) * math.prod(patches.taps)
-        return multiplied + -(-tasks // shares) * copied
-
-    rows, shares = min(((rows, shares) for rows in heights for shares in parts), key=cycles)
-    threads = min(threads, images * -(-patches.places[0] // rows) * shares)
-    spots = (rows - 1) * pitch + patches.places[1]
+    of = Convolution(patches, outputs)
+    work = of.cycles(of.best(1), 1) * of.channels * PANEL
+    threads = threads_for(int(work), of.images * patches.places[0] * outputs, one_thread)
+    share = of.best(threads)
+    threads, pitch, itemsize = min(threads, of.tasks(share)), of.pitch(share.columns), product.dtype.itemsize
     most = panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
-    panels = min(1 << int(math.log2(most)), 1 << (-(-spots // PANEL) - 1).bit_length())
-    slack = (panels * PANEL + max(beyond) + pitch) * itemsize
-    distances, share = aligned(depth * 4), aligned(bytes_of_planes(rows) + slack)
+    panels = min(1 << int(math.log2(most)), 1 << (-(-of.spots(share) // PANEL) - 1).bit_length())
+    slack = (panels * PANEL + max(of.beyond) + pitch) * itemsize
+    distances, planes = aligned(depth * 4), aligned(of.bytes_of_planes(share) + slack)
+    images, channels, height, width = patches.source.shape
     weight_strides = (left.strides[0] if groups > 1 else 0, left.strides[-2])
     sizes = ", ".join(map(str, (images, groups, outputs, channels, height, width, *weight_strides, *image.strides)))
     pairs = ", ".join(
         f"{{{y}, {x}}}" for y, x in (patches.taps, patches.stride, patches.padding, patches.dilation, patches.places)
     )
     lines = [
-        f"    const fuse_window window = {{{sizes}, {pairs}}};",
-        f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {rows}, {shares},",
-        f"                       {frame.workspace}, {distances}, {threads}, {share},",
+        f"    const fuse_window window = {{{sizes}, {pairs}, {share.rows}, {share.columns}, {pitch}}};",
+        f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {share.splits},",
+        f"                       {frame.workspace}, {distances}, {threads}, {planes},",
     ]
-    return Walk(lines, distances + threads * share + ALIGNMENT, threads, (*HEADERS, "windows.h"))
+    return Walk(lines, distances + threads * planes + ALIGNMENT, threads, (*HEADERS, "windows.h"))
 
 
 def _halves(number: int) -> list[int]:
@@ -97,12 +162,3 @@ def _lanes(spots: int) -> int:
     block = MOST_PANELS * PANEL
     rest = spots % block
     return spots - rest + (0 if not rest else block // 2 if rest <= block // 2 else block)
-
-
-def _pitch(patches: Patches, width: int, beyond: int) -> int:
-    """The distance of the rows of a plane, as ``fuse_planes`` counts it."""
-    apart = patches.places[1] + beyond
-    if patches.stride[1] > 1:
-        return apart
-    padding = patches.padding[1]
-    return max(min(width + padding, apart), apart - padding, patches.places[1])

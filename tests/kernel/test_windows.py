@@ -36,6 +36,10 @@ from fuse.testing import assert_fuses
         (nn.Conv2d(6, 9, 3, padding=1, groups=3), (2, 6, 9, 30)),
         (nn.Conv2d(6, 6, 3, padding=1, groups=6), (2, 6, 9, 30)),
         (nn.Conv1d(4, 8, 3, groups=2), (2, 4, 50)),
+        (nn.Conv1d(300, 9, 5, padding=2), (1, 300, 3001)),  # parts of one long row
+        (nn.Conv1d(300, 9, 5, stride=2, padding=4, dilation=3), (2, 300, 3001)),
+        (nn.Conv1d(600, 6, 3, padding=200, groups=2), (1, 600, 1500)),  # parts that see padding alone
+        (nn.Conv2d(300, 5, 3, padding=2), (1, 300, 3, 700)),
     ],
 )
 def test_values(convolution: nn.Module, shape: tuple[int, ...]) -> None:
