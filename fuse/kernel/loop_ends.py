@@ -22,12 +22,11 @@ from torch.fx import GraphModule, Node
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.kernel.emit import emit, is_parallel
-from fuse.kernel.index import NotAffine, Size, SplitNeeded
+from fuse.kernel.index import Size
 from fuse.kernel.loop_frame import ALIGNMENT
 from fuse.kernel.loop_kernel import Made, lower_loop
 from fuse.kernel.loop_sizes import strides_in
-from fuse.kernel.lower import Declined, Kernel, declined_by_fault, deep_recursion, program_of, readable_name, structure
-from fuse.kernel.recipes import Unsupported
+from fuse.kernel.lower import Declined, Kernel, attempt, program_of, readable_name, structure
 from fuse.kernel.schedule import schedule
 from fuse.kernel.tiled_products import products_below
 
@@ -40,25 +39,21 @@ def lower_end(region: GraphModule) -> Kernel | Declined:
     Strides beyond the first gap of an input are told in the call: with the batch in front of time, they grow with the
     number of steps.
     """
-    try:
-        with deep_recursion():
-            program = program_of(region, strides_in)
-            if products_below([output.value for output in program.outputs]):
-                return Declined("it multiplies matrices, which takes threads of its own")
-            body = schedule(program)
-            if is_parallel(body):
-                return Declined("it is worth threads of its own")
-            name = f"{readable_name(region)}_{hashlib.sha256(structure(region).encode()).hexdigest()[:8]}"
-            sizes = [s for value in program.inputs for s in value.strides if isinstance(s, Size)]
-            text = _told(emit(body, name, "one"), sizes, len(program.inputs) + len(program.outputs))
-            values = tuple((size.name, size.value) for size in sizes)
-            return Kernel(name, text, frozenset(), parallel=False, sizes=values)
-    except (Unsupported, NotAffine) as why:
-        return Declined(str(why))
-    except SplitNeeded as need:
-        return Declined(f"the loop over {need.atom} would have to be split")
-    except Exception as error:  # a fault of ours must not become the user's
-        return declined_by_fault(error)
+    return attempt(lambda: _lowered_end(region))
+
+
+def _lowered_end(region: GraphModule) -> Kernel | Declined:
+    program = program_of(region, strides_in)
+    if products_below([output.value for output in program.outputs]):
+        return Declined("it multiplies matrices, which takes threads of its own")
+    body = schedule(program)
+    if is_parallel(body):
+        return Declined("it is worth threads of its own")
+    name = f"{readable_name(region)}_{hashlib.sha256(structure(region).encode()).hexdigest()[:8]}"
+    sizes = [s for value in program.inputs for s in value.strides if isinstance(s, Size)]
+    text = _told(emit(body, name, "one"), sizes, len(program.inputs) + len(program.outputs))
+    values = tuple((size.name, size.value) for size in sizes)
+    return Kernel(name, text, frozenset(), parallel=False, sizes=values)
 
 
 def _told(text: str, sizes: Sequence[Size], position: int) -> str:

@@ -16,14 +16,12 @@ from torch import Tensor
 
 from fuse.graph.loop import Loop
 from fuse.kernel.emit import PARALLEL_WORK
-from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.loop_frame import ALIGNMENT, Frame, Share, indented
 from fuse.kernel.loop_rows import rows_text
 from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.loop_units import units_text
-from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, declined_by_fault, deep_recursion, structure
-from fuse.kernel.recipes import Unsupported
+from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, structure
 
 HEADERS = ("threads.h", "products.h")
 
@@ -92,20 +90,18 @@ def loop_structure(loop: Loop, operands: Sequence[Tensor], results: Sequence[Ten
 def _lowered(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | Declined:
     if not loop.spec.carries:
         return Declined("no state is carried from step to step")
-    reasons = []
     schedules: tuple[tuple[Schedule, bool], ...] = ((units_text, False), (rows_text, False), (rows_text, True))
     for schedule, cut in schedules:
-        try:
-            with deep_recursion():
-                step = read_step(loop, operands, cut)
-                return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results)), schedule)
-        except (Unsupported, NotAffine) as why:
-            reasons.append(str(why))
-        except SplitNeeded as need:
-            reasons.append(f"the loop over {need.atom} would have to be split")
-        except Exception as error:
-            reasons.append(declined_by_fault(error).reason)
-    return Declined(reasons[-1])
+        found = attempt(lambda: _scheduled(loop, operands, results, schedule, cut))  # noqa: B023 (called at once)
+        if isinstance(found, Kernel):
+            break
+    return found
+
+
+def _scheduled(
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], schedule: Schedule, cut: bool
+) -> Kernel:
+    return _kernel(Frame(read_step(loop, operands, cut), loop.spec, tuple(operands), tuple(results)), schedule)
 
 
 def _kernel(frame: Frame, schedule: Schedule) -> Kernel:

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule, Node, map_arg
@@ -43,6 +43,8 @@ from fuse.kernel.tiled_products import is_reduced, products_below, tiled
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
 from fuse.kernel.whole_rows import whole_rows
+
+Made = TypeVar("Made")
 
 MAX_RANK = 16
 MAX_RECURSION = 50_000
@@ -99,13 +101,30 @@ def lower(region: GraphModule, threads: Threads = "if worth it", panels: int | N
     key = f"{structure(region)}\n{threads}" + (f" {panels}" if panels else "")
     known = _KERNELS.get(key)
     if known is None:
-        with deep_recursion():
-            known = _KERNELS[key] = _lower(region, key, threads, panels)
+        known = _KERNELS[key] = attempt(lambda: _lower(region, key, threads, panels))
     return known
 
 
+def attempt(lowered: Callable[[], Made]) -> Made | Declined:
+    """What ``lowered`` makes, or why it does not; a fault of ours does not become the user's.
+
+    >>> attempt(lambda: 3), attempt(lambda: translate(torch.fx.Graph().output(None), {}))
+    (3, Declined(reason='output has no kernel'))
+    """
+    try:
+        with _deep_recursion():
+            return lowered()
+    except (Unsupported, NotAffine) as why:
+        return Declined(str(why))
+    except SplitNeeded as need:
+        return Declined(f"the loop over {need.atom} would have to be split")
+    except Exception as error:
+        warnings.warn(reason := reason_of_fault(error), FaultWarning, stacklevel=3)
+        return Declined(reason)
+
+
 @contextlib.contextmanager
-def deep_recursion() -> Iterator[None]:
+def _deep_recursion() -> Iterator[None]:
     """Elements are written down recursively, a few frames an operator; a chain of thousands of operators is fine."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, MAX_RECURSION))
@@ -115,22 +134,15 @@ def deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def _lower(region: GraphModule, key: str, threads: Threads, panels: int | None) -> Kernel | Declined:
-    try:
-        program = program_of(region)
-        name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-        if products := products_below([o.value for o in program.outputs]):
-            made = _with_products(program, len(products))(program, name, threads == "one", panels)
-            pairs = _in_place_pairs(program)
-            return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=made.headers)
-        body = schedule(program)
-        return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body))
-    except (Unsupported, NotAffine) as why:
-        return Declined(str(why))
-    except SplitNeeded as need:
-        return Declined(f"the loop over {need.atom} would have to be split")
-    except Exception as error:  # a fault of ours must not become the user's
-        return declined_by_fault(error)
+def _lower(region: GraphModule, key: str, threads: Threads, panels: int | None) -> Kernel:
+    program = program_of(region)
+    name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    if products := products_below([o.value for o in program.outputs]):
+        made = _with_products(program, len(products))(program, name, threads == "one", panels)
+        pairs = _in_place_pairs(program)
+        return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=made.headers)
+    body = schedule(program)
+    return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body))
 
 
 def _with_products(program: Program, products: int) -> Callable[[Program, str, bool, int | None], Tiled]:
@@ -140,25 +152,18 @@ def _with_products(program: Program, products: int) -> Callable[[Program, str, b
     return whole_rows if any(is_reduced(output.value) for output in program.outputs) else tiled
 
 
-def declined_by_fault(error: Exception) -> Declined:
-    """Declined by an exception that nobody expected, with a warning."""
-    warnings.warn(reason := reason_of_fault(error), FaultWarning, stacklevel=2)
-    return Declined(reason)
-
-
 def values_of_call(node: Node) -> list[Value] | Declined:
     """The values of one operator whose operands are all in memory; for questions about it alone."""
+    return attempt(lambda: _values_of_call(node))
+
+
+def _values_of_call(node: Node) -> list[Value]:
     values: dict[Node, Result] = {}
-    try:
-        for position, argument in enumerate(node.all_input_nodes):
-            held = argument.meta["val"]
-            _check(held)
-            values[argument] = Input(tuple(held.shape), held.dtype, position, tuple(held.stride()))
-        return [v for v in _parts(translate(node, values)) if v is not None]
-    except (Unsupported, NotAffine) as why:
-        return Declined(str(why))
-    except Exception as error:
-        return declined_by_fault(error)
+    for position, argument in enumerate(node.all_input_nodes):
+        held = argument.meta["val"]
+        _check(held)
+        values[argument] = Input(tuple(held.shape), held.dtype, position, tuple(held.stride()))
+    return [v for v in _parts(translate(node, values)) if v is not None]
 
 
 def _strides(value: torch.Tensor, name: str) -> tuple[Stride, ...]:
