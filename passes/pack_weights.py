@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from fuse.graph.ends import add_placeholder
 from fuse.graph.loop import Loop
-from fuse.graph.placeholders import add_placeholder
 from fuse.kernel.lower import Declined, lower
 from fuse.kernel.product_frame import MOST_PANELS, PANEL
 from fuse.kernel.tiled_products import LARGEST_BLOCK, PRODUCT_TYPES

@@ -30,6 +30,7 @@ from fuse.check.samples import SHAPES, Sample, samples
 from fuse.check.source import source_of
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import capture
+from fuse.graph.ends import outputs_of
 from fuse.graph.function import Function, Holding
 from fuse.graph.signature import held_tensor
 from fuse.passes.match_patterns import build, match_patterns, prepare
@@ -355,7 +356,7 @@ def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Se
     for spec, result in zip(before.meta["signature"].outputs, results, strict=True):
         if spec.kind == "graph" and spec.view is None:
             found[spec.index] = result
-    return [found.get(place) for place in range(len(before.graph.output_node().args[0]))]  # type: ignore[arg-type]
+    return [found.get(place) for place in range(len(outputs_of(before.graph)))]
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from fuse import ops
 from fuse.cost import memory
 from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
+from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Dispatch, Signature
@@ -173,13 +174,13 @@ def _given_twice(graph: GraphModule) -> Iterator[Node]:
     named = sorted({spec.index for spec in signature.outputs if spec.kind == "graph"}) if signature else []
     taken: set[tuple[Node, Any]] = set()
     for index in named:
-        node, part = _outputs(graph)[index], None
+        node, part = outputs_of(graph.graph)[index], None
         while _is_look(node):
             if node.target is operator.getitem and not _is_look(node.args[0]):  # type: ignore[arg-type]
                 part = node.args[1]
             node = node.args[0]  # type: ignore[assignment]
         if (node, part) in taken:
-            yield _outputs(graph)[index]
+            yield outputs_of(graph.graph)[index]
         taken.add((node, part))
 
 
@@ -269,10 +270,6 @@ def _traffic(node: Node) -> Work:
 
 def _distinct_tensors(node: Node) -> list[torch.Tensor]:
     return [tensor for argument in node.all_input_nodes for tensor in tensors_in(argument.meta.get("val"))]
-
-
-def _outputs(graph: GraphModule) -> Sequence[Node]:
-    return graph.graph.output_node().args[0]  # type: ignore[return-value]
 
 
 def _name(target: Any) -> str:

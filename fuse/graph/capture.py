@@ -41,12 +41,12 @@ from fuse.errors import CaptureError, FuseError
 from fuse.graph import numbers, probing
 from fuse.graph.attributes import Change, held_by, restore
 from fuse.graph.collecting import without_collecting
+from fuse.graph.ends import add_placeholder
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
 from fuse.graph.outside import reached_by
-from fuse.graph.placeholders import add_placeholder
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import followed

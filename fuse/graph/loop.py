@@ -13,12 +13,14 @@ by step: the reference and the fallback.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+
+from fuse.graph.ends import outputs_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Loop(nn.Module):
     def gathered(self) -> int:
         """Of how many results that are kept a library makes a tensor in every step: they are put together behind the
         loop. One of several results counts as long as no region computes it."""
-        kept: Sequence[Node] = self.body.graph.output_node().args[0][self.spec.carries :]  # type: ignore[index, assignment]
+        kept = outputs_of(self.body.graph)[self.spec.carries :]
         parts = [node.args[0] for node in kept if node.target is operator.getitem]
         return self.spec.gathered + sum(isinstance(node, Node) and node.op == "call_function" for node in parts)
 
@@ -108,7 +110,7 @@ class Loop(nn.Module):
 def depending(loop: Loop, positions: Iterable[int]) -> set[Node]:
     """The nodes of the body that in some step depend on the operands at ``positions``."""
     nodes: list[Node] = loop.body.graph.find_nodes(op="placeholder")
-    outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+    outputs = outputs_of(loop.body.graph)
     found = {nodes[i] for i in positions}
     while True:
         for node in loop.body.graph.nodes:
@@ -122,7 +124,7 @@ def depending(loop: Loop, positions: Iterable[int]) -> set[Node]:
 
 def results_of(loop: Loop, positions: Iterable[int]) -> set[int]:
     """The results that depend on the operands at ``positions``."""
-    outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+    outputs = outputs_of(loop.body.graph)
     found = depending(loop, positions)
     return {i for i, output in enumerate(outputs) if output in found}
 

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.ends import outputs_of
 from fuse.graph.signature import Mutation, Signature
 
 
@@ -78,7 +79,7 @@ def writes(graph: GraphModule) -> list[Write]:
     if signature is None or not signature.mutations:
         return []
     inputs = graph.graph.find_nodes(op="placeholder")
-    values: Sequence[Node] = graph.graph.output_node().args[0]  # type: ignore[assignment]
+    values = outputs_of(graph.graph)
     number = {node: index for index, node in enumerate(inputs)}
     read = {m: number.get(_memory(values[m.value_index])) for m in signature.mutations}
     pending = [m for m in signature.mutations if not _is(values[m.value_index], inputs[m.input_index], read[m])]

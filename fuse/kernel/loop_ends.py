@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.kernel.emit import emit, is_parallel
@@ -130,7 +131,7 @@ class _Places:
     def _results(self, call: Node) -> list[str]:
         """Where each result of a call goes: to the caller, or into the workspace."""
         placeholders = len(self.whole.whole.graph.find_nodes(op="placeholder"))
-        returned: Sequence[Node] = self.whole.whole.graph.output_node().args[0]  # type: ignore[assignment]
+        returned = outputs_of(self.whole.whole.graph)
         parts = {part.args[1]: part for part in call.users}
         found = []
         for number, value in enumerate(call.meta["val"]):
@@ -169,7 +170,7 @@ def _extent(value: Tensor) -> int:
 
 def _joined(whole: LoopWithEnds, places: _Places, calls: Sequence[tuple[Kernel, list[str]]]) -> Kernel:
     """One kernel that calls each of ``calls`` in turn."""
-    results: Sequence[Node] = whole.whole.graph.output_node().args[0]  # type: ignore[assignment]
+    results = outputs_of(whole.whole.graph)
     position = len(whole.whole.graph.find_nodes(op="placeholder")) + len(results)
     texts, lines = [], []
     if places.workspace:

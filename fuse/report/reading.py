@@ -11,7 +11,7 @@ that computes it in the step before, which comes later in the body.
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.rewrite.launches import node_launches
@@ -209,7 +210,7 @@ class _Level:
         assert isinstance(region, GraphModule)
         start = len(self.reading.marks)
         inside = self._read_inside(region, [self.leaves(argument) for argument in node.args])
-        self.origins[node] = tuple(inside.leaves(value) for value in _results(region))
+        self.origins[node] = tuple(inside.leaves(value) for value in outputs_of(region.graph))
         self._add_box(node, str(kind(node)), f"{self._operators_from(start)} -> 1", start, inside)
 
     def _add_loop(self, node: Node, loop: Loop) -> None:
@@ -219,7 +220,7 @@ class _Level:
         carries = loop.spec.carries
         # A state is read before it is computed. Until the body is read, a negative number stands for it.
         inside = self._read_inside(loop.body, [(-1 - i,) for i in range(carries)] + operands[carries:])
-        results = [inside.leaves(value) for value in _results(loop.body)]
+        results = [inside.leaves(value) for value in outputs_of(loop.body.graph)]
         begun = [first + later for first, later in zip(operands, results[:carries], strict=False)]
         uses = self.reading.uses
         uses[start:] = [_with_states(leaves, begun) for leaves in uses[start:]]
@@ -266,9 +267,3 @@ def _sort(target: object) -> str:
         return "other"
     known = ops.info(target)
     return "view" if known is not None and not known.launches else ops.kind(target)
-
-
-def _results(region: GraphModule) -> Sequence[object]:
-    results = region.graph.output_node().args[0]
-    assert isinstance(results, Iterable)
-    return list(results)

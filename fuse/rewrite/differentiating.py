@@ -31,6 +31,7 @@ from fuse import ops
 from fuse.errors import FuseError
 from fuse.graph.aliases import View
 from fuse.graph.detaching import any_needs_gradient
+from fuse.graph.ends import outputs_of
 from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, formulas
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop
@@ -200,7 +201,7 @@ class _Replay(JointRecorder):
             return node.target(*args, **kwargs)  # type: ignore[operator]
 
         replay(self.rolled.graph, known, begin, operate)
-        values: Sequence[Node] = self.rolled.graph.output_node().args[0]  # type: ignore[assignment]
+        values = outputs_of(self.rolled.graph)
         results = []
         for spec, views in zip(self.signature.outputs, self.recorded.views, strict=True):
             if spec.kind in ("graph", "input"):
@@ -221,7 +222,7 @@ class _Replay(JointRecorder):
 
     def _returned(self, call: Node) -> set[int]:
         """The results of a loop in whose memory the caller receives something."""
-        values: Sequence[Node] = self.rolled.graph.output_node().args[0]  # type: ignore[assignment]
+        values = outputs_of(self.rolled.graph)
         roots = {effects.root(value) for value in values}
         return {int(part.args[1]) for part in call.users if part in roots}  # type: ignore[arg-type]
 
@@ -268,7 +269,7 @@ class _Replay(JointRecorder):
                 inner[node] = next(given)
             elif node.op == "call_function":
                 inner[node] = self.graph.node_copy(node, inner.__getitem__)
-        results: Sequence[Node] = parts.after.output_node().args[0]  # type: ignore[assignment]
+        results = outputs_of(parts.after)
         return tuple(self._as_tensor(inner[node]) for node in results)
 
     def _call(self, loop: Loop, nodes: Sequence[Node], values: Sequence[Tensor]) -> list[Node]:

@@ -22,8 +22,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
 from fuse import ops
+from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.loop import Loop
-from fuse.graph.placeholders import add_placeholder
 from fuse.rewrite.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.rewrite.loop_building import call_loop
 from fuse.rewrite.reads import link_of
@@ -81,7 +81,7 @@ def call_split(graph: GraphModule, split: Split, operands: Sequence[Node], after
         elif node.op == "call_function":
             with graph.graph.inserting_after(at):
                 at = inner[node] = graph.graph.node_copy(node, inner.__getitem__)
-    results: Sequence[Node] = split.after.output_node().args[0]  # type: ignore[assignment]
+    results = outputs_of(split.after)
     return [inner[node] for node in results]
 
 
@@ -96,7 +96,7 @@ class _Whole:
         self.operands, self.results = operands, results
         self.nodes = [node for node in loop.body.graph.nodes if node.op == "call_function"]
         self.given: list[Node] = loop.body.graph.find_nodes(op="placeholder")
-        self.outputs: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+        self.outputs = outputs_of(loop.body.graph)
         self.states, self.outside = self.given[: self.spec.carries], self.given[self.spec.carries :]
         chains = {i: self._added(i) for i in range(self.spec.carries)}
         self.sums = {i: terms for i, (terms, _) in chains.items() if terms}

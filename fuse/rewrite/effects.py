@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.ends import outputs_of
 from fuse.rewrite.nested import called_module, kind
 
 aten = torch.ops.aten
@@ -72,7 +73,7 @@ def results(graph: GraphModule) -> list[Node]:
     What a forward graph saves for its backward graph is not among them: the caller never sees it, and its memory may be
     shared (``graph.meta["saved_from"]`` is the position from which the output lists what is saved).
     """
-    values: tuple[Node, ...] = graph.graph.output_node().args[0]  # type: ignore[assignment]
+    values = outputs_of(graph.graph)
     if (first := graph.meta.get("saved_from")) is not None:
         values = values[:first]
     return list(dict.fromkeys(value for value in values if isinstance(value, Node)))

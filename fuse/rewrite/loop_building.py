@@ -19,8 +19,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
 from fuse import ops
+from fuse.graph.ends import add_placeholder
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.graph.placeholders import add_placeholder
 from fuse.rewrite import surgery
 from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.moving import Moved

@@ -19,6 +19,7 @@ from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Node
 
 from fuse import ops
+from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.kernel import ctypes
 from fuse.kernel.lower import Declined, values_of_call
@@ -124,7 +125,7 @@ def lasts_to_copy(loop: Loop) -> set[int]:
     >>> sorted(lasts_to_copy(Loop(body, LoopSpec(9, carries=2, step_inputs=(), collected=1))))
     [0, 1]
     """
-    results: Sequence[Node] = loop.body.graph.output_node().args[0]  # type: ignore[assignment]
+    results = outputs_of(loop.body.graph)
     carries, steps = loop.spec.carries, loop.spec.trip_count
     states = {node: i for i, node in enumerate(loop.body.graph.find_nodes(op="placeholder")[:carries])}
     taken = {(node, t) for node in results[carries:] for t in range(steps - carries - 1, steps)}

@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from fuse import ops
+from fuse.graph.ends import outputs_of
 from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns.backward import gradients, is_differentiable
 from fuse.rewrite.patterns.conditions import Obstacle
@@ -174,7 +175,7 @@ def put_back(graph: GraphModule) -> None:
             for node in module.graph.nodes:
                 if node.op == "call_function":
                     inner[node] = graph.graph.node_copy(node, inner.__getitem__)
-        outputs: Sequence[Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
+        outputs = outputs_of(module.graph)
         for part in list(call.users):
             part.replace_all_uses_with(inner[outputs[part.args[1]]])  # type: ignore[index,arg-type]
         regions.erase_with_users(call)
@@ -201,7 +202,7 @@ def run(module: Module, operands: Sequence[Any], operate: Callable[[Node, Any, A
             return operate(node, args, kwargs)
 
         replay(module.graph, known, lambda node: None, one)
-        outputs: Sequence[Node] = module.graph.output_node().args[0]  # type: ignore[assignment]
+        outputs = outputs_of(module.graph)
         return tuple(known[node] for node in outputs)
 
     if not any(operand.requires_grad for operand in operands):

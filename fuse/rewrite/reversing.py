@@ -26,11 +26,11 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from fuse.errors import FuseError
+from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.halves import Given
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop, LoopSpec, StepInput, depending
-from fuse.graph.placeholders import add_placeholder
 from fuse.rewrite import own_gradients
 from fuse.rewrite.absent import without
 from fuse.rewrite.contracting import Contraction, Term, contraction, places_of, terms_of
@@ -86,7 +86,7 @@ def differentiable(
     mode: FakeTensorMode = operands[0].fake_mode  # type: ignore[attr-defined]
     recorder = _BodyRecorder(loop, mode)
     step = recorder.joint(tuple(_of_body(loop, mode, _training_states(loop, trained))), {})
-    outputs: tuple[Node, ...] = step.forward.graph.output_node().args[0]  # type: ignore[assignment]
+    outputs = outputs_of(step.forward.graph)
     specs = step.forward.meta["signature"].outputs
     if step.backward is None or any(spec.kind != "graph" or spec.view is not None for spec in specs):
         raise NotReversible("a step has a result that is not a new tensor")
@@ -154,7 +154,7 @@ class _BodyRecorder(JointRecorder):
                 return node.target(*args, **kwargs)  # type: ignore[operator]
 
             replay(self.body.graph, known, begin, operate)
-            outputs: Sequence[Node] = self.body.graph.output_node().args[0]  # type: ignore[assignment]
+            outputs = outputs_of(self.body.graph)
             results = [self._own(number, known[node], outputs, node) for number, node in enumerate(outputs)]
         return self._finish(tuple(results))
 
@@ -319,7 +319,7 @@ class _Reversal:
         self.graph, kept = without(backward, absent)
         given = [what for i, what in enumerate(step.given) if i not in absent]
         self.given = dict(zip(given, self.graph.graph.find_nodes(op="placeholder"), strict=True))
-        outputs: Sequence[Node] = self.graph.graph.output_node().args[0]  # type: ignore[assignment]
+        outputs = outputs_of(self.graph.graph)
         self.gradients: dict[int, Node] = {}
         for position, index in enumerate(step.gradients):
             if index is not None and (place := kept[index]) is not None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.errors import FuseError
+from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.halves import Given
-from fuse.graph.placeholders import add_placeholder
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.absent import inputs_of
@@ -66,7 +66,7 @@ class _Half:
 
     def __init__(self, forward: GraphModule, backward: GraphModule, own: int) -> None:
         self.forward = forward
-        values: tuple[Node, ...] = forward.graph.output_node().args[0]  # type: ignore[assignment]
+        values = outputs_of(forward.graph)
         self.values = values
         self.outputs = list(values[:own])
         self.passed: list[Node] = []

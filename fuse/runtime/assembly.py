@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.ends import outputs_of
 
 ASSEMBLE = torch.ops.fuse.assemble.default
 assert ops.info(ASSEMBLE), "importing fuse.ops defines the operator"
@@ -39,8 +40,8 @@ def _is_lone_result(piece: Node) -> bool:
     module = region.graph.owning_module.get_submodule(str(region.target))  # type: ignore[union-attr]
     if not isinstance(module, GraphModule) or module.meta.get("kind") != "region":
         return False
-    results: Any = module.graph.output_node().args[0]
-    return sum(user.args[1] == index for user in region.users) == 1 and list(results).count(results[index]) == 1
+    results = outputs_of(module.graph)
+    return sum(user.args[1] == index for user in region.users) == 1 and results.count(results[cast(int, index)]) == 1
 
 
 def piece_offsets(assemble: Node) -> list[tuple[Node, int]]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuse.graph.ends import outputs_of
 from fuse.kernel.lower import Declined, Kernel, lower, structure
 from fuse.kernel.product_frame import HEADERS, MOST_PANELS
 from fuse.runtime import cpu, tuning
@@ -84,7 +85,7 @@ def kernels_of(region: GraphModule) -> dict[str, Kernel]:
 def runs_of(region: GraphModule, kernels: dict[str, Kernel]) -> dict[str, Callable[[], object]]:
     """Functions that run each kernel once, all on the same operands."""
     values = [node.meta["val"] for node in region.graph.nodes if node.op == "placeholder"]
-    results = [node.meta["val"] for node in region.graph.output_node().args[0]]  # type: ignore[union-attr]
+    results = [node.meta["val"] for node in outputs_of(region.graph)]
     tensors = [made_up(value) for value in (*values, *results)]
     addresses = addresses_of(kernels.values())
     return {name: _run(addresses[kernel.name], tensors, kernel) for name, kernel in kernels.items()}

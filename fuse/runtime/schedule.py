@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.errors import FuseError
+from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Signature
@@ -169,7 +170,7 @@ class _Scheduler:
                 return Declined(f"input {outer.name} does not have the layout that the region was made for")
         if isinstance(region, LoopWithEnds):
             return lower_with_ends(region, self.loops)
-        results = list(body.graph.output_node().args[0])  # type: ignore[arg-type]
+        results = outputs_of(body.graph)
         values = list(node.meta["val"])
         for i, getter in getters.items():
             if getter in self.waiting:

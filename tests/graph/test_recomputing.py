@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fuse.check.oracle import check
+from fuse.graph.ends import outputs_of
 from fuse.graph.function import Function
 from fuse.graph.joint import Joint, capture_joint
 from fuse.report.show import show
@@ -22,7 +23,7 @@ def halves(run: Callable[..., Tensor], *args: Tensor) -> Joint:
 
 def saved(joint: Joint) -> list[str]:
     """The operators whose results the backward half is given."""
-    outputs = joint.forward.graph.output_node().args[0]
+    outputs = outputs_of(joint.forward.graph)
     return [outputs[one.index].target.__name__ for one in joint.given if one.kind == "saved"]
 
 

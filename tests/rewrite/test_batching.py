@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from fuse.graph.capture import capture
+from fuse.graph.ends import outputs_of
 from fuse.rewrite import surgery
 from fuse.rewrite.batching import Batcher, CannotBatchError
 
@@ -41,7 +42,7 @@ def batched(run: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor) -> li
     for node in body.nodes:
         if node.op == "call_function":
             batcher.add(node)
-    result = known[body.output_node().args[0][0]]  # type: ignore[index]
+    result = known[outputs_of(body)[0]]
     assert tuple(result.meta["val"].shape) == (STEPS, *run(x, w).shape)
     return [node for node in graph.nodes if node.op == "call_function"]
 

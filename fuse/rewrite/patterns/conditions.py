@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.errors import FuseError
+from fuse.graph.ends import outputs_of
 from fuse.graph.signature import Signature
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.patterns.definition import Failure, Match
@@ -77,7 +78,7 @@ class Surroundings:
         """Why the graph has ``node`` among its outputs."""
         signature: Signature | None = self.graph.meta.get("signature")
         written = {mutation.value_index for mutation in signature.mutations} if signature else set()
-        outputs = list(self.graph.graph.output_node().args[0])  # type: ignore[arg-type]
+        outputs = outputs_of(self.graph.graph)
         places = [place for place, output in enumerate(outputs) if output is node]
         return "it is written to an input of the model" if set(places) <= written else "the model returns it"
 

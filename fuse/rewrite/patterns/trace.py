@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import Recorder
+from fuse.graph.ends import outputs_of
 from fuse.graph.function import Function
 from fuse.graph.kept import Plan
 from fuse.rewrite.patterns.canonical import term_of_node
@@ -61,7 +62,7 @@ def trace(
     for spec, node in zip(module.meta["inputs"], module.graph.find_nodes(op="placeholder"), strict=True):
         inputs[spec.index] = node
         node.meta["input"] = keys[spec.index]
-    return Traced(module.graph, tuple(inputs), tuple(module.graph.output_node().args[0]))  # type: ignore[arg-type]
+    return Traced(module.graph, tuple(inputs), outputs_of(module.graph))
 
 
 def terms_of(traced: Traced, terms: Terms, leaves: Sequence[Term]) -> dict[Node, Term]:

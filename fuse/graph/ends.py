@@ -1,4 +1,4 @@
-"""Inputs of graphs under names that are unique.
+"""The ends of a graph: inputs under names that are unique, and outputs.
 
 FX gives each node a name of its own, but writes the functions that run a graph with the names that were asked for.
 """
@@ -21,3 +21,15 @@ def add_placeholder(graph: Graph, name: str) -> Node:
     ):
         node.target = node.name
     return node
+
+
+def outputs_of(graph: Graph) -> tuple[Node, ...]:
+    """What a captured graph returns, which is always a flat list of nodes.
+
+    >>> graph = Graph()
+    >>> _ = graph.output([graph.placeholder("x")])
+    >>> outputs_of(graph)
+    (x,)
+    """
+    (results,) = graph.output_node().args
+    return tuple(results)  # type: ignore[arg-type]  # FX allows any structure
