@@ -4,8 +4,8 @@
 
 cosmic-ray (``pip install cosmic-ray``) makes the mutants (:mod:`benchmarks.mutants`). Its runner starts Python for each
 mutant; here each is a fork of one process that has imported everything and collected the tests, puts the changed code
-into the functions there are, and runs the tests that reach the changed line, those first that noticed most. Two forks
-run at once. What was found is written file by file; files that are as they were when last tried are not tried again:
+into the functions there are, and runs the tests that reach the changed line, those first that noticed most and those
+that are named after the file. Two forks run at once. What was found is written file by file; files that are as they were when last tried are not tried again:
 
     python -m benchmarks.mutation                     all files below
     python -m benchmarks.mutation conditions search   those whose names are given, whatever was found before
@@ -261,7 +261,7 @@ class Runner:
                 continue
             statement = (str(path), reaching.statement_at(path, mutant.line))
             reaching_it = self.by_statement.get(statement, [])
-            order = sorted(reaching_it, key=functools.partial(self._rank, statement))
+            order = sorted(reaching_it, key=functools.partial(self._rank, path, statement))
             items = self._within(order)
 
             def work(codes: Codes = codes, items: Sequence[pytest.Item] = items) -> str | None:
@@ -270,10 +270,13 @@ class Runner:
 
             yield Fork(mutant, statement, len(items), *forked(work, SLOWEST * self.most))
 
-    def _rank(self, statement: tuple[str, int], item: pytest.Item) -> tuple[float, ...]:
-        """Those first that noticed other mutants of the statement, then of the file, then the short ones."""
+    def _rank(self, path: Path, statement: tuple[str, int], item: pytest.Item) -> tuple[float, ...]:
+        """Those first that noticed other mutants of the statement, then the file's own, then those that noticed other
+        mutants of it, then the short ones.
+        """
         name = item.nodeid
-        return -self.noticed[statement, name], -self.noticed[name], self.seconds[name]
+        others = item.path.stem != f"test_{path.stem}"
+        return -self.noticed[statement, name], others, -self.noticed[name], self.seconds[name]
 
     def _costs(self, item: pytest.Item) -> float:
         return self.seconds.get(item.nodeid, math.inf)

@@ -44,7 +44,7 @@ class _Schema:
 def _schema(op: OpOverload) -> _Schema:
     arguments = op._schema.arguments
     packet = op._schema.name.removeprefix("aten::").replace("::", ".")
-    elementwise = ops.is_pointwise(op) and len(op._schema.returns) == 1
+    elementwise = ops.is_pointwise(op)
     name = packet if elementwise or op._overloadname in ("", "default") else f"{packet}.{op._overloadname}"
     return _Schema(
         name,
@@ -143,6 +143,6 @@ def _without_terms(value: Any) -> Any:
 
 
 def _counted_from_front(dims: Any, rank: int) -> Any:
-    if isinstance(dims, int) and not isinstance(dims, bool):
+    if isinstance(dims, int):
         return dims % rank if -rank <= dims < rank else dims
     return tuple(_counted_from_front(dim, rank) for dim in dims) if isinstance(dims, (list, tuple)) else dims

@@ -198,7 +198,7 @@ def _compare(
         return Attempt(form, placement, inputs, wanted)
     cut = Cut(wanted.table, index, placement, {given.node: wanted.leaves[key] for key, given in inputs.items()})
     outputs = [
-        output_of(cut, want, holders(root, placement, inputs, index), root.name == LEAF)
+        output_of(cut, want, holders(root, placement, inputs, index))
         for want, root in zip(wanted.outputs, form.roots, strict=True)
     ]
     results = tuple(output for output in outputs if output is not None)
@@ -270,8 +270,6 @@ def _arguments(form: Form, inputs: Mapping[InputKey, Given], unread: Tensor | No
 def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], index: GraphIndex) -> list[Node]:
     """The nodes that may hold a result: that of its last step, then the views of it."""
     step = views.stripped(root)
-    if root.name == LEAF:
-        return [inputs[root.value].node]
     if step.name == LEAF:
         start = inputs[step.value].node
     else:
@@ -289,15 +287,15 @@ def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], 
     return nodes
 
 
-def output_of(cut: Cut, wanted: Term, nodes: Sequence[Node], is_input: bool) -> Output | None:
+def output_of(cut: Cut, wanted: Term, nodes: Sequence[Node]) -> Output | None:
     """The node that holds ``wanted``, or else holds it in another shape, with the view left to the caller."""
     held = [(node, cut.term(node)) for node in nodes]
     for node, term in held:
         if term is wanted:
-            return Output(node, False, is_input)
+            return Output(node, False, node in cut.leaves)
     for node, term in held:
         if _same_count(wanted, term) and views.reshape(cut.table.terms, wanted, term.shape) is term:
-            return Output(node, True, is_input)
+            return Output(node, True, node in cut.leaves)
     return None
 
 

@@ -102,11 +102,6 @@ class Form:
         )
 
     @cached_property
-    def inputs(self) -> tuple[InputKey, ...]:
-        """The tensors that the form reads."""
-        return tuple(term.value for term in below(*self.roots) if term.name == LEAF)
-
-    @cached_property
     def read(self) -> tuple[tuple[Term, Term | InputKey, tuple[Term, ...]], ...]:
         """Each step and each input, what it is placed under, and the steps that read it, through views or at once."""
         found: dict[Term, list[Term]] = {}

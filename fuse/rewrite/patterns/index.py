@@ -125,7 +125,7 @@ class GraphIndex:
     def last_step(self, node: Node) -> Step | None:
         """The step whose value ``node`` holds, or holds a view of; None for a view of something else."""
         own = self.own(node)
-        if own is None or own.shape.viewed >= 0 or not (term := stripped(own.shape.term)).computes:
+        if own is None or not (term := stripped(own.shape.term)).computes:
             return None
         return Step(node, term)
 
@@ -201,11 +201,10 @@ class GraphIndex:
 
 def is_operator(node: Node) -> bool:
     """Whether ``node`` is a call whose term can be told: an operator, or one result of an operator."""
-    if node.op != "call_function" or not isinstance(node.meta.get("val"), (Tensor, tuple, list)):
+    if not isinstance(node.meta.get("val"), (Tensor, tuple, list)):
         return False
     if node.target is operator.getitem:
-        whole = node.args[0]
-        return isinstance(whole, Node) and is_operator(whole)
+        return is_operator(node.all_input_nodes[0])
     return isinstance(node.target, OpOverload) and node.target not in _BY_STRIDES
 
 

@@ -11,7 +11,7 @@ inside of another match of its own pattern is part of that one and has no verdic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, get_args
@@ -219,23 +219,23 @@ def _without_circles(outcomes: Iterable[Outcome], graph: GraphModule) -> list[Ou
     """Give up matches that wait for one another's results, which only matches with several results can do."""
     found = list(outcomes)
     while True:
-        matches = (one for one in found if one.kind == "matched")
-        several = [one for one in matches if one.found is not None and len(one.found.outputs) > 1]
+        matches = {place: one.found for place, one in enumerate(found) if one.kind == "matched" and one.found}
+        several = {place: one for place, one in matches.items() if len(one.outputs) > 1}
         if len(several) < 2:
             return found
         stuck = _in_circles(several, graph)
         if not stuck:
             return found
-        dropped = max(stuck, key=found.index)
+        dropped = found[max(stuck)]
         reason = "it and another match would wait for each other's results"
-        found[found.index(dropped)] = replace(dropped, kind="not convex", reason=reason, node=dropped.candidate)
+        found[max(stuck)] = replace(dropped, kind="not convex", reason=reason, node=dropped.candidate)
 
 
-def _in_circles(matches: Sequence[Outcome], graph: GraphModule) -> list[Outcome]:
-    """The matches that lie on a circle once each match is one node."""
+def _in_circles(matches: Mapping[int, Found], graph: GraphModule) -> list[int]:
+    """The matches, by their places, that lie on a circle once each match is one node."""
     import networkx  # takes a while to load, and is hardly ever asked
 
-    group = {node: place for place, one in enumerate(matches) if one.found for node in one.found.members}
+    group = {node: place for place, one in matches.items() for node in one.members}
     quotient = networkx.DiGraph()
     for node in graph.graph.nodes:
         for operand in node.all_input_nodes:
@@ -243,4 +243,4 @@ def _in_circles(matches: Sequence[Outcome], graph: GraphModule) -> list[Outcome]
             if source != target:
                 quotient.add_edge(source, target)
     circles = [part for part in networkx.strongly_connected_components(quotient) if len(part) > 1]
-    return [matches[place] for part in circles for place in part if isinstance(place, int)]
+    return [place for part in circles for place in part if isinstance(place, int)]

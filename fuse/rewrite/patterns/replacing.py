@@ -8,6 +8,7 @@ memory that the caller would notice to be another's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,11 +25,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Replacement:
-    """A traced replacement that fits: ``inputs`` are what the graph has for those of ``traced``."""
+    """A traced replacement that fits: ``inputs`` are what the graph has for those of ``traced`` that it reads."""
 
     found: Found
     traced: Traced
-    inputs: tuple[Given | None, ...]
+    inputs: Mapping[Node, Given]
 
 
 def replacement(found: Found, around: Surroundings) -> Replacement | Obstacle:
@@ -36,7 +37,8 @@ def replacement(found: Found, around: Surroundings) -> Replacement | Obstacle:
     traced = found.setting.replaced
     if isinstance(traced, str):
         return Obstacle("constraint", f"replace does not run on these tensors: {traced}")
-    inputs = tuple(found.inputs.get(key) for key in found.form.keys)
+    read = zip(found.form.keys, traced.inputs, strict=True)
+    inputs = {inner: found.inputs[key] for key, inner in read if inner is not None}
     return _misfit(found, traced, around) or Replacement(found, traced, inputs)
 
 
@@ -72,11 +74,10 @@ def put(replacement: Replacement, moved: dict[Node, Node]) -> None:
     found, traced = replacement.found, replacement.traced
     last = found.members[-1]
     known: dict[Node, Node] = {}
-    for inner, given in zip(traced.inputs, replacement.inputs, strict=True):
-        if inner is not None and given is not None:
-            known[inner] = latest(given.node, moved)
-            if given.dims is not None:
-                known[inner] = surgery.insert(last, aten.permute.default, known[inner], list(given.dims))
+    for inner, given in replacement.inputs.items():
+        known[inner] = latest(given.node, moved)
+        if given.dims is not None:
+            known[inner] = surgery.insert(last, aten.permute.default, known[inner], list(given.dims))
     results = [output.node for output in found.outputs]
     for inner in traced.graph.nodes:
         if inner.op == "call_function":

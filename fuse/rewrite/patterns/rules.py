@@ -244,11 +244,9 @@ def _addcmul(terms: Terms, a: Arguments, look: Look) -> Term:
 
 
 @rule("composed", "addcdiv", makes="add mul pow")
-def _addcdiv(terms: Terms, a: Arguments, look: Look) -> Term | None:
+def _addcdiv(terms: Terms, a: Arguments, look: Look) -> Term:
     x, y = a["tensor1"], a["tensor2"]
-    if not y.dtype.is_floating_point:
-        return None
-    inverse = power(terms, y, terms.number(-1.0, y), y.look)
+    inverse = power(terms, y, terms.number(-1.0, y), _like(y, look))
     return add(terms, a["self"], scaled(terms, mul(terms, x, inverse, both(x, y)), a["value"]), look)
 
 

@@ -112,8 +112,6 @@ class Search:
 
 def next_step(form: Form, placement: Placement, without: Collection[Term] = ()) -> tuple[Term, Term] | None:
     """A step that is not placed and reads something that is, and what it reads; steps are preferred to inputs."""
-    if len(placement.steps) == len(form.steps):
-        return None
     for placed in (placement.steps, placement.inputs):
         for term, key, steps in form.read:
             if key in placed:

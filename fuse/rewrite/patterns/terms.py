@@ -56,10 +56,10 @@ class Term:
     operands: tuple[Term, ...]
     constants: tuple[tuple[str, Any], ...]
     look: Any
-    elementwise: bool
-    commutative: bool
     serial: int
     origin: Any = field(repr=False)
+    elementwise: bool = False
+    commutative: bool = False
     is_view: bool = field(init=False)
     computes: bool = field(init=False)
 
@@ -120,7 +120,7 @@ class Terms:
         known = self._known.get(key)
         if known is None:
             serial = len(self._known)
-            known = Term(name, operands, constants, look, elementwise, commutative, serial, self.origin)
+            known = Term(name, operands, constants, look, serial, self.origin, elementwise, commutative)
             self._known[key] = known
         return known
 
@@ -128,7 +128,7 @@ class Terms:
         """A value that is given, known by ``key``."""
         known = self._known.get((LEAF, key))
         if known is None:
-            known = Term(LEAF, (), (("key", key),), look, False, False, len(self._known), self.origin)
+            known = Term(LEAF, (), (("key", key),), look, len(self._known), self.origin)
             self._known[LEAF, key] = known
         return known
 

@@ -18,7 +18,7 @@ from fuse.rewrite.patterns.differences import Difference, common, differences
 from fuse.rewrite.patterns.exact import Attempt, Cut, Drawing, Given, holders, output_of, wanted_terms
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
-from fuse.rewrite.patterns.terms import LEAF, Term, below
+from fuse.rewrite.patterns.terms import Term, below
 from fuse.rewrite.patterns.trace import Traced
 
 
@@ -53,10 +53,7 @@ def _near(attempt: Attempt, index: GraphIndex) -> Near:
         traced, form.keys, inputs, {key: leaves[given.node] for key, given in inputs.items()}, table.terms
     )
     wanted = [known[node] for node in traced.outputs]
-    outputs = [
-        output_of(cut, want, nodes, root.name == LEAF)
-        for want, nodes, root in zip(wanted, held, form.roots, strict=True)
-    ]
+    outputs = [output_of(cut, want, nodes) for want, nodes in zip(wanted, held, strict=True)]
     have = [_first_like(want, values) for want, values in zip(wanted, found, strict=True)]
     pairs = [(want, term) for want, term, done in zip(wanted, have, outputs, strict=True) if term and done is None]
     reasons = [one for want, term in pairs for one in differences(want, term)]

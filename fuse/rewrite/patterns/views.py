@@ -42,9 +42,11 @@ def _reshaped_operands(terms: Terms, x: Term, shape: Shape) -> list[Term] | None
     """The operands of an elementwise term whose result is to have another shape; None where one cannot follow."""
     operands = []
     for operand in x.operands:
-        if operand.shape == x.shape:
+        if operand.name == NUMBER:
+            operands.append(operand)
+        elif operand.shape == x.shape:
             operands.append(reshape(terms, operand, shape))
-        elif operand.name == NUMBER or math.prod(operand.shape) == 1:
+        elif math.prod(operand.shape) == 1:
             operands.append(operand)
         elif _is_row(operand.shape, x.shape) and shape[-1:] == x.shape[-1:]:
             operands.append(reshape(terms, operand, operand.shape[-1:]))
@@ -55,7 +57,7 @@ def _reshaped_operands(terms: Terms, x: Term, shape: Shape) -> list[Term] | None
 
 def _is_row(shape: Shape, of: Shape) -> bool:
     """Whether a value of this shape differs along the last dimension only."""
-    return bool(of) and shape[-1:] == of[-1:] and math.prod(shape) == of[-1]
+    return shape[-1:] == of[-1:] and math.prod(shape) == of[-1]
 
 
 def _reshaped_product(terms: Terms, product: Term, shape: Shape) -> Term | None:
@@ -63,14 +65,13 @@ def _reshaped_product(terms: Terms, product: Term, shape: Shape) -> Term | None:
     a, b = product.operands
     rows, columns = product.shape[-2:]
     inner = a.shape[-1]
-    if len(b.shape) == 2 and len(shape) >= 2 and shape[-1] == columns:
-        return matmul(terms, reshape(terms, a, (*shape[:-1], inner)), b, product.look.dtype)
-    lead = shape[:-2]
-    alike = a.shape[:-2] == b.shape[:-2] == product.shape[:-2] and len(b.shape) > 2
-    if alike and len(shape) > 2 and shape[-2:] == (rows, columns):
-        a, b = reshape(terms, a, (*lead, rows, inner)), reshape(terms, b, (*lead, inner, columns))
-        return matmul(terms, a, b, product.look.dtype)
-    return None
+    if len(b.shape) > 2:
+        if shape[-2:] != (rows, columns):
+            return None
+        b = reshape(terms, b, (*shape[:-2], inner, columns))
+    elif len(shape) < 2 or shape[-1] != columns:
+        return None
+    return matmul(terms, reshape(terms, a, (*shape[:-1], inner)), b, product.look.dtype)
 
 
 def matmul(terms: Terms, a: Term, b: Term, dtype: torch.dtype) -> Term:
@@ -111,9 +112,9 @@ def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, ste
     count = len(range(first, last, step))
     if count == x.shape[dim]:
         return x
-    if x.name == "slice" and step == 1:
+    if x.name == "slice":
         inner = dict(x.constants)
-        if inner["dim"] == dim and inner["step"] == 1:
+        if (inner["dim"], inner["step"], step) == (dim, 1, 1):
             return cut(terms, x.operands[0], dim, inner["start"] + first, inner["start"] + first + count)
     look = replace(x.look, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :]))
     constants = [("dim", dim), ("start", first), ("count", count), ("step", step)]

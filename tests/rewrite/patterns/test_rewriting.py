@@ -305,3 +305,22 @@ def test_a_pattern_matches_in_the_body_of_a_loop_once_not_once_for_each_step(reg
     ledger = run_passes(whole, passes=["match_patterns"])
     fired = [(one.pattern, one.count, one.launches_saved) for one in ledger.fired]
     assert fired == [("swish", 1, 10)] * count
+
+
+def test_a_result_that_is_an_input_for_these_ranks_stays_the_input(registered):
+    @registered
+    class Both:
+        def pattern(self, x):
+            turned = x.t()  # of one dimension nothing is turned
+            return turned, torch.exp(turned) * 2
+
+        def replace(self, x):
+            turned = x.t()
+            return turned.clone(), turned.exp() * 2
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            turned = (x * 3).t()
+            return turned + 1, torch.exp(turned) * 2
+
+    assert fired(assert_fuses(Model(), randn(3)), "Both") == 1
