@@ -31,6 +31,8 @@ BIAS = torch.rand(5)
 BATCH = torch.rand(2, 3, 4, 8)
 MASK = torch.rand(4, 6) > 0.5
 INTEGERS = torch.arange(6)
+DIVISORS = torch.arange(1, 7)
+SCALAR = torch.rand(())
 
 
 def terms(function: Callable[..., Any], *arguments: Tensor, table: Terms | None = None) -> tuple[Term, ...]:
@@ -53,6 +55,10 @@ SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]
     ("quotients", lambda x: x / 8, lambda x: 0.125 * x, (X,)),
     ("quotients", lambda x, y: x / y, lambda x, y: x * (1 / y), (X, Y)),
     ("quotients", lambda x: x * 2, lambda x: 2.0 * x, (X,)),
+    ("quotients", lambda x: x * 49, lambda x: x / (1 / 49), (X,)),
+    ("quotients", lambda x, i: x / i, lambda x, i: x * i.reciprocal(), (X, DIVISORS)),
+    ("powers", lambda x: x.pow(1).exp(), lambda x: x.exp(), (X,)),
+    ("powers", lambda i: i.pow(2), lambda i: i * i, (INTEGERS,)),
     ("powers", lambda x: x * x, lambda x: x**2, (X,)),
     ("powers", lambda x: torch.square(x), lambda x: x.pow(2), (X,)),
     ("powers", lambda x: torch.rsqrt(x), lambda x: 1 / torch.sqrt(x), (X,)),
@@ -62,18 +68,24 @@ SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]
     ("products", lambda x, w, b: F.linear(x, w, b), lambda x, w, b: b + x.matmul(w.T), (WIDE[0], WT, BIAS)),
     ("products", lambda x, w, b: torch.addmm(b, x, w), lambda x, w, b: x @ w + b, (WIDE[0], W, BIAS)),
     ("products", lambda x, w, b: torch.addmm(b, x, w, alpha=2), lambda x, w, b: 2 * (x @ w) + b, (WIDE[0], W, BIAS)),
+    ("products", lambda x, w, b: torch.addmm(b, x, w, beta=-1), lambda x, w, b: x @ w - b, (WIDE[0], W, BIAS)),
     ("products", lambda x, w: x @ w, lambda x, w: torch.matmul(x.reshape(-1, 8), w).view(4, 6, 5), (WIDE, W)),
+    ("products", lambda x, y: torch.bmm(x, y)[0].exp(), lambda x, y: (x[0] @ y[0]).exp(), (WIDE[:1], W[None])),
     ("products", lambda x, y: x @ y.mT, lambda x, y: torch.einsum("bhqd,bhkd->bhqk", x, y), (BATCH, BATCH)),
     ("composed", lambda x: F.silu(x), lambda x: torch.sigmoid(x) * x, (X,)),
     ("composed", lambda x: F.glu(x, -1), lambda x: x[:, :3] * torch.sigmoid(x[:, 3:]), (X,)),
     ("composed", lambda x, y: torch.addcmul(x, x, y, value=0.5), lambda x, y: x + 0.5 * (y * x), (X, Y)),
     ("composed", lambda x, y: torch.addcdiv(x, x, y), lambda x, y: x / y + x, (X, Y)),
+    ("composed", lambda x, i: torch.addcdiv(x, x, i), lambda x, i: x / i + x, (X, DIVISORS)),
     ("bounds", lambda x: F.relu(x), lambda x: x.clamp(min=0), (X,)),
     ("bounds", lambda x: F.relu6(x), lambda x: x.clamp(0, 6), (X,)),
     ("choices", lambda x, m: x.masked_fill(m, 2.0), lambda x, m: torch.where(m, 2.0, x), (X, MASK)),
+    ("choices", lambda x, m: x.masked_fill(m, 2), lambda x, m: torch.where(m, torch.scalar_tensor(2), x), (X, MASK)),
     ("choices", lambda x, y: x > y, lambda x, y: y < x, (X, Y)),
     ("choices", lambda x: x >= 1, lambda x: 1 <= x, (X,)),  # noqa: SIM300
     ("averages", lambda x: x.mean(-1), lambda x: x.sum(1) / 6, (X,)),
+    ("averages", lambda x: x.mean(), lambda x: x.sum() / 24, (X,)),
+    ("averages", lambda x: x.amax(), lambda x: x.amax((1, 0)), (X,)),
     ("averages", lambda x: x.mean(1, keepdim=True), lambda x: (x.sum(-1) / 6).unsqueeze(-1), (X,)),
     ("averages", lambda x: x.amax(1, keepdim=True), lambda x: x.amax(-1)[:, None], (X,)),
     ("pieces", lambda x, y: torch.stack([x, y], 1), lambda x, y: torch.cat([x.unsqueeze(1), y[:, None]], 1), (X, Y)),
@@ -85,9 +97,17 @@ SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]
     ("views", lambda x: x.flatten(1).exp(), lambda x: x.reshape(4, 48).exp(), (WIDE,)),
     ("views", lambda x: x.exp().view(24, 8), lambda x: x.view(24, 8).exp(), (WIDE,)),
     ("views", lambda x, r: x + r.expand(4, 6), lambda x, r: x + r, (X, ROW)),
+    ("views", lambda x, s: (x + s).view(24), lambda x, s: x.view(24) + s, (X, SCALAR)),
+    ("views", lambda s: (s * 2).view(1, 1), lambda s: s.view(1, 1) * 2, (SCALAR,)),
     ("copies", lambda x: x.t().contiguous().exp(), lambda x: x.t().exp(), (X,)),
     ("copies", lambda x: x.clone().float().exp(), lambda x: x.exp(), (X,)),
     ("keywords", lambda x: torch.softmax(x, 1), lambda x: F.softmax(input=x, dim=-1), (X,)),
+    ("keywords", lambda x: torch.softmax(x, 0), lambda x: F.softmax(x, -2), (X,)),
+    ("keywords", lambda x: torch.softmax(x, 0), lambda x: F.softmax(x, 0), (SCALAR,)),
+    ("keywords", lambda x: torch.softmax(x, -1), lambda x: F.softmax(x, -1), (SCALAR,)),
+    ("keywords", lambda x: x.flip(-1, 0), lambda x: x.flip(1, -2), (X,)),
+    ("keywords", lambda x: x == 1, lambda x: x == 1.0, (X,)),
+    ("keywords", lambda x: F.leaky_relu(x, 1), lambda x: F.leaky_relu(x, 1.0), (X,)),
     ("keywords", lambda x: F.gelu(x), lambda x: F.gelu(x, approximate="none"), (X,)),
 ]  # fmt: skip
 
@@ -110,6 +130,18 @@ DIFFERENT: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor,
     ("a column", lambda x, b: (x + b[:, None]).view(2, 12), lambda x, b: x.view(2, 12) + b[:2, None], (X, BIAS[:4])),
     ("kept dimensions", lambda x: x.sum(1, keepdim=True), lambda x: x.sum(1), (X,)),
     ("a bound", lambda x: x.clamp(min=0), lambda x: x.clamp(max=0), (X,)),
+    ("another bound", lambda x: x.clamp(min=0), lambda x: x.clamp(min=1), (X,)),
+    ("a second bound", lambda x: x.clamp(min=0), lambda x: F.relu6(x), (X,)),
+    ("another second bound", lambda x: x.clamp(0, 6), lambda x: x.clamp(0, 5), (X,)),
+    ("the same number for another bound", lambda x: x.clamp(min=1), lambda x: x.clamp(max=1), (X,)),
+    ("a bound for each element", lambda x, y: x.clamp(min=y), lambda x, y: x.clamp(max=y), (X, Y)),
+    ("bounds for each element", lambda x, y: x.clamp(y, x), lambda x, y: x.clamp(x, y), (X, Y)),
+    ("a base", lambda x: 2**x, lambda x: x**2, (X,)),
+    ("a power's dtype", lambda i: i.pow(1.0), lambda i: i * 1, (INTEGERS,)),
+    ("a bias of nothing", lambda x, w, b: torch.addmm(b, x, w, beta=0), lambda x, w, b: x @ w + b * 0, (WIDE[0], W, BIAS)),
+    ("the bytes", lambda x: x.view(torch.int64).exp(), lambda x: x.exp(), (X.double(),)),
+    ("a diagonal", lambda x: x.triu(-1), lambda x: x.triu(1), (X,)),
+    ("places to read", lambda x, i: x[:, i], lambda x, i: x[:, i * 2 // 2], (X, INTEGERS)),
     ("rounding", lambda x, y: torch.div(x, y, rounding_mode="floor"), lambda x, y: x / y, (X, Y)),
     ("an integer quotient", lambda i: i / 2, lambda i: i // 2, (INTEGERS,)),
 ]  # fmt: skip
@@ -125,6 +157,21 @@ def test_two_spellings_are_one_term(rule, one, other, arguments):
 def test_two_things_are_two_terms(what, one, other, arguments):
     table = Terms()
     assert terms(one, *arguments, table=table) != terms(other, *arguments, table=table)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (lambda x: x.clamp(min=0), (X,), "relu(x0)"),
+        (lambda x: x == 1, (X,), "eq(x0, 1)"),
+        (lambda x: F.leaky_relu(x, 0.5), (X,), "leaky_relu(x0, negative_slope=0.5)"),
+        (lambda x, i: x[:, i], (X, INTEGERS), "index.Tensor(x0, x1, indices=(None, 'tensor'))"),
+        (lambda x: x.mean(0), (X[:0],), "mean.dim(x0, dim=(0,), keepdim=False)"),
+        (lambda x: x.softmax(0), (SCALAR,), "_softmax(x0, dim=0, half_to_float=False)"),
+    ],
+)
+def test_how_a_term_is_spelled(function, arguments, expected):
+    assert [str(term) for term in terms(function, *arguments)] == [expected]
 
 
 def test_every_rule_has_a_pair_of_spellings():
@@ -160,6 +207,8 @@ def evaluate(term: Term, leaves: dict[str, Tensor]) -> Any:
     if term.name == NUMBER:
         return term.value
     operands = [evaluate(operand, leaves) for operand in term.operands]
+    for operand, value in zip(term.operands, operands, strict=True):
+        assert operand.name == NUMBER or value.shape == operand.shape
     constants = dict(term.constants)
     if term.name in MEANINGS:
         return MEANINGS[term.name](operands, constants, term)
@@ -174,13 +223,19 @@ def _slice(operands: list[Any], constants: dict[str, Any], _term: Term) -> Tenso
     return operands[0][tuple(places)]
 
 
+def _clamp(operands: list[Any], constants: dict[str, Any], _term: Term) -> Tensor:
+    tensors = zip([name for name in ("min", "max") if name not in constants], operands[1:], strict=True)
+    return torch.clamp(operands[0], **constants, **dict(tensors))
+
+
 MEANINGS: dict[str, Callable[[list[Any], dict[str, Any], Term], Any]] = {
     "add": lambda o, c, t: o[0] + o[1],
     "mul": lambda o, c, t: o[0] * o[1],
     "pow": lambda o, c, t: o[0] ** o[1],
     "matmul": lambda o, c, t: o[0] @ o[1],
     "relu": lambda o, c, t: o[0].clamp(min=0),
-    "clamp": lambda o, c, t: o[0].clamp(c["min"], c["max"]),
+    "clamp": _clamp,
+    "index.Tensor": lambda o, c, t: o[0][:, o[1]],
     "lt": lambda o, c, t: o[0] < o[1],
     "le": lambda o, c, t: o[0] <= o[1],
     "where": lambda o, c, t: torch.where(*o),

@@ -1,0 +1,102 @@
+"""Where a form is looked for, what is tried, and that what is taken back is not known any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, randn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fuse.rewrite.patterns.definition import define
+from fuse.rewrite.patterns.forms import Form, forms
+from fuse.rewrite.patterns.index import GraphIndex, Step
+from fuse.rewrite.patterns.search import Search, alike, anchor
+from fuse.rewrite.patterns.terms import Look, Terms
+
+aten = torch.ops.aten
+
+
+def form_of(pattern: Callable[..., Any]) -> Form:
+    (form,) = forms(define(pattern), 1)
+    return form
+
+
+def index_of(model: Callable[..., Any], *arguments: Tensor) -> GraphIndex:
+    return GraphIndex(make_fx(model, tracing_mode="fake")(*arguments))
+
+
+def test_steps_are_alike_that_are_of_one_operator_with_equally_many_operands():
+    terms, look = Terms(), Look((2,), torch.float32, None)
+    x = terms.leaf("x", look)
+    one, two, three = (terms.make("cat", [x] * count, look) for count in (1, 2, 3))
+    assert alike(two, two)
+    assert not any(alike(two, other) for other in (one, three, terms.make("stack", [x, x], look)))
+
+
+@pytest.mark.parametrize(("present", "name"), [(False, "sin"), (True, "cos")])
+def test_a_form_is_looked_for_by_its_rarest_operator(present, name):
+    def model(x):
+        return torch.exp(x), torch.exp(x + x), torch.cos(x)
+
+    form = form_of(lambda x: torch.sin(torch.cos(torch.exp(x))))
+    assert anchor(form, index_of(model, randn(3)), present=present).name == name
+
+
+def test_a_number_is_no_tensor(look):
+    def chosen(x, y, mask):
+        return torch.where(mask, y, torch.exp(x))
+
+    x, mask = randn(2), torch.tensor([True, False])
+    assert look(chosen, chosen, x, x, mask).matched
+    found = look(chosen, lambda x, mask: torch.exp(x).masked_fill(mask, 2.0), x, mask)
+    assert found.reason == "structure: `masked_fill` takes a number, where the pattern has a tensor"
+
+
+def test_a_number_that_a_node_holds_is_no_tensor():
+    def chosen(x, y, mask):
+        return torch.where(mask, y, torch.exp(x))
+
+    form = form_of(chosen)
+    index = index_of(lambda x, mask: torch.where(mask, 2.0, torch.exp(x)), randn(2), torch.tensor([True, False]))
+    (step,) = index.steps("where")
+    assert list(Search(form, index).placements(form.steps[0], step)) == []
+
+
+def test_what_is_taken_back_is_not_known_any_more():
+    def several(x, z):
+        return torch.cos(z), torch.exp(x), torch.sin(x), torch.atan2(x, z)
+
+    graph = Graph()
+    x, one, two = (_with_value(graph.placeholder(name)) for name in ("x", "one", "two"))
+
+    def call(op: Any, *operands: Node) -> Node:
+        return _with_value(graph.call_function(op, operands))
+
+    start = call(aten.exp.default, x)
+    first, second = call(aten.sin.default, x), call(aten.sin.default, x)
+    without, with_cosine = call(aten.atan2.default, x, one), call(aten.atan2.default, x, two)
+    graph.output((start, first, second, without, with_cosine, call(aten.cos.default, two)))
+    form, index = form_of(several), GraphIndex(GraphModule({}, graph))
+    exp, sin = (next(term for term in form.steps if term.name == name) for name in ("exp", "sin"))
+    (step,) = index.steps("exp")
+    placed = list(Search(form, index).placements(exp, step))
+    assert [one.steps[sin].node for one in placed] == [first, second]
+    assert all(one.inputs["z", 0] == (two,) for one in placed)
+
+
+def _with_value(node: Node) -> Node:
+    node.meta["val"] = torch.empty(3, device="meta")
+    return node
+
+
+def test_one_step_has_one_place():
+    form = form_of(lambda x: torch.exp(torch.sin(x)) * torch.sin(x))
+    index = index_of(lambda x: torch.exp(torch.sin(x)) * torch.cos(x), randn(3))
+    (step,) = index.steps("exp")
+    term = next(term for term in form.steps if term.name == "exp")
+    assert isinstance(step, Step)
+    assert list(Search(form, index).placements(term, step)) == []

@@ -1,0 +1,125 @@
+"""Views move towards the leaves and disappear where they can, and stay where they cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fuse.rewrite.patterns import rules, views
+from fuse.rewrite.patterns.terms import Look, Term, Terms
+
+
+class Values:
+    """Leaves of a table, by name and shape."""
+
+    def __init__(self) -> None:
+        self.terms = Terms()
+
+    def __call__(self, name: str, *shape: int) -> Term:
+        return self.terms.leaf(name, Look(shape, torch.float32, None))
+
+    def add(self, x: Term, y: Term) -> Term:
+        return rules.add(self.terms, x, y, rules.both(x, y))
+
+    def matmul(self, a: Term, b: Term) -> Term:
+        return views.matmul(self.terms, a, b, torch.float32)
+
+    def reshape(self, x: Term, *shape: int) -> Term:
+        return views.reshape(self.terms, x, shape)
+
+    def cut(self, x: Term, *bounds: int) -> Term:
+        return views.cut(self.terms, x, *bounds)
+
+
+@pytest.fixture
+def of() -> Values:
+    return Values()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shape", "expected"),
+    [
+        ((4, 6), (4, 6), (24,), "add(reshape(x), reshape(y))"),
+        ((4, 6), (), (24,), "add(y, reshape(x))"),
+        ((4, 6), (1,), (6, 4), "add(y, reshape(x))"),
+        ((4, 6), (6,), (2, 2, 6), "add(y, reshape(x))"),
+        ((4, 6), (1, 6), (2, 2, 6), "add(reshape(x), reshape(y))"),
+        ((4, 6), (6,), (6, 4), "reshape(add(x, y))"),
+        ((4, 6), (4, 1), (2, 2, 6), "reshape(add(x, y))"),
+        ((6, 6), (6, 1), (6, 1, 6), "reshape(add(x, y))"),
+        ((2, 3, 6), (3, 6), (6, 6), "reshape(add(x, y))"),
+        ((4, 0), (0,), (0, 4), "reshape(add(x, y))"),
+        ((4, 0, 6), (0, 6), (0, 6), "reshape(add(x, y))"),
+    ],
+)
+def test_an_elementwise_result_in_another_shape(of, one, other, shape, expected):
+    assert str(of.reshape(of.add(of("x", *one), of("y", *other)), *shape)) == expected
+
+
+def test_a_number_has_no_shape_to_change(of):
+    x = of("x")
+    doubled = rules.scaled(of.terms, x, 2)
+    assert str(of.reshape(doubled, 1, 1)) == "mul(2, reshape(x))"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shape", "expected"),
+    [
+        ((6, 4), (4, 5), (2, 3, 5), "matmul(reshape(a), b)"),
+        ((2, 3, 4), (4, 5), (6, 5), "matmul(reshape(a), b)"),
+        ((6, 4), (4, 5), (30,), "reshape(matmul(a, b))"),
+        ((1, 4), (4, 5), (5,), "reshape(matmul(a, b))"),
+        ((6, 4), (4, 5), (3, 10), "reshape(matmul(a, b))"),
+        ((6, 4), (4, 5), (10, 3), "reshape(matmul(a, b))"),
+        ((6, 3, 4), (6, 4, 5), (2, 3, 3, 5), "matmul(reshape(a), reshape(b))"),
+        ((2, 3, 3, 4), (2, 3, 4, 5), (6, 3, 5), "matmul(reshape(a), reshape(b))"),
+        ((1, 3, 4), (1, 4, 5), (3, 5), "matmul(reshape(a), reshape(b))"),
+        ((6, 3, 4), (6, 4, 5), (18, 5), "reshape(matmul(a, b))"),
+        ((6, 3, 4), (6, 4, 5), (3, 6, 5), "reshape(matmul(a, b))"),
+        ((6, 3, 4), (6, 4, 5), (6, 5, 3), "reshape(matmul(a, b))"),
+        ((6, 3, 4), (6, 4, 5), (90,), "reshape(matmul(a, b))"),
+    ],
+)
+def test_a_product_in_another_shape(of, a, b, shape, expected):
+    product = of.reshape(of.matmul(of("a", *a), of("b", *b)), *shape)
+    assert str(product) == expected
+    assert product.shape == shape
+
+
+def test_what_has_the_shape_stays(of):
+    x = of("x", 4, 6)
+    assert of.reshape(x, 4, 6) is x
+    assert of.reshape(of.reshape(x, 24), 4, 6) is x
+
+
+def test_dimensions_of_one_element_do_not_count_and_those_of_none_do(of):
+    assert str(views.permute(of.terms, of("x", 3, 1, 4), (1, 0, 2))) == "reshape(x)"
+    assert str(views.permute(of.terms, of("x", 0, 1, 4), (1, 2, 0))) == "reshape(permute(reshape(x), dims=(1, 0)))"
+
+
+def test_what_is_repeated_twice_is_repeated_once(of):
+    x = of("x", 1, 6)
+    twice = views.expand(of.terms, views.expand(of.terms, x, (4, 6)), (2, 4, 6))
+    assert str(twice) == "expand(x)"
+    assert twice.shape == (2, 4, 6)
+    assert views.expand(of.terms, x, (1, 6)) is x
+
+
+def test_a_slice_of_everything_is_no_slice(of):
+    x = of("x", 4, 6)
+    assert of.cut(x, 1, 0, 6) is x
+    assert of.cut(x, 1, 0, 99) is x
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "expected"),
+    [
+        ((1, 1, 5), (1, 1, 3), "slice(x, dim=1, start=2, count=2, step=1)"),
+        ((1, 1, 5), (0, 1, 3), "slice(slice(x, dim=1, start=1, count=4, step=1), dim=0, start=1, count=2, step=1)"),
+        ((0, 1, 3), (1, 1, 5), "slice(slice(x, dim=0, start=1, count=2, step=1), dim=1, start=1, count=4, step=1)"),
+        ((1, 0, 6, 2), (1, 1, 3), "slice(slice(x, dim=1, start=0, count=3, step=2), dim=1, start=1, count=2, step=1)"),
+        ((1, 1, 6), (1, 0, 5, 2), "slice(slice(x, dim=1, start=1, count=5, step=1), dim=1, start=0, count=3, step=2)"),
+    ],
+)
+def test_a_slice_of_a_slice(of, inner, outer, expected):
+    assert str(of.cut(of.cut(of("x", 4, 6), *inner), *outer)) == expected
