@@ -115,7 +115,7 @@ def test_inputs_may_be_several_views_away_each(look):
 
 
 def test_a_list_takes_its_own_tensors(look):
-    def joined(pieces=fuse.many(at_least=2), scale=fuse.tensor()):  # noqa: B008
+    def joined(pieces=fuse.many(at_least=2), scale=fuse.tensor()):
         return torch.cat([torch.relu(piece) for piece in pieces], dim=1) * scale
 
     def model(x, y, scale):

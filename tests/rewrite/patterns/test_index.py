@@ -28,7 +28,7 @@ def graph_of(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
 
 def test_which_nodes_are_operators():
     def model(x):
-        largest, place = torch.exp(x).max(0)
+        largest, _ = torch.exp(x).max(0)
         return largest, x.as_strided((2,), (1,)), aten.sym_size.int(x, 0)
 
     nodes = made(model, randn(3, 4))
@@ -81,7 +81,9 @@ def test_calls_that_differ_in_a_keyword_alone_are_two():
         lambda x, y: (torch.add(x, y, alpha=2), torch.add(x, y, alpha=3), torch.add(y, x, alpha=2)), randn(3), randn(3)
     )
     index = GraphIndex(graph)
-    first, second, third = (index.own(node) for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor))
+    first, second, third = (
+        index.own(node) for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    )
     assert first.shape is third.shape
     assert first.shape is not second.shape
     assert str(first.shape.term) != str(second.shape.term)

@@ -1,0 +1,65 @@
+"""Matches that get into each other's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import randn
+
+from fuse.graph.capture import capture
+from fuse.graph.function import Function
+from fuse.rewrite.patterns.conditions import Obstacle
+from fuse.rewrite.patterns.definition import define
+from fuse.rewrite.patterns.matching import Outcome, match
+
+
+def pair(x, y, z):
+    return torch.exp(x + z), torch.sin(y - z)
+
+
+def chain(x):
+    return torch.tanh(torch.cos(x))
+
+
+def matched(patterns: Sequence[Any], model: Callable[..., Any], prepare: Any, inputs: int = 4) -> list[Outcome]:
+    graph = capture(Function(model), tuple(randn(3) for _ in range(inputs)))
+    return match(graph, [define(pattern) for pattern in patterns], prepare)
+
+
+def circle(x, y, z1, z2):
+    first_of_one, last_of_two = torch.exp(x + z1), torch.sin(y - z2)
+    return torch.sin(chain(last_of_two) - z1), torch.exp(first_of_one * 2 + z2)
+
+
+def test_a_match_with_one_result_between_two_that_wait_for_each_other_is_kept():
+    found = matched([pair, chain], circle, lambda found, around: found)
+    assert [(one.pattern.name, one.kind) for one in found] == [
+        ("pair", "matched"),
+        ("pair", "not convex"),
+        ("chain", "matched"),
+    ]
+
+
+def test_what_is_declined_waits_for_nothing():
+    def first_alone(found, around):
+        is_first = any(given.node.name == "args_0" for given in found.inputs.values())
+        return found if is_first else Obstacle("refused by lowering", "it is not the first")
+
+    found = matched([pair], circle, first_alone)
+    assert [one.kind for one in found] == ["matched", "refused by lowering"]
+
+
+def test_who_took_a_node_first_is_told_and_how_to_be_the_first():
+    def gated(x, y):
+        return torch.sigmoid(x) * y
+
+    def swish(x):
+        return torch.sigmoid(x) * x
+
+    found = matched([gated, swish], lambda x: torch.sigmoid(x) * x, lambda found, around: found, 1)
+    assert [(one.kind, one.change) for one in found] == [
+        ("matched", ""),
+        ("overlapped", "a higher priority: @fuse.pattern(priority=1)"),
+    ]
