@@ -168,6 +168,7 @@ def test_two_things_are_two_terms(what, one, other, arguments):
         (lambda x, i: x[:, i], (X, INTEGERS), "index.Tensor(x0, x1, indices=(None, 'tensor'))"),
         (lambda x: x.mean(0), (X[:0],), "mean.dim(x0, dim=(0,), keepdim=False)"),
         (lambda x: x.softmax(0), (SCALAR,), "_softmax(x0, dim=0, half_to_float=False)"),
+        (lambda x: x.softmax(0).view(24), (X,), "reshape(_softmax(x0, dim=0, half_to_float=False))"),
     ],
 )
 def test_how_a_term_is_spelled(function, arguments, expected):

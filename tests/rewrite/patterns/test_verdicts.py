@@ -209,6 +209,17 @@ def test_totals_add_up_in_the_report_and_in_json(registered):
     assert sum(one["count"] for one in values["rejected"] if one["pattern"] == "swish") == 2
 
 
+def test_a_report_points_at_what_differs(registered):
+    registered(tail)
+
+    class Difference(nn.Module):
+        def forward(self, x: Tensor, w: Tensor, skip: Tensor) -> Tensor:
+            return torch.relu(x @ w - skip)
+
+    report = fuse.show(Difference(), TAIL, passes=["match_patterns"])
+    assert [(one.pattern, one.example) for one in report.rejected] == [("tail", "sub")]
+
+
 def test_a_pattern_of_operators_that_the_graph_lacks_costs_nothing(look):
     assert look(tail, lambda x: torch.sin(x), randn(3)).outcomes == []
 
