@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import randn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import fuse
 from fuse.rewrite import regions
 from fuse.rewrite.patterns.definition import define
 from fuse.rewrite.patterns.matching import Outcome, match
@@ -120,6 +122,16 @@ def test_an_input_that_the_replacement_does_not_read(replaced):
         randn(3),
     )
     assert operators == ["div", "exp"]
+
+
+def test_an_input_that_only_another_way_reads(replaced):
+    def scaled(x, y):
+        return torch.sin(fuse.either(lambda: torch.exp(x), lambda: torch.exp(x) * y, name="way"))
+
+    def turned(x, y):
+        return torch.cos(math.pi / 2 - fuse.either(lambda: x.exp(), lambda: x.exp() * y, name="way"))
+
+    assert replaced(scaled, turned, lambda x: (torch.sin(torch.exp(x)),), randn(3)) == ["exp", "rsub", "cos"]
 
 
 def pair(x):
