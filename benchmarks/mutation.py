@@ -5,7 +5,8 @@
 cosmic-ray (``pip install cosmic-ray``) makes the mutants (:mod:`benchmarks.mutants`). Its runner starts Python for each
 mutant; here each is a fork of one process that has imported everything and collected the tests, puts the changed code
 into the functions there are, and runs the tests that reach the changed line, those first that noticed most and those
-that are named after the file. Two forks run at once. What was found is written file by file; files that are as they were when last tried are not tried again:
+that are named after the file. Two forks run at once. What was found is written file by file; files that are as they
+were when last tried are not tried again:
 
     python -m benchmarks.mutation                     all files below
     python -m benchmarks.mutation conditions search   those whose names are given, whatever was found before

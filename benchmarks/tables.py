@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/measured.md from the measured JSON, or check that they are what it says.
+"""Write the tables of README.md, docs/measured.md and docs/mutation.md from the measured JSON, or check them.
 
     <!-- figures: lstm -->          | model | eager | ...
     (anything)                ->    | ... from benchmarks/results/lstm.json
@@ -17,6 +17,7 @@ import statistics
 import sys
 from typing import Any
 
+from benchmarks import survivors
 from benchmarks.common import RESULTS, ROOT
 
 BUSY = 1.25
@@ -312,6 +313,33 @@ def blocks_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def mutation_table(results: dict[str, Any]) -> list[str]:
+    """A row a file: how many changed guards were noticed; then a row a survivor, with the reason."""
+    cases = results["cases"]
+    lines = ["| file | mutants | noticed | |", "|---|--:|--:|--:|"]
+    rows = [(f"`{case['file']}`", case["mutants"], case["noticed"]) for case in cases]
+    together = ("together", sum(case["mutants"] for case in cases), sum(case["noticed"] for case in cases))
+    lines += [f"| {name} | {mutants} | {noticed} | {noticed / mutants:.0%} |" for name, mutants, noticed in rows]
+    lines += [f"| {together[0]} | {together[1]} | {together[2]} | {together[2] / together[1]:.1%} |", ""]
+    lines += ["| not noticed | changed to | why |", "|---|---|---|"]
+    for survivor in (one for case in cases for one in case["survivors"]):
+        stem = survivor["file"].rpartition("/")[2]
+        before, after = changed_part(survivor["before"], survivor["after"])
+        why = survivors.reason(survivor) or "**not explained**"
+        lines.append(f"| {stem}: `{before}` | `{after}` | {why} |")
+    return lines
+
+
+def changed_part(before: str, after: str) -> tuple[str, str]:
+    """The words in which two lines differ, with three more on each side."""
+    ours, theirs = before.split(), after.split()
+    start = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
+    pairs = enumerate(zip(reversed(ours[start:]), reversed(theirs[start:]), strict=False))
+    end = next((i for i, pair in pairs if pair[0] != pair[1]), 0)
+    first, last = max(start - 3, 0), max(end - 3, 0)
+    return " ".join(ours[first : len(ours) - last]), " ".join(theirs[first : len(theirs) - last])
+
+
 def overloaded(results: dict[str, Any]) -> bool:
     """Whether the machine had so much else to do that times are not shown."""
     return bool(results["load_average"] > OVERLOADED * results["machine"]["cores"])
@@ -336,7 +364,7 @@ def conditions(results: dict[str, Any]) -> str:
     )
 
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "measured.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "measured.md", ROOT / "docs" / "mutation.md")
 
 TABLES = {
     "albert": albert_table,
@@ -352,6 +380,7 @@ TABLES = {
     "models": speed_table,
     "models_in_short": short_speed_table,
     "module_db": module_db_table,
+    "mutation": mutation_table,
     "op_db": op_db_table,
     "overhead": overhead_table,
     "recurrent": recurrent_table,

@@ -266,7 +266,7 @@ def _negated(value: Any) -> Any:
 
 def _inverted(value: Any) -> Any:
     inverse = 1 / value
-    return round(inverse) if abs(inverse - round(inverse)) <= 1e-12 * abs(inverse) else inverse
+    return round(inverse) if math.isclose(inverse, round(inverse), rel_tol=1e-12) else inverse
 
 
 def _spread(value: Any) -> Any:
