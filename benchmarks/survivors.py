@@ -47,7 +47,6 @@ REASONS = {
         "Gt_NotEq",
         'shared = own.op == "placeholder" or owners.count(own) > 1',
     ): "each owner is counted once at least",
-    ("exact", "LeaveOut", "if tuple(chosen.values()) not in seen:"): "costs only: what was tried fails again",
     ("exact", "Lt_NotEq", "if len(results) < len(outputs):"): "the results are some of the outputs",
     (
         "exact",

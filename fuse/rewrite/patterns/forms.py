@@ -266,7 +266,8 @@ def _negated(value: Any) -> Any:
 
 def _inverted(value: Any) -> Any:
     inverse = 1 / value
-    return round(inverse) if math.isclose(inverse, round(inverse), rel_tol=1e-12) else inverse
+    whole = math.isfinite(inverse) and math.isclose(inverse, round(inverse), rel_tol=1e-12)
+    return round(inverse) if whole else inverse
 
 
 def _spread(value: Any) -> Any:

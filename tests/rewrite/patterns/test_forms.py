@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -112,6 +114,12 @@ def test_what_tells_forms_apart(of):
 def test_an_inverse_that_is_nearly_a_whole_number_is_one(value, inverse):
     found = forms._inverted(value)
     assert (found, type(found)) == (inverse, type(inverse))
+
+
+@pytest.mark.parametrize("factor", [math.nan, 5e-324])
+def test_a_factor_whose_inverse_is_no_number_is_looked_at(look, factor):
+    found = look(lambda x: torch.exp(x / fuse.const("c")), lambda x: torch.exp(x * factor), torch.randn(3))
+    assert sum(found.kinds.values()) == 1
 
 
 def test_a_constant_that_only_one_way_reads_stands_nowhere_in_the_other():

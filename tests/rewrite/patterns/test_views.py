@@ -92,9 +92,16 @@ def test_what_has_the_shape_stays(of):
     assert of.reshape(of.reshape(x, 24), 4, 6) is x
 
 
-def test_dimensions_of_one_element_do_not_count_and_those_of_none_do(of):
-    assert str(views.permute(of.terms, of("x", 3, 1, 4), (1, 0, 2))) == "reshape(x)"
-    assert str(views.permute(of.terms, of("x", 0, 1, 4), (1, 2, 0))) == "reshape(permute(reshape(x), dims=(1, 0)))"
+@pytest.mark.parametrize(
+    ("shape", "order", "expected"),
+    [
+        ((3, 1, 4), (1, 0, 2), "reshape(x)"),
+        ((3, 1, 4), (1, 2, 0), "reshape(permute(reshape(x), dims=(1, 0)))"),
+        ((0, 1, 4), (1, 2, 0), "reshape(permute(reshape(x), dims=(1, 0)))"),
+    ],
+)
+def test_dimensions_of_one_element_do_not_count(of, shape, order, expected):
+    assert str(views.permute(of.terms, of("x", *shape), order)) == expected
 
 
 def test_what_is_repeated_twice_is_repeated_once(of):
