@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn, randn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.rewrite.patterns.index import GraphIndex, is_operator
 
 aten = torch.ops.aten
-
-
-def made(function: Callable[..., Any], *arguments: Tensor) -> dict[str, Node]:
-    """The nodes of a function's graph, by name."""
-    return {node.name: node for node in graph_of(function, *arguments).graph.nodes}
 
 
 def graph_of(function: Callable[..., Any], *arguments: Tensor) -> GraphModule:
@@ -31,8 +27,8 @@ def test_which_nodes_are_operators():
         largest, _ = torch.exp(x).max(0)
         return largest, x.as_strided((2,), (1,)), aten.sym_size.int(x, 0)
 
-    nodes = made(model, randn(3, 4))
-    assert {name for name, node in nodes.items() if is_operator(node)} == {"exp", "max_1", "getitem", "getitem_1"}
+    nodes = graph_of(model, randn(3, 4)).graph.nodes
+    assert [node.name for node in nodes if is_operator(node)] == ["exp", "max_1", "getitem", "getitem_1"]
 
 
 def test_a_call_without_a_tensor_and_a_result_of_a_module_are_no_operators():
@@ -40,7 +36,7 @@ def test_a_call_without_a_tensor_and_a_result_of_a_module_are_no_operators():
     x = graph.placeholder("x")
     size = graph.call_function(aten.sym_size.int, (x, 0))
     several = graph.call_module("loop", (x,))
-    part = graph.call_function(__import__("operator").getitem, (several, 0))
+    part = graph.call_function(operator.getitem, (several, 0))
     x.meta["val"], size.meta["val"], several.meta["val"], part.meta["val"] = randn(3), 3, (randn(3),), randn(3)
     assert not any(map(is_operator, graph.nodes))
 
@@ -71,9 +67,9 @@ def test_what_reads_a_value_is_told_through_views_and_no_further():
 
 @pytest.mark.parametrize("name", ["t", "exp"])
 def test_a_view_is_no_step(name):
-    nodes = made(lambda x: torch.exp(x.t()), randn(3, 4))
-    index = GraphIndex(nodes["exp"].graph.owning_module or GraphModule(nn.Module(), nodes["exp"].graph))
-    assert (index.last_step(nodes[name]) is None) == (name == "t")
+    graph = graph_of(lambda x: torch.exp(x.t()), randn(3, 4))
+    (node,) = (node for node in graph.graph.nodes if node.name == name)
+    assert (GraphIndex(graph).last_step(node) is None) == (name == "t")
 
 
 def test_calls_that_differ_in_a_keyword_alone_are_two():

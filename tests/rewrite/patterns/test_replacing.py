@@ -21,34 +21,30 @@ from fuse.rewrite.patterns.replacing import put, replacement
 
 def outcome_of(pattern: Callable[..., Any], replace: Callable[..., Any], graph: GraphModule) -> Outcome:
     """What becomes of the one candidate in ``graph``."""
-    replaced = type("Replaced", (), {"pattern": staticmethod(pattern), "replace": staticmethod(replace)})
-    (outcome,) = match(graph, [define(replaced)], replacement)
+    described = type("Replaced", (), {"pattern": staticmethod(pattern), "replace": staticmethod(replace)})
+    (outcome,) = match(graph, [define(described)], replacement)
     return outcome
 
 
-@pytest.fixture
-def replaced() -> Callable[..., list[str]]:
-    def run(pattern: Any, replace: Any, model: Any, *given: Any) -> list[str]:
-        """The operators of a model whose match was replaced, which gives the same values with the same strides."""
-        graph = make_fx(model, tracing_mode="fake")(*given)
-        outcome = outcome_of(pattern, replace, graph)
-        assert outcome.kind == "matched", outcome.reason
-        put(outcome.prepared, {})
-        regions.sort(graph.graph)
-        graph.recompile()
-        for found, wanted in zip(graph(*given), model(*given), strict=True):
-            torch.testing.assert_close(found, wanted)
-            assert found.stride() == wanted.stride()
-        return [str(node.target).split(".")[1] for node in graph.graph.nodes if node.op == "call_function"]
-
-    return run
+def replaced(pattern: Any, replace: Any, model: Any, *given: Any) -> list[str]:
+    """The operators of a model whose match was replaced, which gives the same values with the same strides."""
+    graph = make_fx(model, tracing_mode="fake")(*given)
+    outcome = outcome_of(pattern, replace, graph)
+    assert outcome.kind == "matched", outcome.reason
+    put(outcome.prepared, {})
+    regions.sort(graph.graph)
+    graph.recompile()
+    for found, wanted in zip(graph(*given), model(*given), strict=True):
+        torch.testing.assert_close(found, wanted)
+        assert found.stride() == wanted.stride()
+    return [str(node.target).split(".")[1] for node in graph.graph.nodes if node.op == "call_function"]
 
 
 def kept(x):
     return torch.exp(x).sum(1, keepdim=True) * 2
 
 
-def test_a_replacement_in_the_patterns_shape_is_put_in_that_of_the_graph(replaced):
+def test_a_replacement_in_the_patterns_shape_is_put_in_that_of_the_graph():
     operators = replaced(
         kept, lambda x: (x.exp() * 2).sum(1, keepdim=True), lambda x: (x.exp().sum(1) * 2,), randn(3, 4)
     )
@@ -69,7 +65,7 @@ def split(x):
         ),
     ],
 )
-def test_what_is_no_view_in_the_graphs_shape_is_copied_first(replaced, replace, operators):
+def test_what_is_no_view_in_the_graphs_shape_is_copied_first(replace, operators):
     assert replaced(split, replace, lambda x: (torch.sin(torch.exp(x)),), randn(2, 12)) == operators
 
 
@@ -77,7 +73,7 @@ def product(x, w):
     return torch.tanh(x @ w)
 
 
-def test_a_replacement_in_another_layout_is_copied(replaced):
+def test_a_replacement_in_another_layout_is_copied():
     operators = replaced(
         product,
         lambda x, w: torch.tanh((w.t() @ x.t()).t()),
@@ -88,7 +84,7 @@ def test_a_replacement_in_another_layout_is_copied(replaced):
     assert operators == ["t", "t", "mm", "t", "tanh", "clone"]
 
 
-def test_an_input_that_is_a_result_stays_whatever_the_replacement_gives_for_it(replaced):
+def test_an_input_that_is_a_result_stays_whatever_the_replacement_gives_for_it():
     def both(x):
         return x, torch.exp(x) * 2
 
@@ -102,7 +98,7 @@ def test_an_input_that_is_a_result_stays_whatever_the_replacement_gives_for_it(r
     assert "mul" not in operators
 
 
-def test_one_node_may_hold_two_results(replaced):
+def test_one_node_may_hold_two_results():
     def twice(x):
         y = torch.exp(x) * 2
         return y, y
@@ -113,7 +109,7 @@ def test_one_node_may_hold_two_results(replaced):
     assert operators.count("add") == 3
 
 
-def test_an_input_that_the_replacement_does_not_read(replaced):
+def test_an_input_that_the_replacement_does_not_read():
     operators = replaced(
         lambda x, y: torch.exp(x * 0.5) + (y - y),
         lambda x, y: torch.exp(x / 2),
@@ -124,7 +120,7 @@ def test_an_input_that_the_replacement_does_not_read(replaced):
     assert operators == ["div", "exp"]
 
 
-def test_an_input_that_only_another_way_reads(replaced):
+def test_an_input_that_only_another_way_reads():
     def scaled(x, y):
         return torch.sin(fuse.either(lambda: torch.exp(x), lambda: torch.exp(x) * y, name="way"))
 
