@@ -195,6 +195,20 @@ def test_a_result_that_is_a_view_of_an_input_is_not_replaced_where_it_leaves_the
     assert [one.kind for one in match(graph, [without], lambda found, around: found)] == ["matched"]
 
 
+def test_readers_of_an_input_are_no_readers_of_the_results():
+    def both(x):
+        return x, torch.exp(x) * 2
+
+    def unread(x):
+        both(x)
+        return (torch.sin(x),)
+
+    for function, kind in ((unread, "used outside"), (lambda x: (torch.sin(x), both(x)[1]), "matched")):
+        graph = make_fx(function, tracing_mode="fake")(randn(3))
+        (outcome,) = match(graph, [define(both)], lambda found, around: found)
+        assert outcome.kind == kind
+
+
 def far_apart(x, z):
     y = torch.exp(x)
     return y, torch.tanh(z) * y
