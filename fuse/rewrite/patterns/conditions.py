@@ -266,10 +266,11 @@ def _alias(found: Found, around: Surroundings) -> Obstacle | None:
 
 
 def _not_convex(found: Found, around: Surroundings) -> Obstacle | None:
-    """A path from a result around the pattern and back into it."""
+    """A path from a result around the pattern and back into it; a view of an input is as good as the input."""
     inside = set(found.inside)
     last = max(around.place[node] for node in inside)
-    stack = [user for node in inside for user in node.users if user not in inside]
+    starts = [node for node in found.inside if regions.owner(node) in inside]
+    stack = [user for node in starts for user in node.users if user not in inside]
     seen: set[Node] = set()
     while stack:
         node = stack.pop()

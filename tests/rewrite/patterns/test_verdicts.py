@@ -103,6 +103,14 @@ def test_not_convex(look):
     assert look(two, lambda x: (lambda y: (y.neg(), torch.tanh(x.sin()) * y))(torch.exp(x)), randn(3)).matched
 
 
+def test_a_view_of_an_input_may_lead_back_to_the_pattern(look):
+    def score(x, w):
+        return torch.tanh(x @ w.t())
+
+    found = look(score, lambda x, w: (lambda t: torch.tanh((x * t.sum()) @ t))(w.t()), randn(3, 4), randn(5, 4))
+    assert found.matched
+
+
 def pair(x, y, z):
     return torch.exp(x + z), torch.sin(y - z)
 
