@@ -33,7 +33,7 @@ _OF_ONE_DTYPE = frozenset(
 )
 """Products, which never promote."""
 
-_KEEP_DTYPE = frozenset({"fill_", "masked_fill_"})
+_KEEP_DTYPE = frozenset({"fill_", "fill_diagonal_", "index_fill_", "masked_fill_", "scatter_"})
 """Writes of a number into a tensor of whatever dtype."""
 
 

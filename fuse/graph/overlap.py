@@ -91,6 +91,11 @@ def strided_views(root: Tensor, result: Tensor) -> list[tuple[OpOverload, tuple[
     >>> root = torch.zeros(4, 6)
     >>> [str(op) for op, _ in strided_views(root, root.as_strided((2, 3), (6, 1), 4))]
     ['aten.as_strided.default', 'aten.slice.Tensor', 'aten.as_strided.default']
+
+    The diagonal of a matrix, which ``fill_diagonal_`` writes, is said as such.
+
+    >>> strided_views(root, root.as_strided((4,), (7,)))
+    [(<OpOverload(op='aten.diagonal', overload='default')>, ())]
     """
     if root.dtype != result.dtype or root.is_conj() or root.is_neg() or result.is_conj() or result.is_neg():
         return None
@@ -98,6 +103,8 @@ def strided_views(root: Tensor, result: Tensor) -> list[tuple[OpOverload, tuple[
     reach = sum(s * (n - 1) for n, s in _moving(_layout(result)))
     if start < 0 or start + reach >= count or not result.numel() or not is_non_overlapping_and_dense_or_false(root):
         return None
+    if start == 0 and root.dim() == 2 and _layout(result)[:2] == ((min(root.shape),), (sum(root.stride()),)):
+        return [(aten.diagonal.default, ())]
     last = (aten.as_strided.default, (list(result.shape), list(result.stride())))
     if start == 0:
         return [last]

@@ -308,11 +308,33 @@ def diagonal_matrix(call: Call) -> Value:
     """``where(column == row, self[row], 0)``."""
     if call["offset"]:
         raise Unsupported("a diagonal beside the main one")
-    rank = len(call.shape)
+    return _on_diagonal(call, call.tensor("self"), Constant(call.shape, call.dtype, 0))
+
+
+@recipe("diagonal_scatter")
+def diagonal_scatter(call: Call) -> Value:
+    return _on_diagonal(call, call.tensor("src"), call.tensor("self"))
+
+
+@recipe("diagonal_backward")
+def diagonal_backward(call: Call) -> Value:
+    """Zeros, and a gradient on a diagonal."""
+    return _on_diagonal(call, call.tensor("grad_output"), Constant(call.shape, call.dtype, 0))
+
+
+def _on_diagonal(call: Call, piece: Value, value: Value) -> Value:
+    """``where(column - row == offset, piece, value)``; ``piece`` has the diagonal as its last dimension."""
+    rank, offset = len(call.shape), call["offset"]
     first, second = call["dim1"] % rank, call["dim2"] % rank
+    length = piece.shape[-1]
+    if call.shape[first] == length and offset >= 0:
+        counted = first
+    elif call.shape[second] == length and offset <= 0:
+        counted = second
+    else:
+        raise Unsupported("a diagonal that neither begins in the first row nor ends in the last column")
     row, column = (Iota(call.shape, torch.int64, d, 0, 1) for d in (first, second))
-    on_it = apply_test("({0} == {1})", [column, row], torch.int64, call.shape)
+    on_it = apply_test("({0} - {1} == {2})", [column, row, offset], torch.int64, call.shape)
     kept = [(d, 1, 0) for d in range(rank) if d not in (first, second)]
-    value = affine(call.tensor("self"), call.shape, [*kept, (first, 1, 0)])
-    zero = Constant(call.shape, call.dtype, 0)
-    return Map(call.shape, call.dtype, "({0} ? {1} : {2})", (on_it, value, convert(zero, call.dtype)))
+    spread = affine(convert(piece, call.dtype), call.shape, [*kept, (counted, 1, 0)])
+    return Map(call.shape, call.dtype, "({0} ? {1} : {2})", (on_it, spread, convert(value, call.dtype)))

@@ -28,7 +28,7 @@ from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.drive import Drive, empty
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.functions import addresses_of, kernels_of
-from fuse.runtime.layout import part, same_layout
+from fuse.runtime.layout import extent, part, same_layout
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import (
     CallStep,
@@ -292,8 +292,9 @@ class Program:
         tensors = []
         for buffer, offset, value in self._held:
             typed = torch.empty(0, dtype=value.dtype)
-            start = offset // value.itemsize
-            tensors.append((buffer, typed.set_(memory.untyped_storage(), start, value.shape, value.stride())))
+            # A storage of its own: some operators copy the whole storage of what they are given.
+            own = memory.untyped_storage()[offset : offset + extent(value)]
+            tensors.append((buffer, typed.set_(own, 0, value.shape, value.stride())))
         return _Workspace(memory, memory.data_ptr(), tuple(tensors))
 
 

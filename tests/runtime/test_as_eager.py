@@ -222,7 +222,11 @@ NUMBERS: dict[str, Function] = {
     "a_remainder": lambda x, k: x % k,
     "compared": lambda x, k: x > k,
     "stored": lambda x, k: torch.scalar_tensor(k, dtype=x.dtype),
+    "scattered": lambda x, k: (x * 1).scatter_(0, FIRST, k),
+    "filled_in_places": lambda x, k: (x * 1).index_fill_(0, FIRST, k),
+    "on_the_diagonal": lambda x, k: torch.stack([x, x]).fill_diagonal_(k),
 }
+FIRST = torch.tensor([0, 2])
 DTYPES = (torch.uint8, torch.int64, torch.bool, torch.float16)
 EXTREMES = (256, 2**63, 1e39, 1.5, True)
 
@@ -233,6 +237,37 @@ def test_a_number_that_a_dtype_cannot_hold_does_what_eager_does(name: str, dtype
     x = torch.tensor([0, 1, 2, 3]).to(dtype)
     for number in EXTREMES:
         held_to_eager(lambda x, k=number: NUMBERS[name](x, k), x)
+
+
+@pytest.mark.parametrize("name", ["scattered", "filled_in_places", "on_the_diagonal"])
+def test_some_writes_turn_a_number_into_the_dtype_that_they_find(name: str) -> None:
+    for dtype, number in ((torch.bool, 1), (torch.bool, 0.5), (torch.int64, 1.5)):
+        run = held_to_eager(lambda x, k=number: NUMBERS[name](x, k), torch.zeros(4, dtype=dtype))
+        assert run.fallbacks == ()
+
+
+# ---- what a library makes from memory that is used again ----------------------------------------------------------
+
+COPIES_OF_STORAGE: dict[str, Function] = {
+    "a_slice": lambda z: torch.slice_scatter(z, z[:2], 0, 1, 3),
+    "a_row": lambda z: torch.select_scatter(z, z[0], 0, 2),
+    "strided": lambda z: torch.as_strided_scatter(z, z[0], (6,), (1,), 0),
+}
+
+
+@pytest.mark.parametrize("name", COPIES_OF_STORAGE)
+def test_what_a_scatter_copies_is_its_operand_and_no_more(name: str) -> None:
+    def function(z: Tensor) -> tuple[Tensor, Tensor]:
+        before = (z * 2).exp()
+        z = (before + 1).exp()
+        return COPIES_OF_STORAGE[name](z), before.sum()
+
+    z = torch.complex(X / 9, X / 7)
+    fused = fuse.compile(Calls(function))
+    for _ in range(2):
+        scattered = fused(z)[0]
+        assert (scattered.storage_offset(), scattered.untyped_storage().nbytes()) == (0, z.numel() * 8)
+    held_to_eager(function, z)
 
 
 # ---- conversions there and back --------------------------------------------------------------------------------------
