@@ -26,6 +26,7 @@ from fuse.rewrite.reads import letter
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.rolling import LEAST_STEPS
 from fuse.rewrite.verdict import Verdict, declined, rewrite
+from fuse.rewrite.writes import WRITES
 
 aten = torch.ops.aten
 
@@ -63,8 +64,13 @@ def with_numbers(graph: GraphModule) -> set[Node]:
 def unchanged_operand(node: Node) -> Node | None:
     """The operand whose values ``node`` repeats, or None when ``node`` computes something."""
     rule = RULES.get(node.target) if isinstance(node.target, OpOverload) else None
-    source = rule(*node.args, **node.kwargs) if rule and not node.meta["val"].is_complex() else None
+    source = rule(*node.args, **node.kwargs) if rule and not may_be_lazy(node) else None
     return source if isinstance(source, Node) else None
+
+
+def may_be_lazy(node: Node) -> bool:
+    """Whether a view of complex numbers may turn up in place of ``node``, to be conjugated where it is read."""
+    return bool(node.meta["val"].is_complex()) and not is_only_written(node)
 
 
 def obstacle(node: Node, source: Node, escaping: set[Node]) -> str | None:
@@ -72,7 +78,7 @@ def obstacle(node: Node, source: Node, escaping: set[Node]) -> str | None:
     old, new = source.meta["val"], node.meta["val"]
     if old.dtype != new.dtype or old.device != new.device:
         return "it changes the dtype or the device"
-    if old.size() != new.size() or old.stride() != new.stride():
+    if old.size() != new.size() or (old.stride() != new.stride() and not is_only_written(node)):
         return "it changes the layout"
     if node in escaping and effects.root(source).op == "placeholder":
         return "the result must not share memory with an input"
@@ -81,6 +87,13 @@ def obstacle(node: Node, source: Node, escaping: set[Node]) -> str | None:
     if old.storage_offset() != new.storage_offset() and effects.reads_place(node):
         return "an operator reads its memory by absolute position"
     return None
+
+
+def is_only_written(node: Node) -> bool:
+    """Whether ``node`` is read only to be written into its place in other tensors, whatever its strides."""
+    return bool(node.users) and all(
+        user.target in WRITES and user.args[1] is node and user.args[0] is not node for user in node.users
+    )
 
 
 def leave_out(node: Node, source: Node, escaping: set[Node]) -> None:
