@@ -990,6 +990,30 @@ class TwoLayerLoop(nn.Module):
         return torch.stack(ys, 1), [h for h, _ in st]
 
 
+@model(lambda: (randn(6, 3),))
+class RungeKutta(nn.Module):
+    """Coordinates taken apart and put together in every stage of every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.sigma, self.rho, self.beta = (nn.Parameter(torch.tensor(value)) for value in (10.0, 28.0, 8 / 3))
+
+    def slope(self, state):
+        x, y, z = state[..., 0], state[..., 1], state[..., 2]
+        return torch.stack([self.sigma * (y - x), x * (self.rho - z) - y, x * y - self.beta * z], -1)
+
+    def forward(self, state):
+        dt, path = 0.01, [state]
+        for _ in range(6):
+            k1 = self.slope(state)
+            k2 = self.slope(state + dt / 2 * k1)
+            k3 = self.slope(state + dt / 2 * k2)
+            k4 = self.slope(state + dt * k3)
+            state = state + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            path.append(state)
+        return torch.stack(path)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_right_in_inference(name: str) -> None:
     cls, inputs, _ = MODELS[name]

@@ -8,6 +8,7 @@ its loop is open.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -172,31 +173,45 @@ class Builder:
         return name, self.depth(name)
 
     def _piece(self, value: Concat, index: Index, guard: str) -> tuple[str, int]:
-        """The piece that holds the index: a chain of conditions, each piece read only where it holds."""
-        if len(value.pieces) > MAX_PIECES_IN_EXPRESSION:
-            raise NotAffine("many pieces are read in the middle of a kernel")
-        start, text, names = 0, "", []
+        """The piece that holds the index: a chain of conditions, each piece read only where it holds.
+
+        Pieces that the index never comes to are left out; where it is only ever in one, there is no condition.
+        """
         along = index[value.dim]
+        first, last = self._range(along)
+        reached, start = [], 0
         for piece in value.pieces:
             end = start + piece.shape[value.dim]
-            inside, _ = self._test(f"({along}) >= {start} && ({along}) < {end}", along, guard)
+            if first < end and start <= last:
+                reached.append((piece, start, end))
+            start = end
+        if len(reached) > MAX_PIECES_IN_EXPRESSION:
+            raise NotAffine("many pieces are read in the middle of a kernel")
+        text, names = "", []
+        for piece, start, end in reached or [(value.pieces[0], 0, 0)]:
             shifted = (*index[: value.dim], along + -start, *index[value.dim + 1 :])
+            if len(reached) < 2:
+                name = self.element(piece, shifted, guard)
+                return name, self.depth(name)
+            inside, _ = self._test(f"({along}) >= {start} && ({along}) < {end}", along, guard)
             name = self.element(piece, shifted, inside)
             names += [inside, name]
             text += f"{inside} ? {name} : "
-            start = end
         depth = max(self.depth(n) for n in names)
         return self._let("piece", value.dtype, f"({text}{names[-1]})", depth)
 
     def _padded(self, value: Pad, index: Index, guard: str) -> tuple[str, int]:
         conditions, shifted, atoms = [], [], []
-        for position, before, own, padded in zip(index, value.before, value.source.shape, value.shape, strict=True):
+        fill = ctypes.literal(value.fill, value.dtype)
+        for position, before, own in zip(index, value.before, value.source.shape, strict=True):
             inner = position + -before
-            if own != padded:
+            first, last = self._range(inner)
+            if last < 0 or first >= own:
+                return fill, 0
+            if first < 0 or last >= own:
                 conditions.append(f"({inner}) >= 0 && ({inner}) < {own}")
                 atoms.append(inner)
             shifted.append(inner)
-        fill = ctypes.literal(value.fill, value.dtype)
         if not conditions:
             name = self.element(value.source, tuple(shifted), guard)
             return name, self.depth(name)
@@ -208,6 +223,13 @@ class Builder:
         return self._let(
             "padded", value.dtype, f"({inside} ? {name} : {fill})", max(self.depth(inside), self.depth(name))
         )
+
+    def _range(self, index: Affine) -> tuple[float, float]:
+        """The least and the largest number that an index comes to, were it not for guards."""
+        if index.sized:
+            return -math.inf, math.inf
+        reach = [c * (self.extents[atom] - 1) for atom, c in index.terms]
+        return index.constant + sum(min(r, 0) for r in reach), index.constant + sum(max(r, 0) for r in reach)
 
     def _test(self, text: str, over: Affine, guard: str) -> tuple[str, int]:
         depth = max(self.depth_of(over), self.depth(guard))

@@ -103,6 +103,8 @@ def call_loop(
     Last states of a loop that runs its body as a program are copied where their memory is something else too.
     """
     number = graph.meta.get("loops_made", 0)
+    while hasattr(graph, f"loop_{number}"):  # of a graph whose gradients were taken loop by loop
+        number += 1
     graph.meta["loops_made"] = number + 1
     name = f"loop_{number}"
     graph.add_submodule(name, loop)

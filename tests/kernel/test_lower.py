@@ -121,12 +121,28 @@ def test_what_cannot_be_lowered_says_why(
     assert reason in kernel.reason
 
 
+def of_chain(function: Callable[[Tensor], Tensor], x: Tensor) -> Kernel | Declined:
+    return lower(make_fx(lambda x: (function(x),), tracing_mode="fake")(x))
+
+
 def test_pieces_within_pieces_do_not_make_a_kernel_that_doubles_with_each() -> None:
     def function(x: Tensor) -> Tensor:
         for _ in range(24):
-            x = torch.stack([x[0] + 1, x[1] * 2, x[1] + x[0]])[:2] + torch.stack([x[1], x[0]])
+            x = torch.cat([x[1:] + 1, x[:1] * 2]) + x
         return x
 
-    verdict = lower(make_fx(lambda x: (function(x),), tracing_mode="fake")(torch.randn(2, 3)))
+    verdict = of_chain(function, torch.randn(4, 3))
     assert isinstance(verdict, Declined), "if such chains are shared one day, hold the source's size instead"
     assert "one by one" in verdict.reason
+
+
+def test_of_pieces_within_pieces_only_those_are_computed_that_are_read() -> None:
+    def function(x: Tensor) -> Tensor:
+        for _ in range(24):
+            x = torch.stack([x[0] + 1, x[1] * 2, x[1] + x[0]])[:2] + torch.stack([x[1], x[0]])
+        return torch.nn.functional.pad(x, (1, 1))[:, 1:-1]
+
+    kernel = of_chain(function, torch.randn(2, 3))
+    assert isinstance(kernel, Kernel)
+    assert kernel.source.count("inside") < 24
+    assert len(kernel.source.splitlines()) < 500

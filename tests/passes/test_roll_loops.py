@@ -289,3 +289,22 @@ def test_views_of_states_as_they_were_before_each_step_are_as_many_as_the_steps(
         report = check(Cell(before_each).eval(), (torch.randn(9, BATCH, WIDTH),))
     assert report.passed, str(report)
     assert not report.fallbacks
+
+
+def test_a_loop_takes_no_name_that_another_has() -> None:
+    def two_loops(m: Cell, x: Tensor) -> object:
+        a = b = x[0]
+        for step in x:
+            a = torch.tanh(a * 0.5 + step)
+        for step in x:
+            b = torch.sigmoid(b - step)
+        return a, b
+
+    model, x = Cell(two_loops), torch.randn(6, BATCH, WIDTH)
+    graph = capture(model, (x,))
+    run_passes(graph, ["roll_loops"], fuel=1)
+    del graph.meta["loops_made"]  # as where gradients were taken loop by loop: the graph is another one then
+    run_passes(graph, ["roll_loops"])
+    assert len({node.target for node in graph.graph.find_nodes(op="call_module")}) == 2
+    for made, expected in zip(tree_leaves(graph(x)), two_loops(model, x), strict=True):  # type: ignore[call-overload]
+        torch.testing.assert_close(made, expected)
