@@ -301,8 +301,10 @@ def softplus(call: Call) -> Value:
 
 
 @recipe("log_sigmoid_forward")
-def log_sigmoid(call: Call) -> tuple[Value | None, ...]:
-    return call.map("fuse_logsigmoid({0})", "self", cost=TRANSCENDENTAL), None
+def log_sigmoid(call: Call) -> tuple[Value, Value]:
+    """The second result is what eager keeps for the gradient."""
+    kept = call.map("fuse_exp(-fuse_abs({0}))", "self", cost=TRANSCENDENTAL)
+    return call.map("fuse_logsigmoid({0})", "self", cost=TRANSCENDENTAL), kept
 
 
 @recipe("threshold")

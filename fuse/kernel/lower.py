@@ -14,7 +14,7 @@ import operator
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -248,14 +248,15 @@ def _output(node: Node, value: Result) -> Output:
 
 def _in_place_pairs(program: Program) -> frozenset[tuple[int, int]]:
     """Pairs for which every read of the input is at the very element that the output stores, in one pointwise nest."""
-    if any(not _pointwise(o.value) for o in program.outputs):
+    values = [output.value for output in program.outputs]
+    if not _pointwise(values) or len({value.shape for value in values}) != 1:
         return frozenset()
-    shapes = {o.value.shape for o in program.outputs}
-    if len(shapes) != 1 or len({o.strides for o in program.outputs}) != 1:
+    if len({o.strides for o in program.outputs}) != 1:
         return frozenset()
+    elsewhere = _read_elsewhere(values)
     pairs = set()
     for value in program.inputs:
-        if any(not _read_directly(o.value, value) for o in program.outputs):
+        if id(value) in elsewhere:
             continue
         for position, output in enumerate(program.outputs):
             same = value.shape == output.value.shape and value.strides == output.strides
@@ -264,10 +265,10 @@ def _in_place_pairs(program: Program) -> frozenset[tuple[int, int]]:
     return frozenset(pairs)
 
 
-def _pointwise(value: Value) -> bool:
+def _pointwise(values: Iterable[Value]) -> bool:
     """Whether only maps, views and inputs stand below (no reductions, no pieces)."""
     seen: set[int] = set()
-    stack = [value]
+    stack = list(values)
     while stack:
         current = stack.pop()
         if id(current) in seen:
@@ -279,19 +280,17 @@ def _pointwise(value: Value) -> bool:
     return True
 
 
-def _read_directly(value: Value, wanted: Input) -> bool:
-    """Whether every path from ``value`` to ``wanted`` goes through maps only."""
+def _read_elsewhere(values: Iterable[Value]) -> set[int]:
+    """The values, by ``id``, that some path from ``values`` leads to through more than maps."""
     seen: set[tuple[int, bool]] = set()
-    stack = [(value, True)]
+    stack = [(value, True) for value in values]
     while stack:
         current, direct = stack.pop()
         if (id(current), direct) in seen:
             continue
         seen.add((id(current), direct))
-        if current is wanted and not direct:
-            return False
         stack.extend((child, direct and isinstance(current, Map)) for child in children(current))
-    return True
+    return {value for value, direct in seen if not direct}
 
 
 def structure(region: GraphModule, named: bool = True) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,8 @@ def obstacle(loop: Loop) -> str | None:
         return "a tensor has no elements"
     if not all(map(effects.is_pure, nodes)):
         return "a step draws random numbers, or may raise"
-    if all(ops.is_view(node.target) or ops.is_pointwise(node.target) for node in nodes):  # type: ignore[arg-type]
+    targets: list[Any] = [node.target for node in nodes if node.target is not operator.getitem]
+    if all(ops.is_view(target) or ops.is_pointwise(target) for target in targets):
         return "steps that are elementwise fuse as they are"
     return None
 
