@@ -990,6 +990,23 @@ class TwoLayerLoop(nn.Module):
         return torch.stack(ys, 1), [h for h, _ in st]
 
 
+@model(lambda: (randn(2, 6, 8),))
+class Gated(nn.Module):
+    """Writes of steps that autograd looks at again, and gates whose operators have two results."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(8, 8)
+        self.decay = nn.Parameter(torch.rand(8))
+
+    def forward(self, x):
+        state, out = torch.zeros(2, 8), torch.zeros_like(x)
+        for t in range(x.size(1)):
+            out[:, t] = (state + x[:, t]) * F.logsigmoid(self.gate(x[:, t]))
+            state = self.decay * state + x[:, t]
+        return out
+
+
 @model(lambda: (randn(6, 3),))
 class RungeKutta(nn.Module):
     """Coordinates taken apart and put together in every stage of every step."""

@@ -41,6 +41,8 @@ def last_steps(graph: GraphModule) -> set[Node]:
         source = node.meta.get("source")
         if node.op == "call_function" and node.target in targets and source:
             key = letter(node), source
+            if not node.users and effects.is_view(node):
+                continue  # it is of no step, and would keep what it looks at in use
             if node in unread:
                 alike.setdefault(key, []).append(node)
             else:
