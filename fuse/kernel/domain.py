@@ -8,7 +8,7 @@ softmax(dim=-1)           points 49152, rows 64
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -16,13 +16,15 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.kernel import ctypes
+from fuse.kernel.levels import MOST_HELD
 from fuse.kernel.lower import Declined, can_lower, values_of_call
 from fuse.kernel.tiled_products import products_below
-from fuse.kernel.values import Concat
-from fuse.kernel.walks import reductions_below
+from fuse.kernel.values import Concat, Gather
+from fuse.kernel.walks import reductions_below, within_stage
 
 MAX_INLINED = 6
 """Cheap operators that may be computed again for every row rather than stored once."""
+DIFFERENT = "their loops run over different numbers of elements"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Domain:
 
     ``cheap``: all operators cost a few cycles, so that computing them again is no loss. ``size``: operators.
     ``pieces``: it ends in a concatenation, whose costly pieces are still ``apart`` or already ``inside``. Each piece is
-    computed in a loop of its own, until something in the same kernel reads the whole.
+    computed in a loop of its own, until something in the same kernel reads the whole. ``rows_again``: results of
+    another reduction, over the rows (:mod:`fuse.kernel.levels`). ``looks_up``: a reduction reads tables, in memory.
     """
 
     points: int
@@ -39,6 +42,8 @@ class Domain:
     cheap: bool
     size: int
     pieces: Literal["none", "apart", "inside"] = "none"
+    rows_again: int | None = None
+    looks_up: bool = False
 
 
 def domain_of(node: Node) -> Domain | Declined:
@@ -65,7 +70,8 @@ def domain_of(node: Node) -> Domain | Declined:
         return Domain(points, None, cheap, 1, "apart" if isinstance(results[0], Concat) else "none")
     widest = max(reductions, key=lambda r: math.prod(r.source.shape))
     points = math.prod(widest.source.shape)
-    return Domain(points, math.prod(widest.shape), False, 1)
+    looks_up = any(isinstance(value, Gather) for value in within_stage(results, through_reductions=True))
+    return Domain(points, math.prod(widest.shape), False, 1, looks_up=looks_up)
 
 
 def join(earlier: Domain, later: Domain) -> Domain | str:
@@ -73,14 +79,17 @@ def join(earlier: Domain, later: Domain) -> Domain | str:
     cheap, size = earlier.cheap and later.cheap, earlier.size + later.size
     if earlier.pieces == "inside":
         return "costly pieces of a concatenation would be computed again for one another's elements"
+    if earlier.rows_again is not None or later.rows_again is not None:
+        return _join_levels(earlier, later)
     if earlier.points == later.points:
         if None not in (earlier.rows, later.rows) and earlier.rows != later.rows:
             return "their reductions leave different numbers of rows"
-        return Domain(earlier.points, earlier.rows if later.rows is None else later.rows, cheap, size)
+        rows = earlier.rows if later.rows is None else later.rows
+        return Domain(earlier.points, rows, cheap, size, looks_up=earlier.looks_up or later.looks_up)
     if earlier.rows is not None and later.rows is None and later.points == earlier.rows:
-        return Domain(earlier.points, earlier.rows, cheap, size)
+        return replace(earlier, size=size)
     if later.rows is not None and earlier.rows is None and earlier.points == later.rows:
-        return Domain(later.points, later.rows, cheap, size)
+        return replace(later, size=size)
     if earlier.points < later.points and earlier.rows is None:
         if later.pieces != "none":
             return Domain(later.points, None, cheap, size, later.pieces if earlier.cheap else "inside")
@@ -91,4 +100,20 @@ def join(earlier: Domain, later: Domain) -> Domain | str:
         if earlier.cheap and earlier.size <= MAX_INLINED:  # parts of it are read, through slices
             return Domain(later.points, None, cheap, size)
         return "a costly value is read in parts"
-    return "their loops run over different numbers of elements"
+    if later.rows is not None and later.points == earlier.rows and not later.looks_up:
+        if earlier.rows > MOST_HELD:
+            return f"more than {MOST_HELD} results of a reduction are reduced once more"
+        return Domain(earlier.points, earlier.rows, cheap, size, rows_again=later.rows)
+    return DIFFERENT
+
+
+def _join_levels(earlier: Domain, later: Domain) -> Domain | str:
+    """The same where one of them, or both, reduces what it has reduced."""
+    size = earlier.size + later.size
+    if later.rows_again is None:
+        on_rows = later.points == earlier.rows and later.rows in (None, earlier.rows_again)
+        alike = on_rows or (later.points == earlier.rows_again and later.rows is None)
+        return replace(earlier, size=size) if alike and not later.looks_up else DIFFERENT
+    on_rows = earlier.points == later.rows and earlier.rows in (None, later.rows_again)
+    alike = on_rows or (earlier.points == later.points and earlier.rows in (None, later.rows))
+    return replace(later, size=size) if alike and earlier.rows_again in (None, later.rows_again) else DIFFERENT

@@ -19,9 +19,8 @@ from fuse.kernel.elementwise import arithmetic
 from fuse.kernel.loop_stages import Product, StepReader, padded_columns, plain_name
 from fuse.kernel.placement import Placement, placement
 from fuse.kernel.recipes import Unsupported, apply, convert
-from fuse.kernel.rows import WORTH_KEEPING
 from fuse.kernel.values import Input, Value, permute, view
-from fuse.kernel.walks import cost_within_stage
+from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage
 
 aten = torch.ops.aten
 

@@ -23,11 +23,9 @@ from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, conti
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Declare, Let, Load, Statement, Store
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.values import Map, Reduce, Reindex, Value
-from fuse.kernel.walks import cost_within_stage, stages, within_stage
+from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, stages, within_stage
 
 SCRATCH_BYTES = 128 * 1024
-WORTH_KEEPING = 8
-"""Cost from which an element is kept in scratch rather than computed again in a later stage."""
 MAX_LANES = 128
 MIN_LANES = 8
 

@@ -2,6 +2,7 @@
 
     outputs without reductions      one nest an output shape      :mod:`fuse.kernel.points`
     outputs with reductions         one nest, a row at a time     :mod:`fuse.kernel.rows`
+    reductions of reductions        one nest after another        :mod:`fuse.kernel.levels`
 
 Positions of look-ups are checked first, before anything is written. A reshape that does not follow the loops splits one
 of them and the nest is tried again (see :mod:`fuse.kernel.index`).
@@ -10,21 +11,33 @@ of them and the nest is tried again (see :mod:`fuse.kernel.index`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from fuse.kernel import ctypes
 from fuse.kernel.elements import Builder
-from fuse.kernel.index import Affine, NotAffine, SplitNeeded
-from fuse.kernel.ir import Accumulate, Accumulator, Buffer, BufferRole, Fail, KernelBody, Loop, Scope, Statement
+from fuse.kernel.index import Affine, NotAffine, SplitNeeded, contiguous_strides
+from fuse.kernel.ir import (
+    Accumulate,
+    Accumulator,
+    Buffer,
+    BufferRole,
+    Declare,
+    Fail,
+    KernelBody,
+    Loop,
+    Scope,
+    Statement,
+)
+from fuse.kernel.levels import first_level, read_from_memory
 from fuse.kernel.nest import Dimension, Target
 from fuse.kernel.points import order_of_loops, point_nest
-from fuse.kernel.rows import WORTH_KEEPING, RowNest
+from fuse.kernel.rows import RowNest
 from fuse.kernel.scans import scan_nest
 from fuse.kernel.tidy import tidy
-from fuse.kernel.values import Concat, Gather, Map, Output, Program, Scan, Shape, view
-from fuse.kernel.walks import reductions_below, within_stage
+from fuse.kernel.values import Concat, Gather, Map, Output, Program, Reduce, Scan, Shape, view
+from fuse.kernel.walks import WORTH_KEEPING, reductions_below, within_stage
 
 MAX_SPLITS = 32
 
@@ -39,19 +52,53 @@ def schedule(program: Program) -> KernelBody:
     output_buffers = tuple(_argument(f"out{i}", o.value.dtype, "output") for i, o in enumerate(program.outputs))
     input_buffers = tuple(_renamed(b, program.names.get(i)) for i, b in enumerate(input_buffers))
     statements = range_checks(program, list(input_buffers))
-    outputs = [_squeezed(output) for output in program.outputs]
-    targets = [Target(o.value, buffer, o.strides) for o, buffer in zip(outputs, output_buffers, strict=True)]
-    try:
-        statements += _nests(_groups(outputs, any_order=True), targets, list(input_buffers), program)
-    except NotAffine:  # loops in one order may not serve results in another
-        statements += _nests(_groups(outputs, any_order=False), targets, list(input_buffers), program)
+    stores = list(zip(map(_squeezed, program.outputs), output_buffers, strict=True))
+    statements += _levels(stores, list(input_buffers), program.value_names)
     return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), program.lines)
 
 
-def _nests(
-    groups: Sequence[Sequence[int]], targets: Sequence[Target], inputs: list[Buffer], program: Program
-) -> list[Statement]:
-    return [s for group in groups for s in _scoped(_nest([targets[i] for i in group], inputs, program))]
+Names = Mapping[int, str]
+Stores = Sequence[tuple[Output, Buffer]]
+"""Outputs and where they go."""
+
+
+def _levels(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
+    """The nests of all outputs: those of the first level, then what reads the reductions that it holds."""
+    level = first_level([output.value for output, _ in stores])
+    if level is None:
+        return _nests(stores, inputs, names)
+    held = [_held(value, len(inputs) + i) for i, value in enumerate(level.held)]
+    known = [*inputs, *(buffer for _, buffer in held)]
+    now = [store for i, store in enumerate(stores) if i not in level.later]
+    later = [store for i, store in enumerate(stores) if i in level.later]
+    values, names_then = read_from_memory([o.value for o, _ in later], level.held, len(inputs), names)
+    then = [(Output(v, output.strides), buffer) for v, (output, buffer) in zip(values, later, strict=True)]
+    return [
+        *(Declare(buffer) for _, buffer in held),
+        *_nests([*now, *held], known, names),
+        *_levels(then, known, names_then),
+    ]
+
+
+def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
+    """A reduction and the array that holds it, whose name no value has."""
+    buffer = Buffer(f"HELD_{number}", ctypes.register(value.dtype), "scratch", math.prod(value.shape))
+    return Output(value, contiguous_strides(value.shape)), buffer
+
+
+def _nests(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
+    """The nests of one level."""
+    outputs = [output for output, _ in stores]
+    targets = [Target(output.value, buffer, output.strides) for output, buffer in stores]
+
+    def nests(any_order: bool) -> list[Statement]:
+        groups = [[targets[i] for i in group] for group in _groups(outputs, any_order)]
+        return [s for group in groups for s in _scoped(_nest(group, inputs, names))]
+
+    try:
+        return nests(any_order=True)
+    except NotAffine:  # loops in one order may not serve results in another
+        return nests(any_order=False)
 
 
 def range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
@@ -135,20 +182,20 @@ def _share_costly_work(one: Output, other: Output) -> bool:
     return sum(v.cost for v in within_stage([one.value]) if id(v) in shared and isinstance(v, Map)) >= WORTH_KEEPING
 
 
-def _nest(targets: list[Target], inputs: list[Buffer], program: Program) -> list[Statement]:
+def _nest(targets: list[Target], inputs: list[Buffer], names: Names) -> list[Statement]:
     """The loops of outputs that share them."""
     reductions = reductions_below(t.value for t in targets)
     if reductions:
         shape = max((r.source.shape for r in reductions), key=math.prod)
-        rows = RowNest(targets, inputs, program.value_names, reductions)
+        rows = RowNest(targets, inputs, names, reductions)
         return with_splits(shape, rows.build)
     first = targets[0]
     if isinstance(first.value, Scan):
-        return with_splits(first.value.shape, lambda d: scan_nest(first, inputs, program.value_names, d))
+        return with_splits(first.value.shape, lambda d: scan_nest(first, inputs, names, d))
     if isinstance(first.value, Concat):
         pieces = _pieces(first)
-        return [s for piece in pieces for s in _scoped(_nest([piece], inputs, program))]
-    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, program.value_names, d))
+        return [s for piece in pieces for s in _scoped(_nest([piece], inputs, names))]
+    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, names, d))
 
 
 def _scoped(statements: list[Statement]) -> list[Statement]:

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from fuse.kernel.values import Concat, Map, Product, Reduce, Reindex, Value
 
+WORTH_KEEPING = 8
+"""Cost from which an element is kept in memory rather than computed again."""
+
 
 def reductions_below(values: Iterable[Value]) -> list[Reduce]:
     """Every reduction below ``values``, each after those that it needs."""

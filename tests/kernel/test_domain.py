@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,9 @@ CHEAP, COSTLY = Domain(24, None, True, 1), Domain(24, None, False, 1)
 ROWS, COLUMNS = Domain(24, 4, False, 1), Domain(24, 6, False, 1)
 PER_ROW, WIDER = Domain(4, None, True, 1), Domain(96, None, True, 1)
 COLLECTION = Domain(96, None, False, 1, "apart")
+OVER_ROWS = Domain(4, 1, False, 1)
+LEVELS = Domain(24, 4, False, 2, rows_again=1)
+ONE = Domain(1, None, True, 1)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,10 @@ COLLECTION = Domain(96, None, False, 1, "apart")
         (WIDER, CHEAP, Domain(24, None, True, 2)),
         (COSTLY, COLLECTION, Domain(96, None, False, 2, "inside")),
         (CHEAP, COLLECTION, Domain(96, None, False, 2, "apart")),
+        (ROWS, OVER_ROWS, LEVELS),
+        *((LEVELS, one, replace(LEVELS, size=3)) for one in (PER_ROW, OVER_ROWS, ONE)),
+        *((one, LEVELS, replace(LEVELS, size=3)) for one in (ROWS, CHEAP, PER_ROW, OVER_ROWS)),
+        (LEVELS, LEVELS, replace(LEVELS, size=4)),
     ],
 )
 def test_domains_that_fit_become_one(earlier, later, joined):
@@ -84,6 +92,11 @@ def test_domains_that_fit_become_one(earlier, later, joined):
         (Domain(24, None, True, MAX_INLINED + 1), WIDER, "a costly value would be computed again for every element"),
         (Domain(96, None, False, 1), CHEAP, "a costly value is read in parts"),
         (ROWS, WIDER, "their loops run over different numbers of elements"),
+        *((LEVELS, one, "their loops run over different numbers of elements") for one in (ROWS, CHEAP, COLUMNS, WIDER)),
+        *((one, LEVELS, "their loops run over different numbers of elements") for one in (COLUMNS, WIDER)),
+        (LEVELS, replace(OVER_ROWS, looks_up=True), "their loops run over different numbers of elements"),
+        (LEVELS, replace(LEVELS, rows_again=2), "their loops run over different numbers of elements"),
+        (Domain(10**6, 5000, False, 1), Domain(5000, 1, False, 1), "more than 4096 results of a reduction are reduced"),
         (join(COSTLY, COLLECTION), WIDER, "costly pieces of a concatenation would be computed again"),
     ],
 )

@@ -1,0 +1,107 @@
+"""Reductions of what other reductions leave: nests one after another, small arrays between them.
+
+    y = x.amax(-1)              for rows (parallel): the maximum of the row; HELD[row] = it
+    z = y - y.mean(0)     ->    for rows: sum so far of HELD
+                                for rows: z[row] = HELD[row] - sum / rows
+
+A level is what one nest of rows computes (:mod:`fuse.kernel.rows`). Later levels read its results from memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fuse.kernel.index import NotAffine, contiguous_strides
+from fuse.kernel.values import Concat, Gather, Input, Map, Pad, Reduce, Reindex, Scan, Value
+from fuse.kernel.walks import children, reductions_below, within_stage
+
+MOST_HELD = 4096
+"""Results of a reduction that are held, on the stack, for the next level: it takes one thread a few microseconds."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """``held`` are the reductions of the first level that outputs of later levels read, ``later`` these outputs."""
+
+    held: tuple[Reduce, ...]
+    later: frozenset[int]
+
+
+def first_level(outputs: Sequence[Value]) -> Level | None:
+    """What the first nest computes; None where it computes all.
+
+    Raises:
+        NotAffine: too much would have to be held.
+    """
+    values = within_stage(outputs, through_reductions=True)
+    keys = [_rows_of(value) for value in values if isinstance(value, Reduce)]
+    if not keys:
+        return None
+    first: set[int] = set()  # values whose reductions, and their own, are all of the first level
+    for value in values:
+        of_level = not isinstance(value, Reduce) or _rows_of(value) == keys[0]
+        if of_level and all(id(child) in first for child in children(value)):
+            first.add(id(value))
+    later = [
+        number
+        for number, output in enumerate(outputs)
+        if id(output) not in first or (math.prod(output.shape) not in keys[0] and reductions_below([output]))
+    ]
+    held = _met_first([outputs[number] for number in later], first)
+    if not held:
+        return None
+    if max(math.prod(reduction.shape) for reduction in held) > MOST_HELD:
+        raise NotAffine(f"more than {MOST_HELD} results of a reduction are reduced once more")
+    return Level(tuple(held), frozenset(later))
+
+
+def _rows_of(reduction: Reduce) -> tuple[int, int]:
+    return math.prod(reduction.source.shape), math.prod(reduction.shape)
+
+
+def _met_first(roots: Sequence[Value], first: set[int]) -> list[Reduce]:
+    """The reductions among ``first`` that are met on the ways down from ``roots``, none of them below another."""
+    found: list[Reduce] = []
+    seen: set[int] = set()
+    stack = list(reversed(roots))
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Reduce) and id(value) in first:
+            found.append(value)
+        else:
+            stack.extend(reversed(children(value)))
+    return found
+
+
+def read_from_memory(
+    roots: Sequence[Value], held: Sequence[Reduce], position: int, names: Mapping[int, str]
+) -> tuple[list[Value], dict[int, str]]:
+    """``roots`` with the ``held`` reductions as inputs from ``position`` on; and the names of what is new."""
+    new: dict[int, Value] = {}
+    for number, reduction in enumerate(held, position):
+        shape = reduction.shape
+        new[id(reduction)] = Input(shape, reduction.dtype, number, contiguous_strides(shape))
+    for value in within_stage(roots, through_reductions=True):
+        new.setdefault(id(value), _with_children(value, new))
+    return [new[id(root)] for root in roots], {id(new[key]): name for key, name in names.items() if key in new}
+
+
+def _with_children(value: Value, new: Mapping[int, Value]) -> Value:
+    if all(new[id(child)] is child for child in children(value)):
+        return value
+    match value:
+        case Map():
+            return replace(value, args=tuple(new[id(part)] for part in value.args))
+        case Concat():
+            return replace(value, pieces=tuple(new[id(part)] for part in value.pieces))
+        case Gather():
+            return replace(value, positions=new[id(value.positions)])
+        case Reindex() | Reduce() | Scan() | Pad():
+            return replace(value, source=new[id(value.source)])
+        case _:
+            raise NotAffine(f"a {type(value).__name__.lower()} reads results of a reduction")
