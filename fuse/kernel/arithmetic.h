@@ -95,12 +95,25 @@ template <typename T> FUSE_INLINE bool fuse_isfinite(T x) { return x - x == 0; }
 
 // ---- Choices between two numbers ----------------------------------------------------------------------------------
 
-// A NaN on either side is the result (for integers the second test is always false and costs nothing).
-template <typename T> FUSE_INLINE T fuse_maximum(T a, T b) { return (a > b) | (a != a) ? a : b; }
-template <typename T> FUSE_INLINE T fuse_minimum(T a, T b) { return (a < b) | (a != a) ? a : b; }
+// A NaN on either side is the result (for integers the second test is always false and costs nothing). Two choices of
+// one test each: of one choice of two tests GCC makes no vectors where elements lie apart.
+template <typename T> FUSE_INLINE T fuse_maximum(T a, T b) {
+    const T larger = a > b ? a : b;
+    return a != a ? a : larger;
+}
+template <typename T> FUSE_INLINE T fuse_minimum(T a, T b) {
+    const T smaller = a < b ? a : b;
+    return a != a ? a : smaller;
+}
 // A NaN is passed over; NaN only where both are. Of two zeros the first is taken.
-template <typename T> FUSE_INLINE T fuse_fmax(T a, T b) { return (a >= b) | (b != b) ? a : b; }
-template <typename T> FUSE_INLINE T fuse_fmin(T a, T b) { return (a <= b) | (b != b) ? a : b; }
+template <typename T> FUSE_INLINE T fuse_fmax(T a, T b) {
+    const T larger = a >= b ? a : b;
+    return b != b ? a : larger;
+}
+template <typename T> FUSE_INLINE T fuse_fmin(T a, T b) {
+    const T smaller = a <= b ? a : b;
+    return b != b ? a : smaller;
+}
 // min(max(x, low), high): the upper bound wins where the bounds cross; a NaN anywhere is the result, and so is x where
 // it equals a bound (-0.0 clamped to [0, 1] stays -0.0).
 template <typename T> FUSE_INLINE T fuse_clamp(T x, fuse_as<T> low, fuse_as<T> high) {

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 
 def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
-    """A lone operator as a region of one, and the nodes that are its inputs in placeholder order."""
+    """A lone operator as a region of one, which returns what is read; and its inputs in placeholder order."""
     body = Graph()
     inputs: dict[Node, Node] = {}
     for argument in node.all_input_nodes:
         inputs[argument] = body.placeholder(argument.name)
         inputs[argument].meta = {"val": argument.meta["val"], "source": ""}
-    inner = body.node_copy(node, lambda n: inputs[n])
-    output = body.output((inner,))
-    output.meta = {"val": (node.meta["val"],), "source": ""}
+    results = [body.node_copy(node, lambda n: inputs[n])]
+    values = results_read(node)
+    if not isinstance(node.meta["val"], Tensor):
+        whole = results[0]
+        results = [body.call_function(operator.getitem, (whole, index)) for index in values]
+        for result, value in zip(results, values.values(), strict=True):
+            result.meta = {"val": value, "source": ""}
+    output = body.output(tuple(results))
+    output.meta = {"val": tuple(values.values()), "source": ""}
     region = GraphModule(torch.nn.Module(), body)
     region.meta["kind"] = "region"
     return region, list(inputs)
+
+
+def results_read(node: Node) -> dict[int, Tensor]:
+    """The results of an operator that somebody reads, by number; the only one of an operator that has one."""
+    value = node.meta["val"]
+    if isinstance(value, Tensor):
+        return {0: value}
+    return {index: value[index] for index in sorted({user.args[1] for user in node.users})}  # type: ignore[type-var,misc]  # getitem
 
 
 def kernel_key(node: Node) -> object:
@@ -36,5 +53,5 @@ def kernel_key(node: Node) -> object:
         )
 
     args = map_arg((node.args, dict(node.kwargs)), described)  # type: ignore[arg-type]
-    value = node.meta["val"]
-    return node.target, repr(args), tuple(value.shape), value.stride(), value.dtype
+    results = ((index, tuple(v.shape), v.stride(), v.dtype) for index, v in results_read(node).items())
+    return node.target, repr(args), *results

@@ -35,7 +35,7 @@ from fuse.kernel.lower import Declined, Kernel
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.layout import dense, extent, is_lazy, origin_bytes, part, restrided, same_layout
 from fuse.runtime.libraries import product
-from fuse.runtime.lone import kernel_key, region_of
+from fuse.runtime.lone import kernel_key, region_of, results_read
 from fuse.runtime.reference import launches_of
 from fuse.runtime.steps import (
     Buffer,
@@ -226,12 +226,17 @@ class _Scheduler:
                 self._copy(piece, Place(self.assembled[node], offset * value.itemsize), value.stride())
 
     def _lone(self, node: Node, kernel: Kernel) -> None:
-        self.anchors[node] = self._claim(node)
-        self._kernel(kernel, node.all_input_nodes, [self.anchors[node]], [node.meta["val"]])
+        values = results_read(node)
+        anchors = {index: self._buffer("made", value) for index, value in values.items()}
+        if isinstance(node.meta["val"], Tensor):
+            self.anchors[node] = anchors[0]
+        else:
+            self.parts[node] = [anchors.get(index) for index in range(len(node.meta["val"]))]
+        self._kernel(kernel, node.all_input_nodes, list(anchors.values()), list(values.values()))
 
     def _lone_kernel(self, node: Node) -> Kernel | Declined:
-        if not isinstance(node.meta["val"], Tensor):
-            return Declined("several results")
+        if not isinstance(node.meta["val"], Tensor) and any(user.target is not operator.getitem for user in node.users):
+            return Declined("its results are read together")
         key = kernel_key(node)
         if key not in self.lone:
             self.lone[key] = self.lower(region_of(node)[0])
