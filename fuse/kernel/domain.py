@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.kernel import ctypes
-from fuse.kernel.levels import MOST_HELD
+from fuse.kernel.levels import MOST_HELD, TOO_MANY
 from fuse.kernel.lower import Declined, can_lower, values_of_call
 from fuse.kernel.tiled_products import products_below
 from fuse.kernel.values import Concat, Gather
@@ -102,7 +102,7 @@ def join(earlier: Domain, later: Domain) -> Domain | str:
         return "a costly value is read in parts"
     if later.rows is not None and later.points == earlier.rows and not later.looks_up:
         if earlier.rows > MOST_HELD:
-            return f"more than {MOST_HELD} results of a reduction are reduced once more"
+            return TOO_MANY
         return Domain(earlier.points, earlier.rows, cheap, size, rows_again=later.rows)
     return DIFFERENT
 

@@ -19,6 +19,7 @@ from fuse.kernel.walks import children, reductions_below, within_stage
 
 MOST_HELD = 4096
 """Results of a reduction that are held, on the stack, for the next level: it takes one thread a few microseconds."""
+TOO_MANY = f"more than {MOST_HELD} results of a reduction are read in other loops"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def first_level(outputs: Sequence[Value]) -> Level | None:
     if not held:
         return None
     if max(math.prod(reduction.shape) for reduction in held) > MOST_HELD:
-        raise NotAffine(f"more than {MOST_HELD} results of a reduction are reduced once more")
+        raise NotAffine(TOO_MANY)
     return Level(tuple(held), frozenset(later))
 
 

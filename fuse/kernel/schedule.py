@@ -73,11 +73,8 @@ def _levels(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statemen
     later = [store for i, store in enumerate(stores) if i in level.later]
     values, names_then = read_from_memory([o.value for o, _ in later], level.held, len(inputs), names)
     then = [(Output(v, output.strides), buffer) for v, (output, buffer) in zip(values, later, strict=True)]
-    return [
-        *(Declare(buffer) for _, buffer in held),
-        *_nests([*now, *held], known, names),
-        *_levels(then, known, names_then),
-    ]
+    declared = [Declare(buffer) for _, buffer in held]
+    return [Scope((*declared, *_nests([*now, *held], known, names), *_levels(then, known, names_then)))]
 
 
 def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:

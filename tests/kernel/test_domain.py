@@ -96,7 +96,7 @@ def test_domains_that_fit_become_one(earlier, later, joined):
         *((one, LEVELS, "their loops run over different numbers of elements") for one in (COLUMNS, WIDER)),
         (LEVELS, replace(OVER_ROWS, looks_up=True), "their loops run over different numbers of elements"),
         (LEVELS, replace(LEVELS, rows_again=2), "their loops run over different numbers of elements"),
-        (Domain(10**6, 5000, False, 1), Domain(5000, 1, False, 1), "more than 4096 results of a reduction are reduced"),
+        (Domain(10**6, 5000, False, 1), Domain(5000, 1, False, 1), "more than 4096 results of a reduction are read"),
         (join(COSTLY, COLLECTION), WIDER, "costly pieces of a concatenation would be computed again"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,12 @@ def three_levels(x: Tensor) -> object:
 @pytest.mark.parametrize("function", [all_elements_again, other_columns, three_levels], ids=lambda f: f.__name__)
 def test_what_one_kernel_does_not_pay_for_takes_two(function: Callable[[Tensor], object]) -> None:
     assert_fuses(Function(function), X, launches=2)
+
+
+def test_any_loops_may_read_what_is_held(run: Callable[..., Any]) -> None:
+    run(lambda x: torch.stack([x.sum(), x.mean()]), X).check()
+    run(all_elements_again, X).check()
+    run(three_levels, X).check()
 
 
 def test_many_rows_are_not_held() -> None:
