@@ -4,7 +4,7 @@
 
 Values in half precision beside weights or running statistics in float32 are what autocast gives to batch norm. ATen
 keeps the statistics in the parameters' dtype then (``param_scalar_type`` of ATen's mixed_data_type.h); FakeTensorMode
-says half precision, and float32 for the gradient of group norm's input.
+says half precision, and float32 for the gradient of group norm's input and for running statistics in half precision.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ def eager_dtype(op: OpOverload, args: Sequence[object], position: int, result: T
     """
     if op is aten.native_group_norm_backward.default and position == 0 and isinstance(args[1], Tensor):
         return args[1].dtype
+    if op is aten._native_batch_norm_legit_functional.default and position > 2:
+        running = args[position]  # each in the place of the one that it follows
+        return running.dtype if isinstance(running, Tensor) else result.dtype
     if op not in _PARAMETERS or position not in (1, 2):
         return result.dtype
     return next((value.dtype for value in args[_PARAMETERS[op]] if isinstance(value, Tensor)), result.dtype)

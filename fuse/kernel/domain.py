@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.kernel import ctypes
-from fuse.kernel.levels import MOST_HELD, TOO_MANY
+from fuse.kernel.levels import TOO_MANY, too_many
 from fuse.kernel.lower import Declined, can_lower, values_of_call
 from fuse.kernel.tiled_products import products_below
 from fuse.kernel.values import Concat, Gather
@@ -35,6 +35,7 @@ class Domain:
     ``pieces``: it ends in a concatenation, whose costly pieces are still ``apart`` or already ``inside``. Each piece is
     computed in a loop of its own, until something in the same kernel reads the whole. ``rows_again``: results of
     another reduction, over the rows (:mod:`fuse.kernel.levels`). ``looks_up``: a reduction reads tables, in memory.
+    ``reductions``: how many there are at most.
     """
 
     points: int
@@ -44,6 +45,7 @@ class Domain:
     pieces: Literal["none", "apart", "inside"] = "none"
     rows_again: int | None = None
     looks_up: bool = False
+    reductions: int = 0
 
 
 def domain_of(node: Node) -> Domain | Declined:
@@ -71,11 +73,22 @@ def domain_of(node: Node) -> Domain | Declined:
     widest = max(reductions, key=lambda r: math.prod(r.source.shape))
     points = math.prod(widest.source.shape)
     looks_up = any(isinstance(value, Gather) for value in within_stage(results, through_reductions=True))
-    return Domain(points, math.prod(widest.shape), False, 1, looks_up=looks_up)
+    return Domain(points, math.prod(widest.shape), False, 1, looks_up=looks_up, reductions=len(reductions))
 
 
 def join(earlier: Domain, later: Domain) -> Domain | str:
     """The domain of both in one kernel, ``later`` reading ``earlier``; or the reason why they stay apart."""
+    joined = _join(earlier, later)
+    if isinstance(joined, str):
+        return joined
+    reductions = earlier.reductions + later.reductions
+    if joined.rows_again is not None and joined.rows is not None and too_many(joined.rows, reductions):
+        return TOO_MANY
+    return replace(joined, reductions=reductions)
+
+
+def _join(earlier: Domain, later: Domain) -> Domain | str:
+    """The same, whatever number of results is held."""
     cheap, size = earlier.cheap and later.cheap, earlier.size + later.size
     if earlier.pieces == "inside":
         return "costly pieces of a concatenation would be computed again for one another's elements"
@@ -101,8 +114,6 @@ def join(earlier: Domain, later: Domain) -> Domain | str:
             return Domain(later.points, None, cheap, size)
         return "a costly value is read in parts"
     if later.rows is not None and later.points == earlier.rows and not later.looks_up:
-        if earlier.rows > MOST_HELD:
-            return TOO_MANY
         return Domain(earlier.points, earlier.rows, cheap, size, rows_again=later.rows)
     return DIFFERENT
 

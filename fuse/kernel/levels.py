@@ -19,7 +19,9 @@ from fuse.kernel.walks import children, reductions_below, within_stage
 
 MOST_HELD = 4096
 """Results of a reduction that are held, on the stack, for the next level: it takes one thread a few microseconds."""
-TOO_MANY = f"more than {MOST_HELD} results of a reduction are read in other loops"
+MOST_HELD_IN_ALL = 32 * MOST_HELD
+"""Those of all reductions of a level: a thread's stack has room for them."""
+TOO_MANY = f"more than {MOST_HELD} results of a reduction, or {MOST_HELD_IN_ALL} of several, are read in other loops"
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,18 @@ def first_level(outputs: Sequence[Value]) -> Level | None:
     held = _met_first([outputs[number] for number in later], first)
     if not held:
         return None
-    if max(math.prod(reduction.shape) for reduction in held) > MOST_HELD:
+    if too_many(max(math.prod(reduction.shape) for reduction in held), len(held)):
         raise NotAffine(TOO_MANY)
     return Level(tuple(held), frozenset(later))
+
+
+def too_many(rows: int, reductions: int) -> bool:
+    """Whether the stack has no room for the results of so many reductions.
+
+    >>> too_many(4096, 32), too_many(4096, 33), too_many(4097, 1)
+    (False, True, True)
+    """
+    return rows > MOST_HELD or rows * reductions > MOST_HELD_IN_ALL
 
 
 def _rows_of(reduction: Reduce) -> tuple[int, int]:

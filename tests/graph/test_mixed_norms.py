@@ -52,3 +52,16 @@ def test_statistics_are_kept_in_float32() -> None:
             return found
 
     assert_fuses(Statistics(), torch.randn(6, 8).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_batch_norm_with_all_in_half_precision_trains(dtype: torch.dtype) -> None:
+    model = nn.BatchNorm1d(8).to(dtype)
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    eager = copy.deepcopy(model)
+    given = [x.clone().requires_grad_() for _ in range(2)]
+    for run, a in zip((fuse.compile(model), eager), given, strict=True):
+        run(a).float().tanh()[:, ::2].sum().backward()
+    torch.testing.assert_close(given[0].grad, given[1].grad, rtol=4e-2, atol=4e-2)
+    for mine, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)

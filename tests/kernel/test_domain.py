@@ -33,8 +33,8 @@ def last_call(function: Callable[[Tensor], Tensor], x: Tensor = X) -> Domain | D
     [
         (lambda x: x + 1, Domain(24, None, True, 1)),
         (lambda x: x.tanh(), Domain(24, None, False, 1)),
-        (lambda x: x.sum(1), Domain(24, 4, False, 1)),
-        (lambda x: x.softmax(0), Domain(24, 6, False, 1)),
+        (lambda x: x.sum(1), Domain(24, 4, False, 1, reductions=1)),
+        (lambda x: x.softmax(0), Domain(24, 6, False, 1, reductions=2)),
         (lambda x: torch.stack([x, x]), Domain(48, None, False, 1, "apart")),
     ],
 )
@@ -60,6 +60,7 @@ COLLECTION = Domain(96, None, False, 1, "apart")
 OVER_ROWS = Domain(4, 1, False, 1)
 LEVELS = Domain(24, 4, False, 2, rows_again=1)
 ONE = Domain(1, None, True, 1)
+MANY_ROWS, ALL_OF_THEM = Domain(10**6, 4096, False, 1, reductions=1), Domain(4096, 1, False, 1, reductions=1)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ ONE = Domain(1, None, True, 1)
         *((LEVELS, one, replace(LEVELS, size=3)) for one in (PER_ROW, OVER_ROWS, ONE)),
         *((one, LEVELS, replace(LEVELS, size=3)) for one in (ROWS, CHEAP, PER_ROW, OVER_ROWS)),
         (LEVELS, LEVELS, replace(LEVELS, size=4)),
+        (MANY_ROWS, ALL_OF_THEM, replace(MANY_ROWS, size=2, rows_again=1, reductions=2)),
     ],
 )
 def test_domains_that_fit_become_one(earlier, later, joined):
@@ -96,7 +98,8 @@ def test_domains_that_fit_become_one(earlier, later, joined):
         *((one, LEVELS, "their loops run over different numbers of elements") for one in (COLUMNS, WIDER)),
         (LEVELS, replace(OVER_ROWS, looks_up=True), "their loops run over different numbers of elements"),
         (LEVELS, replace(LEVELS, rows_again=2), "their loops run over different numbers of elements"),
-        (Domain(10**6, 5000, False, 1), Domain(5000, 1, False, 1), "more than 4096 results of a reduction are read"),
+        (Domain(10**6, 5000, False, 1), Domain(5000, 1, False, 1), "more than 4096 results of a reduction"),
+        (replace(MANY_ROWS, reductions=32), ALL_OF_THEM, "more than 4096 results of a reduction, or 131072 of several"),
         (join(COSTLY, COLLECTION), WIDER, "costly pieces of a concatenation would be computed again"),
     ],
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fuse.report.show import show
 from fuse.testing import assert_fuses
 
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
@@ -96,6 +97,19 @@ def test_any_loops_may_read_what_is_held(run: Callable[..., Any]) -> None:
 def test_many_rows_are_not_held() -> None:
     assert_fuses(Function(lambda x: x.sum(-1).sqrt().sum()), torch.rand(4096, 2), launches=1)
     assert_fuses(Function(lambda x: x.sum(-1).sqrt().sum()), torch.rand(4097, 2), launches=2)
+
+
+def many_maxima(x: Tensor) -> object:
+    functions = (torch.cos, torch.exp, torch.tanh)
+    y = x[:, 0]
+    for i in range(34):
+        y = functions[i * i % 7 % 3]((x * i).sin().amax(-1)) * y
+    return y.mean()
+
+
+def test_what_is_held_fits_on_the_stack() -> None:
+    report = show(Function(many_maxima), (torch.rand(4096, 2, dtype=torch.float64),), {})
+    assert report.after.launches == 2
 
 
 @settings(max_examples=15, deadline=None)
