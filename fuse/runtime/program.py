@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 from fuse import ops
 from fuse.kernel.lower import Kernel
 from fuse.runtime.arrangement import address, arranged, called_upon, refs_in, touched
+from fuse.runtime.calling import calling, gathering
 from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.drive import Drive, empty
 from fuse.runtime.footprint import fresh_results
@@ -55,11 +56,13 @@ class _Native:
 class _Call:
     """A Python call between native stretches; tensors are numbered by slot.
 
+    ``run`` calls it, given the slots; of a loop with a program for its body it only puts the arguments together.
     ``results`` are (position in the returned tuple or None, slot, base, what is predicted); for a view, whose pointer
     no native step needs, the base is -1 and nothing is predicted. ``dead`` are slots that nothing needs afterwards.
     """
 
     step: PythonStep
+    run: Callable[[Sequence[Any]], Any]
     results: tuple[tuple[int | None, int, int, Layout | None], ...]
     dead: tuple[int, ...]
     loop: Program | None = None
@@ -236,11 +239,11 @@ class Program:
             if isinstance(step, LoopStep):
                 assert stretch.loop is not None
                 result: Any
-                result, launched = stretch.loop.run_steps(step, _resolve(step.args, slots))
+                result, launched = stretch.loop.run_steps(step, stretch.run(slots))
                 native += launched.kernels + (launched.libraries << 32)
                 aten += launched.aten
             else:
-                result = step.function(*_resolve(step.args, slots), **_resolve(step.kwargs, slots))
+                result = stretch.run(slots)
                 aten += step.launches
             for position, slot, base, predicted in stretch.results:
                 tensor = result if position is None else result[position]
@@ -340,8 +343,9 @@ def _stretches(plan: Schedule, bases: dict[int, int], loops: dict[int, Program])
         used = {_slot(r, plan) for r in (*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results))}
         dead = tuple(s for s in used if last_use[s] == number and s not in kept)
         loop = loops.get(id(step))
-        step = replace(step, args=_numbered(step.args, plan), kwargs=_numbered(step.kwargs, plan))
-        parts.append(_Call(step, tuple(results), dead, loop))
+        args, kwargs = _numbered(step.args, plan), _numbered(step.kwargs, plan)
+        run = calling(step.function, args, kwargs) if isinstance(step, CallStep) else gathering(args)
+        parts.append(_Call(step, run, tuple(results), dead, loop))
     return tuple(parts)
 
 
@@ -357,16 +361,6 @@ def _numbered(argument: Any, plan: Schedule) -> Any:
         return {name: _numbered(item, plan) for name, item in argument.items()}
     if isinstance(argument, tuple | list):
         return tuple(_numbered(item, plan) for item in argument)
-    return argument
-
-
-def _resolve(argument: Any, slots: Sequence[Tensor | None]) -> Any:
-    if type(argument) is Ref:
-        return slots[argument.index]
-    if type(argument) is tuple:
-        return [_resolve(item, slots) for item in argument]
-    if type(argument) is dict:
-        return {name: _resolve(item, slots) for name, item in argument.items()}
     return argument
 
 
