@@ -85,6 +85,7 @@ class _Scheduler:
         self.lone: dict[object, Kernel | Declined] = outer.lone if outer else {}
         self.loops: Made = outer.loops if outer else {}
         self.assembled: dict[Node, int] = {}
+        self.handed_on = set(outputs_of(graph.graph))
         self.waiting = placed_pieces(graph)  # piece -> (assemble node, offset in elements)
 
     def run(self) -> Schedule:
@@ -235,8 +236,11 @@ class _Scheduler:
         self._kernel(kernel, node.all_input_nodes, list(anchors.values()), list(values.values()))
 
     def _lone_kernel(self, node: Node) -> Kernel | Declined:
-        if not isinstance(node.meta["val"], Tensor) and any(user.target is not operator.getitem for user in node.users):
-            return Declined("its results are read together")
+        if not isinstance(node.meta["val"], Tensor):
+            if any(user.target is not operator.getitem for user in node.users):
+                return Declined("its results are read together")
+            if not self.signature and self.handed_on.intersection(node.users):
+                return Declined("a loop gathers what it keeps of it")  # counted as such: ``Loop.gathered``
         key = kernel_key(node)
         if key not in self.lone:
             self.lone[key] = self.lower(region_of(node)[0])
