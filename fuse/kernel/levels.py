@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from fuse.kernel.index import NotAffine, contiguous_strides
 from fuse.kernel.values import Concat, Gather, Input, Map, Pad, Reduce, Reindex, Scan, Value
-from fuse.kernel.walks import children, reductions_below, within_stage
+from fuse.kernel.walks import children, within_stage
 
 MOST_HELD = 4096
 """Results of a reduction that are held, on the stack, for the next level: it takes one thread a few microseconds."""
@@ -43,14 +43,18 @@ def first_level(outputs: Sequence[Value]) -> Level | None:
     if not keys:
         return None
     first: set[int] = set()  # values whose reductions, and their own, are all of the first level
+    reducing: set[int] = set()  # values that are reductions, or computed from some
     for value in values:
+        below = [id(child) for child in children(value)]
         of_level = not isinstance(value, Reduce) or _rows_of(value) == keys[0]
-        if of_level and all(id(child) in first for child in children(value)):
+        if of_level and first.issuperset(below):
             first.add(id(value))
+        if isinstance(value, Reduce) or not reducing.isdisjoint(below):
+            reducing.add(id(value))
     later = [
         number
         for number, output in enumerate(outputs)
-        if id(output) not in first or (math.prod(output.shape) not in keys[0] and reductions_below([output]))
+        if id(output) not in first or (id(output) in reducing and math.prod(output.shape) not in keys[0])
     ]
     held = _met_first([outputs[number] for number in later], first)
     if not held:
