@@ -218,9 +218,10 @@ _NUMBERS_ARE_TENSORS = frozenset([  # a number becomes the dtype of the arithmet
 _KNOWN_NAMESPACES = frozenset(["aten", "fuse", "mkl", "mkldnn", "profiler"])
 
 
-@cache
-def info(op: OpOverload) -> OpInfo | None:
-    """Facts about an operator, or None where the table knows nothing of it (a user's custom operator, say).
+def info(op: object) -> OpInfo | None:
+    """Facts about an operator, or None where the table knows nothing of it (a user's custom operator, ``getitem``).
+
+    This and the questions below may be asked of any target of a node: what is no operator of PyTorch is unknown.
 
     >>> info(torch.ops.aten.mm.default).kind
     'gemm'
@@ -228,21 +229,13 @@ def info(op: OpOverload) -> OpInfo | None:
     True
     >>> info(torch.ops.aten.select.int).launches
     0
+    >>> info(print) is None
+    True
     """
-    if op.namespace not in _KNOWN_NAMESPACES:
-        return None
-    facts = _VIEW if _schema_says_view(op) else _listed(op) or _tagged(op)
-    if facts is None:
-        return None
-    return replace(
-        facts,
-        commutative=_base_name(op) in _COMMUTATIVE and _takes_two_tensors(op) and not mutates(op),
-        random=facts.random or _is_seeded(op),
-        batch_rule=batch_rule(op),
-    )
+    return _facts(op) if isinstance(op, OpOverload) else None
 
 
-def kind(op: OpOverload) -> Kind:
+def kind(op: object) -> Kind:
     """The kind an operator is counted under; ``other`` where it is unknown.
 
     >>> kind(torch.ops.aten.cat.default)
@@ -252,7 +245,7 @@ def kind(op: OpOverload) -> Kind:
     return facts.kind if facts else "other"
 
 
-def is_view(op: OpOverload) -> bool:
+def is_view(op: object) -> bool:
     """Whether the operator computes nothing: its result is another look at an argument's memory.
 
     >>> aten = torch.ops.aten
@@ -262,7 +255,7 @@ def is_view(op: OpOverload) -> bool:
     return kind(op) == "view"
 
 
-def is_pointwise(op: OpOverload) -> bool:
+def is_pointwise(op: object) -> bool:
     """Whether each element of the result depends only on the elements at the same place of the broadcast arguments.
 
     >>> is_pointwise(torch.ops.aten.gelu_backward.default), is_pointwise(torch.ops.aten.glu.default)
@@ -272,17 +265,17 @@ def is_pointwise(op: OpOverload) -> bool:
     return facts is not None and facts.elementwise
 
 
-def is_random(op: OpOverload) -> bool:
+def is_random(op: object) -> bool:
     """Whether the operator draws from a random generator: its order and count are part of what the model does.
 
     >>> is_random(torch.ops.aten.bernoulli.p), is_random(torch.ops.aten.mul.Tensor)
     (True, False)
     """
     facts = info(op)
-    return _is_seeded(op) if facts is None else facts.random
+    return facts.random if facts else isinstance(op, OpOverload) and _is_seeded(op)
 
 
-def is_commutative(op: OpOverload) -> bool:
+def is_commutative(op: object) -> bool:
     """Whether swapping the first two arguments changes no bit of the result (for ``add``: with ``alpha`` left at 1).
 
     >>> is_commutative(torch.ops.aten.maximum.default), is_commutative(torch.ops.aten.sub.Tensor)
@@ -404,6 +397,21 @@ def tensor_form(op: OpOverload) -> OpOverload | None:
         if fits and ("other" in tensors or "value" in tensors):
             return candidate
     return None
+
+
+@cache
+def _facts(op: OpOverload) -> OpInfo | None:
+    if op.namespace not in _KNOWN_NAMESPACES:
+        return None
+    facts = _VIEW if _schema_says_view(op) else _listed(op) or _tagged(op)
+    if facts is None:
+        return None
+    return replace(
+        facts,
+        commutative=_base_name(op) in _COMMUTATIVE and _takes_two_tensors(op) and not mutates(op),
+        random=facts.random or _is_seeded(op),
+        batch_rule=batch_rule(op),
+    )
 
 
 def _schema_says_view(op: OpOverload) -> bool:

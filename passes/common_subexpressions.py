@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -49,7 +48,7 @@ def expression(node: Node) -> Hashable:
     """What ``node`` computes, and in which layout: the order of a commutative operator's operands may decide that."""
     val = node.meta["val"]
     layout = val.stride() if isinstance(val, Tensor) else None
-    if isinstance(node.target, OpOverload) and ops.is_commutative(node.target) and not node.kwargs:
+    if ops.is_commutative(node.target) and not node.kwargs:
         operands = frozenset(surgery.constant_key(argument) for argument in node.args[:2])
         return (node.target, operands, surgery.constant_key(node.args[2:]), layout)
     return (surgery.node_key(node), layout)

@@ -15,7 +15,6 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -31,7 +30,7 @@ aten = torch.ops.aten
 @register_pass(after=("no_ops", "dead_code"), before=("roll_whole_loops", "merge_sibling_gemms"))
 def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
     """Draw the random numbers of all steps before the first step."""
-    draws = [n for n in graph.graph.nodes if isinstance(n.target, OpOverload) and ops.is_random(n.target)]
+    draws = [n for n in graph.graph.nodes if ops.is_random(n.target)]
     escaping: set[Node] | None = None
     for stretch in stretches(draws):
         groups = [group for group in alike(stretch) if len(group) >= LEAST_STEPS and not is_stacked(group[0])]

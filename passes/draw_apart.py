@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -37,7 +36,7 @@ def draw_apart(graph: GraphModule) -> Iterator[Verdict]:
 
 def is_draw(node: Node) -> bool:
     """Whether ``node`` is a random operator."""
-    return isinstance(node.target, OpOverload) and ops.is_random(node.target)
+    return ops.is_random(node.target)
 
 
 def read_apart(stack: Node) -> None:

@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -126,12 +125,8 @@ def left_operand(product: Node) -> Node:
     return product.args[position_of_left(product)]  # type: ignore[return-value]
 
 
-def facts(node: Node) -> ops.OpInfo | None:
-    return ops.info(node.target) if isinstance(node.target, OpOverload) else None
-
-
 def kind(node: Node) -> str | None:
-    known = facts(node)
+    known = ops.info(node.target)
     return known.kind if known else None
 
 
@@ -165,7 +160,7 @@ def passes_on(node: Node) -> bool:
 
 
 def is_elementwise(node: Node) -> bool:
-    known = facts(node)
+    known = ops.info(node.target)
     return known is not None and known.elementwise and not known.random
 
 
@@ -196,7 +191,7 @@ def take_in_masks(found: Attention) -> None:
     stack += added_to(found)
     while stack and len(found.around) < MOST_BETWEEN:
         node = effects.root(stack.pop())
-        known = facts(node)
+        known = ops.info(node.target)
         cheap = known is not None and known.cheap and known.elementwise
         if (cheap or node.target in COPIES) and node not in found.members and is_read_by(node, found.members):
             found.around.add(node)

@@ -29,4 +29,4 @@ def fuse_movement(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def is_fusible(node: Node) -> bool:
-    return ops.kind(node.target) in ("movement", "reduction", "pointwise")  # type: ignore[arg-type]
+    return ops.kind(node.target) in ("movement", "reduction", "pointwise")

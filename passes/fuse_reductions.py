@@ -31,4 +31,4 @@ def fuse_reductions(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def is_reduction_or_pointwise(node: Node) -> bool:
-    return ops.kind(node.target) in ("reduction", "pointwise")  # type: ignore[arg-type]
+    return ops.kind(node.target) in ("reduction", "pointwise")

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -102,7 +101,7 @@ def prepare(found: Found, around: Surroundings) -> Region | Replacement | Obstac
 
 
 def _is_library_call(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and ops.kind(node.target) in ("gemm", "convolution")
+    return ops.kind(node.target) in ("gemm", "convolution")
 
 
 def build(graph: GraphModule, prepared: Region | Replacement, moved: dict[Node, Node]) -> None:

@@ -18,7 +18,6 @@ product's (a slice, another shape), and where the reader has a product of its ow
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 
 import torch
@@ -88,7 +87,7 @@ def is_elementwise(node: Node) -> bool:
     """Whether ``node`` may be elementwise: what reductions a kernel holds beside a product is asked of ``lower``."""
     if node.op != "call_function":
         return regions.is_region(node)
-    return node.target is not operator.getitem and ops.kind(node.target) in ("pointwise", "reduction")  # type: ignore[arg-type]
+    return ops.kind(node.target) in ("pointwise", "reduction")
 
 
 def obstacle(product: Node, reader: Node) -> str | None:

@@ -185,7 +185,7 @@ def lower_split(built: Built, parts: Split) -> Kernel | Declined:
 def _better_unrolled(rolled: Rolled) -> str | None:
     """Why steps that could roll had better be fused as they stand, or None."""
     operators = len(rolled.steps) * len(rolled.typical)
-    if rolled.inputs or operators > MOST_FUSED or not all(ops.is_pointwise(n.target) for n in rolled.typical):  # type: ignore[arg-type]
+    if rolled.inputs or operators > MOST_FUSED or not all(ops.is_pointwise(n.target) for n in rolled.typical):
         return None
     return "steps that are elementwise and read no part of a tensor fuse as they are"
 

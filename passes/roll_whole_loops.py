@@ -59,9 +59,9 @@ def obstacle(rolled: Rolled) -> str | None:
     if not has_projection(rolled):
         return None
     step = [rolled.typical[j] for j in sorted(lasting(rolled))]
-    if any(ops.kind(node.target) == "reduction" for node in step):  # type: ignore[arg-type]
+    if any(ops.kind(node.target) == "reduction" for node in step):
         return "a step has reductions: the input's products leave the loop"
-    products = [node for node in step if ops.kind(node.target) == "gemm"]  # type: ignore[arg-type]
+    products = [node for node in step if ops.kind(node.target) == "gemm"]
     if not products:
         return None
     return better_outside(min(node.meta["val"].shape[0] for node in products), sum(map(weight_bytes, products)))

@@ -233,7 +233,7 @@ def _read_by(region: GraphModule) -> int:
 
 
 def _is_look(node: Node) -> bool:
-    return node.target is operator.getitem or (isinstance(node.target, OpOverload) and ops.is_view(node.target))
+    return node.target is operator.getitem or ops.is_view(node.target)
 
 
 def _call_of_node(node: Node) -> Call:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -151,17 +150,13 @@ def _places(nodes: Sequence[Node]) -> dict[Node, list[Place]]:
             of_producer, part = places[inputs[0]], node.args[1]
             is_own = isinstance(part, int) and 0 <= part < len(of_producer)
             places[node] = [of_producer[part]] if is_own else of_producer[:1]  # type: ignore[index]
-        elif _is_view(node) and inputs:
+        elif ops.is_view(node.target) and inputs:
             places[node] = places[inputs[0]][:1]
         else:
             results = max(1, sum(1 for _ in tensors_in(node.meta.get("val"))))
             places[node] = [(node, i) for i in range(results)]
     inside = _buffers_of_pieces(nodes, places)
     return {node: [inside.get(place, place) for place in lies_in] for node, lies_in in places.items()}
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and ops.is_view(node.target)
 
 
 def _buffers_of_pieces(nodes: Sequence[Node], places: Mapping[Node, Sequence[Place]]) -> dict[Place, Place]:

@@ -86,7 +86,7 @@ class Functionalizer:
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
-        if isinstance(op, OpOverload) and ops.is_random(op):
+        if ops.is_random(op):
             return self.draws.next(op, args, kwargs, lambda: self._emit(op, args, kwargs, value))
         return self._emit(op, args, kwargs, value)
 

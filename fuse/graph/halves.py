@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
@@ -51,7 +50,7 @@ def cut_in_two(
     """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``."""
     later = _after(output)
     needed = _needed(gradients, set(later))
-    if random := next((n for n in needed if isinstance(n.target, OpOverload) and ops.is_random(n.target)), None):
+    if random := next((n for n in needed if ops.is_random(n.target)), None):
         raise CaptureError(f"{random.target} draws random numbers in the backward pass")
     inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
     half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]
@@ -174,7 +173,7 @@ def root_of(node: Node) -> Node:
 
 
 def _base(node: Node) -> Node | None:
-    if node.op == "call_function" and isinstance(node.target, OpOverload) and ops.is_view(node.target):
+    if node.op == "call_function" and ops.is_view(node.target):
         base: Node = node.args[0]  # type: ignore[assignment]
         return base
     return None

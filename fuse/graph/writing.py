@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -117,7 +116,7 @@ def _memory(node: Node) -> Node:
     while node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         base = node.args[0]
         holder = base if node.target is operator.getitem else node
-        if not isinstance(holder.target, OpOverload) or not ops.is_view(holder.target):
+        if not ops.is_view(holder.target):
             break
         node = base
     return node

@@ -338,13 +338,9 @@ def readable_name(region: GraphModule) -> str:
     """The first few operators that compute something: ``sigmoid_mul_tanh``."""
     parts: dict[str, None] = {}
     for node in region.graph.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem and not _is_view(node):
+        if node.op == "call_function" and node.target is not operator.getitem and not ops.is_view(node.target):
             parts[_plain_name(str(node.target).split(".")[-2]).strip("_")] = None
     return "_".join(list(parts)[:MAX_NAME_PARTS]) or "copy"
-
-
-def _is_view(node: Node) -> bool:
-    return ops.is_view(node.target)  # type: ignore[arg-type]
 
 
 def _comment(lines: list[str]) -> tuple[str, ...]:

@@ -179,7 +179,7 @@ class _Level:
             self._add_region(node, module.whole)
         elif isinstance(loop := called_module(node), Loop):
             self._add_loop(node, loop)
-        elif isinstance(target, OpOverload) and ops.is_view(target):
+        elif ops.is_view(target):
             self._add_view(node)
         else:
             self.add(node, _sort(target), short_name(target), self.used_by(node))

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
@@ -338,7 +337,7 @@ def _as_recorded(node: Node, value: Any, operands: Any) -> Any:
 
     Operators in functional form may have gradients where those that eager runs have none (statistics of a batch norm).
     """
-    random = isinstance(node.target, OpOverload) and ops.is_random(node.target)
+    random = ops.is_random(node.target)
     if random and any_needs_gradient(value):  # in functional form its gradient may know other numbers (rrelu)
         raise NotReversible(f"{node.target} draws numbers that its gradient needs")
     if not isinstance(value, Tensor):

@@ -148,7 +148,7 @@ class _Whole:
         for node in self.nodes:
             if node in lasting or node in staying:
                 continue
-            heavy = all_of_it and _kind(node) in ("gemm", "reduction", "other") and not ops.is_pointwise(node.target)  # type: ignore[arg-type]
+            heavy = all_of_it and _kind(node) in ("gemm", "reduction", "other") and not ops.is_pointwise(node.target)
             starts = heavy or (units and _kind(node) == "reduction") or self._is_large_product(node)
             if node not in self.totals and (starts or any(operand in found for operand in node.all_input_nodes)):
                 found.add(node)
@@ -280,7 +280,7 @@ class _Whole:
 
 
 def _kind(node: Node) -> str:
-    return "view" if node.target is operator.getitem else ops.kind(node.target)  # type: ignore[arg-type]
+    return "view" if node.target is operator.getitem else ops.kind(node.target)
 
 
 def _multiplications(node: Node) -> int:

@@ -47,7 +47,7 @@ def view_base(node: Node) -> Node | None:
         return None
     if node.target is operator.getitem:
         return node.args[0] if view_base(node.args[0]) else None
-    return node.args[0] if isinstance(node.target, OpOverload) and ops.is_view(node.target) else None
+    return node.args[0] if ops.is_view(node.target) else None
 
 
 def is_view(node: Node) -> bool:

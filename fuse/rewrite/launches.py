@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
@@ -56,7 +55,7 @@ def node_launches(node: Node) -> int:
         return _loop_launches(module) if kind(node) == "loop" else 1
     if node.op != "call_function" or node.target is operator.getitem:
         return 0
-    known = ops.info(node.target) if isinstance(node.target, OpOverload) else None
+    known = ops.info(node.target)
     return 1 if known is None else known.launches
 
 

@@ -155,7 +155,7 @@ def _is_computed_here(node: Node) -> bool:
     """Whether a kernel or a product computes ``node``, into memory that it is given."""
     if node.target is operator.getitem:
         return False
-    if ops.kind(node.target) == "gemm":  # type: ignore[arg-type]
+    if ops.kind(node.target) == "gemm":
         return node.meta["val"].dtype in (torch.float32, torch.float64)
     return _has_kernel(node)
 

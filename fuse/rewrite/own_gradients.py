@@ -111,7 +111,7 @@ def why_not(found: Found) -> Obstacle | None:
     traced = found.form.differentiated(found.setting.arguments, found.constants)
     if isinstance(traced, str):
         return Obstacle("constraint", f"the gradients do not run on these tensors: {traced}")
-    if any(node.op == "call_function" and ops.is_random(node.target) for node in traced.graph.nodes):  # type: ignore[arg-type]
+    if any(node.op == "call_function" and ops.is_random(node.target) for node in traced.graph.nodes):
         return Obstacle("alias or mutation", "backward draws random numbers")
     return None
 

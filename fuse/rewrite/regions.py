@@ -44,7 +44,7 @@ def is_constructor(node: Node) -> bool:
         node.op == "call_function"
         and not node.all_input_nodes
         and effects.is_pure(node)
-        and ops.kind(node.target) == "movement"  # type: ignore[arg-type]
+        and ops.kind(node.target) == "movement"
     )
 
 

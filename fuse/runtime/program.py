@@ -389,11 +389,6 @@ def _described(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -
 
 
 def _is_random(function: Any) -> bool:
-    if isinstance(function, OpOverload):
-        return ops.is_random(function)
-    return isinstance(function, torch.nn.Module) and any(
-        isinstance(node.target, OpOverload) and ops.is_random(node.target)
-        for module in function.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
-    )
+    parts = function.modules() if isinstance(function, torch.nn.Module) else ()
+    nodes = (node for part in parts if isinstance(part, GraphModule) for node in part.graph.nodes)
+    return ops.is_random(function) or any(ops.is_random(node.target) for node in nodes)

@@ -190,7 +190,7 @@ class _Scheduler:
                     self.anchors[node] = anchor
         elif node.target is ASSEMBLE:
             self._assemble(node)
-        elif ops.is_view(node.target):  # type: ignore[arg-type]
+        elif ops.is_view(node.target):
             self._view(node)
         elif isinstance(preferred := self.prefer(node), Kernel):
             self._lone(node, preferred)
@@ -433,7 +433,7 @@ def _source(node: Node, region: torch.nn.Module) -> str:
 
 
 def _is_view(node: Any) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and ops.is_view(node.target)
+    return ops.is_view(node.target)
 
 
 def _shares(value: Any, base: Tensor) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from fuse import ops
@@ -61,4 +60,4 @@ class NearestUpsample:
 
 
 def _is_library_call(reader: Node) -> bool:
-    return isinstance(reader.target, OpOverload) and ops.kind(reader.target) in ("gemm", "convolution")
+    return ops.kind(reader.target) in ("gemm", "convolution")

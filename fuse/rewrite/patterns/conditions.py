@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -215,7 +214,7 @@ _FORMATS: Mapping[str, torch.memory_format] = {
 def _impure(found: Found) -> Obstacle | None:
     for node in found.inside:
         if not effects.is_pure(node):
-            random = isinstance(node.target, OpOverload) and ops.is_random(node.target)
+            random = ops.is_random(node.target)
             reason = "draws random numbers, in an order that must stay" if random else "does more than give its value"
             return Obstacle("alias or mutation", f"`{called(node)}` {reason}", node)
     return None
