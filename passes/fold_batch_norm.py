@@ -51,7 +51,7 @@ def fold_batch_norm(graph: GraphModule) -> Iterator[Verdict]:
     values = given_constants(graph)
     constant = {*values, *constant_nodes(graph, values)}
     for norm in graph.graph.find_nodes(op="call_function", target=NORM):
-        layer = layer_of(norm.args[0])  # type: ignore[arg-type]  # an operator's first argument is a node
+        layer = layer_of(norm.args[0])
         if layer is None or layer.weight not in constant:
             continue
         if reason := obstacle(norm, layer, constant):

@@ -77,13 +77,13 @@ def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
                 continue
             product = product_of(body)
             right = product and product.args[PRODUCTS[product.target]]  # type: ignore[index]
-            outer = dict(zip(body.graph.find_nodes(op="placeholder"), inputs, strict=True)).get(right)  # type: ignore[arg-type]
+            outer = dict(zip(body.graph.find_nodes(op="placeholder"), inputs, strict=True)).get(right)
             if product is None or outer not in place.constants:
                 continue
             if reason := obstacle(product, right):  # type: ignore[arg-type]  # a node
                 yield declined((node,), reason)
                 continue
-            weight = Weight(place.constants[outer], right, width_of(right))  # type: ignore[arg-type, index]  # nodes
+            weight = Weight(place.constants[outer], right, width_of(right))  # type: ignore[arg-type]  # nodes
             made = with_packed(body, weight)
             if isinstance(kernel := lower(made), Declined):
                 yield declined((node,), kernel.reason)
@@ -109,7 +109,7 @@ def places(graph: GraphModule, constant: Collection[Node]) -> Iterator[Place]:
         if isinstance(loop, Loop) and not loop.persistent:
             given = zip(loop.body.graph.find_nodes(op="placeholder"), node.args, strict=True)
             fixed = list(given)[loop.spec.carries + len(loop.spec.step_inputs) :]
-            yield Place(loop.body, {inner: outer for inner, outer in fixed if outer in constant}, node)  # type: ignore[misc]
+            yield Place(loop.body, {inner: outer for inner, outer in fixed if outer in constant}, node)
 
 
 def product_of(body: GraphModule) -> Node | None:

@@ -62,12 +62,12 @@ def write_plainly(node: Node) -> None:
     value: Tensor = node.meta["val"]
     number = [_number(node)] if node.target in NUMBERS else []
     options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-    plain = surgery.insert(node, PLAIN[node.target], list(value.shape), *number, like=node, **options)  # type: ignore[index, arg-type]
+    plain = surgery.insert(node, PLAIN[node.target], list(value.shape), *number, like=node, **options)  # type: ignore[index]
     surgery.replace(node, plain)
 
 
 def _number(node: Node) -> object:
     if node.target not in NUMBERS:
         return None
-    place = NUMBERS[node.target]  # type: ignore[index]
+    place = NUMBERS[node.target]
     return node.args[place] if len(node.args) > place else node.kwargs["fill_value"]

@@ -200,7 +200,7 @@ class JointRecorder(Recorder):
         if node is not None:
             return self.lines.get(node._sequence_nr(), "")
         line = user_line()
-        self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]
+        self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)
         return line
 
     def _why_eagers(self) -> str | None:

@@ -117,7 +117,7 @@ class Count:
         self.origin: Count = self if origin is None else origin
         self.used = False
 
-    __class__ = property(lambda self: int)  # type: ignore[assignment]  # what isinstance asks
+    __class__ = property(lambda self: int)  # what isinstance asks
 
     def __add__(self, other: Any) -> Any:
         return self._moved(other) if type(other) is int else self._use()

@@ -86,7 +86,7 @@ def loop_order(left: Value, right: Value) -> tuple[int, int, int]:
     extents = (rows, depth, columns)
     useful = [min(e, FULL_VECTOR) * number for e, number in zip(extents, side_by_side, strict=True)]
     innermost = max((2, 1, 0), key=lambda loop: useful[loop])
-    return {2: (0, 1, 2), 1: (0, 2, 1), 0: (2, 1, 0)}[innermost]  # type: ignore[return-value]
+    return {2: (0, 1, 2), 1: (0, 2, 1), 0: (2, 1, 0)}[innermost]
 
 
 def times_computed(left: Value, right: Value) -> tuple[int, int]:

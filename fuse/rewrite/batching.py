@@ -85,7 +85,7 @@ class Batcher:
         if node.target not in ROWS_OF_A_WEIGHT:
             return False
         *bias, left, right = node.args
-        shared = not self.batched.intersection([*bias, right])  # type: ignore[list-item]
+        shared = not self.batched.intersection([*bias, right])
         return left in self.batched and shared and all(b.meta["val"].dim() == 1 for b in bias)  # type: ignore[union-attr]
 
     def _product(self, node: Node, source: str) -> Node:

@@ -177,7 +177,7 @@ def put_back(graph: GraphModule) -> None:
                     inner[node] = graph.graph.node_copy(node, inner.__getitem__)
         outputs = outputs_of(module.graph)
         for part in list(call.users):
-            part.replace_all_uses_with(inner[outputs[part.args[1]]])  # type: ignore[index,arg-type]
+            part.replace_all_uses_with(inner[outputs[part.args[1]]])
         regions.erase_with_users(call)
     graph.recompile()
 

@@ -135,6 +135,6 @@ def _changed_layout(node: Node, dtype: torch.dtype) -> bool:
         element = torch.empty((), dtype=dtype)
     args, kwargs = replace_leaves(node, lambda leaf: leaf.meta["val"] if isinstance(leaf, Node) else element)
     with surgery.fake_mode(node.graph), torch.no_grad():
-        made = ops.tensor_form(node.target)(*args, **kwargs)  # type: ignore[arg-type,misc]
+        made = ops.tensor_form(node.target)(*args, **kwargs)  # type: ignore[misc]
     held = node.meta["val"]
     return bool(made.dtype != held.dtype or made.shape != held.shape)

@@ -86,7 +86,7 @@ def law_of(lengths: Sequence[int], values: Sequence[Any]) -> Law:
     if is_dataclass(first) and not callable(first):
         names = [field.name for field in fields(first)]
         parts = [tuple(getattr(value, name) for name in names) for value in values]
-        return _together(lengths, parts, lambda found: type(first)(*found))  # type: ignore[operator]
+        return _together(lengths, parts, lambda found: type(first)(*found))
     if not all(same_value(first, value) for value in values):
         raise NoLaw(f"{_said(first)} becomes {_said(next(v for v in values if not same_value(first, v)))}")
     return Fixed(first)

@@ -27,7 +27,7 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
                 return Fallback("", "", "an input is being transformed by torch.func")
     if forward_ad._current_level >= 0:
         return Fallback("", "", "gradients are taken in forward mode")
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # type: ignore[attr-defined]
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return Fallback("", "", "hooks on saved tensors are active")
     return None
 

@@ -138,4 +138,4 @@ def operator_of(pattern: Pattern, running: Callable[[], Any]) -> Callable[..., A
             with running():
                 return None, *gradients(pattern, pytree.tree_unflatten(tensors, ctx.spec), results, given)
 
-    return Operator.apply  # type: ignore[no-any-return]
+    return Operator.apply
