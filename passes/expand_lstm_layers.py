@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
@@ -92,7 +93,7 @@ def loop_of(layer: Layer) -> tuple[Loop, tuple[Tensor, ...], tuple[Tensor, ...]]
     """The loop, and the metadata of its operands and results."""
     sequence: Tensor = layer.sequence.meta["val"]
     steps, rows, _ = sequence.shape
-    with sequence.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+    with mode_of(sequence), torch.no_grad():
         read = sequence if layer.inside else sequence.new_empty(steps, rows, len(_value(layer.weights[0])))
         fixed = [value.t() if value.dim() == 2 else value for value in map(_value, layer.fixed)]
         operands = (*map(_value, layer.states), read, *fixed)

@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from fuse import ops
+from fuse.graph.fakes import mode_of
 from fuse.graph.periods import Run, find_runs
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined, Kernel
@@ -203,7 +204,7 @@ def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:
 
 def _collected(value: torch.Tensor, steps: int, dim: int) -> torch.Tensor:
     """A tensor ``[steps, *shape]`` that is contiguous once the steps are moved to dimension ``dim``."""
-    with value.fake_mode:  # type: ignore[attr-defined]
+    with mode_of(value):
         shape = list(value.shape)
         stacked = torch.empty((*shape[:dim], steps, *shape[dim:]), dtype=value.dtype, device=value.device)
         return stacked.movedim(dim, 0)
@@ -286,13 +287,13 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
     held, source = collector.meta["val"], collector.meta.get("source", "")
     with graph.graph.inserting_after(after):
         after = moved = graph.graph.call_function(aten.permute.default, (part, order))
-    with held.fake_mode:
+    with mode_of(held):
         moved.meta.update(val=part.meta["val"].permute(order), source=source)
     if not moved.meta["val"].is_contiguous():
         with graph.graph.inserting_after(moved):
             moved = graph.graph.call_function(aten.clone.default, (moved,), {"memory_format": torch.contiguous_format})
         after = moved
-        with held.fake_mode:
+        with mode_of(held):
             moved.meta.update(val=torch.empty(part.meta["val"].permute(order).shape, dtype=held.dtype), source=source)
     if moved.meta["val"].shape != held.shape:  # ``cat`` puts steps and what each adds in one dimension
         with graph.graph.inserting_after(moved):
@@ -338,7 +339,7 @@ def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, 
     with graph.graph.inserting_after(after):
         step = graph.graph.call_function(aten.select.int, (part, 0, k))
     value = part.meta["val"]
-    with value.fake_mode:
+    with mode_of(value):
         step.meta["val"] = value.select(0, k)
     step.meta["source"] = node.meta.get("source", "")
     wanted = node.meta["val"]

@@ -227,6 +227,18 @@ class FakeRunner:
         return made
 
 
+def mode_of(value: Tensor) -> FakeTensorMode:
+    """The mode of a fake tensor, under which what is made beside it is fake as well.
+
+    >>> with FakeTensorMode() as mode:
+    ...     value = torch.empty(2, 3)
+    >>> mode_of(value) is mode
+    True
+    """
+    assert isinstance(value, FakeTensor)
+    return value.fake_mode
+
+
 def _below_autograd() -> bool:
     """Whether a dispatch mode calls: autograd has been there, and says itself what needs gradients."""
     excluded: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)

@@ -31,6 +31,7 @@ from fuse.errors import FuseError
 from fuse.graph.aliases import View
 from fuse.graph.detaching import any_needs_gradient
 from fuse.graph.ends import outputs_of
+from fuse.graph.fakes import mode_of
 from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, formulas
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop
@@ -123,7 +124,7 @@ class _Replay(JointRecorder):
 
     def __init__(self, graph: GraphModule, recorded: Recorded) -> None:
         self.given: list[Node] = graph.graph.find_nodes(op="placeholder")
-        super().__init__(Module(), self.given[0].meta["val"].fake_mode, Plan())
+        super().__init__(Module(), mode_of(self.given[0].meta["val"]), Plan())
         self.rolled, self.recorded = graph, recorded
         self.signature: Signature = graph.meta["signature"]
         self.source = ""

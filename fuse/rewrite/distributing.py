@@ -23,6 +23,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.ends import add_placeholder, outputs_of
+from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop
 from fuse.rewrite.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.rewrite.loop_building import call_loop
@@ -224,7 +225,7 @@ class _Whole:
 
     def _kept(self, node: Node) -> Tensor:
         held: Tensor = node.meta["val"]
-        with held.fake_mode:  # type: ignore[attr-defined]
+        with mode_of(held):
             return torch.empty((self.spec.trip_count, *held.shape), dtype=held.dtype, device=held.device)
 
     def _after(

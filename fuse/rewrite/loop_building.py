@@ -20,6 +20,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.ends import add_placeholder
+from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.rewrite import surgery
 from fuse.rewrite.collectors import COLLECTORS
@@ -147,7 +148,7 @@ class _Body:
         return node
 
     def _part(self, name: str, source: Any, how: StepInput) -> Node:
-        with source.fake_mode:
+        with mode_of(source):
             return self._placeholder(name, source.select(how.dim, how.start))
 
     def copy(self, j: int, node: Node) -> None:
@@ -214,7 +215,7 @@ class _Body:
         if op is operator.getitem:
             node.meta["val"] = value[args[1]]
         else:
-            with value.fake_mode, torch.no_grad():
+            with mode_of(value), torch.no_grad():
                 node.meta["val"] = op(value, *args[1:], **kwargs)  # type: ignore[operator]
         node.meta["source"] = like.meta.get("source", "")
         return node

@@ -21,6 +21,7 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.graph.ends import outputs_of
+from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop
 from fuse.kernel import ctypes
 from fuse.kernel.lower import Declined, values_of_call
@@ -170,12 +171,12 @@ def copied(node: Node, before: Node, stride: Sequence[int]) -> Node:
     held = node.meta["val"]
     with before.graph.inserting_before(before):
         copy = before.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    with held.fake_mode:
+    with mode_of(held):
         value = torch.empty_strided(held.shape, stride, dtype=held.dtype, device=held.device)
     copy.meta.update(val=value, source=node.meta.get("source", ""))
     return copy
 
 
 def _all_steps(value: Tensor, steps: int) -> Tensor:
-    with value.fake_mode:  # type: ignore[attr-defined]
+    with mode_of(value):
         return torch.empty((steps, *value.shape), dtype=value.dtype, device=value.device)

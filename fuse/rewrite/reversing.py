@@ -27,6 +27,7 @@ from torch.nn import Module
 
 from fuse.errors import FuseError
 from fuse.graph.ends import add_placeholder, outputs_of
+from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.kept import Plan
@@ -83,7 +84,7 @@ def differentiable(
     """
     if loop.spec.backwards:
         raise NotReversible("the loop keeps its results backwards")
-    mode: FakeTensorMode = operands[0].fake_mode  # type: ignore[attr-defined]
+    mode = mode_of(operands[0])
     recorder = _BodyRecorder(loop, mode)
     step = recorder.joint(tuple(_of_body(loop, mode, _training_states(loop, trained))), {})
     outputs = outputs_of(step.forward.graph)
@@ -231,7 +232,7 @@ def _finished(body: Graph, results: Sequence[Node]) -> GraphModule:
 def _kept(value: Tensor, steps: int, dim: int = 0) -> Tensor:
     """What is kept of all steps: ``[steps, *shape]``, contiguous once the steps are moved to dimension ``dim``."""
     shape = list(value.shape)
-    with value.fake_mode:  # type: ignore[attr-defined]
+    with mode_of(value):
         stacked = torch.empty((*shape[:dim], steps, *shape[dim:]), dtype=value.dtype, device=value.device)
         return stacked.movedim(dim, 0)
 
@@ -406,7 +407,7 @@ class _Reversal:
                 source, how = self.operands[what.index], StepInput(read.dim, read.start + read.step * last, -read.step)
             else:
                 continue
-            with source.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+            with mode_of(source), torch.no_grad():
                 held = source.detach().select(how.dim, how.start)
             self.inner[node] = self._placeholder(node.name, held, source)
             if how == StepInput(0, last, -1) and source.shape[0] == spec.trip_count:
@@ -454,7 +455,7 @@ class _Reversal:
     def _insert(self, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         node = self.body.call_function(target, args, kwargs)
         fake_args = map_arg(args, lambda operand: operand.meta["val"])
-        with self.operands[0].fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+        with mode_of(self.operands[0]), torch.no_grad():
             node.meta["val"] = target(*fake_args, **kwargs)
         node.meta["source"] = like.meta.get("source", "") if like else self.spec.source
         return node
@@ -478,5 +479,5 @@ class _Reversal:
 
 
 def _like(value: Tensor) -> Tensor:
-    with value.fake_mode:  # type: ignore[attr-defined]
+    with mode_of(value):
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fuse.graph.fakes import mode_of
+
 
 def part(whole: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
     """The tensor of that layout, ``offset`` elements behind the first element of ``whole``."""
@@ -37,12 +39,12 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
 
 
 def restrided(value: Tensor, stride: Sequence[int]) -> Tensor:
-    with value.fake_mode:  # type: ignore[attr-defined]
+    with mode_of(value):
         return torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
 
 
 def dense(value: Tensor) -> Tensor:
-    with value.fake_mode:  # type: ignore[attr-defined]
+    with mode_of(value):
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
 
 
