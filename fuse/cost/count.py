@@ -171,16 +171,19 @@ def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
 def _given_twice(graph: GraphModule) -> Iterator[Node]:
     """Results that are the same tensor as another one, of which the caller gets a copy."""
     signature: Signature | None = graph.meta.get("signature")
-    named = sorted({spec.index for spec in signature.outputs if spec.kind == "graph"}) if signature else []
+    if signature is None:
+        return
+    results = outputs_of(graph.graph)
     taken: set[tuple[Node, Any]] = set()
-    for index in named:
-        node, part = outputs_of(graph.graph)[index], None
+    for index in sorted({spec.index for spec in signature.outputs if spec.kind == "graph"}):
+        node, part = results[index], None
         while _is_look(node):
-            if node.target is operator.getitem and not _is_look(node.args[0]):  # type: ignore[arg-type]
+            base = node.all_input_nodes[0]
+            if node.target is operator.getitem and not _is_look(base):
                 part = node.args[1]
-            node = node.args[0]  # type: ignore[assignment]
+            node = base
         if (node, part) in taken:
-            yield outputs_of(graph.graph)[index]
+            yield results[index]
         taken.add((node, part))
 
 

@@ -148,8 +148,8 @@ def _places(nodes: Sequence[Node]) -> dict[Node, list[Place]]:
         inputs = node.all_input_nodes
         if node.target is operator.getitem and inputs:
             of_producer, part = places[inputs[0]], node.args[1]
-            is_own = isinstance(part, int) and 0 <= part < len(of_producer)
-            places[node] = [of_producer[part]] if is_own else of_producer[:1]  # type: ignore[index]
+            own = of_producer[part : part + 1] if isinstance(part, int) and part >= 0 else []
+            places[node] = own or of_producer[:1]
         elif ops.is_view(node.target) and inputs:
             places[node] = places[inputs[0]][:1]
         else:

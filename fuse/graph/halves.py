@@ -140,7 +140,9 @@ class _Half:
         current = node
         while current not in self.made:
             chain.append(current)
-            current = _base(current)  # type: ignore[assignment]
+            base = _base(current)
+            assert base is not None
+            current = base
         for view in reversed(chain):
             self.made[view] = self.graph.node_copy(view, self.made.__getitem__)
         return self.made[node]
@@ -173,7 +175,4 @@ def root_of(node: Node) -> Node:
 
 
 def _base(node: Node) -> Node | None:
-    if node.op == "call_function" and ops.is_view(node.target):
-        base: Node = node.args[0]  # type: ignore[assignment]
-        return base
-    return None
+    return node.all_input_nodes[0] if node.op == "call_function" and ops.is_view(node.target) else None

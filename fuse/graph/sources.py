@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from functools import lru_cache
+from types import FrameType
 
 import torch
 
@@ -39,13 +40,13 @@ def user_line() -> str:
 
     Where a traced graph is interpreted, that is the frame its node was traced in.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _RUN_NODE and (line := _line_traced(frame.f_locals["n"].meta.get("stack_trace") or "")):
             return line
         if is_users(frame.f_code.co_filename):
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
