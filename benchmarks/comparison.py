@@ -53,7 +53,7 @@ def rewritten(fusion: Fusion, function: Function) -> str:
         for graph in (module.graph, pattern.graph):
             graph.eliminate_dead_code()  # a pattern with dead code is refused
         matches = subgraph_rewriter.replace_pattern(module, pattern, copy.deepcopy(pattern))
-    except Exception as error:
+    except Exception as error:  # of any kind: it counts as failed
         return f"{FAILS} ({type(error).__name__})"
     return _verdict(bool(matches), module, fusion, function)
 
@@ -77,7 +77,7 @@ def registered(fusion: Fusion, function: Function) -> str:
         remove_noop_ops(module.graph)  # as in a compilation; the pattern's trace has it done, too
         count = patterns.apply(module.graph)
         module.recompile()
-    except Exception as error:
+    except Exception as error:  # likewise
         return f"{FAILS} ({type(error).__name__})"
     return _verdict(count > 0, module, fusion, function)
 
@@ -97,7 +97,7 @@ def _verdict(matched: bool, module: GraphModule, fusion: Fusion, function: Funct
     try:
         with torch.no_grad():
             results = pytree.tree_leaves(module(*fusion.arguments()))
-    except Exception:
+    except Exception:  # what does not run is no right result
         return WRONG
     wanted = pytree.tree_leaves(function(*fusion.arguments()))
     same = all(_same(one, other) for one, other in zip(results, wanted, strict=True))

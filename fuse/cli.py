@@ -402,7 +402,7 @@ def run(arguments: Sequence[str]) -> int:
         except FuseError as error:
             message = str(error)
             _show_traceback(state)
-        except Exception as error:
+        except Exception as error:  # a fault of ours, told in one line
             hint = "" if state["verbose"] else "; -v shows where"
             message = f"internal error, {type(error).__name__}: {_one_line(str(error))}{hint}"
             _show_traceback(state)

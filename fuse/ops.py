@@ -498,6 +498,6 @@ def _assemble(pieces: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(list(pieces), dim)
 
 
-@torch.library.register_fake("fuse::assemble")  # type: ignore[untyped-decorator]
+@torch.library.register_fake("fuse::assemble")  # type: ignore[untyped-decorator]  # torch leaves it untyped
 def _assemble_fake(pieces: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(list(pieces), dim)

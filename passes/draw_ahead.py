@@ -34,11 +34,11 @@ def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
     escaping: set[Node] | None = None
     for stretch in stretches(draws):
         groups = [group for group in alike(stretch) if len(group) >= LEAST_STEPS and not is_stacked(group[0])]
-        if groups and escaping is None:
-            escaping = effects.escaping(graph)
         if not groups:
             continue
-        if any(draw in escaping for group in groups for draw in group):  # type: ignore[operator]
+        if escaping is None:
+            escaping = effects.escaping(graph)
+        if any(draw in escaping for group in groups for draw in group):
             yield declined(stretch[0], "the caller receives what was drawn")
         elif odd := next((draw for draw in stretch if not draw.meta["val"].is_contiguous()), None):
             yield declined(odd, "the numbers do not lie in one order in memory")

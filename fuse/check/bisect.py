@@ -148,11 +148,11 @@ def _repro(
 
 
 def _fails(text: str, passes: Sequence[str] | None) -> bool:
-    """Whether the model of a repro fails, too; one that cannot be run shows nothing."""
+    """Whether the model of a repro fails, too."""
     names: dict[str, Any] = {}
     exec(compile(text, "repro.py", "exec"), names)
     try:
         torch.manual_seed(0)
         return not check(names["Model"](), names["get_inputs"](), passes=passes).passed
-    except (CaptureError, RuntimeError, NotImplementedError):
+    except (CaptureError, RuntimeError, NotImplementedError):  # what does not run shows nothing
         return False

@@ -34,7 +34,7 @@ class Recorded(TorchDispatchMode):
     """Keeps what random operators draw, in order."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.found: list[tuple[str, Tensor | None]] = []
 
     def __torch_dispatch__(
@@ -51,7 +51,7 @@ class Replayed(TorchDispatchMode):
     """Gives random operators what they drew when they were recorded."""
 
     def __init__(self, recorded: Recorded) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.left = iter(recorded.found)
 
     def __torch_dispatch__(

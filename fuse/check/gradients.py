@@ -52,7 +52,7 @@ def wrong_gradient(pattern: Pattern, sample: Sample, *, differences: bool) -> tu
         return "", 0
     try:
         mine = _gradients(lambda: own(*real), real)
-    except Exception as error:
+    except Exception as error:  # whatever the user's backward raises
         said = str(error).splitlines() or [""]
         return said[0] if isinstance(error, FuseError) else f"backward fails, {type(error).__name__}: {said[0]}", 0
     count, problem = _like_autograds(pattern, sample, arguments, mine)
@@ -122,7 +122,7 @@ def _like_differences(own: Callable[..., Any], real: Sequence[Tensor]) -> str:
     fast = sum(leaf.numel() for leaf in real) > MOST_ELEMENTS
     try:
         torch.autograd.gradcheck(own, tuple(real), fast_mode=fast)
-    except Exception as error:
+    except Exception as error:  # gradcheck, or the user's backward
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"backward: {(lines or ['gradcheck fails'])[0].rstrip(',')}"
     return ""

@@ -73,7 +73,7 @@ def copied(call: Call) -> Call:
     """
     try:
         return copy.deepcopy(call)
-    except Exception as error:
+    except Exception as error:  # whatever a copy of the user's objects raises
         text = (str(error).splitlines() or [""])[0]
         raise FuseError(f"{type(call.model).__name__} cannot be copied for comparison: {text}") from error
 

@@ -307,7 +307,7 @@ def _reference(call: Call, eager: _Outcome, seed: int, train: bool, draws: Recor
     try:
         with _default_dtype(torch.float64), Replayed(draws):
             exact = _outcome(in_float64(call), None, seed, train)
-    except Exception as error:
+    except Exception as error:  # not every model runs in float64
         text = (str(error).splitlines() or [""])[0]
         return None, f"eager (in float64 the model fails: {type(error).__name__}: {text})"
     for name, value in eager.results.items():

@@ -332,11 +332,11 @@ def _wrong(
     with torch.no_grad():
         try:
             eager = before(*tensors)
-        except Exception:
-            return ""  # what has no kernel for this dtype fails in eager, and goes on to fail
+        except Exception:  # what has no kernel for this dtype fails in eager, and goes on to fail
+            return ""
         try:
             mine = after(*tensors)
-        except Exception as error:
+        except Exception as error:  # whatever the user's replacement raises
             return f"replace fails, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         exact = _in_float64(before, function, arguments) or [None] * len(eager)
     for number, (result, want, reference) in enumerate(zip(mine, eager, exact, strict=True)):
@@ -350,7 +350,7 @@ def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Se
     wide = pytree.tree_map_only(Tensor, _wide, list(arguments))
     try:
         results = pytree.tree_leaves(function(*wide))
-    except Exception:
+    except Exception:  # not every function runs in float64
         return None
     found: dict[int, Any] = {}
     for spec, result in zip(before.meta["signature"].outputs, results, strict=True):

@@ -199,8 +199,8 @@ def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[Call]:
     elif isinstance(module, LoopWithEnds):
         yield _fused("loop", node, source, _read_by(module.whole), list(calls_of_graph(module.whole)))
     elif kind == "loop":
-        body = list(calls_of_graph(module.body))  # type: ignore[arg-type]
-        trip_count: int = module.trip_count  # type: ignore[assignment]
+        body = list(calls_of_graph(module.body))  # type: ignore[arg-type]  # every loop has one
+        trip_count: int = module.trip_count  # type: ignore[assignment]  # likewise
         if getattr(module, "persistent", False):
             read = sum(bytes_of(tensor) for tensor in _distinct_tensors(node))
             yield _fused("loop", node, source, read, body, trip_count)

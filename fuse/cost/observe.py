@@ -32,7 +32,7 @@ class CountingMode(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.by_kind: Counter[ops.Kind] = Counter()
         self.unknown: set[str] = set()
 

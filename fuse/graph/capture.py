@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
     """Whether the call is recorded with gradients on, as it came."""
 
     def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.model = model
         self.overlay = Overlay(model, plan)
         self.fake_mode = fake_mode
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(
                 f"{reason}{_at(error)} depends on the values of a tensor, which a graph cannot hold"
             ) from error
-        except Exception as error:
+        except Exception as error:  # whatever the user's code raises
             text = (str(error).splitlines() or [""])[0]
             raise CaptureError(f"{what} failed{_at(error)}: {type(error).__name__}: {text}") from error
         finally:
@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):
         try:
             with standing_in(self.model, self._fake_of_state) as assigned, self.overlay.laid(self._fake_of_attribute):
                 yield
-        except Exception as error:
+        except Exception as error:  # whatever the user's code raises
             if counts := self.overlay.counts():  # what failed may be what a number can and a count cannot
                 raise Reads(counts) from error
             raise

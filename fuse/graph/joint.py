@@ -200,8 +200,12 @@ class JointRecorder(Recorder):
         if node is not None:
             return self.lines.get(node._sequence_nr(), "")
         line = user_line()
-        self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)
+        self.lies_at(line)
         return line
+
+    def lies_at(self, line: str) -> None:
+        """What autograd recorded last, if it is new, comes from the user's ``line``."""
+        self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]  # torch keeps it to itself
 
     def _why_eagers(self) -> str | None:
         """Why gradients must be taken as eager takes them, or None: operators alone decide what is trained."""

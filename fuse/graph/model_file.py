@@ -98,7 +98,7 @@ def execute(file: ModelFile) -> ModuleType:
     sys.modules[name] = module
     try:
         exec(file.code, module.__dict__)
-    except BaseException:
+    except BaseException:  # Ctrl-C and exit too
         del sys.modules[name]
         raise
     return module
@@ -153,7 +153,7 @@ def blame(file: ModelFile, doing: str, fallback: str | None = None) -> Iterator[
     except ImportError as error:
         advice = "install what is missing into the environment that runs fuse"
         raise FuseError(f"{user_line(error, file) or file.shown}: {summary(error)}; {advice}") from error
-    except Exception as error:
+    except Exception as error:  # whatever the user's code raises
         raise FuseError(f"{user_line(error, file) or fallback or file.shown}: {doing}: {summary(error)}") from error
 
 

@@ -82,7 +82,7 @@ def is_constant(leaf: Any) -> bool:
     (True, True, False, False)
     """
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        frozen = bool(type(leaf).__dataclass_params__.frozen)  # type: ignore[attr-defined]
+        frozen = bool(type(leaf).__dataclass_params__.frozen)  # type: ignore[attr-defined]  # every dataclass has them
         return frozen and all(is_constant(getattr(leaf, f.name)) for f in dataclasses.fields(leaf))
     if isinstance(leaf, (tuple, frozenset)):
         return all(map(is_constant, leaf))

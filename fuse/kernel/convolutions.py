@@ -36,7 +36,7 @@ class Window:
             raise Unsupported("a transposed convolution")
 
         def each(name: str) -> tuple[int, ...]:
-            given: Sequence[int] = arguments[name]  # type: ignore[assignment]
+            given: Sequence[int] = arguments[name]  # type: ignore[assignment]  # as the schema says
             return tuple(given) if len(given) == dimensions else (given[0],) * dimensions
 
         return Window(each("stride"), each("padding"), each("dilation"))

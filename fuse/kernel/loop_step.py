@@ -163,7 +163,7 @@ def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
     result = scans.scan_of(Call(node.target, bound, node.meta["val"]))  # type: ignore[arg-type]
     parts = result if isinstance(result, tuple) else (result,)
     kept = tuple(reader.keep(part, plain_name(node.name)) if part else None for part in parts)
-    return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]
+    return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]  # a result that stands alone is there
 
 
 def _result(value: Result, node: Node) -> Value:

@@ -118,7 +118,7 @@ def attempt(lowered: Callable[[], Made]) -> Made | Declined:
         return Declined(str(why))
     except SplitNeeded as need:
         return Declined(f"the loop over {need.atom} would have to be split")
-    except Exception as error:
+    except Exception as error:  # a fault of ours costs a kernel, not the call
         warnings.warn(reason := reason_of_fault(error), FaultWarning, stacklevel=3)
         return Declined(reason)
 
@@ -190,8 +190,8 @@ def program_of(
             value = node.meta["val"]
             _check(value)
             name = names[len(inputs)] = _unique(_plain_name(node.name), taken)
-            values[node] = Input(tuple(value.shape), value.dtype, len(inputs), strides_of(value, name))
-            inputs.append(values[node])  # type: ignore[arg-type]
+            values[node] = given = Input(tuple(value.shape), value.dtype, len(inputs), strides_of(value, name))
+            inputs.append(given)
         elif node.op == "output":
             results = [values[n] for n in node.args[0]]
             outputs = tuple(_output(n, v) for n, v in zip(node.args[0], results, strict=True))

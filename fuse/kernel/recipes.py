@@ -45,7 +45,8 @@ class Call:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._first.dtype  # type: ignore[no-any-return]
+        dtype: torch.dtype = self._first.dtype
+        return dtype
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -172,7 +172,7 @@ def epilogue_of(program: Program, product: Product, inputs: list[Buffer], output
         groups.setdefault(output.value.shape, []).append(Target(output.value, buffer, output.strides))
     lines: list[str] = []
     for shape, targets in groups.items():
-        statements = with_splits(shape, lambda d, t=targets: _nest(d, t, program, product, inputs))  # type: ignore[misc]
+        statements = with_splits(shape, lambda d, t=targets: _nest(d, t, program, product, inputs))  # type: ignore[misc]  # no type for a default
         text = text_of(statements, 1)
         lines += text if len(groups) == 1 else ["    {", *("    " + line for line in text), "    }"]
     return lines

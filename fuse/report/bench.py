@@ -149,7 +149,7 @@ def bench(
         for name in dict.fromkeys(["eager", "fused", *against]):
             own, own_args, own_kwargs = copy.deepcopy((modules.get(name, model), args, dict(kwargs or {})))
             made = _contender(name, own, passes, caches)
-            steps[name] = lambda made=made, inputs=own_args, named=own_kwargs: call(made, inputs, named)  # type: ignore[misc]
+            steps[name] = lambda made=made, inputs=own_args, named=own_kwargs: call(made, inputs, named)  # type: ignore[misc]  # no type for a default
             torch.manual_seed(seed)
             recording: AbstractContextManager[list[str]] = generated_code() if name == "compile" else nullcontext([])
             with recording as code:

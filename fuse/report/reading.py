@@ -172,7 +172,7 @@ class _Level:
         elif target is operator.getitem:
             whole, index = self.origins[node.args[0]], node.args[1]  # type: ignore[index]
             several = bool(whole) and isinstance(whole[0], tuple)
-            self.origins[node] = whole[index] if several else whole  # type: ignore[assignment, index]
+            self.origins[node] = whole[index] if several else whole  # type: ignore[assignment, index]  # an argument
         elif kind(node) == "region":
             self._add_region(node, called_module(node))
         elif isinstance(module := called_module(node), LoopWithEnds):

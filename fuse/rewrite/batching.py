@@ -136,7 +136,7 @@ class _Recorder(TorchDispatchMode):
     """Records what is dispatched, below the rules of ``torch.vmap``, as nodes of a graph."""
 
     def __init__(self, batcher: Batcher, source: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.batcher, self.source = batcher, source
         self.nodes: dict[int, Node] = {}
         self.alive: list[Tensor] = []

@@ -217,7 +217,9 @@ class _Placed:
 
     def __call__(self, index: Tensor, values: Tensor) -> Tensor:
         places = [*[None] * self.dim, index]
-        return aten.index_put(self.whole.made(values.device), places, values.movedim(0, self.dim), True)  # type: ignore[no-any-return]
+        whole = self.whole.made(values.device)
+        added: Tensor = aten.index_put(whole, places, values.movedim(0, self.dim), True)
+        return added
 
 
 @dataclass(frozen=True)
@@ -230,4 +232,5 @@ class _AddedAt:
     def __call__(self, index: Tensor, source: Tensor) -> Tensor:
         dim = self.dim % len(self.whole.size)
         rows = source.movedim(0, dim).flatten(dim, dim + 1)
-        return aten.index_add(self.whole.made(source.device), dim, index.reshape(-1), rows)  # type: ignore[no-any-return]
+        added: Tensor = aten.index_add(self.whole.made(source.device), dim, index.reshape(-1), rows)
+        return added

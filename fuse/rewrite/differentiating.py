@@ -193,7 +193,7 @@ class _Replay(JointRecorder):
             if isinstance(module, Loop):
                 return self._run_loop(module, list(args), node.meta["val"], self._returned(node))
             results = own_gradients.run(module, args, run_one)
-            self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, self.source)  # type: ignore[attr-defined]
+            self.lies_at(self.source)
             return results
 
         def run_one(node: Node, args: Any, kwargs: Any) -> Any:
@@ -237,13 +237,13 @@ class _Replay(JointRecorder):
             made = differentiable(loop, operands, values, trained, returned)
             if isinstance(why := lower_loop(made.loop, operands, made.values), Declined):
                 raise NotReversible(why.reason)
-        results: tuple[Tensor, ...] = _Steps.apply(self, made, *operands)  # type: ignore[no-untyped-call]
-        self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, self.source)  # type: ignore[attr-defined]
+        results: tuple[Tensor, ...] = _Steps.apply(self, made, *operands)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.lies_at(self.source)
         return results
 
     def _line(self) -> str:
         if torch._C._current_autograd_node() is None:
-            self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, self.source)  # type: ignore[attr-defined]
+            self.lies_at(self.source)
             return self.source
         return super()._line()
 

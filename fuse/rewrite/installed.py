@@ -74,7 +74,7 @@ class Installed(Generic[Kind]):
             before = dict(self.by_name)
             try:
                 entry.load()
-            except Exception as error:
+            except Exception as error:  # a plugin that does not load is told of, and left out
                 broken.append(_described(entry, error))
                 self._set(before)
             else:

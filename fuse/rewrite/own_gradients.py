@@ -207,7 +207,8 @@ def run(module: Module, operands: Sequence[Any], operate: Callable[[Node, Any, A
 
     if not any(operand.requires_grad for operand in operands):
         return forward(*operands)
-    results: tuple[Tensor, ...] = _Matched.apply(forward, module.meta["gradient"], *operands)  # type: ignore[no-untyped-call]
+    gradient = module.meta["gradient"]
+    results: tuple[Tensor, ...] = _Matched.apply(forward, gradient, *operands)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return results
 
 

@@ -67,7 +67,7 @@ def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None) -> _B
             changed = [body for body, steps in list(nested.walk(graph)) if _run_pass(info, body, steps, book)]
             for body in changed:
                 _check(body)
-        except Exception as error:
+        except Exception as error:  # a pass that fails, of a plugin perhaps, is left out
             raise _PassFailed(info) from error
         book.seconds[info.name] = time.perf_counter() - started
     graph.delete_all_unused_submodules()

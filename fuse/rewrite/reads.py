@@ -9,7 +9,7 @@ Two nodes with equal letters may be the same node of two steps of a loop: they d
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,8 +142,8 @@ def link_of(node: Node) -> Link | None:
     return None
 
 
-def _frozen(value: object) -> tuple[object, ...]:
-    return tuple(tuple(v) if isinstance(v, list) else v for v in value)  # type: ignore[attr-defined]
+def _frozen(values: Iterable[object]) -> tuple[object, ...]:
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 def below(node: Node, links: int) -> Node:

@@ -147,7 +147,7 @@ class _BodyRecorder(JointRecorder):
                 if own_gradients.gradient_of(module) is None:
                     raise NotReversible("a step holds another loop")
                 results = own_gradients.run(module, inner, run_one)
-                self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, node.meta["source"])  # type: ignore[attr-defined]
+                self.lies_at(node.meta["source"])
                 return results
 
             def run_one(node: Node, args: Any, kwargs: Any) -> Any:
@@ -171,7 +171,7 @@ class _BodyRecorder(JointRecorder):
     def _line(self) -> str:
         if torch._C._current_autograd_node() is None and self.at is not None:
             line: str = self.at.meta.get("source", "")
-            self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]
+            self.lies_at(line)
             return line
         return super()._line()
 

@@ -37,7 +37,7 @@ def _is_lone_result(piece: Node) -> bool:
     region, index = piece.args
     if not isinstance(region, Node) or region.op != "call_module":
         return False
-    module = region.graph.owning_module.get_submodule(str(region.target))  # type: ignore[union-attr]
+    module = region.graph.owning_module.get_submodule(str(region.target))  # type: ignore[union-attr]  # a graph of a module
     if not isinstance(module, GraphModule) or module.meta.get("kind") != "region":
         return False
     results = outputs_of(module.graph)

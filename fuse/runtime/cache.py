@@ -233,7 +233,7 @@ def _publish(target: Path, content: bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException:  # the user's Ctrl-C too: nothing half written stays
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

@@ -151,16 +151,12 @@ class _Same:
     def __eq__(self, other: object) -> bool:
         return other is self.value
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 class _Any:
     """Equal to everything."""
 
     def __eq__(self, other: object) -> bool:
         return True
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 _ANY = _Any()

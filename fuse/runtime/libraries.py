@@ -176,7 +176,7 @@ def _as_batch(tensor: Tensor, column: bool) -> tuple[tuple[int, int, int], tuple
         size, stride = ((*size, 1), (*stride, 1)) if column else ((1, *size), (1, *stride))
     if len(size) == 2:
         size, stride = (1, *size), (0, *stride)
-    return size, stride  # type: ignore[return-value]
+    return size, stride  # type: ignore[return-value]  # three of each by now
 
 
 def broadcast_strides(tensor: Tensor, size: tuple[int, ...]) -> tuple[int, ...]:

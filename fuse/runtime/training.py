@@ -110,7 +110,7 @@ class Training:
         linked = list(tensors)
         for i in self._unlinked:
             linked[i] = tensors[i].detach()
-        leaves = _Step.apply(call, *linked)  # type: ignore[no-untyped-call]
+        leaves = _Step.apply(call, *linked)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         for mutation in self.signature.mutations:
             torch.autograd.graph.increment_version(tensors[mutation.input_index])
         return self.rebuild(leaves, tensors), call.launches, ran

@@ -130,7 +130,7 @@ def _rejected(found: Found) -> Obstacle | None:
         match = Match(found.inside, tuple(output.node for output in found.outputs), names)
         try:
             answer = pattern.check(match)
-        except Exception as error:
+        except Exception as error:  # whatever the user's function raises
             raise FuseError(
                 f"pattern {pattern.name!r} ({pattern.source}): check failed, {type(error).__name__}: {error}"
             ) from error

@@ -145,7 +145,7 @@ def load_all(path: Path) -> dict[str, Pattern]:
             spec.loader.exec_module(module)
         except FuseError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever the user's file raises
             text = (str(error).splitlines() or [""])[0]
             raise FuseError(f"{path} cannot be run ({type(error).__name__}: {text})") from error
         return dict(_installed.by_name)

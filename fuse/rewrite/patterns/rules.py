@@ -153,7 +153,7 @@ def _mul(terms: Terms, a: Arguments, look: Look) -> Term:
 
 @rule("quotients", "div", makes="mul pow")
 def _div(terms: Terms, a: Arguments, look: Look) -> Term | None:
-    if a.get("rounding_mode") is not None or not look.dtype.is_floating_point:  # type: ignore[union-attr]
+    if a.get("rounding_mode") is not None or not look.dtype.is_floating_point:  # type: ignore[union-attr]  # a result has one
         return None
     other = a["other"]
     if isinstance(other, Term):
@@ -196,7 +196,7 @@ def _pow(terms: Terms, a: Arguments, look: Look) -> Term | None:
 
 @rule("products", "mm", "bmm", makes="matmul")
 def _matmul(terms: Terms, a: Arguments, look: Look) -> Term:
-    return views.matmul(terms, a["self"], a.get("mat2"), look.dtype)  # type: ignore[arg-type]
+    return views.matmul(terms, a["self"], a.get("mat2"), look.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("products", "addmm", makes="add mul matmul")
@@ -281,7 +281,7 @@ def _ge(terms: Terms, a: Arguments, look: Look) -> Term:
 
 @rule("choices", "scalar_tensor")
 def _scalar_tensor(terms: Terms, a: Arguments, look: Look) -> Term:
-    value = float(a["s"]) if look.dtype.is_floating_point else a["s"]  # type: ignore[union-attr]
+    value = float(a["s"]) if look.dtype.is_floating_point else a["s"]  # type: ignore[union-attr]  # a result has one
     return terms.make(NUMBER, (), NO_LOOK, [("value", value)])
 
 
@@ -398,4 +398,4 @@ def _same(_terms: Terms, a: Arguments, _look: Look) -> Term:
 @rule("copies", "_to_copy")
 def _to_copy(terms: Terms, a: Arguments, look: Look) -> Term | None:
     x: Term = a["self"]
-    return views.cast(terms, x, look.dtype) if x.look.device == look.device else None  # type: ignore[arg-type]
+    return views.cast(terms, x, look.dtype) if x.look.device == look.device else None  # type: ignore[arg-type]  # a result has one

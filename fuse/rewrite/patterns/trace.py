@@ -131,6 +131,6 @@ def why_not(function: Callable[..., Any], arguments: Sequence[Any], environment:
             function(*twins(mode, arguments))
     except FuseError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever the user's function raises
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return None
