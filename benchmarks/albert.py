@@ -34,7 +34,7 @@ def measured(length: int) -> dict[str, Any]:
             result = contenders[name](*loaded.args, **loaded.kwargs)
             torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-4)
         samples = interleaved(
-            {name: lambda m=model: m(*loaded.args, **loaded.kwargs) for name, model in contenders.items()},  # type: ignore[misc]
+            {name: lambda m=model: m(*loaded.args, **loaded.kwargs) for name, model in contenders.items()},
             SECONDS,
         )
     rounds = {

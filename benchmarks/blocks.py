@@ -79,8 +79,8 @@ def sequence(function: Callable[..., Tensor]) -> Case:
 
 def trained(norm: nn.Module) -> nn.Module:
     """A batch norm with statistics that change something."""
-    norm.running_mean.uniform_(-0.5, 0.5)  # type: ignore[operator, union-attr]
-    norm.running_var.uniform_(0.5, 1.5)  # type: ignore[operator, union-attr]
+    norm.running_mean.uniform_(-0.5, 0.5)
+    norm.running_var.uniform_(0.5, 1.5)
     return norm
 
 

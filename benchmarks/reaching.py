@@ -31,8 +31,8 @@ def noting(path: Path) -> Codes:
 def reached() -> Iterator[set[tuple[str, int]]]:
     """The file and line of each statement that is reached from here on."""
     places: set[tuple[str, int]] = set()
-    builtins.mutation_reach = lambda *place: places.add(place)  # type: ignore[attr-defined]
-    builtins.mutation_beside = _beside  # type: ignore[attr-defined]
+    builtins.mutation_reach = lambda *place: places.add(place)
+    builtins.mutation_beside = _beside
     yield places
 
 

@@ -101,7 +101,7 @@ def picture(report: Report) -> str:
 
 def page(pattern: Pattern, report: Report, shown: str) -> str:
     """The page of one pattern."""
-    owner: Any = type(inspect.getmodule(pattern.function).__dict__[pattern.name]())  # type: ignore[union-attr]
+    owner: Any = type(inspect.getmodule(pattern.function).__dict__[pattern.name]())
     summary, _, text = (inspect.getdoc(owner) or "").partition("\n\n")
     file = Path(inspect.getsourcefile(pattern.function) or "").relative_to(ROOT)
     parts = [one for one in (pattern.function, pattern.check, pattern.replace) if one is not None]

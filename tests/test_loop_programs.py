@@ -156,7 +156,7 @@ def programs(draw: DrawFn) -> Drawn:
     )
     program = _Program(draw, widths)
     text = program.text()
-    return Drawn(text, widths, inputs, draw(st.booleans()))  # type: ignore[arg-type]
+    return Drawn(text, widths, inputs, draw(st.booleans()))
 
 
 class _Program:

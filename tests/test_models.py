@@ -191,7 +191,7 @@ def test_albert_sizes_can_be_set_one_by_one() -> None:
     settings = ["size=base", "hidden_size=96", "num_layers=1", "intermediate_size=32", "vocab_size=50", "seq_length=6"]
     loaded = real("albert", *settings)
     assert loaded.kwargs["input_ids"].shape == (2, 6)
-    assert loaded.model.encoder.embeddings.to_hidden.weight.shape == (96, 128)  # type: ignore[union-attr]
+    assert loaded.model.encoder.embeddings.to_hidden.weight.shape == (96, 128)
     assert run(loaded)["start_logits"].shape == (2, 6)
 
 

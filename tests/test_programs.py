@@ -115,7 +115,7 @@ class Model(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         space = {"torch": torch, "self": self}
         exec(compiled(self.text), space)
-        function: Callable[..., Any] = space["forward"]  # type: ignore[assignment]
+        function: Callable[..., Any] = space["forward"]
         return function(*inputs)
 
 

@@ -94,12 +94,12 @@ def test_a_kernel_that_fails_says_so_and_writes_nothing() -> None:
     ("op", "expected"), [("sum", torch.sum), ("prod", torch.prod), ("max", torch.amax), ("min", torch.amin)]
 )
 def test_accumulators_start_from_their_identity(op: str, expected: object) -> None:
-    so_far = Accumulator("so_far", "double", op)  # type: ignore[arg-type]
+    so_far = Accumulator("so_far", "double", op)
     wide, result = Buffer("x", "double", "input"), Buffer("out", "double", "output")
     loop = Loop("i", 33, (Load("a", "double", wide, AT_I), Accumulate(so_far, "a")), "vector", (so_far,))
     x, out = torch.randn(33, dtype=torch.float64) - 5, torch.zeros(1, dtype=torch.float64)
     call(KernelBody((wide,), (result,), (so_far, loop, Store(result, Affine(), "so_far"))), x, out)
-    torch.testing.assert_close(out[0], expected(x))  # type: ignore[operator]
+    torch.testing.assert_close(out[0], expected(x))
 
 
 def test_scopes_side_by_side_may_use_the_same_names() -> None:

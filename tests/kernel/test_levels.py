@@ -120,9 +120,9 @@ def test_what_is_held_fits_on_the_stack() -> None:
     then=st.sampled_from([torch.mean, torch.amin, torch.prod]),
     keepdim=st.booleans(),
 )
-def test_any_rows(shape: list[int], order: object, first: Callable, then: Callable, keepdim: bool) -> None:  # type: ignore[type-arg]
+def test_any_rows(shape: list[int], order: object, first: Callable, then: Callable, keepdim: bool) -> None:
     dims = list(range(len(shape)))
-    order.shuffle(dims)  # type: ignore[attr-defined]
+    order.shuffle(dims)
     x = torch.randn([shape[d] for d in dims]).permute([dims.index(d) for d in range(len(shape))])
 
     def model(x: Tensor) -> object:

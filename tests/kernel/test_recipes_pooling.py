@@ -73,7 +73,7 @@ def test_what_is_no_number_stays_in_its_windows() -> None:
 @pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
 def test_channels_side_by_side(pool: object) -> None:
     x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-    assert_fuses(Holder(lambda _, x: pool(x, 2) * 2), x)  # type: ignore[operator]
+    assert_fuses(Holder(lambda _, x: pool(x, 2) * 2), x)
 
 
 def test_gradients_find_the_maxima() -> None:

@@ -18,7 +18,7 @@ class Causal(nn.Module):
     def __init__(self, channels: int = 24, **options: int | bool) -> None:
         super().__init__()
         settings = {"kernel_size": 4, "groups": channels, "padding": 3, **options}
-        self.convolution = nn.Conv1d(channels, channels, **settings)  # type: ignore[arg-type]
+        self.convolution = nn.Conv1d(channels, channels, **settings)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.silu(self.convolution(x.transpose(1, 2))[:, :, : x.shape[1]].transpose(1, 2))

@@ -53,7 +53,7 @@ class Between(Dropped):
 
 
 class Returned(Dropped):
-    def forward(self, xs: Tensor) -> list[Tensor]:  # type: ignore[override]
+    def forward(self, xs: Tensor) -> list[Tensor]:
         h, masks = xs.new_zeros(BATCH, WIDTH), []
         for x in xs:
             masks.append(torch.rand_like(h))

@@ -122,7 +122,7 @@ def with_variance(norm: nn.BatchNorm2d, variance: float) -> nn.Module:
         def forward(self, x: Tensor) -> Tensor:
             return self.norm(x)
 
-    nn.init.constant_(norm.running_var, variance)  # type: ignore[arg-type]
+    nn.init.constant_(norm.running_var, variance)
     return Fixed()
 
 

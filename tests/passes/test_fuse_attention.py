@@ -312,7 +312,7 @@ class Scaled(nn.Module):
         self.options = options
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)  # type: ignore[arg-type]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **self.options)
 
 
 def three(queries: int = 9, keys: int = 18, batch: int = 2, heads: int = HEADS) -> list[Tensor]:

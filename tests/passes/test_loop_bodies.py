@@ -56,7 +56,7 @@ STAY: dict[str, Body] = {}
 
 def body(name: str, into: dict[str, Body] = BODIES, **facts: object) -> Callable[..., Callable[..., object]]:
     def register(run: Callable[..., object]) -> Callable[..., object]:
-        into[name] = Body(run, **facts)  # type: ignore[arg-type]
+        into[name] = Body(run, **facts)
         return run
 
     return register

@@ -306,5 +306,5 @@ def test_a_loop_takes_no_name_that_another_has() -> None:
     del graph.meta["loops_made"]  # as where gradients were taken loop by loop: the graph is another one then
     run_passes(graph, ["roll_loops"])
     assert len({node.target for node in graph.graph.find_nodes(op="call_module")}) == 2
-    for made, expected in zip(tree_leaves(graph(x)), two_loops(model, x), strict=True):  # type: ignore[call-overload]
+    for made, expected in zip(tree_leaves(graph(x)), two_loops(model, x), strict=True):
         torch.testing.assert_close(made, expected)

@@ -50,14 +50,14 @@ class Model(nn.Module):
 
 
 def tensors(result: object) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
+    return [result] if isinstance(result, Tensor) else list(result)
 
 
 def gradients(run: Callable[..., object], model: nn.Module, *args: Tensor) -> list[Tensor | None]:
     own = [a.detach().clone().requires_grad_() if a.is_floating_point() else a for a in args]
     model.zero_grad()
     results = [t for t in tensors(run(*own)) if t.requires_grad]
-    sum((t * t.detach().cos()).sum() for t in results).backward()  # type: ignore[union-attr]
+    sum((t * t.detach().cos()).sum() for t in results).backward()
     return [*(a.grad for a in own), *(p.grad for p in model.parameters())]
 
 
@@ -242,14 +242,14 @@ class Twice(torch.autograd.Function):
         return x * 1.0
 
     @staticmethod
-    def backward(ctx: object, g: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: object, g: Tensor) -> Tensor:
         return 2 * g
 
 
 def own_gradients(w: Tensor, xs: Tensor) -> Tensor:
     h = xs.new_zeros(BATCH, WIDTH)
     for x in xs:
-        h = Twice.apply(torch.tanh(x + h @ w))  # type: ignore[no-untyped-call]
+        h = Twice.apply(torch.tanh(x + h @ w))
     return h
 
 

@@ -69,7 +69,7 @@ def curve(run: Callable[..., Any], parameters: Any, rank: int, steps: int) -> li
     if rank >= 0:
         dist.all_reduce(total)
         total /= 2
-    return total.tolist()  # type: ignore[no-any-return]
+    return total.tolist()
 
 
 def blocks_fused() -> nn.Sequential:

@@ -189,7 +189,7 @@ def test_calls_at_the_same_time_do_not_share_memory() -> None:
         for _ in range(50):
             value = program.run([inputs[index]])[0][0]
             assert value is not None
-            if not torch.equal(value, expected[index]):  # type: ignore[arg-type]
+            if not torch.equal(value, expected[index]):
                 wrong.append(index)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]

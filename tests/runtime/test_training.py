@@ -36,7 +36,7 @@ def step(run: Callable[..., Any], model: nn.Module, args: tuple[Any, ...]) -> di
     """Results and gradients of a forward and backward pass, by name."""
     torch.manual_seed(1)
     result = run(*args)
-    loss_of(result).backward()  # type: ignore[no-untyped-call]
+    loss_of(result).backward()
     found: dict[str, Tensor | None] = {f"result {i}": t.detach() for i, t in enumerate(tensors(result))}
     found |= {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
     found |= {f"gradient of argument {i}": a.grad for i, a in enumerate(args) if isinstance(a, Tensor) and a.is_leaf}

@@ -171,12 +171,12 @@ def saved_and_loaded(run: Run, model: nn.Module) -> Iterator[Tensor]:
     for number, (tokens, target) in enumerate(batches()):
         if number == 2:
             buffer = io.BytesIO()
-            torch.save((run.state_dict(), optimizer.state_dict()), buffer)  # type: ignore[attr-defined]
+            torch.save((run.state_dict(), optimizer.state_dict()), buffer)
             buffer.seek(0)
             model_state, optimizer_state = torch.load(buffer)
-            run.load_state_dict(start)  # type: ignore[attr-defined]
+            run.load_state_dict(start)
             yield F.cross_entropy(run(tokens), target)
-            run.load_state_dict(model_state, assign=True)  # type: ignore[attr-defined]
+            run.load_state_dict(model_state, assign=True)
             optimizer = torch.optim.Adam(model.parameters(), 1e-2)
             optimizer.load_state_dict(optimizer_state)
         optimizer.zero_grad()

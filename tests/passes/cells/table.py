@@ -162,7 +162,7 @@ def cell(launches: int, *clauses: str, **options: object) -> Callable[[Step], St
     """Registers a step."""
 
     def register(step: Step) -> Step:
-        CELLS.append(Cell(step.__name__, clauses, launches, step, **options))  # type: ignore[arg-type]
+        CELLS.append(Cell(step.__name__, clauses, launches, step, **options))
         return step
 
     return register
@@ -172,7 +172,7 @@ def whole(launches: int, *clauses: str, **options: object) -> Callable[[Callable
     """Registers a function of a model, its input, and what runs loops."""
 
     def register(run: Callable[..., object]) -> Callable[..., object]:
-        CELLS.append(Cell(run.__name__, clauses, launches, run=run, **options))  # type: ignore[arg-type]
+        CELLS.append(Cell(run.__name__, clauses, launches, run=run, **options))
         return run
 
     return register
