@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import fuse
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
+from fuse.graph.function import Function
 from fuse.graph.joint import capture_joint
 
 
@@ -20,15 +21,6 @@ from fuse.graph.joint import capture_joint
 def _seeded() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         yield
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, a: Tensor) -> Tensor:
-        return self.function(a)
 
 
 def twice_the_same(a: Tensor) -> Tensor:

@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.check.oracle import check
-
-
-class Writes(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
+from fuse.graph.function import Function
 
 
 def swap(x: Tensor, y: Tensor) -> None:
@@ -66,7 +58,7 @@ CALLS: dict[str, tuple[Callable[..., Any], int]] = {  # launches, fused
 def test_every_input_gets_its_value_in_as_few_copies_as_counted(name: str) -> None:
     function, launches = CALLS[name]
     inputs = [torch.randn(4, 4) for _ in range(function.__code__.co_argcount)]
-    report = check(Writes(function), inputs)
+    report = check(Function(function), inputs)
     assert report.passed, str(report)
     assert report.observed[1] == report.predicted[1] == launches
 
@@ -75,7 +67,7 @@ def test_every_input_gets_its_value_in_as_few_copies_as_counted(name: str) -> No
 def test_without_a_compiler_the_order_holds_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
     function, _ = CALLS[name]
-    report = check(Writes(function), [torch.randn(4, 4) for _ in range(function.__code__.co_argcount)])
+    report = check(Function(function), [torch.randn(4, 4) for _ in range(function.__code__.co_argcount)])
     assert report.passed, str(report)
 
 
@@ -97,7 +89,7 @@ def test_small_values_are_written_together(inputs: list[Tensor], launches: int) 
         for tensor in tensors:
             tensor.add_(1)
 
-    report = check(Writes(add), inputs)
+    report = check(Function(add), inputs)
     assert report.passed, str(report)
     assert report.observed[1] == launches
 

@@ -5,26 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fuse.graph.capture import capture
+from fuse.graph.function import Function
 from fuse.kernel.domain import MAX_INLINED, Domain, domain_of, join
 from fuse.kernel.lower import Declined
 
 X = torch.zeros(4, 6)
 
 
-class One(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 def last_call(function: Callable[[Tensor], Tensor], x: Tensor = X) -> Domain | Declined:
-    graph = capture(One(function), (x,))
+    graph = capture(Function(function), (x,))
     return domain_of([node for node in graph.graph.nodes if node.op == "call_function"][-1])
 
 

@@ -9,22 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from fuse.graph.function import Function
 from fuse.report.show import show
 from fuse.testing import assert_fuses
 
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 def centred(x: Tensor) -> object:

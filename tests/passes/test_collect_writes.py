@@ -1,28 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
+from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
 PASSES = ["view_chains", "no_ops", "collect_writes", "dead_code"]
 X = torch.arange(24.0).view(4, 6) / 7
-
-
-class Writes(nn.Module):
-    """A function of one tensor, as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def rows(x):
@@ -93,7 +80,7 @@ COLLECTED = [rows, rows_backwards, columns, halves, new_dtype, from_a_broadcast,
 
 @pytest.mark.parametrize("function", COLLECTED, ids=lambda f: f.__name__)
 def test_writes_that_fill_a_tensor_become_one_collection(rewritten, function):
-    result = rewritten(Writes(function), X, passes=PASSES)
+    result = rewritten(Function(function), X, passes=PASSES)
     assert result.fired["collect_writes"] == 1
     assert result.count("select_scatter") + result.count("slice_scatter") == 0
     assert result.count("stack") + result.count("cat") == 1
@@ -136,7 +123,7 @@ DECLINED = {
 
 @pytest.mark.parametrize(("function", "reason"), DECLINED.items(), ids=lambda f: getattr(f, "__name__", ""))
 def test_tensors_that_are_not_filled_once_stay_and_say_why(rewritten, function, reason):
-    result = rewritten(Writes(function), X, passes=PASSES)
+    result = rewritten(Function(function), X, passes=PASSES)
     assert "collect_writes" not in result.fired
     assert result.reasons[reason] == 1
 
@@ -173,7 +160,7 @@ def a_single_write(x):
     "function", [read_in_between, read_afterwards, along_two_dimensions, a_single_write], ids=lambda f: f.__name__
 )
 def test_what_is_no_chain_of_writes_stays(rewritten, function):
-    assert "collect_writes" not in rewritten(Writes(function), X, passes=PASSES).fired
+    assert "collect_writes" not in rewritten(Function(function), X, passes=PASSES).fired
 
 
 @pytest.mark.parametrize(
@@ -191,11 +178,11 @@ def test_what_is_no_chain_of_writes_stays(rewritten, function):
     ids=lambda f: f.__name__,
 )
 def test_tensors_that_stay_are_right_when_run(function):
-    assert_fuses(Writes(function), X)
+    assert_fuses(Function(function), X)
 
 
 def test_the_collection_is_written_by_what_computes_it():
-    assert_fuses(Writes(rows), X, launches=1, fired={"collect_writes": 1})
+    assert_fuses(Function(rows), X, launches=1, fired={"collect_writes": 1})
 
 
 @given(
@@ -209,5 +196,5 @@ def test_any_order_of_writes_collects_by_position(rewritten, order, dim, dtype):
             out.select(dim, t).copy_(x[t] + t)
         return out
 
-    result = rewritten(Writes(function), torch.randn(4, 4).to(dtype), passes=PASSES)
+    result = rewritten(Function(function), torch.randn(4, 4).to(dtype), passes=PASSES)
     assert result.fired["collect_writes"] == 1

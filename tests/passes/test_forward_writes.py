@@ -8,23 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from fuse.check.oracle import check
+from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
 NAME = "forward_writes"
-
-
-class Function(nn.Module):
-    """A function of one tensor, as a module."""
-
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 def average(x):

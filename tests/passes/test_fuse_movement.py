@@ -1,26 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-
-
-class Movement(nn.Module):
-    """A function of one tensor, as a module."""
-
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 def copied_to_another_layout(x):
@@ -68,7 +55,7 @@ FUSED = [
 
 @pytest.mark.parametrize("function", FUSED, ids=lambda f: f.__name__)
 def test_a_copy_is_no_launch_of_its_own(function):
-    assert_fuses(Movement(function), X, launches=1)
+    assert_fuses(Function(function), X, launches=1)
 
 
 def costly_pieces_read_whole(x):
@@ -92,9 +79,9 @@ def partly_written(x):
 
 @pytest.mark.parametrize("function", [costly_pieces_read_whole, a_product_between, nothing_to_copy, partly_written])
 def test_near_misses_are_right(function):
-    assert_fuses(Movement(function), X)
+    assert_fuses(Function(function), X)
 
 
 def test_costly_pieces_are_computed_once_where_the_whole_is_read():
-    report = assert_fuses(Movement(costly_pieces_read_whole), X)
+    report = assert_fuses(Function(costly_pieces_read_whole), X)
     assert "costly pieces of a concatenation" in " ".join(rejected.reason for rejected in report.rejected)

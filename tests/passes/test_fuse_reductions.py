@@ -1,26 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-
-
-class Reduction(nn.Module):
-    """A function of one tensor, as a module."""
-
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 def scaled_softmax(x):
@@ -63,7 +50,7 @@ FUSED = [scaled_softmax, residual_norm, centered, over_columns, rows_only, every
 
 @pytest.mark.parametrize("function", FUSED, ids=lambda f: f.__name__)
 def test_a_reduction_takes_in_what_feeds_it_and_what_it_feeds(function):
-    assert_fuses(Reduction(function), X, launches=1)
+    assert_fuses(Function(function), X, launches=1)
 
 
 def different_rows(x):
@@ -84,13 +71,13 @@ def no_rows(x):
 
 @pytest.mark.parametrize("function", [different_rows, rows_then_columns, a_product_between, no_rows])
 def test_near_misses_take_more_launches_and_are_right(function):
-    assert assert_fuses(Reduction(function), X).after.launches > 1
+    assert assert_fuses(Function(function), X).after.launches > 1
 
 
 def test_square_tensors_reduced_both_ways_are_told_apart():
-    assert_fuses(Reduction(rows_then_columns), X[:, :6], launches=2)
+    assert_fuses(Function(rows_then_columns), X[:, :6], launches=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_every_floating_dtype_is_right(dtype):
-    assert_fuses(Reduction(scaled_softmax), X.to(dtype).t(), launches=1)
+    assert_fuses(Function(scaled_softmax), X.to(dtype).t(), launches=1)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+
+from fuse.graph.function import Function
 
 PASSES = ["no_ops"]
 EDGES = torch.tensor([[0.0, -0.0, 1.5], [float("nan"), float("inf"), -2.0]])
@@ -20,17 +21,6 @@ class Inside(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.neg(self.operator(torch.neg(x)))
-
-
-class AtTheEnd(nn.Module):
-    """An operator whose result the caller gets."""
-
-    def __init__(self, operator: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.operator = operator
-
-    def forward(self, x: Tensor) -> Any:
-        return self.operator(x)
 
 
 NOTHING = {
@@ -102,14 +92,14 @@ KEPT_APART = {
 
 @pytest.mark.parametrize("operator", KEPT_APART.values(), ids=KEPT_APART)
 def test_results_share_no_memory_that_eager_keeps_apart(rewritten, operator):
-    result = rewritten(AtTheEnd(operator), EDGES, passes=PASSES)
+    result = rewritten(Function(operator), EDGES, passes=PASSES)
     inputs_kept = all(node.op != "placeholder" for node in result.graph.graph.output_node().all_input_nodes)
     assert inputs_kept
     assert any(reason.startswith("the result must not share memory") for reason in result.reasons)
 
 
 def test_a_clone_of_an_inner_value_that_is_returned_is_left_out(rewritten):
-    assert rewritten(AtTheEnd(lambda x: torch.exp(x).clone()), EDGES, passes=PASSES).launches == 1
+    assert rewritten(Function(lambda x: torch.exp(x).clone()), EDGES, passes=PASSES).launches == 1
 
 
 def test_views_of_a_copy_become_views_of_the_original_at_its_offset(rewritten):

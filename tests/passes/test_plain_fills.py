@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from fuse.graph.function import Function
 
 FILLS: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros_like": torch.zeros_like,
@@ -25,22 +27,13 @@ STAY: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Filled(nn.Module):
-    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: Tensor) -> object:
-        return self.make(x)
-
-
 @pytest.mark.parametrize("name", FILLS)
 def test_a_fill_reads_no_tensor(rewritten: Callable[..., Any], name: str) -> None:
-    done = rewritten(Filled(FILLS[name]), torch.randn(4, 3), passes=["plain_fills"])
+    done = rewritten(Function(FILLS[name]), torch.randn(4, 3), passes=["plain_fills"])
     assert done.fired == {"plain_fills": 1}
     assert not done.graph.graph.find_nodes(op="placeholder")[0].users
 
 
 @pytest.mark.parametrize("name", STAY)
 def test_near_misses_stay(rewritten: Callable[..., Any], name: str) -> None:
-    assert rewritten(Filled(STAY[name]), torch.randn(4, 3), passes=["plain_fills"]).fired == {}
+    assert rewritten(Function(STAY[name]), torch.randn(4, 3), passes=["plain_fills"]).fired == {}

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from fuse.graph.capture import capture
 from fuse.graph.ends import outputs_of
+from fuse.graph.function import Function
 from fuse.rewrite import surgery
 from fuse.rewrite.batching import Batcher, CannotBatchError
 
@@ -18,18 +19,9 @@ aten = torch.ops.aten
 STEPS = 9
 
 
-class Step(nn.Module):
-    def __init__(self, run: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, x: Tensor, w: Tensor) -> Tensor:
-        return self.run(x, w)
-
-
 def batched(run: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor) -> list[Node]:
     """The operators for all steps of ``run(x[t], w)``."""
-    body = capture(Step(run), (x, w)).graph
+    body = capture(Function(run), (x, w)).graph
     graph = Graph()
     known: dict[Node, Node] = {}
     step, weight = body.find_nodes(op="placeholder")

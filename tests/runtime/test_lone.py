@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 import fuse
+from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
 X = torch.randn(4, 8, 12, 12, generator=torch.Generator().manual_seed(0))
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 KERNELS = {
