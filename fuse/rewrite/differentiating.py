@@ -44,7 +44,8 @@ from fuse.rewrite.ledger import Ledger, Rejections
 from fuse.rewrite.patterns import registry as patterns
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.replaying import replay
-from fuse.rewrite.reversing import Differentiable, NotReversible, Zeros, differentiable, reversed_loop
+from fuse.rewrite.reversing import Zeros, reversed_loop
+from fuse.rewrite.step_gradients import Differentiable, NotReversible, differentiable
 
 aten = torch.ops.aten
 

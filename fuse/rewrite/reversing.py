@@ -4,38 +4,31 @@
                                        backward     for t backwards: d = (dh + g[t]) * (1 - h[t]²);  dh = d @ wᵀ
                                        behind it    dx = all d,  dw = hsᵀ @ ds  for all steps at once
 
-PyTorch's autograd runs over the body of one step, so that cost does not grow with the number of steps and no derivative
-is written here. The body backward becomes a loop that runs from the last step to the first: gradients of states are its
-states; what the forward steps kept, and gradients of what they collected, are read per step. What an invariant (a
-weight) receives in every step is a sum over steps: :mod:`fuse.rewrite.contracting`.
+PyTorch's autograd runs over the body of one step (:mod:`fuse.rewrite.step_gradients`), so that cost does not grow with
+the number of steps and no derivative is written here. The body backward becomes a loop that runs from the last step to
+the first: gradients of states are its states; what the forward steps kept, and gradients of what they collected, are
+read per step. What an invariant (a weight) receives in every step is a sum over steps:
+:mod:`fuse.rewrite.contracting`.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx import Graph, Node
 from torch.fx.node import map_arg
-from torch.nn import Module
 
-from fuse.errors import FuseError
 from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
-from fuse.graph.joint import Joint, JointRecorder, formulas
-from fuse.graph.kept import Plan
-from fuse.graph.loop import Loop, LoopSpec, StepInput, depending
-from fuse.rewrite import own_gradients
+from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.rewrite.absent import without
 from fuse.rewrite.contracting import Contraction, Term, contraction, places_of, terms_of
-from fuse.rewrite.replaying import replay
+from fuse.rewrite.step_gradients import Differentiable, cone, finished, of_all_steps
 
 aten = torch.ops.aten
 
@@ -43,201 +36,6 @@ MOST_KEPT = 2**24
 """Elements, over all steps, that are kept only to be summed once."""
 MOST_COMPARED = 2**16
 """Elements that a step looks through for those that belong to a place."""
-
-
-class NotReversible(FuseError):
-    """Why a loop has no reversed loop."""
-
-
-@dataclass(frozen=True)
-class Differentiable:
-    """A loop that can run backwards.
-
-    ``loop`` computes what the loop it was made from does and keeps what gradients need behind that; ``values`` are its
-    results and ``own`` the number of those that the first one had. ``step``: one step and its gradients. ``saved``: for
-    each value that a backward step is given of its forward step, the result of ``loop`` that has it for all steps, by
-    ``(kind, index)`` of :class:`~fuse.graph.halves.Given`.
-    """
-
-    loop: Loop
-    values: tuple[Tensor, ...]
-    own: int
-    step: Joint
-    saved: dict[Given, int]
-
-    @property
-    def trained(self) -> frozenset[int]:
-        """The results of the first loop that need gradients."""
-        return self.step.trained
-
-
-def differentiable(
-    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], trained: set[int], returned: set[int]
-) -> Differentiable:
-    """``loop`` made ready to run backwards, where gradients of the operands at the positions ``trained`` are needed.
-
-    The caller receives the results at the positions ``returned``, and may write to them: what gradients need of these
-    is kept once more.
-
-    Raises:
-        NotReversible: a step cannot be differentiated; the message is the reason.
-    """
-    if loop.spec.backwards:
-        raise NotReversible("the loop keeps its results backwards")
-    mode = mode_of(operands[0])
-    recorder = _BodyRecorder(loop, mode)
-    step = recorder.joint(tuple(_of_body(loop, mode, _training_states(loop, trained))), {})
-    outputs = outputs_of(step.forward.graph)
-    specs = step.forward.meta["signature"].outputs
-    if step.backward is None or any(spec.kind != "graph" or spec.view is not None for spec in specs):
-        raise NotReversible("a step has a result that is not a new tensor")
-    kept = [_uncopied(outputs[spec.index], number in recorder.copied) for number, spec in enumerate(specs)]
-    own = len(kept)
-    saved: dict[Given, int] = {}
-    given: list[Node] = step.forward.graph.find_nodes(op="placeholder")
-    for what in step.given:
-        if what.kind == "saved":
-            index = next((n for n, spec in enumerate(specs) if spec.index == what.index), None)
-            node = outputs[what.index] if index is None else kept[index]
-        elif what.kind == "input" and what.index < loop.spec.carries:
-            node = given[what.index]
-        else:
-            continue
-        places = (i for i in range(loop.spec.carries, len(kept)) if kept[i] is node and i not in returned)
-        place = next(places, len(kept))
-        if place == len(kept):
-            kept.append(node)
-        saved[what] = place
-    body = _with_outputs(step.forward.graph, kept)
-    made = Loop(body, replace(loop.spec, collected=len(kept) - loop.spec.carries))
-    values = (*results, *(_kept(node.meta["val"], loop.spec.trip_count) for node in kept[own:]))
-    made.strides = tuple(value.stride() for value in values)
-    return Differentiable(made, values, own, step, saved)
-
-
-class _BodyRecorder(JointRecorder):
-    """Records one step of a loop, every result a tensor of its own; ``copied`` are the copies made for that."""
-
-    def __init__(self, loop: Loop, fake_mode: FakeTensorMode) -> None:
-        super().__init__(loop, fake_mode, Plan())
-        self.body = loop.body
-        self.at: Node | None = None
-        self.copied: set[int] = set()
-
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-        """As for a model; ``args`` are what the body is given."""
-        nodes: list[Node] = self.body.graph.find_nodes(op="placeholder")
-        for number, (node, value) in enumerate(zip(nodes, args, strict=True)):
-            self._argument(node.name, number, value)
-        with (
-            self._recording("a step", contextlib.nullcontext()),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-        ):
-            known = dict(zip(nodes, args, strict=True))
-
-            def begin(node: Node) -> None:
-                self.at = node
-
-            def operate(node: Node) -> Any:
-                inner, options = map_arg((node.args, node.kwargs), known.__getitem__)
-                if node.op == "call_function":
-                    return node.target(*inner, **options)  # type: ignore[operator]
-                module = self.body.get_submodule(str(node.target))
-                if own_gradients.gradient_of(module) is None:
-                    raise NotReversible("a step holds another loop")
-                results = own_gradients.run(module, inner, run_one)
-                self.lies_at(node.meta["source"])
-                return results
-
-            def run_one(node: Node, args: Any, kwargs: Any) -> Any:
-                begin(node)
-                return node.target(*args, **kwargs)  # type: ignore[operator]
-
-            replay(self.body.graph, known, begin, operate)
-            outputs = outputs_of(self.body.graph)
-            results = [self._own(number, known[node], outputs, node) for number, node in enumerate(outputs)]
-        return self._finish(tuple(results))
-
-    def _own(self, number: int, value: Tensor, outputs: Sequence[Node], node: Node) -> Tensor:
-        if node.op != "placeholder" and not value._is_view() and outputs.index(node) == number:
-            return value
-        self.copied.add(number)
-        return value.clone()
-
-    def formulas(self) -> dict[Any, Callable[..., Any]]:
-        return super().formulas() | formulas("select_backward slice_backward")
-
-    def _line(self) -> str:
-        if torch._C._current_autograd_node() is None and self.at is not None:
-            line: str = self.at.meta.get("source", "")
-            self.lies_at(line)
-            return line
-        return super()._line()
-
-
-def _training_states(loop: Loop, trained: set[int]) -> set[int]:
-    """``trained`` and the states that come to depend on it."""
-    found = depending(loop, trained)
-    nodes = loop.body.graph.find_nodes(op="placeholder")
-    return {number for number, node in enumerate(nodes) if node in found and _is_real(node.meta["val"])}
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _of_body(loop: Loop, mode: FakeTensorMode, trained: set[int]) -> Iterator[Tensor]:
-    """Tensors laid out as what the body is given."""
-    for number, node in enumerate(loop.body.graph.find_nodes(op="placeholder")):
-        held: Tensor = node.meta["val"]
-        with mode:
-            made = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
-        yield made.requires_grad_(number in trained)
-
-
-def _uncopied(node: Node, copied: bool) -> Node:
-    operand = node.args[0]
-    return operand if copied and isinstance(operand, Node) else node
-
-
-def _with_outputs(graph: Graph, outputs: Sequence[Node]) -> GraphModule:
-    """A body that computes ``outputs``, with all placeholders of ``graph``."""
-    wanted = _needed(outputs)
-    body, inner = Graph(), dict[Node, Node]()
-    for node in graph.nodes:
-        if node.op == "placeholder" or node in wanted:
-            inner[node] = body.node_copy(node, inner.__getitem__)
-    return _finished(body, [inner[node] for node in outputs])
-
-
-def _needed(nodes: Iterable[Node]) -> set[Node]:
-    """``nodes`` and all that they need."""
-    found: set[Node] = set()
-    worklist = list(nodes)
-    while worklist:
-        node = worklist.pop()
-        if node not in found:
-            found.add(node)
-            worklist.extend(node.all_input_nodes)
-    return found
-
-
-def _finished(body: Graph, results: Sequence[Node]) -> GraphModule:
-    output = body.output(tuple(results))
-    output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
-    return _LazyGraphModule(Module(), body)
-
-
-def _kept(value: Tensor, steps: int, dim: int = 0) -> Tensor:
-    """What is kept of all steps: ``[steps, *shape]``, contiguous once the steps are moved to dimension ``dim``."""
-    shape = list(value.shape)
-    with mode_of(value):
-        stacked = torch.empty((*shape[:dim], steps, *shape[dim:]), dtype=value.dtype, device=value.device)
-        return stacked.movedim(dim, 0)
-
-
-# ---- backwards -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -345,7 +143,7 @@ class _Reversal:
                 self.inner[node] = self._placeholder(node.name, value, value)
         first_sum = spec.carries + len(spec.step_inputs)
         wanted = [node for i, node in self.gradients.items() if i < first_sum] + [term.base for _, term in sums]
-        needed = _needed([*wanted, *(node for _, _, how in contracted for node in how.operands)])
+        needed = cone([*wanted, *(node for _, _, how in contracted for node in how.operands)])
         for node in self.graph.graph.nodes:
             if node.op == "call_function" and node in needed:
                 self.inner[node] = self._added_at_places(node) or self.body.node_copy(node, self.inner.__getitem__)
@@ -361,7 +159,7 @@ class _Reversal:
             if spec.carries <= i < first_sum:
                 found.reads[i] = len(results)
                 results.append(self.inner[node])
-                values.append(_kept(node.meta["val"], spec.trip_count, spec.step_inputs[i - spec.carries].dim))
+                values.append(of_all_steps(node.meta["val"], spec.trip_count, spec.step_inputs[i - spec.carries].dim))
         places: dict[Node, int | Tensor] = {}
         for i, term, how in contracted:
             for node in how.operands:
@@ -372,9 +170,9 @@ class _Reversal:
                     continue
                 places[node] = len(results)
                 results.append(self.inner[node])
-                values.append(_kept(node.meta["val"], spec.trip_count))
+                values.append(of_all_steps(node.meta["val"], spec.trip_count))
             found.sums.setdefault(i, []).append(Share(tuple(places[n] for n in how.operands), term, how.rule))
-        body = _finished(self.body, results)
+        body = finished(self.body, results)
         found.loop = Loop(
             body, LoopSpec(spec.trip_count, carries, inputs, len(results) - carries, spec.source, backwards=True)
         )
