@@ -23,6 +23,7 @@ from torch.fx.node import map_arg
 
 from fuse import ops
 from fuse.graph.fakes import mode_of
+from fuse.graph.loop import of_all_steps
 from fuse.graph.periods import Run, find_runs
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined, Kernel
@@ -198,16 +199,8 @@ def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:
         values[number] = next((n.meta["val"] for n in result.of(rolled.steps[k])), values[number])
     for number, result in enumerate(built.collected, start=len(rolled.carries)):
         _, dim = collector_of(rolled, result) or (None, 0)
-        values[number] = _collected(values[number], built.loop.trip_count, dim)
+        values[number] = of_all_steps(values[number], built.loop.trip_count, dim)
     return values
-
-
-def _collected(value: torch.Tensor, steps: int, dim: int) -> torch.Tensor:
-    """A tensor ``[steps, *shape]`` that is contiguous once the steps are moved to dimension ``dim``."""
-    with mode_of(value):
-        shape = list(value.shape)
-        stacked = torch.empty((*shape[:dim], steps, *shape[dim:]), dtype=value.dtype, device=value.device)
-        return stacked.movedim(dim, 0)
 
 
 def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:

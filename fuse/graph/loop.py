@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fuse.graph.ends import outputs_of
+from fuse.graph.fakes import mode_of
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,21 @@ class Loop(nn.Module):
             return (*states, *(torch.stack(kept) for kept in collected))
         lasts = [_laid_out(state, stride) for state, stride in zip(states, self.strides, strict=False)]
         return (*lasts, *map(_stacked, collected, self.strides[spec.carries :]))
+
+
+def of_all_steps(value: Tensor, steps: int, dim: int = 0) -> Tensor:
+    """What is collected of a fake value: ``[steps, *shape]``, contiguous once the steps are moved to ``dim``.
+
+    >>> from torch._subclasses.fake_tensor import FakeTensorMode
+    >>> with FakeTensorMode():
+    ...     value = torch.empty(2, 3)
+    >>> tuple(of_all_steps(value, 4).shape), of_all_steps(value, 4, dim=1).stride()
+    ((4, 2, 3), (3, 12, 1))
+    """
+    shape = value.shape
+    with mode_of(value):
+        stacked = torch.empty((*shape[:dim], steps, *shape[dim:]), dtype=value.dtype, device=value.device)
+        return stacked.movedim(dim, 0) if dim else stacked
 
 
 def depending(loop: Loop, positions: Iterable[int]) -> set[Node]:

@@ -23,8 +23,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.ends import add_placeholder, outputs_of
-from fuse.graph.fakes import mode_of
-from fuse.graph.loop import Loop
+from fuse.graph.loop import Loop, of_all_steps
 from fuse.rewrite.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.rewrite.loop_building import call_loop
 from fuse.rewrite.reads import link_of
@@ -182,7 +181,8 @@ class _Whole:
         inputs = [i - self.spec.carries for i in positions if self.spec.carries <= i]
         step_inputs = tuple(self.spec.step_inputs[i] for i in inputs if i < len(self.spec.step_inputs))
         spec = replace(self.spec, carries=len(carries), step_inputs=step_inputs, collected=len(results) - len(carries))
-        values = [self.results[i] for i in (*carries, *kept)] + [self._kept(node) for node in extra]
+        values = [self.results[i] for i in (*carries, *kept)]
+        values += [of_all_steps(node.meta["val"], self.spec.trip_count) for node in extra]
         loop = Loop(body, spec)
         loop.strides = tuple(value.stride() for value in values)
         after = self._after(leaving | copied, leaving_sums, carries, kept, extra, values)
@@ -222,11 +222,6 @@ class _Whole:
         output = body.output(tuple(inner[node] for node in results))
         output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
         return _LazyGraphModule(Module(), body), [i for i, node in enumerate(self.given) if node in wanted]
-
-    def _kept(self, node: Node) -> Tensor:
-        held: Tensor = node.meta["val"]
-        with mode_of(held):
-            return torch.empty((self.spec.trip_count, *held.shape), dtype=held.dtype, device=held.device)
 
     def _after(
         self,

@@ -22,7 +22,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.graph.ends import outputs_of
 from fuse.graph.fakes import mode_of
-from fuse.graph.loop import Loop
+from fuse.graph.loop import Loop, of_all_steps
 from fuse.kernel import ctypes
 from fuse.kernel.lower import Declined, values_of_call
 from fuse.rewrite import effects
@@ -113,7 +113,7 @@ def native_values(loop: Loop) -> tuple[Tensor, ...]:
     """What a loop gives once it is settled: last states as a step reads them, what is kept contiguous, steps first."""
     states = [node.meta["val"] for node in loop.body.graph.find_nodes(op="placeholder")][: loop.spec.carries]
     kept: Sequence[Tensor] = loop.body.graph.output_node().meta["val"][loop.spec.carries :]
-    return (*states, *(_all_steps(value, loop.spec.trip_count) for value in kept))
+    return (*states, *(of_all_steps(value, loop.spec.trip_count) for value in kept))
 
 
 def lasts_to_copy(loop: Loop) -> set[int]:
@@ -175,8 +175,3 @@ def copied(node: Node, before: Node, stride: Sequence[int]) -> Node:
         value = torch.empty_strided(held.shape, stride, dtype=held.dtype, device=held.device)
     copy.meta.update(val=value, source=node.meta.get("source", ""))
     return copy
-
-
-def _all_steps(value: Tensor, steps: int) -> Tensor:
-    with mode_of(value):
-        return torch.empty((steps, *value.shape), dtype=value.dtype, device=value.device)

@@ -25,10 +25,10 @@ from torch.fx.node import map_arg
 from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
-from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.graph.loop import Loop, LoopSpec, StepInput, of_all_steps
 from fuse.rewrite.absent import without
 from fuse.rewrite.contracting import Contraction, Term, contraction, places_of, terms_of
-from fuse.rewrite.step_gradients import Differentiable, cone, finished, of_all_steps
+from fuse.rewrite.step_gradients import Differentiable, cone, finished
 
 aten = torch.ops.aten
 

@@ -29,7 +29,7 @@ from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.kept import Plan
-from fuse.graph.loop import Loop, depending
+from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.rewrite import own_gradients
 from fuse.rewrite.replaying import replay
 
@@ -217,11 +217,3 @@ def finished(body: Graph, results: Sequence[Node]) -> GraphModule:
     output = body.output(tuple(results))
     output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
     return _LazyGraphModule(Module(), body)
-
-
-def of_all_steps(value: Tensor, steps: int, dim: int = 0) -> Tensor:
-    """What is kept of all steps: ``[steps, *shape]``, contiguous once the steps are moved to dimension ``dim``."""
-    shape = list(value.shape)
-    with mode_of(value):
-        stacked = torch.empty((*shape[:dim], steps, *shape[dim:]), dtype=value.dtype, device=value.device)
-        return stacked.movedim(dim, 0)
