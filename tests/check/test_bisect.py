@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fuse import cli
+from fuse import cli, verbs
 from fuse.check.bisect import bisect
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass, unregister
@@ -127,12 +127,12 @@ def get_inputs():
 def test_the_command_writes_a_repro_that_fails_until_the_pass_is_left_out(tmp_path: Path, capsys):
     model, repro = tmp_path / "model.py", tmp_path / "repro.py"
     model.write_text(MODEL)
-    assert cli.run(["bisect", str(model), "--repro", str(repro)]) == cli.FAILED
+    assert cli.run(["bisect", str(model), "--repro", str(repro)]) == verbs.FAILED
     printed = capsys.readouterr()
     assert "breaks it: swap_factors at model.py:6" in printed.out
     assert f"wrote {repro}" in printed.err
-    assert cli.run(["check", str(repro)]) == cli.FAILED
-    assert cli.run(["check", str(repro), "--ignore", "swap_factors"]) == cli.GOOD
+    assert cli.run(["check", str(repro)]) == verbs.FAILED
+    assert cli.run(["check", str(repro), "--ignore", "swap_factors"]) == verbs.GOOD
     capsys.readouterr()
-    assert cli.run(["bisect", str(model), "--ignore", "swap_factors", "--json"]) == cli.GOOD
+    assert cli.run(["bisect", str(model), "--ignore", "swap_factors", "--json"]) == verbs.GOOD
     assert json.loads(capsys.readouterr().out)["culprit"] is None

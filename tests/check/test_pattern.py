@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import randn
 
 import fuse
-from fuse import cli
+from fuse import cli, verbs
 from fuse.check.pattern import Verification, refusal, verify
 from fuse.check.source import source_of
 from fuse.rewrite.patterns.definition import Pattern, define
@@ -196,7 +196,7 @@ FILE = """
 """
 
 
-@pytest.mark.parametrize(("factor", "status"), [(2.0, cli.GOOD), (3.0, cli.FAILED)])
+@pytest.mark.parametrize(("factor", "status"), [(2.0, verbs.GOOD), (3.0, verbs.FAILED)])
 def test_the_command_says_what_was_tried(tmp_path, capsys, factor, status):
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(FILE.format(factor=factor)))
@@ -205,7 +205,7 @@ def test_the_command_says_what_was_tried(tmp_path, capsys, factor, status):
     assert text.startswith("Doubled (mine.py:8): 2 * tanh(x)\n  samples      ")
     assert cli.run(["check-pattern", f"{path}:Doubled", "--json"]) == status
     (told,) = json.loads(capsys.readouterr().out)["patterns"]
-    assert told["passed"] == (status == cli.GOOD)
+    assert told["passed"] == (status == verbs.GOOD)
     assert (told["counterexample"] is None) == told["passed"]
 
 

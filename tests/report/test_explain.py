@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, randn
 
 import fuse
-from fuse import cli
+from fuse import cli, verbs
 from fuse.graph.function import Function
 from fuse.report.explain import Explanation, drawing, explain
 from fuse.rewrite.patterns.definition import define
@@ -251,12 +251,12 @@ def test_the_command_takes_a_pattern_from_a_file(tmp_path, capsys):
     model, pattern = tmp_path / "model.py", tmp_path / "mine.py"
     model.write_text(textwrap.dedent(FILE))
     pattern.write_text(textwrap.dedent(PATTERN))
-    assert cli.run(["explain", str(model), str(pattern), "--quiet"]) == cli.GOOD
+    assert cli.run(["explain", str(model), str(pattern), "--quiet"]) == verbs.GOOD
     printed = capsys.readouterr().out
     assert printed.startswith("swish (mine.py:")
     assert "nearest: 1 of 2 nodes; `x` is one value in the pattern, and two here; model.py:7" in printed
     assert "smallest change that would match: another parameter for the second" in printed
-    assert cli.run(["explain", str(model), f"{pattern}:swish", "--json", "--quiet"]) == cli.GOOD
+    assert cli.run(["explain", str(model), f"{pattern}:swish", "--json", "--quiet"]) == verbs.GOOD
     values = json.loads(capsys.readouterr().out)
     assert (values["candidates"], values["fired"], values["rejected"]) == (1, 0, {"structure": 1})
     assert (values["best"]["matched"], values["best"]["total"], values["best"]["source"]) == (1, 2, "model.py:7")

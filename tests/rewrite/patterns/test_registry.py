@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fuse
-from fuse import cli
+from fuse import cli, verbs
 from fuse.errors import FuseError
 from fuse.rewrite import installed
 from fuse.rewrite.patterns import registry
@@ -115,7 +115,7 @@ def test_a_broken_plugin_is_listed_and_harms_no_other(monkeypatch, capsys, regis
     entry = metadata.EntryPoint("crooked", "no_such_module_anywhere:patterns", "fuse.patterns")
     monkeypatch.setattr(installed, "entry_points", lambda group: [entry])
     monkeypatch.setattr(registry._installed, "_broken", None)
-    assert cli.run(["patterns", "--json"]) == cli.GOOD
+    assert cli.run(["patterns", "--json"]) == verbs.GOOD
     printed = capsys.readouterr()
     listed = json.loads(printed.out)
     assert "swish" in [one["name"] for one in listed["patterns"]]
@@ -140,7 +140,7 @@ def test_patterns_are_listed_by_priority(capsys, registered):
 
     registered(one)
     registered(priority=5)(other)
-    assert cli.run(["patterns"]) == cli.GOOD
+    assert cli.run(["patterns"]) == verbs.GOOD
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["pattern", "from", "is"]
     names = [line.split()[0] for line in lines[1:] if not line.startswith(" ")]
@@ -174,7 +174,7 @@ def test_a_file_of_patterns_is_matched_by_the_verbs_for_as_long_as_they_run(file
     (tmp_path / "model.py").write_text(MODEL)
     for verb in ("show", "check"):
         given = [verb, str(tmp_path / "model.py"), "--patterns", f"{file}:swish", "--json"]
-        assert cli.run(given) == cli.GOOD
+        assert cli.run(given) == verbs.GOOD
         report = json.loads(capsys.readouterr().out)
         if verb == "show":
             said = [one["pattern"] for one in (*report["fired"], *report["rejected"])]

@@ -1,0 +1,368 @@
+"""The verbs of the command ``fuse``. Thin: each calls what Python users call, and gives the exit status.
+
+Everything that needs torch is imported inside the verbs, so that ``fuse --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import fuse
+from fuse import config
+from fuse.errors import FuseError
+from fuse.flags import Output, Request, names, output_verb, path_option, target_verb, tolerance_options
+
+if TYPE_CHECKING:
+    from fuse.rewrite.installed import BrokenPlugin
+
+GOOD, FAILED = 0, 1
+
+TRUST = "The file of TARGET is ordinary Python and runs with your rights: open only files that you trust."
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=TRUST)
+@click.version_option(fuse.__version__, prog_name="fuse")
+@click.pass_context
+def commands(context: click.Context) -> None:
+    """See, fuse and count the small kernels of a PyTorch model.
+
+    TARGET is path/to/model.py or path/to/model.py:Name. [tool.fuse] in the nearest pyproject.toml may set defaults for
+    the flags.
+    """
+    settings = config.defaults(Path.cwd())
+    context.default_map = dict.fromkeys(commands.commands, settings)
+
+
+@commands.command(epilog=TRUST)
+@target_verb(
+    path_option("--graph", metavar="OUT", help="Draw the graphs before and after into this .svg, .dot or .html file."),
+    click.option("--kernels", is_flag=True, help="Print the source of the generated kernels instead of the report."),
+)
+def show(request: Request, to: Output, graph: Path | None, kernels: bool) -> int:
+    """Count kernel launches before and after the passes.
+
+    Predicted: the model is not run, and its weights are not allocated.
+    """
+    if kernels and to.as_json:
+        raise FuseError("--kernels prints source, not JSON; leave one of the two flags out")
+    from fuse.report.show import show as make_report
+    from fuse.report.table import report_table
+
+    loaded, passes = request.load(to, real=False), request.passes()
+    with to.stage("capturing and running the passes"):
+        report = make_report(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            passes=passes,
+            device=request.device,
+            train=request.train,
+            fuel=request.fuel,
+            target=request.target,
+        )
+    if graph is not None:
+        from fuse.report.draw import draw
+
+        with to.stage("drawing"):
+            drawing = draw(report, graph)
+        to.say(f"wrote {', '.join(str(path) for path in drawing.written)}")
+        if drawing.hint is not None:
+            to.say(drawing.hint)
+    if kernels:
+        from fuse.kernel.listing import listing
+
+        to.write(listing(report.graph))
+    else:
+        to.emit(report.to_dict(), lambda: report_table(report))
+    return GOOD if request.within_budget(report.launches_after) else FAILED
+
+
+@commands.command(epilog=TRUST)
+@target_verb(*tolerance_options)
+def check(request: Request, to: Output, atol: float | None, rtol: float | None) -> int:
+    """Run eager and fused and compare them.
+
+    Values are compared with a float64 reference; dtypes, shapes, strides, mutations, aliases and launches with eager's.
+    """
+    _require_this_machine(request)
+    from rich.text import Text
+
+    from fuse.check.oracle import check as compare
+
+    loaded, passes = request.load(to, real=True), request.passes()
+    with to.stage("running eager, fused and the float64 reference"):
+        report = compare(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            train=request.train,
+            seed=request.seed,
+            atol=atol,
+            rtol=rtol,
+            passes=passes,
+            fuel=request.fuel,
+        )
+    values = {**report.to_dict(), "target": request.target}
+    to.emit(values, lambda: Text(str(report), no_wrap=True, overflow="ignore"))
+    within = request.within_budget(report.launches_after)
+    return GOOD if report.passed and within else FAILED
+
+
+@commands.command(epilog=TRUST)
+@target_verb(
+    *tolerance_options,
+    click.option(
+        "--against",
+        default="eager",
+        show_default=True,
+        callback=names,
+        metavar="PEERS",
+        help="Any of compile, eager, tuned (what the file names so).",
+    ),
+    click.option(
+        "--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="Time to spend on each peer."
+    ),
+    click.option(
+        "--scan",
+        "scanned",
+        metavar="NAME=16:256:x2",
+        help="Set this constant to each value in turn; fit launches and time as a + b*NAME.",
+    ),
+    path_option("--graph", metavar="OUT.svg", help="With --scan: plot the times."),
+)
+def bench(
+    request: Request,
+    to: Output,
+    atol: float | None,
+    rtol: float | None,
+    against: tuple[str, ...],
+    seconds: float,
+    scanned: str | None,
+    graph: Path | None,
+) -> int:
+    """Time eager, fused and other peers, interleaved in one process."""
+    _require_this_machine(request)
+    if graph is not None and (scanned is None or graph.suffix != ".svg"):
+        raise FuseError(f"--graph {graph} plots the times of a --scan into an .svg file")
+    from fuse.report.bench import BenchReport, bench_table
+    from fuse.report.bench import bench as measure
+    from fuse.report.scan import parse_scan, scan, scan_picture, scan_table
+
+    passes = request.passes()
+
+    def measured(request: Request, peers: tuple[str, ...], what: str = "") -> BenchReport:
+        loaded = request.load(to, real=True, tuned="tuned" in peers)
+        with to.stage(f"timing fused and {', '.join(peers)}{what}"):
+            return measure(
+                loaded.model,
+                loaded.args,
+                loaded.kwargs,
+                against=peers,
+                tuned=loaded.tuned,
+                passes=passes,
+                train=request.train,
+                seconds=seconds,
+                atol=atol,
+                rtol=rtol,
+                target=request.target,
+            )
+
+    if scanned is None:
+        reports: tuple[BenchReport, ...] = (measured(request, against),)
+        to.emit(reports[0].to_dict(), lambda: bench_table(reports[0]))
+    else:
+        values, peers = parse_scan(scanned), tuple(dict.fromkeys(["eager", *against]))
+        report = scan(values, lambda n: measured(request.setting(values.name, n), peers, f" at {values.name} = {n:,}"))
+        reports = report.reports
+        if graph is not None:
+            from fuse.report.files import write
+
+            write(graph, scan_picture(report))
+            to.say(f"wrote {graph}")
+        to.emit(report.to_dict(), lambda: scan_table(report))
+    disagreements = [reason for one in reports for reason in one.disagreements]
+    for reason in disagreements:
+        click.echo(f"fuse: failed: {reason}", err=True)
+    within = request.within_budget(max(one.launches_after for one in reports))
+    return GOOD if within and not disagreements else FAILED
+
+
+@commands.command()
+@output_verb(
+    click.argument("before", type=click.Path(path_type=Path)), click.argument("after", type=click.Path(path_type=Path))
+)
+def diff(to: Output, before: Path, after: Path) -> int:
+    """Compare two reports that `fuse show --json -o FILE` saved."""
+    from fuse.report.diff import compare, diff_table, read
+
+    changes = compare(read(before), read(after))
+    to.emit(changes, lambda: diff_table(changes, str(before), str(after)))
+    return GOOD
+
+
+@commands.command()
+@output_verb()
+def passes(to: Output) -> int:
+    """List the installed passes, in the order in which they run."""
+    from fuse.report.table import columns
+    from fuse.rewrite.registry import broken_plugins, registered
+
+    installed: list[dict[str, Any]] = [
+        {"name": info.name, "origin": info.origin, "enabled": info.enabled, "summary": info.summary}
+        for info in registered()
+    ]
+    broken = _broken(broken_plugins(), to)
+    rows = [
+        [
+            one["name"],
+            "fuse" if one["origin"].startswith("fuse.passes.") else one["origin"],
+            one["summary"] if one["enabled"] else f"{one['summary']} (only when selected)",
+        ]
+        for one in installed
+    ]
+    to.emit({"passes": installed, "broken": broken}, lambda: columns(["pass", "from", "does"], rows, numbers_from=3))
+    return GOOD
+
+
+@commands.command(epilog=TRUST)
+@target_verb(click.argument("pattern"))
+def explain(request: Request, to: Output, pattern: str) -> int:
+    """Say why a pattern did or did not fire, by the candidate that came nearest.
+
+    PATTERN is the name of an installed pattern, or path/to/file.py[:Name], a file that is run like TARGET's.
+    """
+    from fuse.report.explain import explain as find_reason
+    from fuse.report.explain import explanation_table
+    from fuse.rewrite.patterns import registry
+
+    loaded, passes = request.load(to, real=False), request.passes()
+    file, name = registry.split(pattern)
+    chosen = registry.load(file, name) if file is not None else registry.find(pattern)
+    with to.stage("capturing and matching"):
+        explanation = find_reason(
+            loaded.model, loaded.args, loaded.kwargs, chosen, passes=passes, target=request.target
+        )
+    to.emit(explanation.to_dict(), lambda: explanation_table(explanation))
+    return GOOD
+
+
+@commands.command(epilog=TRUST)
+@target_verb(
+    *tolerance_options,
+    path_option("--repro", metavar="OUT.py", help="Write a model file here that shows the fault by itself."),
+)
+def bisect(request: Request, to: Output, atol: float | None, rtol: float | None, repro: Path | None) -> int:
+    """Find the first rewrite that breaks `fuse check`.
+
+    Rewrites are numbered; the model is checked with half of them, and so on. The repro holds the operators of that
+    rewrite alone where they still fail, else the whole graph, with random inputs.
+    """
+    _require_this_machine(request)
+    from rich.text import Text
+
+    from fuse.check.bisect import bisect as find
+    from fuse.report.files import write
+
+    loaded, passes = request.load(to, real=True), request.passes()
+    with to.stage("checking with fewer and fewer rewrites"):
+        found = find(
+            loaded.model,
+            loaded.args,
+            loaded.kwargs,
+            train=request.train,
+            seed=request.seed,
+            atol=atol,
+            rtol=rtol,
+            passes=passes,
+            on_check=lambda fuel: to.say(f"checking with --fuel {fuel}"),
+        )
+    if repro is not None and found.repro is not None:
+        write(repro, found.repro)
+        to.say(f"wrote {repro}; it fails like this: fuse check {repro}")
+    elif repro is not None and found.culprit is not None:
+        to.say(f"no repro fails by itself; use fuse check {request.target} --fuel {found.culprit.number}")
+    to.emit({**found.to_dict(), "target": request.target}, lambda: Text(str(found), no_wrap=True, overflow="ignore"))
+    return GOOD if found.passed else FAILED
+
+
+@commands.command(name="check-pattern", epilog=TRUST.replace("The file of TARGET", "FILE"))
+@output_verb(click.argument("file"))
+def check_pattern(to: Output, file: str) -> int:
+    """Try patterns on generated calls, and on near misses that they must decline.
+
+    FILE is path/to/file.py[:Name], or the name of an installed pattern. Shapes, strides, dtypes, special values,
+    aliased inputs and gradients vary; a pattern that fails is not used anywhere, and its counterexample is printed.
+    Patterns of one file that shadow each other, turn into each other, or can never fire, are named.
+    """
+    from rich.text import Text
+
+    from fuse.check.lint import lint
+    from fuse.check.pattern import SCHEMA_VERSION, verify
+    from fuse.rewrite.patterns import registry
+
+    path, name = registry.split(file)
+    if path is None:
+        chosen = [registry.find(file)]
+    elif name is None:
+        chosen = list(registry.load_all(path).values())
+    else:
+        chosen = [registry.load(path, name)]
+    if not chosen:
+        raise FuseError(f"{file} has no pattern")
+    verifications = []
+    for one in chosen:
+        with to.stage(f"trying {one.name}"):
+            verifications.append(verify(one))
+    findings = lint([one.pattern for one in verifications if one.passed])
+    values = {
+        "schema_version": SCHEMA_VERSION,
+        "patterns": [one.to_dict() for one in verifications],
+        "together": [asdict(finding) for finding in findings],
+    }
+    lines = map(str, (*verifications, *findings))
+    to.emit(values, lambda: Text("\n".join(lines), no_wrap=True, overflow="ignore"))
+    return GOOD if all(one.passed for one in verifications) else FAILED
+
+
+@commands.command()
+@output_verb()
+def patterns(to: Output) -> int:
+    """List the installed patterns, in the order in which they are matched."""
+    from fuse.report.table import columns
+    from fuse.rewrite.patterns.registry import broken_plugins, registered
+
+    installed: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "origin": one.origin,
+            "source": one.source,
+            "priority": one.priority,
+            "enabled": one.enabled,
+            "summary": one.summary,
+        }
+        for one in sorted(registered(), key=lambda one: -one.priority)
+    ]
+    broken = _broken(broken_plugins(), to)
+    rows = [[one["name"], one["source"], one["summary"]] for one in installed]
+    to.emit(
+        {"patterns": installed, "broken": broken},
+        lambda: columns(["pattern", "from", "is"], rows, numbers_from=3),
+    )
+    return GOOD
+
+
+def _broken(plugins: Sequence[BrokenPlugin], to: Output) -> list[dict[str, str]]:
+    """The plugins that do not load, for JSON; a warning names each."""
+    for plugin in plugins:
+        to.say(f"warning: plugin {plugin.name} of {plugin.origin} does not load: {plugin.error}")
+    return [asdict(plugin) for plugin in plugins]
+
+
+def _require_this_machine(request: Request) -> None:
+    if request.device != "cpu":
+        raise FuseError(f"--device {request.device} only predicts, and this verb runs the model here; use fuse show")
