@@ -36,7 +36,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
 
-PRODUCTS = {aten.mm.default: 1, aten.addmm.default: 2}
+PRODUCTS = {aten.mm.default: 1, aten.addmm.default: 2, aten.convolution.default: 1}
 """Products, and the position of the right operand."""
 
 Packed = dict[tuple[Node, int, Node | None], Node]
@@ -113,14 +113,33 @@ def places(graph: GraphModule, constant: Collection[Node]) -> Iterator[Place]:
 
 
 def product_of(body: GraphModule) -> Node | None:
-    """The product in a region; None where it has none, or several."""
+    """The product in a region that reads a weight a vector at a time; None where it has none, or several products."""
     found = [node for node in body.graph.nodes if node.target in PRODUCTS]
-    return found[0] if len(found) == 1 else None
+    return found[0] if len(found) == 1 and multiplies_matrices(found[0]) else None
+
+
+def multiplies_matrices(product: Node) -> bool:
+    """Whether the right operand is a matrix: that of a convolution is where channels lie side by side."""
+    if product.target is not aten.convolution.default:
+        return True
+    val, transposed, groups = product.meta["val"], product.args[6], product.args[8]
+    last = val.dim() == 4 and val.is_contiguous(memory_format=torch.channels_last) and not val.is_contiguous()
+    return last and not transposed and groups == 1
+
+
+def matrix_shape(weight: Node) -> tuple[int, int]:
+    """Rows and columns of a right operand; a convolution's weight has a row for each tap and channel."""
+    shape = weight.meta["val"].shape
+    if len(shape) == 4:
+        outputs, channels, down, across = shape
+        return down * across * channels, outputs
+    depth, columns = shape
+    return depth, columns
 
 
 def obstacle(product: Node, right: Node) -> str | None:
     """Why the weight stays as it is, or None."""
-    columns = product.meta["val"].shape[1]
+    _, columns = matrix_shape(right)
     if right.meta["val"].dtype not in PRODUCT_TYPES:
         return f"products of {right.meta['val'].dtype} are left to the library"
     if columns % PANEL:
@@ -132,7 +151,7 @@ def obstacle(product: Node, right: Node) -> str | None:
 
 def width_of(right: Node) -> int:
     """Columns of a block: as many panels as divide them evenly and fit the cache."""
-    (depth, columns), itemsize = right.meta["val"].shape, right.meta["val"].itemsize
+    (depth, columns), itemsize = matrix_shape(right), right.meta["val"].itemsize
     widths = [PANEL * panels for panels in range(1, MOST_PANELS + 1) if columns % (PANEL * panels) == 0]
     return max(width for width in widths if width == PANEL or depth * width * itemsize <= LARGEST_BLOCK)
 
@@ -149,14 +168,16 @@ def with_packed(body: GraphModule, weight: Weight) -> GraphModule:
         inner.meta["val"] = torch.empty(blocks_shape(weight), dtype=val.dtype, device=val.device)
     turned = surgery.insert(first, aten.permute.default, inner, [1, 0, 2])
     copied = surgery.insert(first, aten.clone.default, turned, memory_format=torch.contiguous_format)
-    matrix = surgery.insert(first, aten.view.default, copied, list(val.shape))
+    shape = [*val.shape[2:], val.shape[1], val.shape[0]] if val.dim() == 4 else list(val.shape)
+    packed = surgery.insert(first, aten.view.default, copied, shape)
+    matrix = surgery.insert(first, aten.permute.default, packed, [3, 2, 0, 1]) if val.dim() == 4 else packed
     for reader in readers:
         reader.replace_input_with(inner, matrix)
     return regions.region_module(graph, results)
 
 
 def blocks_shape(weight: Weight) -> tuple[int, int, int]:
-    depth, columns = weight.inner.meta["val"].shape
+    depth, columns = matrix_shape(weight.inner)
     return columns // weight.width, depth, weight.width
 
 
@@ -169,7 +190,8 @@ def packed_in(
         value = evaluate(constant, values, constant.meta["val"].nbytes)
         assert value is not None, "it is as large as what it is a view of"
         count, depth, _ = blocks_shape(weight)
-        blocks = value.reshape(depth, count, width).permute(1, 0, 2).contiguous()
+        matrix = value.permute(2, 3, 1, 0) if value.dim() == 4 else value
+        blocks = matrix.reshape(depth, count, width).permute(1, 0, 2).contiguous()
         packed[constant, width, None] = surgery.add_constant(graph, blocks, like=constant)
     found = packed[constant, width, None]
     if place.loop is not None and (constant, width, place.loop) not in packed:

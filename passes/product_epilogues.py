@@ -87,6 +87,8 @@ def is_elementwise(node: Node) -> bool:
     """Whether ``node`` may be elementwise: what reductions a kernel holds beside a product is asked of ``lower``."""
     if node.op != "call_function":
         return regions.is_region(node)
+    if node.target is aten.clone.default:  # elements as they are, in another order in memory
+        return True
     return ops.kind(node.target) in ("pointwise", "reduction")
 
 

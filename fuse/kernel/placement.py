@@ -98,14 +98,12 @@ def blocks(value: Value) -> Blocks | None:
     if found is None or found.where.sized or found.where.constant or len(found.dimensions) != 2:
         return None
     rows, columns = found.dimensions
-    if len(columns.atoms) != 2 or len(rows.atoms) != 1:
+    if len(columns.atoms) != 2:
         return None
-    width = columns.extents[1]
-    strides = (value.shape[0] * width, 1, width)
-    lies = all(
-        found.where.coefficient(atom) == stride
-        for atom, stride in zip((*columns.atoms, *rows.atoms), strides, strict=True)
-    )
+    width, (outer, inner) = columns.extents[1], columns.atoms
+    apart = found.where.coefficient(outer), found.where.coefficient(inner)
+    step = rows.step_of(found.where)
+    lies = apart == (value.shape[0] * width, 1) and step is not None and step.constant == width
     return Blocks(found.source, width) if lies else None
 
 

@@ -74,6 +74,16 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Right:
+    """The right operand of a product, a block of columns at a time: how C++ declares it, how many panels a block has,
+    and the bytes that packing one takes, if that is not done before."""
+
+    text: str
+    panels: int
+    block_bytes: int
+
+
+@dataclass(frozen=True)
 class Walk:
     """The lines that walk the tiles of a product, up to the last argument, which is told of each tile; the bytes and
     threads that this takes, and the headers."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import torch
 
-from fuse.kernel import contractions, ctypes
+from fuse.kernel import channels_last, contractions, ctypes
 from fuse.kernel.emit import text_of
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine
 from fuse.kernel.ir import Buffer, Let, Loop, Statement
@@ -31,6 +31,7 @@ from fuse.kernel.product_frame import (
     PANEL,
     Frame,
     Operand,
+    Right,
     Tiled,
     Walk,
     aligned,
@@ -38,7 +39,7 @@ from fuse.kernel.product_frame import (
 )
 from fuse.kernel.recipes import Call, Unsupported, convert, recipe
 from fuse.kernel.schedule import with_splits
-from fuse.kernel.values import Concat, Map, Output, Patches, Product, Program, Reduce, Reindex, Scan, Value
+from fuse.kernel.values import Concat, Map, Output, Patches, PatchRows, Product, Program, Reduce, Reindex, Scan, Value
 from fuse.kernel.walks import children, within_stage
 from fuse.kernel.windows import windowed
 
@@ -88,16 +89,8 @@ def tiled(program: Program, name: str, one_thread: bool, panels: int | None = No
     if more:
         raise Unsupported("two products in one kernel")
     frame = Frame.of(program)
-    left = operand_of(product.left, frame.inputs)
-    if left.strides[-1] != 1 and product.left.shape[-1] > 1:
-        raise Unsupported("the rows of the left operand do not lie in order in memory")
     epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
-    if isinstance(product.right, Patches):
-        walk = windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, panels)
-    elif len(product.shape) == 2:
-        walk = _packed(product, left, frame, one_thread, panels)
-    else:
-        raise Unsupported("a batch of products is left to the library")
+    walk = _walk(product, frame, one_thread, panels)
     real = ctypes.storage(product.dtype)
     lines = [
         *walk.lines,
@@ -109,26 +102,43 @@ def tiled(program: Program, name: str, one_thread: bool, panels: int | None = No
     return Tiled(frame.around(name, lines), walk.workspace_bytes, walk.threads > 1, walk.headers)
 
 
-def _packed(product: Product, left: Operand, frame: Frame, one_thread: bool, panels: int | None) -> Walk:
+def _walk(product: Product, frame: Frame, one_thread: bool, panels: int | None) -> Walk:
+    """The walk over the tiles of a product or a convolution."""
+    if isinstance(product.left, PatchRows):
+        image = operand_of(product.left.source, frame.inputs)
+        return channels_last.walk(product, image, _right(product, frame, panels), frame, one_thread)
+    left = operand_of(product.left, frame.inputs)
+    if left.strides[-1] != 1 and product.left.shape[-1] > 1:
+        raise Unsupported("the rows of the left operand do not lie in order in memory")
+    if isinstance(product.right, Patches):
+        return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, panels)
+    if len(product.shape) == 2:
+        return _packed(product, left, _right(product, frame, panels), frame, one_thread)
+    raise Unsupported("a batch of products is left to the library")
+
+
+def _packed(product: Product, left: Operand, right: Right, frame: Frame, one_thread: bool) -> Walk:
     """The walk over the tiles of a product whose right operand is packed, block by block or before."""
-    (rows, columns), depth, itemsize = product.shape, product.left.shape[1], product.dtype.itemsize
-    before = _packed_before(product.right)
-    panels = before.width // PANEL if before else panels or panels_of(columns, depth, itemsize)
-    width = panels * PANEL
-    threads = threads_for(rows * columns * depth, -(-columns // width) * -(-rows // 4), one_thread)
-    share = 0 if before else aligned(depth * width * itemsize)
-    if before:
-        name = frame.inputs[before.source.position].name
-        right = f"fuse_prepacked<{ctypes.storage(product.dtype)}> right = {{{name}, {depth}}}"
-    else:
-        right = matrix(product, frame.inputs)
+    (rows, columns), depth = product.shape, product.left.shape[1]
+    threads = threads_for(rows * columns * depth, -(-columns // (right.panels * PANEL)) * -(-rows // 4), one_thread)
     lines = [
-        f"    const {right};",
-        f"    fuse_tiled_product(fuse_panels_{panels}, {left.text}, {left.strides[0]}, right,",
+        f"    const {right.text};",
+        f"    fuse_tiled_product(fuse_panels_{right.panels}, {left.text}, {left.strides[0]}, right,",
         f"                       {rows}, {columns}, {depth},",
-        f"                       {frame.workspace}, {threads}, {share},",
+        f"                       {frame.workspace}, {threads}, {right.block_bytes},",
     ]
-    return Walk(lines, threads * share + ALIGNMENT, threads)
+    return Walk(lines, threads * right.block_bytes + ALIGNMENT, threads)
+
+
+def _right(product: Product, frame: Frame, panels: int | None) -> Right:
+    """The right operand of a product, a matrix that is packed in the call or before."""
+    (depth, columns), itemsize = product.right.shape, product.dtype.itemsize
+    if before := _packed_before(product.right):
+        name = frame.inputs[before.source.position].name
+        text = f"fuse_prepacked<{ctypes.storage(product.dtype)}> right = {{{name}, {depth}}}"
+        return Right(text, before.width // PANEL, 0)
+    panels = panels or panels_of(columns, depth, itemsize)
+    return Right(matrix(product, frame.inputs), panels, aligned(depth * panels * PANEL * itemsize))
 
 
 def _packed_before(right: Value) -> Blocks | None:

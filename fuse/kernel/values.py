@@ -144,8 +144,14 @@ class Patches(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class PatchRows(Patches):
+    """The same, a patch a row, for weights on the right: ``[batch, places, taps * channels]``, the channels of a tap
+    side by side."""
+
+
+@dataclass(frozen=True, eq=False)
 class Product(Value):
-    """``left @ right`` of matrices, ``right`` one or a batch: computed a tile at a time, and read only there."""
+    """``left @ right`` of matrices, one of them or both a batch: computed a tile at a time, and read only there."""
 
     left: Value
     right: Value

@@ -58,12 +58,14 @@ def evaluate(node: Node, values: dict[Node, Tensor | None], largest: int = 0) ->
     worklist = [node]
     while worklist:
         current = worklist[-1]
+        if current in values:
+            worklist.pop()
+            continue
         unknown = [operand for operand in current.all_input_nodes if operand not in values]
         if unknown:
             worklist.extend(unknown)
             continue
-        values.setdefault(current, _value(current, values, largest))
-        worklist.pop()
+        values[current] = _value(current, values, largest)
     return values[node]
 
 

@@ -109,13 +109,6 @@ def test_others_are_left_to_the_library(convolution: nn.Module, shape: tuple[int
         assert_fuses(model, torch.randn(shape), launches=2, fired={"product_epilogues": 0})
 
 
-def test_channels_side_by_side_are_left_to_the_library() -> None:
-    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).to(memory_format=torch.channels_last)
-    with torch.no_grad():
-        x = torch.randn(2, 4, 9, 9).contiguous(memory_format=torch.channels_last)
-        assert_fuses(model, x, fired={"product_epilogues": 0})
-
-
 def test_gradients_go_through() -> None:
     model, x = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Tanh()), torch.randn(2, 3, 8, 8, requires_grad=True)
     fused = fuse.compile(model)

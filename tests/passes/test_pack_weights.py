@@ -124,6 +124,19 @@ def test_weights_are_taken_over_when_that_is_announced() -> None:
         torch.testing.assert_close(fused(x), model(x))
 
 
+@pytest.mark.parametrize(("taps", "outputs"), [(1, 16), (3, 48), (3, 128), ((2, 3), 192)])
+def test_the_weight_of_a_convolution_whose_channels_lie_side_by_side(taps: int, outputs: int) -> None:
+    model, x = nn.Sequential(nn.Conv2d(7, outputs, taps), nn.ReLU()), torch.randn(2, 7, 9, 8)
+    assert packed(model, x) == 1
+    assert_frozen(model, x, kernels=1)
+
+
+def test_a_convolution_whose_places_lie_side_by_side_reads_its_weight_as_it_lies() -> None:
+    model, x = nn.Conv2d(6, 32, 3, groups=2), torch.randn(2, 6, 9, 8)
+    assert packed(model, x) == 0
+    assert reasons(model, x) == []
+
+
 def test_doubles() -> None:
     assert_frozen(nn.Linear(33, 64).double(), torch.randn(4, 33).double(), kernels=1)
 

@@ -1,0 +1,187 @@
+"""Let the images between a frozen model's convolutions lie with their channels side by side.
+
+    y = convolution(x, w)     places side by side          y = convolution(x, w')     channels side by side
+    z = relu(y)                                      ->    z = relu(y)
+    return z                                               return clone(z, contiguous_format)
+
+A convolution then reads its weight a vector at a time, as a product of matrices does, and its image number by number:
+tiles are full for images of any size, and the weight is brought into their order once (``pack_weights``). 1.1 to 1.2
+times as fast as places side by side where images are large, 1.4 to 2.2 times where they have 4 to 64 places (two
+threads, 64 to 512 channels). The weight's own layout asks for it, as it does in PyTorch; what reads the images follows,
+and what leaves the graph lies as before.
+
+All convolutions change or none, as images would be turned in between. Declined where one has groups, where an operator
+depends on the order of an image's elements in memory (it draws random numbers, or looks at strides), and where too few
+channels would leave the vectors empty.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from fuse import ops
+from fuse.graph.fakes import FakeRunner
+from fuse.kernel.product_frame import PANEL
+from fuse.rewrite import effects, surgery
+from fuse.rewrite.constants import constant_nodes, given_constants
+from fuse.rewrite.evaluate import evaluate, laid_out
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+FOLLOWING = frozenset(["convolution", "pointwise", "reduction", "movement", "view", "gemm"])
+"""Kinds of operators whose results are the same however their operands lie."""
+WORTH = 1.1
+"""How much faster a multiplication is where channels lie side by side."""
+
+
+@register_pass(after="fold_batch_norm", before="merge_sibling_gemms")
+def channels_last(graph: GraphModule) -> Iterator[Verdict]:
+    """Let the images between a frozen model's convolutions lie with their channels side by side."""
+    values = given_constants(graph)
+    known = {*values, *constant_nodes(graph, values)}
+    nodes = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    convolutions = [node for node in nodes if is_image_with_places_side_by_side(node) and node.args[1] in known]
+    if not convolutions:
+        return
+    if reason := obstacle(convolutions):
+        yield declined(convolutions, reason)
+        return
+    plan = Relaid(graph, set(convolutions))
+    if reason := plan.make():
+        yield declined(convolutions, reason)
+        return
+    yield rewrite(convolutions, relay, graph, convolutions, plan, values)
+
+
+def is_image_with_places_side_by_side(node: Node) -> bool:
+    """Whether the convolution's result is a batch of such images; a transposed one makes its own."""
+    val, transposed = node.meta["val"], node.args[6]
+    return val.dim() == 4 and val.is_contiguous() and not transposed and val.dtype in (torch.float32, torch.float64)
+
+
+def obstacle(convolutions: list[Node]) -> str | None:
+    """Why places stay side by side, or None."""
+    if any(node.args[8] != 1 for node in convolutions):
+        return "a convolution in groups reads its image place by place"
+    before = sum(multiplied(node, places=True) for node in convolutions)
+    if sum(multiplied(node, places=False) for node in convolutions) > before * WORTH:
+        return f"too few channels to fill vectors of {PANEL}"
+    return None
+
+
+def multiplied(convolution: Node, places: bool) -> int:
+    """Multiplications of a convolution, those of empty lanes included, with places or outputs side by side."""
+    batch, outputs, down, across = convolution.meta["val"].shape
+    depth = convolution.args[1].meta["val"][0].numel()  # type: ignore[union-attr]  # the weight
+    lanes = down * across if places else outputs
+    return int(batch * math.prod((down, across, outputs)) // lanes * -(-lanes // PANEL) * PANEL * depth)
+
+
+@dataclass
+class Relaid:
+    """What the graph's values become once ``convolutions`` have weights whose channels lie side by side.
+
+    ``restored`` are operands, by reader, that have to lie as before.
+    """
+
+    graph: GraphModule
+    convolutions: set[Node]
+    values: dict[Node, Any] = field(default_factory=dict)
+    restored: list[tuple[Node, Node]] = field(default_factory=list)
+
+    def make(self) -> str | None:
+        """Find the new values and what has to be restored, or a reason why that cannot be."""
+        with surgery.fake_mode(self.graph.graph) as mode, torch.no_grad():
+            runner = FakeRunner(mode)
+            for node in self.graph.graph.nodes:
+                changed = [operand for operand in node.all_input_nodes if operand in self.values]
+                if node.op == "output":
+                    self.restored += [(node, operand) for operand in changed]
+                elif changed or node in self.convolutions:
+                    if reason := self._follow(node, runner):
+                        return reason
+        for _, operand in self.restored:
+            if not operand.meta["val"].is_contiguous():
+                return f"{operand.name} lies in an order of its own, which is not restored"
+        return None
+
+    def _follow(self, node: Node, runner: FakeRunner) -> str | None:
+        """Take down what becomes of ``node``, or say why it cannot follow."""
+        if node.op != "call_function" or not effects.is_pure(node):
+            return f"{node.name} reads an image where it lies"
+        is_part = node.target is operator.getitem or effects.view_base(node) is not None
+        if not is_part and ops.kind(node.target) not in FOLLOWING:  # type: ignore[arg-type]
+            return f"{node.target} depends on the order of elements in memory"
+        if effects.reads_place(node) or node.target in effects.PLACE_READERS:
+            return f"{node.target} reads an image where it lies"
+        value = self._run(node, runner)
+        if value is None:  # a view that the new order does not allow
+            self.restored += [(node, operand) for operand in node.all_input_nodes if operand in self.values]
+        elif not same_layouts(value, node.meta["val"]):
+            self.values[node] = value
+        return None
+
+    def _run(self, node: Node, runner: FakeRunner) -> Any:
+        """The value of ``node`` for the new operands; None where there is none."""
+        values = {operand: self.values.get(operand, operand.meta["val"]) for operand in node.all_input_nodes}
+        if node in self.convolutions:
+            weight = values[node.args[1]]  # type: ignore[index]  # a node
+            values[node.args[1]] = weight.new_empty_strided(weight.shape, strides_of(weight))  # type: ignore[index]
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        if isinstance(node.target, torch._ops.OpOverload):
+            try:
+                return runner.run(node.target, args, kwargs)
+            except (RuntimeError, ValueError):
+                return None
+        return node.target(*args, **kwargs)  # type: ignore[operator]  # getitem
+
+
+def strides_of(weight: Tensor) -> tuple[int, ...]:
+    """Strides of a weight whose channels lie side by side, which a weight of one tap has to show too.
+
+    >>> strides_of(torch.empty(32, 16, 1, 1))
+    (16, 1, 16, 16)
+    """
+    _, channels, down, across = weight.shape
+    return (channels * down * across, 1, across * channels, channels)
+
+
+def same_layouts(first: Any, second: Any) -> bool:
+    """Whether two values, or all of several results, have the same strides."""
+    if isinstance(first, Tensor):
+        return first.stride() == second.stride()
+    return all(map(same_layouts, first, second)) if isinstance(first, (list, tuple)) else True
+
+
+def relay(graph: GraphModule, convolutions: list[Node], plan: Relaid, values: dict[Node, Tensor | None]) -> None:
+    """Give ``convolutions`` their weights, the graph's nodes their values, and restore what has to lie as before."""
+    weights: dict[Node, Node] = {}
+    for convolution in convolutions:
+        old: Node = convolution.args[1]  # type: ignore[assignment]
+        if old not in weights:
+            value = evaluate(old, values, old.meta["val"].nbytes)
+            assert value is not None, "it is as large as what it is a view of"
+            weights[old] = surgery.add_constant(graph, laid_out(value, strides_of(value)), like=convolution)
+        convolution.update_arg(1, weights[old])
+    for old in weights:
+        surgery.erase(old)
+    for node, value in plan.values.items():
+        node.meta["val"] = value
+    copies: dict[Node, Node] = {}
+    for reader, operand in plan.restored:
+        if operand not in copies:
+            copies[operand] = surgery.insert(
+                reader, aten.clone.default, operand, like=operand, memory_format=torch.contiguous_format
+            )
+        reader.replace_input_with(operand, copies[operand])
