@@ -124,7 +124,7 @@ def multiplies_matrices(product: Node) -> bool:
         return True
     val, transposed, groups = product.meta["val"], product.args[6], product.args[8]
     last = val.dim() == 4 and val.is_contiguous(memory_format=torch.channels_last) and not val.is_contiguous()
-    return last and not transposed and groups == 1
+    return bool(last and not transposed and groups == 1)
 
 
 def matrix_shape(weight: Node) -> tuple[int, int]:

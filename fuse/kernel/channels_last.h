@@ -135,6 +135,34 @@ static inline void fuse_places_tiles(const fuse_field<Real> &field, const Weight
     }
 }
 
+// Copies `count` pixels whose channels lie apart: squares of them in registers where pixels lie side by side.
+template <typename Real>
+static inline void fuse_turn(Real *to, const Real *from, int64_t pixel_stride, int64_t channel_stride, int64_t count,
+                             int64_t channels) {
+    constexpr int width = fuse_width<Real>;
+    int64_t x = 0;
+    for (; pixel_stride == 1 && x + width <= count; x += width) {
+        int64_t channel = 0;
+        for (; channel + width <= channels; channel += width) {
+            fuse_vector<Real> square[width];
+            const Real *const first = from + channel * channel_stride + x;
+            for (int i = 0; i < width; ++i) square[i] = *(const fuse_loose_vector<Real> *)(first + i * channel_stride);
+            fuse_transpose<Real>(square);
+            for (int i = 0; i < width; ++i) {
+                *(fuse_loose_vector<Real> *)(to + (x + i) * channels + channel) = square[i];
+            }
+        }
+        for (; channel < channels; ++channel) {
+            for (int i = 0; i < width; ++i) to[(x + i) * channels + channel] = from[channel * channel_stride + x + i];
+        }
+    }
+    for (; x < count; ++x) {
+        for (int64_t channel = 0; channel < channels; ++channel) {
+            to[x * channels + channel] = from[x * pixel_stride + channel * channel_stride];
+        }
+    }
+}
+
 // Copies what so many rows of places from `first_row` on see of an image, with zeros around it.
 template <typename Real>
 FUSE_APART static void fuse_fill_field(Real *to, const Real *image, const fuse_channel_window &w, int64_t first_row,
@@ -156,12 +184,7 @@ FUSE_APART static void fuse_fill_field(Real *to, const Real *image, const fuse_c
             memcpy(inside, row, count * channels * sizeof(Real));
             continue;
         }
-        for (int64_t x = 0; x < count; ++x) {
-            const Real *const pixel = row + x * w.column_stride;
-            for (int64_t channel = 0; channel < channels; ++channel) {
-                inside[x * channels + channel] = pixel[channel * w.channel_stride];
-            }
-        }
+        fuse_turn(inside, row, w.column_stride, w.channel_stride, count, channels);
     }
 }
 

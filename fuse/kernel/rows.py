@@ -21,6 +21,7 @@ from fuse.kernel import ctypes
 from fuse.kernel.emit import combined, identity
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Declare, Let, Load, Statement, Store
+from fuse.kernel.memory_order import strides_of_loops
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.values import Map, Reduce, Reindex, Value
 from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, stages, within_stage
@@ -62,10 +63,14 @@ class RowNest:
         """
         self.builder = builder = builder_for(dimensions, self.inputs, self.names)
         self.index = tuple(d.index() for d in dimensions)
-        self.lane = _lane(dimensions, self.anchor)
+        strides = strides_of_loops(self.anchor.source, self.index, builder.extents)
+        self.lane = _lane(dimensions, self.anchor, strides)
         outer = [a for d, dim in enumerate(dimensions) if d not in self.anchor.dims for a in dim.atoms]
         outer = [a for a in outer if a != self.lane]
         self.reduced = [a for d in self.anchor.dims for a in dimensions[d].atoms]
+        outer.sort(key=lambda atom: -strides.get(atom, 0))
+        if not any(reduction.op in ("argmax", "argmin") for reduction in self.reductions):  # they find the first
+            self.reduced.sort(key=lambda atom: -strides.get(atom, 0))
         self.begin()
         for atom in outer:
             builder.open(atom, "parallel")
@@ -302,10 +307,13 @@ class RowNest:
         return kept
 
 
-def _lane(dimensions: Sequence[Dimension], anchor: Reduce) -> str | None:
-    """The innermost loop over rows, when the source's last dimension is not reduced; where it is long, a block of
-    it."""
+def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str, int]) -> str | None:
+    """The innermost loop over rows, where the elements of a row do not lie side by side but those of neighbouring rows
+    do; where it is long, a block of it. ``strides`` say so, or the order of the dimensions does."""
     last = next((d for d in reversed(range(len(dimensions))) if dimensions[d].atoms), None)
+    if strides:
+        loops = [(d, dim.atoms[-1]) for d, dim in enumerate(dimensions) if dim.atoms]
+        last = min(loops, key=lambda loop: (strides[loop[1]] or math.inf, loop[0]))[0]
     if last is None or last in anchor.dims:
         return None
     atom, extent = dimensions[last].atoms[-1], dimensions[last].extents[-1]

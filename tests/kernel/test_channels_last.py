@@ -58,7 +58,12 @@ def test_doubles_without_a_bias() -> None:
 
 def test_a_part_of_an_image() -> None:
     image = torch.randn(2, 24, 24, 20).contiguous(memory_format=LAST)
-    for part in (image[:, :, 3:19, 2:], image[:, 4:12], image.flip(2), image.expand(2, 24, 24, 20)[:1].expand(3, -1, -1, -1)):
+    for part in (
+        image[:, :, 3:19, 2:],
+        image[:, 4:12],
+        image.flip(2),
+        image.expand(2, 24, 24, 20)[:1].expand(3, -1, -1, -1),
+    ):
         with torch.no_grad():
             assert_fuses(relu_behind(nn.Conv2d(part.shape[1], 16, 3, padding=1)), part, launches=1)
 
