@@ -104,7 +104,7 @@ def test_what_leaves_the_graph_lies_as_before() -> None:
 FOLLOW = [
     lambda y: y.flatten(1),  # a view that the new order does not allow
     lambda y: y.flatten(2).transpose(1, 2),  # one that it does
-    lambda y: F.interpolate(y, scale_factor=2, mode="bilinear").tanh(),
+    lambda y: F.interpolate(y[:, :64], scale_factor=2, mode="bilinear").tanh(),
     lambda y: torch.cat([y, F.avg_pool2d(y, 3, 1, 1)], 1).softmax(1),
     lambda y: (y.mean((2, 3)), y.amax(1)),
     lambda y: y[:, 2:5, ::2].sigmoid() * 2,
