@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fuse.kernel import ctypes
 from fuse.kernel.elementwise import arithmetic
 from fuse.kernel.emit import text_of
+from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Let, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import matrices
@@ -40,7 +41,7 @@ FEWEST_KEYS = 16
 """As many as a vector of the widest registers holds: ATen looks for the largest of fewer one by one."""
 
 
-def attention(program: Program, name: str, one_thread: bool, panels: int | None = None) -> Tiled:
+def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Tiled:
     """The kernel of a region with two products, one of what is made of the other.
 
     Raises:
@@ -59,7 +60,7 @@ def attention(program: Program, name: str, one_thread: bool, panels: int | None 
     _, length, columns = _batch(second.right).shape
     if depth > DEEPEST:
         raise Unsupported(f"queries of more than {DEEPEST} elements are left to the library")
-    of_keys, of_values = (panels or panels_of(*shape, itemsize) for shape in ((length, depth), (columns, length)))
+    of_keys, of_values = (form.panels or panels_of(*shape, itemsize) for shape in ((length, depth), (columns, length)))
     padded = [
         -(-extent // (PANEL * count)) * PANEL * count for extent, count in ((length, of_keys), (columns, of_values))
     ]

@@ -6,8 +6,9 @@ OpenMP splits the outer loops over threads where there is enough work. The user'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, cast
 
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
@@ -33,6 +34,10 @@ PARALLEL_WORK = 65_536
 
 ATen's grain is half of it.
 """
+EARLY_WORK = PARALLEL_WORK // 2
+"""The same where waking them is to be tried."""
+FEW_ROWS = 4
+"""Iterations for each processor below which it matters that they are not shared out evenly."""
 
 _INDENT = "    "
 _IDENTITY = {"sum": "0", "prod": "1", "any": "false", "all": "true"}
@@ -69,8 +74,10 @@ _LANES = 16
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
 
 
-Threads = Literal["one", "if worth it", "asked in the call"]
-"""Whether an outer loop is split over threads: where its work, known now or in the call, is worth waking them."""
+Threads = Literal["one", "if worth it", "early", "inside", "asked in the call"]
+"""Whether an outer loop is split over threads: where its work, known now or in the call, is worth waking them.
+``early``: for less work, too. ``inside``: where a loop cannot be split, or not evenly, those inside it are, and loops
+that all add to the same sums."""
 
 
 def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
@@ -96,15 +103,26 @@ def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
     return [line for statement in statements for line in _statement(statement, depth)]
 
 
-def is_parallel(body: KernelBody) -> bool:
+def is_parallel(body: KernelBody, threads: Threads = "if worth it") -> bool:
     """Whether the kernel asks for threads."""
-    return any(_asks_for_threads(s) for s in body.statements)
+    return threads != "one" and any(loop_work >= _least_work(threads) for loop_work in works(body))
 
 
-def _asks_for_threads(statement: Statement) -> bool:
-    if isinstance(statement, Scope):
-        return any(_asks_for_threads(s) for s in statement.body)
-    return isinstance(statement, Loop) and work(statement) >= PARALLEL_WORK
+def works(body: KernelBody) -> list[int]:
+    """The work of each loop that stands in no other."""
+    stack, found = list(body.statements), []
+    while stack:
+        statement = stack.pop()
+        if isinstance(statement, Scope):
+            stack.extend(statement.body)
+        elif isinstance(statement, Loop):
+            found.append(work(statement))
+    return found
+
+
+def _least_work(threads: Threads) -> int:
+    """Work from which a loop is split."""
+    return EARLY_WORK if threads == "early" else PARALLEL_WORK
 
 
 def work(statement: Statement) -> int:
@@ -160,19 +178,31 @@ def _loop(loop: Loop, depth: int, threads: Threads) -> list[str]:
     lines = []
     if _reduces_in_lanes(loop, threads):
         return [pad + line for line in _in_lanes(loop)]
-    if pragma := _pragma(loop, threads):
+    pragma = _pragma(loop, threads)
+    if pragma:
         lines.append(f"{pad}#pragma omp {pragma}")
     lines.append(f"{pad}{_heading(loop)}")
+    within: Threads = "inside" if threads == "inside" and not pragma.startswith("parallel") else "one"
     for statement in loop.body:
-        lines += _statement(statement, depth + 1)
+        lines += _statement(statement, depth + 1, within)
     lines.append(f"{pad}}}")
     return lines
 
 
 def _splits(loop: Loop, threads: Threads) -> bool:
     """Whether the loop may be split over threads."""
-    splits = threads == "asked in the call" or (threads == "if worth it" and work(loop) >= PARALLEL_WORK)
+    splits = threads == "asked in the call" or (threads != "one" and work(loop) >= _least_work(threads))
+    splits = splits and not (threads == "inside" and _uneven(loop))
     return splits and loop.kind in ("parallel", "vector") and loop.extent > 1
+
+
+def _uneven(loop: Loop) -> bool:
+    """Whether some processors would have more of few iterations than others."""
+    processors, iterations = os.cpu_count() or 1, loop.extent
+    for _ in range(_perfectly_nested(loop) - 1):
+        loop = cast(Loop, loop.body[0])
+        iterations *= loop.extent
+    return loop.kind == "parallel" and iterations < FEW_ROWS * processors and iterations % processors > 0
 
 
 def _reduces_in_lanes(loop: Loop, threads: Threads) -> bool:
@@ -235,6 +265,8 @@ def _pragma(loop: Loop, threads: Threads) -> str:
     simd = loop.kind == "vector" and not sequential
     if sequential:
         return ""
+    if threads == "inside" and (sums := _common_sums(loop)) is not None:
+        return "parallel for" + "".join(f" reduction({_clause(a)} : {a.name})" for a in sums)
     clauses = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if splits and asked else ""
     clauses += "".join(f" reduction({_clause(a)} : {a.name})" for a in loop.reduces)
     if splits and loop.kind == "parallel":
@@ -286,6 +318,29 @@ def _waits(loop: Loop) -> bool:
 def _heading(loop: Loop) -> str:
     first, last = loop.bounds or ("0", str(loop.extent))
     return f"for (int64_t {loop.atom} = {first}; {loop.atom} < {last}; ++{loop.atom}) {{"
+
+
+def _common_sums(loop: Loop) -> list[Accumulator] | None:
+    """What the iterations of a serial loop reduce together; None where one has more to do with another."""
+    if loop.kind != "serial" or loop.bounds is not None or work(loop) < PARALLEL_WORK:
+        return None
+    inside = list(_statements(loop))
+    own = any(isinstance(s, (Accumulator, Declare)) or (isinstance(s, Loop) and s.kind == "sequential") for s in inside)
+    loaded = {s.buffer.name for s in inside if isinstance(s, Load)}
+    stored = {s.buffer.name for s in inside if isinstance(s, Store)}
+    sums = {a.name: a for s in inside if isinstance(s, Loop) for a in s.reduces}
+    in_order = any(a.op in ("argmax", "argmin") for a in sums.values())
+    return None if own or in_order or loaded & stored else list(sums.values())
+
+
+def _statements(loop: Loop) -> Iterator[Statement]:
+    """All statements inside ``loop``, at any depth."""
+    for statement in loop.body:
+        yield statement
+        if isinstance(statement, Loop):
+            yield from _statements(statement)
+        elif isinstance(statement, Scope):
+            yield from _statements(Loop("", 1, statement.body))
 
 
 def _perfectly_nested(loop: Loop) -> int:

@@ -35,6 +35,7 @@ from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
 )
 from fuse.kernel.attention import attention
 from fuse.kernel.emit import Threads, emit, is_parallel
+from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import NotAffine, SplitNeeded, Stride
 from fuse.kernel.product_frame import Tiled
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
@@ -88,9 +89,8 @@ def can_lower(node: Node) -> bool:
 _KERNELS: dict[str, Kernel | Declined] = {}
 
 
-def lower(region: GraphModule, threads: Threads = "if worth it", panels: int | None = None) -> Kernel | Declined:
-    """The kernel of ``region``, or the reason why there is none. ``threads``: see :func:`fuse.kernel.emit.emit`;
-    ``panels``: how many a block of a product has, where that is not left to its cost.
+def lower(region: GraphModule, threads: Threads = "if worth it", form: Form = DEFAULT) -> Kernel | Declined:
+    """The kernel of ``region``, or the reason why there is none. ``threads``: see :func:`fuse.kernel.emit.emit`.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(torch.randn(4, 8))
@@ -98,10 +98,10 @@ def lower(region: GraphModule, threads: Threads = "if worth it", panels: int | N
     >>> kernel.name.rsplit("_", 1)[0], kernel.in_place
     ('tanh_add', frozenset({(0, 0)}))
     """
-    key = f"{structure(region)}\n{threads}" + (f" {panels}" if panels else "")
+    key = f"{structure(region)}\n{threads}" + (f" {form}" if form != DEFAULT else "")
     known = _KERNELS.get(key)
     if known is None:
-        known = _KERNELS[key] = attempt(lambda: _lower(region, key, threads, panels))
+        known = _KERNELS[key] = attempt(lambda: _lower(region, key, threads, form))
     return known
 
 
@@ -134,18 +134,18 @@ def _deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def _lower(region: GraphModule, key: str, threads: Threads, panels: int | None) -> Kernel:
+def _lower(region: GraphModule, key: str, threads: Threads, form: Form) -> Kernel:
     program = program_of(region)
     name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     if products := products_below([o.value for o in program.outputs]):
-        made = _with_products(program, len(products))(program, name, threads == "one", panels)
+        made = _with_products(program, len(products))(program, name, threads == "one", form)
         pairs = _in_place_pairs(program)
         return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=made.headers)
-    body = schedule(program)
-    return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body))
+    body = schedule(program, form)
+    return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body, threads))
 
 
-def _with_products(program: Program, products: int) -> Callable[[Program, str, bool, int | None], Tiled]:
+def _with_products(program: Program, products: int) -> Callable[[Program, str, bool, Form], Tiled]:
     """What writes down the kernel of a region with so many products."""
     if products > 1:
         return attention

@@ -19,23 +19,31 @@ from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.values import Output
 
 ELEMENTS_OF_A_LINE = 16
+NEAR = 1
+"""More loads and stores that jump in an order of loops that may still be the best."""
 WORTH_A_VECTOR = 16
 """Elements of a dimension that are worth an innermost loop other than that of the stores."""
 
 
 def point_nest(
-    targets: Sequence[Target], inputs: list[Buffer], names: Mapping[int, str], dimensions: Sequence[Dimension]
+    targets: Sequence[Target],
+    inputs: list[Buffer],
+    names: Mapping[int, str],
+    dimensions: Sequence[Dimension],
+    place: int = 0,
 ) -> list[Statement]:
-    """Loops over ``dimensions`` that store all ``targets``, which have one shape."""
+    """Loops over ``dimensions`` that store all ``targets``, which have one shape; ``place`` is that of their order
+    among all, the best first."""
     order = order_of_loops(Output(targets[0].value, targets[0].strides))
-    best = _nest(targets, inputs, names, dimensions, order)
+    found = [_nest(targets, inputs, names, dimensions, order)]
     for dim in order[:-1]:
-        if not _strided(best) or math.prod(dimensions[dim].extents) < WORTH_A_VECTOR:
+        if not all(map(_strided, found)) or math.prod(dimensions[dim].extents) < WORTH_A_VECTOR:
             continue
         moved = (*(d for d in order if d != dim), dim)
-        other = _nest(targets, inputs, names, dimensions, moved)
-        best = min(best, other, key=_strided)
-    return best
+        found.append(_nest(targets, inputs, names, dimensions, moved))
+    found.sort(key=_strided)
+    near = [nest for nest in found if _strided(nest) <= _strided(found[0]) + NEAR]
+    return near[min(place, len(near) - 1)]
 
 
 def _nest(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from fuse.kernel import ctypes
 from fuse.kernel.emit import combined, identity
+from fuse.kernel.form import LANES
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Declare, Let, Load, Statement, Store
 from fuse.kernel.memory_order import strides_of_loops
@@ -27,7 +28,6 @@ from fuse.kernel.values import Map, Reduce, Reindex, Value
 from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, stages, within_stage
 
 SCRATCH_BYTES = 128 * 1024
-MAX_LANES = 128
 MIN_LANES = 8
 
 
@@ -44,12 +44,18 @@ class RowNest:
     """Builds the loops for ``targets``, whose values contain ``reductions``."""
 
     def __init__(
-        self, targets: list[Target], inputs: list[Buffer], names: Mapping[int, str], reductions: list[Reduce]
+        self,
+        targets: list[Target],
+        inputs: list[Buffer],
+        names: Mapping[int, str],
+        reductions: list[Reduce],
+        lanes: int = LANES,
     ) -> None:
         self.targets = targets
         self.inputs = inputs
         self.names = names
         self.reductions = reductions
+        self.lanes = lanes
         self.anchor = max(reductions, key=lambda r: math.prod(r.source.shape))
         self.shape = self.anchor.source.shape
         self.points = math.prod(self.shape)
@@ -64,7 +70,7 @@ class RowNest:
         self.builder = builder = builder_for(dimensions, self.inputs, self.names)
         self.index = tuple(d.index() for d in dimensions)
         strides = strides_of_loops(self.anchor.source, self.index, builder.extents)
-        self.lane = _lane(dimensions, self.anchor, strides)
+        self.lane = _lane(dimensions, self.anchor, strides, self.lanes)
         outer = [a for d, dim in enumerate(dimensions) if d not in self.anchor.dims for a in dim.atoms]
         outer = [a for a in outer if a != self.lane]
         self.reduced = [a for d in self.anchor.dims for a in dimensions[d].atoms]
@@ -307,9 +313,9 @@ class RowNest:
         return kept
 
 
-def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str, int]) -> str | None:
+def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str, int], lanes: int) -> str | None:
     """The innermost loop over rows, where the elements of a row do not lie side by side but those of neighbouring rows
-    do; where it is long, a block of it. ``strides`` say so, or the order of the dimensions does."""
+    do; where it is longer than ``lanes``, a block of it. ``strides`` say so, or the order of the dimensions does."""
     last = next((d for d in reversed(range(len(dimensions))) if dimensions[d].atoms), None)
     if strides:
         loops = [(d, dim.atoms[-1]) for d, dim in enumerate(dimensions) if dim.atoms]
@@ -317,9 +323,9 @@ def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str,
     if last is None or last in anchor.dims:
         return None
     atom, extent = dimensions[last].atoms[-1], dimensions[last].extents[-1]
-    if extent <= MAX_LANES:
+    if extent <= lanes:
         return atom if extent > 1 else None
-    blocks = [n for n in range(MIN_LANES, MAX_LANES + 1) if extent % n == 0]
+    blocks = [n for n in range(MIN_LANES, lanes + 1) if extent % n == 0]
     block = max(blocks, key=lambda n: (n % 16 == 0, n), default=0)  # whole vectors before long blocks
     if not block:
         return None

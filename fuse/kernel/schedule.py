@@ -17,6 +17,7 @@ import torch
 
 from fuse.kernel import ctypes
 from fuse.kernel.elements import Builder
+from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded, contiguous_strides
 from fuse.kernel.ir import (
     Accumulate,
@@ -42,7 +43,7 @@ from fuse.kernel.walks import WORTH_KEEPING, reductions_below, within_stage
 MAX_SPLITS = 32
 
 
-def schedule(program: Program) -> KernelBody:
+def schedule(program: Program, form: Form = DEFAULT) -> KernelBody:
     """The loops of a whole region.
 
     Raises:
@@ -53,7 +54,7 @@ def schedule(program: Program) -> KernelBody:
     input_buffers = tuple(_renamed(b, program.names.get(i)) for i, b in enumerate(input_buffers))
     statements = range_checks(program, list(input_buffers))
     stores = list(zip(map(_squeezed, program.outputs), output_buffers, strict=True))
-    statements += _levels(stores, list(input_buffers), program.value_names)
+    statements += _levels(stores, list(input_buffers), program.value_names, form)
     return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), program.lines)
 
 
@@ -62,11 +63,11 @@ Stores = Sequence[tuple[Output, Buffer]]
 """Outputs and where they go."""
 
 
-def _levels(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
+def _levels(stores: Stores, inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
     """The nests of all outputs: those of the first level, then what reads the reductions that it holds."""
     level = first_level([output.value for output, _ in stores])
     if level is None:
-        return _nests(stores, inputs, names)
+        return _nests(stores, inputs, names, form)
     held = [_held(value, len(inputs) + i) for i, value in enumerate(level.held)]
     known = [*inputs, *(buffer for _, buffer in held)]
     now = [store for i, store in enumerate(stores) if i not in level.later]
@@ -74,7 +75,7 @@ def _levels(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statemen
     values, names_then = read_from_memory([o.value for o, _ in later], level.held, len(inputs), names)
     then = [(Output(v, output.strides), buffer) for v, (output, buffer) in zip(values, later, strict=True)]
     declared = [Declare(buffer) for _, buffer in held]
-    return [Scope((*declared, *_nests([*now, *held], known, names), *_levels(then, known, names_then)))]
+    return [Scope((*declared, *_nests([*now, *held], known, names, form), *_levels(then, known, names_then, form)))]
 
 
 def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
@@ -83,14 +84,14 @@ def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
     return Output(value, contiguous_strides(value.shape)), buffer
 
 
-def _nests(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
+def _nests(stores: Stores, inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
     """The nests of one level."""
     outputs = [output for output, _ in stores]
     targets = [Target(output.value, buffer, output.strides) for output, buffer in stores]
 
     def nests(any_order: bool) -> list[Statement]:
         groups = [[targets[i] for i in group] for group in _groups(outputs, any_order)]
-        return [s for group in groups for s in _scoped(_nest(group, inputs, names))]
+        return [s for group in groups for s in _scoped(_nest(group, inputs, names, form))]
 
     try:
         return nests(any_order=True)
@@ -179,20 +180,20 @@ def _share_costly_work(one: Output, other: Output) -> bool:
     return sum(v.cost for v in within_stage([one.value]) if id(v) in shared and isinstance(v, Map)) >= WORTH_KEEPING
 
 
-def _nest(targets: list[Target], inputs: list[Buffer], names: Names) -> list[Statement]:
+def _nest(targets: list[Target], inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
     """The loops of outputs that share them."""
     reductions = reductions_below(t.value for t in targets)
     if reductions:
         shape = max((r.source.shape for r in reductions), key=math.prod)
-        rows = RowNest(targets, inputs, names, reductions)
+        rows = RowNest(targets, inputs, names, reductions, form.lanes)
         return with_splits(shape, rows.build)
     first = targets[0]
     if isinstance(first.value, Scan):
         return with_splits(first.value.shape, lambda d: scan_nest(first, inputs, names, d))
     if isinstance(first.value, Concat):
         pieces = _pieces(first)
-        return [s for piece in pieces for s in _scoped(_nest([piece], inputs, names))]
-    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, names, d))
+        return [s for piece in pieces for s in _scoped(_nest([piece], inputs, names, form))]
+    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, names, d, form.order))
 
 
 def _scoped(statements: list[Statement]) -> list[Statement]:

@@ -20,6 +20,7 @@ import torch
 
 from fuse.kernel import channels_last, contractions, ctypes
 from fuse.kernel.emit import text_of
+from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine
 from fuse.kernel.ir import Buffer, Let, Loop, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
@@ -79,7 +80,7 @@ def products_below(values: Sequence[Value]) -> list[Product]:
     return [v for v in within_stage(values, through_reductions=True) if isinstance(v, Product)]
 
 
-def tiled(program: Program, name: str, one_thread: bool, panels: int | None = None) -> Tiled:
+def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Tiled:
     """The kernel of a region that multiplies once.
 
     Raises:
@@ -90,7 +91,7 @@ def tiled(program: Program, name: str, one_thread: bool, panels: int | None = No
         raise Unsupported("two products in one kernel")
     frame = Frame.of(program)
     epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
-    walk = _walk(product, frame, one_thread, panels)
+    walk = _walk(product, frame, one_thread, form)
     real = ctypes.storage(product.dtype)
     lines = [
         *walk.lines,
@@ -102,18 +103,18 @@ def tiled(program: Program, name: str, one_thread: bool, panels: int | None = No
     return Tiled(frame.around(name, lines), walk.workspace_bytes, walk.threads > 1, walk.headers)
 
 
-def _walk(product: Product, frame: Frame, one_thread: bool, panels: int | None) -> Walk:
+def _walk(product: Product, frame: Frame, one_thread: bool, form: Form) -> Walk:
     """The walk over the tiles of a product or a convolution."""
     if isinstance(product.left, PatchRows):
         image = operand_of(product.left.source, frame.inputs)
-        return channels_last.walk(product, image, _right(product, frame, panels), frame, one_thread)
+        return channels_last.walk(product, image, _right(product, frame, form), frame, one_thread)
     left = operand_of(product.left, frame.inputs)
     if left.strides[-1] != 1 and product.left.shape[-1] > 1:
         raise Unsupported("the rows of the left operand do not lie in order in memory")
     if isinstance(product.right, Patches):
-        return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, panels)
+        return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, form)
     if len(product.shape) == 2:
-        return _packed(product, left, _right(product, frame, panels), frame, one_thread)
+        return _packed(product, left, _right(product, frame, form), frame, one_thread)
     raise Unsupported("a batch of products is left to the library")
 
 
@@ -130,14 +131,14 @@ def _packed(product: Product, left: Operand, right: Right, frame: Frame, one_thr
     return Walk(lines, threads * right.block_bytes + ALIGNMENT, threads)
 
 
-def _right(product: Product, frame: Frame, panels: int | None) -> Right:
+def _right(product: Product, frame: Frame, form: Form) -> Right:
     """The right operand of a product, a matrix that is packed in the call or before."""
     (depth, columns), itemsize = product.right.shape, product.dtype.itemsize
     if before := _packed_before(product.right):
         name = frame.inputs[before.source.position].name
         text = f"fuse_prepacked<{ctypes.storage(product.dtype)}> right = {{{name}, {depth}}}"
         return Right(text, before.width // PANEL, 0)
-    panels = panels or panels_of(columns, depth, itemsize)
+    panels = form.panels or panels_of(columns, depth, itemsize)
     return Right(matrix(product, frame.inputs), panels, aligned(depth * panels * PANEL * itemsize))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from fuse.kernel import ctypes
 from fuse.kernel.emit import text_of
+from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Let, Statement
 from fuse.kernel.nest import Dimension, Target
 from fuse.kernel.product_frame import ALIGNMENT, HEADERS, PANEL, Frame, Tiled, threads_for
@@ -30,7 +31,7 @@ FEWEST_ROWS = 64
 from here on, 0.85 times with 4 rows."""
 
 
-def whole_rows(program: Program, name: str, one_thread: bool, panels: int | None = None) -> Tiled:
+def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Tiled:
     """The kernel of a region in which what is made of one product is reduced over its columns.
 
     Raises:
@@ -45,7 +46,7 @@ def whole_rows(program: Program, name: str, one_thread: bool, panels: int | None
     if rows < FEWEST_ROWS:
         raise Unsupported(f"a product's result is reduced, and has fewer than {FEWEST_ROWS} rows")
     real, itemsize = ctypes.storage(product.dtype), product.dtype.itemsize
-    panels = panels or panels_of(columns, depth, itemsize)
+    panels = form.panels or panels_of(columns, depth, itemsize)
     padded = -(-columns // (PANEL * panels)) * PANEL * panels
     if padded * depth * itemsize > LARGEST_MATRIX:
         raise Unsupported("a product's result is reduced, and its matrix too large to multiply whole rows at a time")

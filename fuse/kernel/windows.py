@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fuse.kernel.form import Form
 from fuse.kernel.product_frame import ALIGNMENT, HEADERS, MOST_PANELS, PANEL, Frame, Operand, Walk, aligned, threads_for
 from fuse.kernel.values import Patches, Product
 
@@ -105,14 +106,13 @@ class Convolution:
         shares = [Share(*part, number) for part in parts for number in splits]
         return [share for share in shares if self.bytes_of_planes(share) <= LARGEST_PLANES] or shares[-len(splits) :]
 
-    def best(self, threads: int) -> Share:
-        """The share that takes so many threads the fewest cycles."""
-        return min(self.shares(), key=lambda share: self.cycles(share, threads))
+    def best(self, threads: int, place: int = 0) -> Share:
+        """The share that takes so many threads the fewest cycles, or that in another place of their order."""
+        shares = sorted(self.shares(), key=lambda share: self.cycles(share, threads))
+        return shares[min(place, len(shares) - 1)]
 
 
-def windowed(
-    product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool, panels: int | None
-) -> Walk:
+def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool, form: Form) -> Walk:
     """The walk over the tiles of a convolution, whose weights are ``left`` [outputs, depth], one for each group."""
     patches = product.right
     assert isinstance(patches, Patches)
@@ -121,9 +121,9 @@ def windowed(
     of = Convolution(patches, outputs)
     work = of.cycles(of.best(1), 1) * of.channels * PANEL
     threads = threads_for(int(work), of.images * patches.places[0] * outputs, one_thread)
-    share = of.best(threads)
+    share = of.best(threads, form.share)
     threads, pitch, itemsize = min(threads, of.tasks(share)), of.pitch(share.columns), product.dtype.itemsize
-    most = panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
+    most = form.panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
     panels = min(1 << int(math.log2(most)), 1 << (-(-of.spots(share) // PANEL) - 1).bit_length())
     slack = (panels * PANEL + max(of.beyond) + pitch) * itemsize
     distances, planes = aligned(depth * 4), aligned(of.bytes_of_planes(share) + slack)

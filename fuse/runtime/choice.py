@@ -1,30 +1,26 @@
-"""Which kernel, or library, runs a product or a convolution: by rule, or measured (``FUSE_TUNE=1``).
+"""Which kernel, or library, runs a region: by rule, or measured (``FUSE_TUNE=1``).
 
-    region with a product          kernel with blocks of 1, 2, 3 or 4 panels
-    mm, addmm on their own    ->   the library's product, or one of such kernels
-    convolution on its own         the library's convolution, or one of such kernels
+    region                   the kernel of the cost model, one of other blocks, threads or order of loops, or oneDNN
+    mm, addmm on their own   the library's product (MKL), that of oneDNN, or one of such kernels
+    convolution on its own   the library's convolution (oneDNN), or one of such kernels
 
-All ways are one launch, so that a choice changes no count. Where it is measured, operands are made up in the layouts
-that the call has. The rule: large products on their own are a kernel on processors of AMD, where the library of
-PyTorch's usual builds (MKL) was 0.8 to 0.9 times as fast, packing included (one thread, 16 to 384 rows, 768 x 768 to
-3072 x 768).
+``ways.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
+operands are made up in the layouts that the call has, and what is called from Python is measured with what that costs.
+The rule: large products on their own are a kernel on processors of AMD, where the library of PyTorch's usual builds
+(MKL) was 0.8 to 0.9 times as fast, packing included (one thread, 16 to 384 rows, 768 x 768 to 3072 x 768).
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuse.graph.ends import outputs_of
 from fuse.kernel.lower import Declined, Kernel, lower, structure
-from fuse.kernel.product_frame import HEADERS, MOST_PANELS
 from fuse.runtime import cpu, tuning
-from fuse.runtime.functions import addresses_of
 from fuse.runtime.lone import region_of
+from fuse.runtime.onednn import LibraryCall, call_of
+from fuse.runtime.trials import Run, run_of_call, run_of_library, runs_of_kernels
+from fuse.runtime.ways import holds_product, kernels_of
 
 aten = torch.ops.aten
 
@@ -35,17 +31,16 @@ LARGE = 1 << 24
 LONE = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 
 
-def lower_measured(region: GraphModule) -> Kernel | Declined:
-    """The kernel of ``region``: what ``lower`` says, or the fastest with other blocks where that is measured."""
+def lower_measured(region: GraphModule) -> Kernel | LibraryCall | Declined:
+    """What computes ``region``: the kernel that ``lower`` makes, or the fastest way where that is measured."""
     made = lower(region)
-    if not tuning.enabled() or not isinstance(made, Kernel) or made.headers[: len(HEADERS)] != HEADERS:
+    if not tuning.enabled() or isinstance(made, Declined):
         return made
-    kernels = kernels_of(region)
-    return kernels[tuning.fastest(structure(region, named=False), runs_of(region, kernels))]
+    return _fastest(region, made, {}) or made
 
 
-def preferred(node: Node) -> Kernel | str | None:
-    """What runs a product or convolution on its own: a kernel, or ``LIBRARY``; None where nothing is known."""
+def preferred(node: Node) -> Kernel | LibraryCall | str | None:
+    """What runs a product or convolution on its own: a kernel, a call, or ``LIBRARY``; None where nothing is known."""
     if node.target not in LONE or not (tuning.enabled() or is_large_on_amd(node)):
         return None
     region, _ = region_of(node)
@@ -54,12 +49,25 @@ def preferred(node: Node) -> Kernel | str | None:
         return None
     if not tuning.enabled():
         return made
-    kernels = kernels_of(region)
-    runs = runs_of(region, kernels)
-    inputs = [made_up(n.meta["val"]) for n in region.graph.nodes if n.op == "placeholder"]
-    runs[LIBRARY] = lambda: region(*inputs)
+    runs = {LIBRARY: run_of_library(region)}
+    return _fastest(region, made, runs, kernel_first=is_large_on_amd(node)) or LIBRARY
+
+
+def _fastest(
+    region: GraphModule, made: Kernel, library: dict[str, Run], kernel_first: bool = True
+) -> Kernel | LibraryCall | None:
+    """The fastest of the ``library`` and of what else computes ``region``, whose usual kernel is ``made``; None for the
+    library. What runs where nothing is measured is the first."""
+    kernels = kernels_of(region, made)
+    runs = runs_of_kernels(region, kernels)
+    runs = {**runs, **library} if kernel_first else {**library, **runs}
+    call = call_of(region) if holds_product(made) else None
+    if call:
+        runs[call.name] = run_of_call(region, call)
+    if len(runs) < 2:
+        return made
     name = tuning.fastest(structure(region, named=False), runs)
-    return kernels.get(name, LIBRARY)
+    return call if call and name == call.name else kernels.get(name)
 
 
 def is_large_on_amd(node: Node) -> bool:
@@ -69,42 +77,3 @@ def is_large_on_amd(node: Node) -> bool:
     rows, columns = node.meta["val"].shape
     depth = node.args[-1].meta["val"].shape[0]  # type: ignore[union-attr]  # the right operand
     return bool(rows >= FEWEST_ROWS and rows * columns * depth >= LARGE)
-
-
-def kernels_of(region: GraphModule) -> dict[str, Kernel]:
-    """The kernels that may be the fastest for ``region``, by name; equal ones once."""
-    found: dict[str, Kernel] = {}
-    for panels in range(1, MOST_PANELS + 1):
-        kernel = lower(region, panels=panels)
-        texts = {k.source.replace(k.name, "") for k in found.values()}
-        if isinstance(kernel, Kernel) and kernel.source.replace(kernel.name, "") not in texts:
-            found[f"{panels} panels"] = kernel
-    return found
-
-
-def runs_of(region: GraphModule, kernels: dict[str, Kernel]) -> dict[str, Callable[[], object]]:
-    """Functions that run each kernel once, all on the same operands."""
-    values = [node.meta["val"] for node in region.graph.nodes if node.op == "placeholder"]
-    results = [node.meta["val"] for node in outputs_of(region.graph)]
-    tensors = [made_up(value) for value in (*values, *results)]
-    addresses = addresses_of(kernels.values())
-    return {name: _run(addresses[kernel.name], tensors, kernel) for name, kernel in kernels.items()}
-
-
-def made_up(value: Tensor) -> Tensor:
-    """A tensor of the layout of ``value``: numbers of all sizes for floats, else zeros, which every table has.
-
-    The numbers are not drawn from the generator of the user's program.
-    """
-    held = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    drawn = torch.Generator().manual_seed(0)
-    return held.normal_(generator=drawn) if value.dtype.is_floating_point else held.zero_()
-
-
-def _run(address: int, tensors: Sequence[Tensor], kernel: Kernel) -> Callable[[], object]:
-    workspace = torch.empty(kernel.workspace_bytes, dtype=torch.uint8)
-    pointers = [tensor.data_ptr() for tensor in (*tensors, workspace)]
-    arguments = (ctypes.c_void_p * len(pointers))(*pointers)
-    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)
-    held = (*tensors, workspace)
-    return lambda: (function(arguments), held)

@@ -36,6 +36,7 @@ from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.layout import dense, extent, is_lazy, origin_bytes, part, restrided, same_layout
 from fuse.runtime.libraries import product
 from fuse.runtime.lone import kernel_key, region_of, results_read
+from fuse.runtime.onednn import LibraryCall
 from fuse.runtime.reference import launches_of
 from fuse.runtime.steps import (
     Buffer,
@@ -52,15 +53,16 @@ from fuse.runtime.steps import (
     Step,
 )
 
-Lower = Callable[[GraphModule], Kernel | Declined]
-Prefer = Callable[[Node], Kernel | str | None]
+Lower = Callable[[GraphModule], Kernel | LibraryCall | Declined]
+Prefer = Callable[[Node], Kernel | LibraryCall | str | None]
 
 
 def schedule(graph: GraphModule, lower: Lower, prefer: Prefer = lambda node: None) -> Schedule:
     """The steps of a captured (and rewritten) graph on the CPU.
 
-    ``lower`` turns a region into a kernel, or says why it cannot; it is asked once for equal regions of one operator.
-    ``prefer`` says what runs an operator that is in no region: a kernel, a library, or None where it does not know.
+    ``lower`` turns a region into a kernel, or a call of a library, or says why it cannot; it is asked once for equal
+    regions of one operator. ``prefer`` says what runs an operator that is in no region: a kernel, such a call, a name
+    for its own library, or None where it does not know.
     """
     return _Scheduler(graph, lower, prefer).run()
 
@@ -82,7 +84,7 @@ class _Scheduler:
         self.anchors: dict[Node, tuple[int, int]] = {}
         self.parts: dict[Node, list[tuple[int, int] | None]] = {}
         self.refs: dict[Node, Ref] = {}  # nodes that exist as Python tensors
-        self.lone: dict[object, Kernel | Declined] = outer.lone if outer else {}
+        self.lone: dict[object, Kernel | LibraryCall | Declined] = outer.lone if outer else {}
         self.loops: Made = outer.loops if outer else {}
         self.assembled: dict[Node, int] = {}
         self.handed_on = set(outputs_of(graph.graph))
@@ -142,11 +144,16 @@ class _Scheduler:
             getters.setdefault(user.args[1], user)  # type: ignore[arg-type]
         placed = [getters[i] for i in getters if getters[i] in self.waiting]
         made = self._fitted(region, node, inputs, getters)
-        if isinstance(made, Declined):
+        if not isinstance(made, Kernel):
             for piece in placed:
                 del self.waiting[piece]
+        if isinstance(made, Declined):
             self.fallbacks.append(Fallback(str(node.target), _source(node, region), made.reason))
             self._call(node, region, launches_of(region))
+            return
+        if isinstance(made, LibraryCall):
+            self.regions += 1
+            self._call(node, made, launches=1)
             return
         values = node.meta["val"]
         anchors = [
@@ -158,8 +165,8 @@ class _Scheduler:
 
     def _fitted(
         self, region: torch.nn.Module, node: Node, inputs: Sequence[Node], getters: dict[int, Node]
-    ) -> Kernel | Declined:
-        """The kernel of a region or loop, compiled for the layouts that its inputs have and its results get."""
+    ) -> Kernel | LibraryCall | Declined:
+        """What runs a region or loop, made for the layouts that its inputs have and its results get."""
         if isinstance(region, Loop):
             return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]), self.loops)
         body = region.whole if isinstance(region, LoopWithEnds) else region
@@ -194,6 +201,8 @@ class _Scheduler:
             self._view(node)
         elif isinstance(preferred := self.prefer(node), Kernel):
             self._lone(node, preferred)
+        elif isinstance(preferred, LibraryCall):
+            self._lone_call(node, preferred)
         elif (found := product(node)) is not None:
             operands = (found.left, found.right, *([found.bias] if found.bias else []))
             self.anchors[node] = self._buffer("made", node.meta["val"])
@@ -235,7 +244,13 @@ class _Scheduler:
             self.parts[node] = [anchors.get(index) for index in range(len(node.meta["val"]))]
         self._kernel(kernel, node.all_input_nodes, list(anchors.values()), list(values.values()))
 
-    def _lone_kernel(self, node: Node) -> Kernel | Declined:
+    def _lone_call(self, node: Node, call: LibraryCall) -> None:
+        args = tuple(map(self._ref, node.all_input_nodes))
+        self.anchors[node] = self._buffer("called", node.meta["val"])
+        results = ((0, Ref(self.anchors[node][0])),)
+        self.steps.append(CallStep(call, args, {}, results, 1, node.meta.get("source", "")))
+
+    def _lone_kernel(self, node: Node) -> Kernel | LibraryCall | Declined:
         if not isinstance(node.meta["val"], Tensor):
             if any(user.target is not operator.getitem for user in node.users):
                 return Declined("its results are read together")

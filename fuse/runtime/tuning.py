@@ -3,7 +3,7 @@
     FUSE_TUNE=1     ways -- known from before? -- yes --> that one
                                   | no
                                   v
-                    each in turn, for a few rounds --> the one of least time --> cache
+                    each in turn, for a few rounds --> the one of least time --> cache     the first, if it is near that
 
 Without ``FUSE_TUNE`` nothing is measured, and the constants of the passes and schedules decide: equal programs on equal
 machines, whatever ran there before.
@@ -24,6 +24,11 @@ ROUNDS = 9
 SECONDS = 0.3
 """Time after which no further round is begun: three are, however long they take."""
 FEWEST_ROUNDS = 3
+MOST_ROUNDS = 100
+WORTH_CHANGING = 0.97
+"""Part of the first way's time that another has to stay below: the first is what runs where nothing is measured."""
+SHORT = 0.01
+"""Seconds within which short ways are run for more rounds, of which there are as many as MOST_ROUNDS."""
 
 _SUFFIX = ".txt"
 _known: dict[str, str] = {}
@@ -63,18 +68,23 @@ def fastest(
 
 
 def _measured(ways: Mapping[str, Callable[[], object]], clock: Callable[[], float]) -> str:
-    """The way whose best round was the shortest; one round in front warms caches and threads."""
+    """The way whose best round was the shortest, or the first where none was clearly shorter than its own.
+
+    One round in front compiles, and warms caches and threads.
+    """
     least = dict.fromkeys(ways, float("inf"))
-    begun = clock()
-    for number in range(ROUNDS + 1):
+    for number in range(MOST_ROUNDS + 1):
+        if number == 1:
+            begun = clock()
         for name, way in ways.items():
             start = clock()
             way()
             if number:
                 least[name] = min(least[name], clock() - start)
-        if number >= FEWEST_ROUNDS and clock() - begun > SECONDS:
+        if number >= FEWEST_ROUNDS and clock() - begun > (SECONDS if number < ROUNDS else SHORT):
             break
-    return min(least, key=least.__getitem__)
+    first, best = next(iter(least)), min(least, key=least.__getitem__)
+    return best if least[best] < WORTH_CHANGING * least[first] else first
 
 
 def _keep(key: str, name: str) -> None:

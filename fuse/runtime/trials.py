@@ -1,0 +1,128 @@
+"""How ways to compute a region are run to be measured: as a program runs them, on operands that are made up.
+
+kernel            a call through C, into memory that is there; all kernels are compiled when the first is run
+MKL's product     a native step, as in a program
+call of Python    arguments put together, views taken, the result looked at, and the rest of such a step
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node, map_arg
+
+from fuse.graph.ends import outputs_of
+from fuse.kernel.lower import Kernel
+from fuse.runtime.calling import calling
+from fuse.runtime.functions import addresses_of
+from fuse.runtime.libraries import Product, product
+from fuse.runtime.onednn import LibraryCall
+from fuse.runtime.steps import Place, ProductStep, Ref
+from fuse.runtime.tables import Tables, runner, scratch_bytes
+
+REST_OF_A_CALL = 4e-6
+"""Seconds that a program takes for a step of Python besides what is run here: it leaves native code and enters it."""
+
+Run = Callable[[], object]
+
+
+def runs_of_kernels(region: GraphModule, kernels: dict[str, Kernel]) -> dict[str, Run]:
+    """Functions that run each kernel once, all on the same operands."""
+    addresses = cache(lambda: addresses_of(kernels.values()))
+    tensors = cache(lambda: [made_up(node.meta["val"]) for node in (*_inputs(region), *outputs_of(region.graph))])
+    return {name: _run(lambda k=kernel: addresses()[k.name], tensors, kernel) for name, kernel in kernels.items()}  # type: ignore[misc]
+
+
+def run_of_call(region: GraphModule, call: LibraryCall) -> Run:
+    """A function that calls a library in the place of ``region``."""
+    return _called(call, _inputs(region))
+
+
+def run_of_library(region: GraphModule) -> Run:
+    """A function that runs the one operator of ``region`` as a program without a kernel for it does."""
+    node = next(node for node in region.graph.nodes if node.op == "call_function")
+    found = product(node)
+    return _called(node.target, _inputs(region), node) if found is None else _multiplied(node, found)
+
+
+def made_up(value: Tensor) -> Tensor:
+    """A tensor of the layout of ``value``: numbers of all sizes for floats, else zeros, which every table has.
+
+    The numbers are not drawn from the generator of the user's program.
+    """
+    held = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    drawn = torch.Generator().manual_seed(0)
+    return held.normal_(generator=drawn) if value.dtype.is_floating_point else held.zero_()
+
+
+def _run(address: Callable[[], int], tensors: Callable[[], Sequence[Tensor]], kernel: Kernel) -> Run:
+    @cache
+    def made() -> tuple[Callable[[object], object], object, object]:
+        workspace = torch.empty(kernel.workspace_bytes, dtype=torch.uint8)
+        held = (*tensors(), workspace)
+        arguments = (ctypes.c_void_p * len(held))(*(tensor.data_ptr() for tensor in held))
+        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address()), arguments, held
+
+    def run() -> object:
+        function, arguments, _ = made()
+        return function(arguments)
+
+    return run
+
+
+def _multiplied(node: Node, found: Product) -> Run:
+    operands = (found.left, found.right, *([found.bias] if found.bias else []))
+    *reads, write = (Place(i, 0) for i in range(len(operands) + 1))
+    step = ProductStep(found, tuple(reads), (write,))
+
+    @cache
+    def made() -> tuple[Callable[..., object], Tables, array[int], object]:
+        tables = Tables(len(operands) + 1, {})
+        tables.add(step, lambda place: (place.buffer, place.offset))
+        scratch = torch.empty(scratch_bytes([step]), dtype=torch.uint8)
+        held = [*(made_up(n.meta["val"]) for n in (*operands, node)), scratch]
+        return runner(), tables.freeze(), array("q", map(Tensor.data_ptr, held)), held
+
+    def run() -> object:
+        function, tables, bases, _ = made()
+        return function(tables.address, 0, 1, bases.buffer_info()[0])
+
+    return run
+
+
+def _called(function: Callable[..., object], inputs: Sequence[Node], node: Node | None = None) -> Run:
+    """A call from Python, of all inputs in order, or of the arguments of ``node``."""
+    places = {given: Ref(i) for i, given in enumerate(inputs)}
+    args: Any = tuple(places.values())
+    kwargs: Any = {}
+    if node:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), places.__getitem__)  # type: ignore[arg-type]
+    run = calling(function, args, kwargs)
+    given = cache(lambda: [made_up(n.meta["val"]) for n in inputs])
+    layouts = [(i, n.meta["val"]) for i, n in enumerate(inputs) if not n.meta["val"].is_contiguous()]
+    viewed = [(i, value.shape, value.stride()) for i, value in layouts]
+
+    def called() -> object:
+        slots = given().copy()
+        for place, shape, stride in viewed:
+            slots[place] = slots[place].as_strided(shape, stride)
+        results = run(slots)
+        result = results if isinstance(results, Tensor) else results[0]  # type: ignore[index]
+        seen = result.stride(), result.shape, result.dtype, result.data_ptr()
+        until = time.perf_counter() + REST_OF_A_CALL
+        while time.perf_counter() < until:
+            pass
+        return seen
+
+    return called
+
+
+def _inputs(region: GraphModule) -> list[Node]:
+    return [node for node in region.graph.nodes if node.op == "placeholder"]
