@@ -190,7 +190,8 @@ class Program:
                 if launches < 0:
                     raise PositionOutOfRange
                 return [None if i is None else made[i] for i in self._picked], launches
-            return self._run_parts(tensors, made, workspace, bases)
+            with torch.no_grad():  # what a call returns may be returned, of parameters too
+                return self._run_parts(tensors, made, workspace, bases)
         finally:
             self._pool.append(workspace)
 

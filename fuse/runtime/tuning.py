@@ -21,14 +21,12 @@ import torch
 from fuse.runtime import cache, cpu
 
 ROUNDS = 9
+"""Rounds in which no way becomes clearly faster, after which no further one is begun: more on a busy machine."""
 SECONDS = 0.3
 """Time after which no further round is begun: three are, however long they take."""
 FEWEST_ROUNDS = 3
-MOST_ROUNDS = 100
-WORTH_CHANGING = 0.97
-"""Part of the first way's time that another has to stay below: the first is what runs where nothing is measured."""
-SHORT = 0.01
-"""Seconds within which short ways are run for more rounds, of which there are as many as MOST_ROUNDS."""
+CLEARLY = 0.97
+"""Part of a time that a clearly shorter one stays below."""
 
 _SUFFIX = ".txt"
 _known: dict[str, str] = {}
@@ -72,19 +70,20 @@ def _measured(ways: Mapping[str, Callable[[], object]], clock: Callable[[], floa
 
     One round in front compiles, and warms caches and threads.
     """
+    for way in ways.values():
+        way()
     least = dict.fromkeys(ways, float("inf"))
-    for number in range(MOST_ROUNDS + 1):
-        if number == 1:
-            begun = clock()
+    begun, number, steady = clock(), 0, 0
+    while steady < ROUNDS and (number < FEWEST_ROUNDS or clock() - begun <= SECONDS):
+        number, steady = number + 1, steady + 1
         for name, way in ways.items():
             start = clock()
             way()
-            if number:
-                least[name] = min(least[name], clock() - start)
-        if number >= FEWEST_ROUNDS and clock() - begun > (SECONDS if number < ROUNDS else SHORT):
-            break
+            taken = clock() - start
+            steady = steady if taken > CLEARLY * least[name] else 1
+            least[name] = min(least[name], taken)
     first, best = next(iter(least)), min(least, key=least.__getitem__)
-    return best if least[best] < WORTH_CHANGING * least[first] else first
+    return best if least[best] < CLEARLY * least[first] else first
 
 
 def _keep(key: str, name: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import fuse
-from fuse.runtime import choice, cpu, tuning
+from fuse.runtime import choice, cpu, tuning, ways
 from fuse.testing import assert_fuses
 
 
@@ -52,18 +53,48 @@ def test_whatever_is_chosen_gives_the_same(model: str, monkeypatch: pytest.Monke
         assert_fuses(module.eval(), torch.randn(shape), launches=launches)
     assert offered
     assert all((choice.LIBRARY in ways) == ("its own" in model) for ways in offered)
+    assert all((ways[0] == choice.LIBRARY) == ("its own" in model) for ways in offered)
     assert all("4 panels" in ways or "2 panels" in ways for ways in offered)
+    onednn = [way for ways in offered for way in ways if way.startswith("onednn")]
+    assert bool(onednn) == (model in ("a product on its own", "a product and what follows"))
 
 
 def test_a_library_that_wins_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSE_TUNE", "1")
-    for winner, kernels in ((choice.LIBRARY, 0), ("1 panels", 1)):
+    linear, convolution = (nn.Linear(20, 70), (9, 20)), (nn.Conv2d(3, 8, 3), (1, 3, 9, 18))
+    both = (linear, convolution)
+    for winner, kernels, cases in ((choice.LIBRARY, 0, both), (ways.USUAL, 1, both), ("onednn", 0, (linear,))):
         monkeypatch.setattr(tuning, "fastest", lambda subject, ways, w=winner: w)
-        for module, shape in ((nn.Linear(20, 70), (9, 20)), (nn.Conv2d(3, 8, 3), (1, 3, 9, 18))):
+        for module, shape in cases:
             fused = fuse.compile(module)
             with torch.no_grad():
                 fused(torch.randn(shape))
             assert (fused.last_run.launches, fused.last_run.kernels) == (1, kernels)
+
+
+def test_the_fastest_by_the_clock_is_taken(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+    taken: dict[str, Callable[[], object]] = {}
+    measure = tuning.fastest
+
+    def measured(subject: str, ways: dict[str, Callable[[], object]]) -> str:
+        now = [0.0]
+
+        def run(name: str) -> None:
+            taken[name] = ways[name]
+            now[0] += 1.0 if name == winner else 2.0
+
+        return measure(subject, {name: lambda n=name: run(n) for name in ways}, lambda: now[0])  # type: ignore[misc]
+
+    monkeypatch.setenv("FUSE_TUNE", "1")
+    monkeypatch.setattr(tuning, "fastest", measured)
+    for winner, ran in (("onednn", (0, 0, 1)), (choice.LIBRARY, (0, 1, 0)), (ways.USUAL, (1, 0, 0))):
+        monkeypatch.setattr(tuning, "_known", {})
+        monkeypatch.setattr(tuning, "_keep", lambda key, name: None)
+        fused = fuse.compile(nn.Linear(20, 70))
+        with torch.no_grad():
+            fused(torch.randn(9, 20))
+        assert (fused.last_run.kernels, fused.last_run.libraries, fused.last_run.aten) == ran
+        assert winner in taken
 
 
 def test_measuring_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

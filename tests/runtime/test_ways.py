@@ -1,0 +1,116 @@
+"""The kernels that may be the fastest for a region: what there is, and that all of them compute the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuse
+from fuse.runtime import tuning
+from fuse.runtime.trials import made_up
+
+Function = Callable[..., Any]
+
+
+class Layers(nn.Module):
+    """A layer of each kind, and a function of them and the inputs."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.linear = nn.Linear(96, 96)
+        self.conv = nn.Conv2d(4, 32, 3, padding=1)
+        self.function = (function,)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function[0](self, *inputs)
+
+
+Case = tuple[Function, tuple[tuple[int, ...], ...], list[str]]
+
+CASES: dict[str, Case] = {
+    "a small product": (
+        lambda m, x: F.relu(m.linear(x)),
+        ((100, 96),),
+        ["as costs say", "1 panels", "2 panels", "4 panels", "one thread"],
+    ),
+    "a convolution": (
+        lambda m, x: F.relu(m.conv(x)),
+        ((2, 4, 40, 40),),
+        ["as costs say", "1 panels", "2 panels", "share 2", "share 3", "one thread"],
+    ),
+    "little work": (lambda m, x: x.tanh() + 1, ((9, 9),), []),
+    "work that is not quite worth threads": (
+        lambda m, x: x.tanh() + 1,
+        ((60, 70),),
+        ["as costs say", "more threads"],
+    ),
+    "work that is just worth threads": (lambda m, x: x.tanh() + 1, ((90, 95),), ["as costs say", "one thread"]),
+    "much work": (lambda m, x: x.tanh() + 1, ((900, 95),), []),
+    "a sum of all": (
+        lambda m, x: x.tanh().sum(),
+        ((90, 95),),
+        ["as costs say", "threads inside"],
+    ),
+    "the largest of all": (lambda m, x: x.tanh().amax(), ((300, 310),), ["as costs say", "threads inside"]),
+    "its place": (lambda m, x: x.tanh().argmax(), ((300, 310),), []),
+    "few long rows": (
+        lambda m, x: torch.softmax(x * 2, -1),
+        ((3, 70001),),
+        ["as costs say", "threads inside"],
+    ),
+    "sums of columns": (
+        lambda m, x: (x * 2).sum(0),
+        ((5000, 64),),
+        ["as costs say", "32 lanes", "16 lanes"],
+    ),
+    "the largest of columns": (
+        lambda m, x: (x * 2).amax(0),
+        ((5000, 64),),
+        ["as costs say", "32 lanes", "16 lanes"],
+    ),
+    "a transposed copy": (lambda m, x: (x.t() + 1).contiguous(), ((900, 700),), ["as costs say", "other order"]),
+    "a loss": (
+        lambda m, x, y: ((x - y) ** 2).mean(),
+        ((300, 310), (300, 310)),
+        ["as costs say", "threads inside"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_ways_compute_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, shapes, expected = CASES[case]
+    model, inputs = Layers(function).eval(), [torch.randn(shape) for shape in shapes]
+    offered: list[str] = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("FUSE_TUNE", "1")
+    with torch.no_grad():
+        exact = Layers(function).double()
+        exact.load_state_dict(model.state_dict())
+        reference = exact(*(x.double() for x in inputs)).to(torch.float32)
+        for chosen in expected or [""]:
+
+            def fastest(subject: str, found: Mapping[str, Callable[[], object]], name: str = chosen) -> str:
+                found[name]()
+                offered[:] = [way for way in found if not way.startswith("onednn")]
+                return name
+
+            monkeypatch.setattr(tuning, "fastest", fastest)
+            fused = fuse.compile(model)
+            result = fused(*inputs).to(torch.float32)
+            torch.testing.assert_close(result, reference, rtol=1e-5, atol=1e-5)
+            assert (fused.last_run.launches, fused.last_run.kernels) == (1, 1)
+    assert offered == expected
+
+
+def test_made_up_operands_lie_as_the_call_has_them() -> None:
+    for value in (torch.empty(3, 4).t(), torch.empty(2, 3, dtype=torch.int64), torch.empty(3, dtype=torch.bool)):
+        held = made_up(value)
+        assert (held.shape, held.stride(), held.dtype) == (value.shape, value.stride(), value.dtype)
+        assert held.dtype.is_floating_point or not held.any()
