@@ -168,8 +168,17 @@ def matrix(product: Product, inputs: Sequence[Buffer]) -> str:
 
 def panels_of(columns: int, depth: int, itemsize: int) -> int:
     """Panels in a block: as many as fit registers and cache, few where that leaves fewer columns empty."""
+    return by_cost_of_panels(columns, depth, itemsize)[0]
+
+
+def by_cost_of_panels(columns: int, depth: int, itemsize: int) -> list[int]:
+    """The numbers of panels that a block may have, the best first.
+
+    >>> by_cost_of_panels(512, 512, 4), by_cost_of_panels(16, 512, 4)
+    ([4, 3, 2, 1], [1, 2, 3, 4])
+    """
     fitting = [p for p in range(1, MOST_PANELS + 1) if p == 1 or depth * p * PANEL * itemsize <= LARGEST_BLOCK]
-    return min(fitting, key=lambda p: -(-columns // (p * PANEL)) * p * (1 + WIDER_IS_BETTER / p))
+    return sorted(fitting, key=lambda p: -(-columns // (p * PANEL)) * p * (1 + WIDER_IS_BETTER / p))
 
 
 # ---- epilogue --------------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from fuse.kernel.values import Patches, Product
 
 LARGEST_PLANES = 384 * 1024
 """Bytes of the planes of one thread."""
+NEAR = 1.25
+"""Times the fewest cycles that another share may still be the best with."""
 SHORTEST_PART = 64
 """Places of a row that are worth a walk of their own, beside those that they see left and right."""
 FEW_OUTPUTS = 16
@@ -107,9 +109,11 @@ class Convolution:
         return [share for share in shares if self.bytes_of_planes(share) <= LARGEST_PLANES] or shares[-len(splits) :]
 
     def best(self, threads: int, place: int = 0) -> Share:
-        """The share that takes so many threads the fewest cycles, or that in another place of their order."""
+        """The share that takes so many threads the fewest cycles, or that in another place among those not far from
+        it."""
         shares = sorted(self.shares(), key=lambda share: self.cycles(share, threads))
-        return shares[min(place, len(shares) - 1)]
+        near = [share for share in shares if self.cycles(share, threads) <= NEAR * self.cycles(shares[0], threads)]
+        return near[min(place, len(near) - 1)]
 
 
 def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool, form: Form) -> Walk:

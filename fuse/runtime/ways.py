@@ -11,16 +11,17 @@ do that nothing is to be gained, or so much that threads are worth waking in any
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fuse.kernel.emit import EARLY_WORK, PARALLEL_WORK, Threads, works
 from fuse.kernel.form import DEFAULT, LANES, Form
 from fuse.kernel.lower import Kernel, lower, program_of
 from fuse.kernel.product_frame import HEADERS, MOST_PANELS, PARALLEL_PRODUCT
 from fuse.kernel.schedule import schedule
+from fuse.kernel.tiled_products import by_cost_of_panels
 
 aten = torch.ops.aten
 
@@ -28,8 +29,10 @@ USUAL = "as costs say"
 MOST_WORK = 8
 """Times the work from which threads are woken: beyond, they always pay."""
 MOST_SHARES = 3
-MOST_KERNELS = 4
-"""Kernels of a region without a product that are measured."""
+MOST_PANEL_NUMBERS = 3
+MOST_KERNELS = 5
+"""Kernels that are measured: they are compiled together, which takes longer."""
+MULTIPLY = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 
 
 def holds_product(kernel: Kernel) -> bool:
@@ -47,7 +50,9 @@ def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
         if isinstance(kernel, Kernel) and (text := kernel.source.replace(kernel.name, "")) not in texts:
             texts.add(text)
             found[name] = kernel
-    return found if holds_product(usual) else dict(list(found.items())[:MOST_KERNELS])
+        if len(found) == MOST_KERNELS:
+            break
+    return found
 
 
 Ways = Iterator[tuple[str, Threads, Form]]
@@ -55,12 +60,18 @@ Ways = Iterator[tuple[str, Threads, Form]]
 
 def _products(region: GraphModule) -> Ways:
     yield USUAL, "if worth it", DEFAULT
-    for panels in range(1, MOST_PANELS + 1):
-        yield f"{panels} panels", "if worth it", Form(panels=panels)
-    for share in range(1, MOST_SHARES if _convolves(region) else 0):
-        yield f"share {share + 1}", "if worth it", Form(share=share)
-    if PARALLEL_PRODUCT <= _multiplications(region) < MOST_WORK * PARALLEL_PRODUCT:
+    node = next((node for node in region.graph.nodes if node.target in MULTIPLY), None)
+    if node and PARALLEL_PRODUCT <= _multiplications(node) < MOST_WORK * PARALLEL_PRODUCT:
         yield "one thread", "one", DEFAULT
+    panels: Sequence[int] = range(1, MOST_PANELS + 1)
+    if node and node.target is aten.convolution.default:
+        for share in range(1, MOST_SHARES):
+            yield f"share {share + 1}", "if worth it", Form(share=share)
+    elif node:
+        depth, columns = node.args[-1].meta["val"].shape
+        panels = by_cost_of_panels(columns, depth, node.meta["val"].itemsize)[:MOST_PANEL_NUMBERS]
+    for number in panels:
+        yield f"{number} panels", "if worth it", Form(panels=number)
 
 
 def _loops(region: GraphModule) -> Ways:
@@ -79,15 +90,8 @@ def _loops(region: GraphModule) -> Ways:
         yield f"{LANES // part} lanes", "if worth it", Form(lanes=LANES // part)
 
 
-def _convolves(region: GraphModule) -> bool:
-    return any(node.target is aten.convolution.default for node in region.graph.nodes)
-
-
-def _multiplications(region: GraphModule) -> int:
-    """Multiplications of the product or convolution in ``region``."""
-    for node in region.graph.nodes:
-        if node.target is aten.convolution.default:
-            return int(node.meta["val"].numel() * math.prod(node.args[1].meta["val"].shape[1:]))
-        if node.target in (aten.mm.default, aten.addmm.default):
-            return int(node.meta["val"].numel() * node.args[-2].meta["val"].shape[1])
-    return 0
+def _multiplications(node: Node) -> int:
+    """Multiplications of a product or convolution."""
+    if node.target is aten.convolution.default:
+        return int(node.meta["val"].numel() * math.prod(node.args[1].meta["val"].shape[1:]))  # type: ignore[union-attr]
+    return int(node.meta["val"].numel() * node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]
