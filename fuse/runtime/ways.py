@@ -5,7 +5,8 @@
     any other            fewer or more threads, or inside an outer loop; another order of loops; smaller blocks of rows
 
 The kernel of the cost model is the first. Others are left out where the cost model is sure: where there is so little to
-do that nothing is to be gained, or so much that threads are worth waking in any case.
+do that nothing is to be gained, or so much that threads are worth waking in any case. With one thread, nothing that is
+only for threads is tried.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
     found: dict[str, Kernel] = {}
     texts = set()
     for name, threads, form in forms:
+        if torch.get_num_threads() == 1 and (threads, form.lanes) != ("if worth it", LANES):
+            continue
         kernel = lower(region, threads, form)
         if isinstance(kernel, Kernel) and (text := kernel.source.replace(kernel.name, "")) not in texts:
             texts.add(text)

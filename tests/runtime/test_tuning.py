@@ -53,6 +53,21 @@ def test_the_first_round_does_not_count() -> None:
     assert tuning.fastest("a product", ways, clock) == "warm"
 
 
+@pytest.mark.parametrize(("seconds", "winner"), [(0.00098, "usual"), (0.00096, "other")])
+def test_the_first_way_stays_where_no_other_is_clearly_faster(seconds: float, winner: str) -> None:
+    clock = Clock()
+    ways = {"usual": clock.way("usual", 0.001), "other": clock.way("other", seconds)}
+    assert tuning.fastest("a product", ways, clock) == winner
+
+
+def test_rounds_go_on_while_a_way_becomes_faster() -> None:
+    clock = Clock()
+    disturbed = [0.009] * tuning.ROUNDS + [0.001]
+    ways = {"steady": clock.way("steady", 0.003), "disturbed": clock.way("disturbed", *disturbed)}
+    assert tuning.fastest("a product", ways, clock) == "disturbed"
+    assert clock.run.count("steady") == 2 * tuning.ROUNDS
+
+
 def test_slow_ways_are_not_measured_for_long() -> None:
     clock = Clock()
     tuning.fastest("a product", {"slow": clock.way("slow", 10.0), "slower": clock.way("slower", 11.0)}, clock)

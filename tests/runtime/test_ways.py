@@ -10,10 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuse
+from fuse.kernel.lower import Kernel, lower
 from fuse.runtime import tuning
-from fuse.runtime.trials import made_up
+from fuse.runtime.ways import kernels_of
 
 Function = Callable[..., Any]
 
@@ -89,6 +92,7 @@ def test_all_ways_compute_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -
     model, inputs = Layers(function).eval(), [torch.randn(shape) for shape in shapes]
     offered: list[str] = []
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setenv("FUSE_TUNE", "1")
     with torch.no_grad():
         exact = Layers(function).double()
@@ -109,8 +113,17 @@ def test_all_ways_compute_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -
     assert offered == expected
 
 
-def test_made_up_operands_lie_as_the_call_has_them() -> None:
-    for value in (torch.empty(3, 4).t(), torch.empty(2, 3, dtype=torch.int64), torch.empty(3, dtype=torch.bool)):
-        held = made_up(value)
-        assert (held.shape, held.stride(), held.dtype) == (value.shape, value.stride(), value.dtype)
-        assert held.dtype.is_floating_point or not held.any()
+@pytest.mark.parametrize(("threads", "names"), [(1, ["as costs say"]), (2, ["as costs say", "threads inside"])])
+def test_with_one_thread_nothing_is_tried_that_is_for_threads(threads: int, names: list[str]) -> None:
+    def summed(x: Tensor) -> tuple[Tensor]:
+        return (x.tanh().sum(),)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        region: GraphModule = make_fx(summed, tracing_mode="fake")(torch.ones(90, 95))
+        usual = lower(region)
+        assert isinstance(usual, Kernel)
+        assert list(kernels_of(region, usual)) == names
+    finally:
+        torch.set_num_threads(before)
