@@ -145,17 +145,18 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 def _linear(product: Node, epilogue: Epilogue, places: dict[Node, int], shape: tuple[int, ...]) -> LibraryCall | None:
     """``mm`` or ``addmm`` by ``_linear_pointwise``, which takes the right operand transposed."""
-    bias, left, right = product.args if product.target is aten.addmm.default else (None, *product.args)
+    arguments: Any = product.args
+    bias, left, right = arguments if product.target is aten.addmm.default else (None, *arguments)
     if any(n not in places for n in (left, right)) or any(product.kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
         return None
-    if bias is not None and (bias not in places or bias.meta["val"].shape != product.meta["val"].shape[1:]):  # type: ignore[union-attr,operator]
+    if bias is not None and (bias not in places or bias.meta["val"].shape != product.meta["val"].shape[1:]):
         return None
-    given, weight = left.meta["val"], right.meta["val"]  # type: ignore[union-attr]
+    given, weight = left.meta["val"], right.meta["val"]
     if not _is_plain(given) or not (_is_plain(weight) or _is_plain(weight.t())):
         return None
-    if bias is not None and not _is_plain(bias.meta["val"]):  # type: ignore[union-attr]
+    if bias is not None and not _is_plain(bias.meta["val"]):
         return None
-    at, of, behind = places[left], places[right], places.get(bias)  # type: ignore[index,arg-type]
+    at, of, behind = places[left], places[right], places.get(bias)
     attribute, scalars, algorithm = epilogue.attribute, list(epilogue.scalars), epilogue.algorithm
     flat = tuple(product.meta["val"].shape)
     if epilogue.other is None:
@@ -184,13 +185,14 @@ def _convolution(
     """A convolution of images, with what follows."""
     if len(product.args) != 9:
         return None
-    image, weight, bias, stride, padding, dilation, transposed, _, groups = product.args
+    arguments: Any = product.args
+    image, weight, bias, stride, padding, dilation, transposed, _, groups = arguments
     operands = [n for n in (image, weight, bias) if n is not None]
     if epilogue == Epilogue() or transposed or product.meta["val"].dim() != 4 or shape != product.meta["val"].shape:
         return None
-    if any(n not in places or not _is_plain(n.meta["val"]) for n in operands):  # type: ignore[union-attr,operator]
+    if any(n not in places or not _is_plain(n.meta["val"]) for n in operands):
         return None
-    at, of, behind = places[image], places[weight], places.get(bias)  # type: ignore[index,arg-type]
+    at, of, behind = places[image], places[weight], places.get(bias)
     form = (padding, stride, dilation, groups)
     attribute, scalars, algorithm = epilogue.attribute, list(epilogue.scalars), epilogue.algorithm
     if epilogue.other is None:

@@ -37,7 +37,7 @@ def runs_of_kernels(region: GraphModule, kernels: dict[str, Kernel]) -> dict[str
     """Functions that run each kernel once, all on the same operands."""
     addresses = cache(lambda: addresses_of(kernels.values()))
     tensors = cache(lambda: [made_up(node.meta["val"]) for node in (*_inputs(region), *outputs_of(region.graph))])
-    return {name: _run(lambda k=kernel: addresses()[k.name], tensors, kernel) for name, kernel in kernels.items()}  # type: ignore[misc]
+    return {name: _run(kernel, addresses, tensors) for name, kernel in kernels.items()}
 
 
 def run_of_call(region: GraphModule, call: LibraryCall) -> Run:
@@ -62,13 +62,13 @@ def made_up(value: Tensor) -> Tensor:
     return held.normal_(generator=drawn) if value.dtype.is_floating_point else held.zero_()
 
 
-def _run(address: Callable[[], int], tensors: Callable[[], Sequence[Tensor]], kernel: Kernel) -> Run:
+def _run(kernel: Kernel, addresses: Callable[[], dict[str, int]], tensors: Callable[[], Sequence[Tensor]]) -> Run:
     @cache
     def made() -> tuple[Callable[[object], object], object, object]:
         workspace = torch.empty(kernel.workspace_bytes, dtype=torch.uint8)
         held = (*tensors(), workspace)
         arguments = (ctypes.c_void_p * len(held))(*(tensor.data_ptr() for tensor in held))
-        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address()), arguments, held
+        return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(addresses()[kernel.name]), arguments, held
 
     def run() -> object:
         function, arguments, _ = made()
@@ -97,7 +97,7 @@ def _multiplied(node: Node, found: Product) -> Run:
     return run
 
 
-def _called(function: Callable[..., object], inputs: Sequence[Node], node: Node | None = None) -> Run:
+def _called(function: Callable[..., Any], inputs: Sequence[Node], node: Node | None = None) -> Run:
     """A call from Python, of all inputs in order, or of the arguments of ``node``."""
     places = {given: Ref(i) for i, given in enumerate(inputs)}
     args: Any = tuple(places.values())
@@ -114,7 +114,7 @@ def _called(function: Callable[..., object], inputs: Sequence[Node], node: Node 
         for place, shape, stride in viewed:
             slots[place] = slots[place].as_strided(shape, stride)
         results = run(slots)
-        result = results if isinstance(results, Tensor) else results[0]  # type: ignore[index]
+        result = results if isinstance(results, Tensor) else results[0]
         seen = result.stride(), result.shape, result.dtype, result.data_ptr()
         until = time.perf_counter() + REST_OF_A_CALL
         while time.perf_counter() < until:

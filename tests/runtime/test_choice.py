@@ -83,7 +83,7 @@ def test_the_fastest_by_the_clock_is_taken(monkeypatch: pytest.MonkeyPatch, empt
             taken[name] = ways[name]
             now[0] += 1.0 if name == winner else 2.0
 
-        return measure(subject, {name: lambda n=name: run(n) for name in ways}, lambda: now[0])  # type: ignore[misc]
+        return measure(subject, {name: lambda n=name: run(n) for name in ways}, lambda: now[0])
 
     monkeypatch.setenv("FUSE_TUNE", "1")
     monkeypatch.setattr(tuning, "fastest", measured)

@@ -532,3 +532,19 @@ def test_calls_of_a_fused_part_do_not_make_the_whole_stale() -> None:
             part(torch.randn(rows, 4))
         whole(torch.randn(2, 4))
     assert whole.compiled is program
+
+
+def test_what_atens_operator_returns_of_a_parameter_is_detached_where_that_is_returned() -> None:
+    class Sorted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 3))
+
+        def forward(self) -> Tensor:
+            return torch.sort(self.weight, dim=0)[0].detach()
+
+    model = Sorted()
+    with torch.enable_grad():
+        result = fuse.compile(model)()
+    assert torch.equal(result, model())
+    assert not result.requires_grad

@@ -63,10 +63,10 @@ def test_a_product_of_the_library_is_a_native_launch(right: Tensor) -> None:
 
 def test_what_the_library_does_not_take_is_a_call() -> None:
     halves = region_of(torch.mm, torch.ones(3, 4, dtype=torch.bfloat16), torch.ones(4, 5, dtype=torch.bfloat16))
-    stride, shape, dtype, _ = run_of_library(halves)()  # type: ignore[misc]
+    stride, shape, dtype, _ = run_of_library(halves)()
     assert (stride, shape, dtype) == ((5, 1), (3, 5), torch.bfloat16)
     image = region_of(lambda x, w: F.conv2d(x, w), torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3))
-    assert run_of_library(image)()[1] == (1, 3, 3, 3)  # type: ignore[index]
+    assert run_of_library(image)()[1] == (1, 3, 3, 3)
 
 
 def test_a_call_takes_as_long_as_it_does_in_a_program() -> None:
