@@ -1,7 +1,8 @@
 """Every model's peak memory: as eager's was predicted and measured, as fuse's was predicted and measured.
 
-Parameters and arguments are included. Bytes are those that a call takes from torch's allocator, workspaces included;
-what libraries take from the system by themselves is in none of the figures.
+Parameters and arguments are included. Predicted and measured bytes are those that a call takes from torch's allocator,
+workspaces of our kernels included; what libraries take by themselves for the same purpose is in the third figure only,
+that of a first run with all that it takes from ``malloc`` (:mod:`benchmarks.heap`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 import fuse
 from benchmarks.common import ROOT, save
+from benchmarks.heap import heap_peaks
 from fuse.cost.allocated import peak_allocated
 from fuse.graph.load import load
 
-HEAD = f"{'model':20} {'eager':>24} {'fused':>24}  fused/eager  predicted/measured"
+HEAD = f"{'model':20} {'eager':>36} {'fused':>36}  fused/eager  with libraries  predicted/measured"
 
 
 def held(model: torch.nn.Module, arguments: object) -> int:
@@ -41,18 +43,20 @@ def measured(target: str, *settings: str) -> dict[str, Any]:
         fused.compiled.program.forget_workspaces()
         after = inputs + peak_allocated(lambda: fused(*args, **kwargs))
         before = inputs + peak_allocated(lambda: model(*args, **kwargs))
+    heap = {side: inputs + peak for side, peak in heap_peaks(target, *settings).items()}
     return {
         "target": target,
-        "eager": {"predicted": report.before.peak_bytes, "measured": before},
-        "fused": {"predicted": report.after.peak_bytes, "measured": after},
+        "eager": {"predicted": report.before.peak_bytes, "measured": before, "with_libraries": heap["eager"]},
+        "fused": {"predicted": report.after.peak_bytes, "measured": after, "with_libraries": heap["fused"]},
     }
 
 
 def row(case: dict[str, Any]) -> str:
     """One line of the table."""
     eager, ours = case["eager"], case["fused"]
-    sides = [f"{side['predicted']:11,} {side['measured']:12,}" for side in (eager, ours)]
-    ratios = f"{ours['measured'] / eager['measured']:11.2f}  {ours['predicted'] / ours['measured']:.3f}"
+    sides = [f"{s['predicted']:11,} {s['measured']:12,} {s['with_libraries']:11,}" for s in (eager, ours)]
+    ratios = f"{ours['measured'] / eager['measured']:11.2f}  {ours['with_libraries'] / eager['with_libraries']:14.2f}"
+    ratios += f"  {ours['predicted'] / ours['measured']:18.3f}"
     return f"{case['target'].removeprefix('models/'):20} {sides[0]} {sides[1]}  {ratios}"
 
 
