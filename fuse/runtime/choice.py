@@ -6,8 +6,9 @@
 
 ``ways.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
 operands are made up in the layouts that the call has, and what is called from Python is measured with what that costs.
-The rule: large products on their own are a kernel on processors of AMD, where the library of PyTorch's usual builds
-(MKL) was 0.8 to 0.9 times as fast, packing included (one thread, 16 to 384 rows, 768 x 768 to 3072 x 768).
+The rule: products on their own are a kernel on processors of AMD, but for the smallest and thinnest. There the library of
+PyTorch's usual builds (MKL) took 1.0 to 3 times as long, packing included (one call, two threads, 2 to 1000 rows, 32 to
+4096 columns); it also keeps what it packs into, 0.1 to 2 MB that no plan knows of.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from fuse.runtime.ways import holds_product, kernels_of
 aten = torch.ops.aten
 
 LIBRARY = "library"
-FEWEST_ROWS = 16
-LARGE = 1 << 24
+FEWEST_ROWS = 2
+FEWEST_COLUMNS = 32
+LARGE = 1 << 16
 """Multiplications of a product for which it pays to compile a kernel."""
 LONE = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 
@@ -39,18 +41,24 @@ def lower_measured(region: GraphModule) -> Kernel | LibraryCall | Declined:
     return _fastest(region, made, {}) or made
 
 
-def preferred(node: Node) -> Kernel | LibraryCall | str | None:
-    """What runs a product or convolution on its own: a kernel, a call, or ``LIBRARY``; None where nothing is known."""
-    if node.target not in LONE or not (tuning.enabled() or is_large_on_amd(node)):
+def preferred(
+    node: Node, lowered: Callable[[Node], Kernel | LibraryCall | Declined]
+) -> Kernel | LibraryCall | str | None:
+    """What runs a product or convolution on its own: a kernel, a call, or ``LIBRARY``; None where nothing is known.
+
+    ``lowered`` makes the kernel of an operator on its own, once for equal ones.
+    """
+    if node.target not in LONE or not (tuning.enabled() or is_for_a_kernel(node)):
         return None
+    if not tuning.enabled():
+        found = lowered(node)
+        return None if isinstance(found, Declined) else found
     region, _ = region_of(node)
     made = lower(region)
     if isinstance(made, Declined):
         return None
-    if not tuning.enabled():
-        return made
     runs = {LIBRARY: run_of_library(region)}
-    return _fastest(region, made, runs, kernel_first=is_large_on_amd(node)) or LIBRARY
+    return _fastest(region, made, runs, kernel_first=is_for_a_kernel(node)) or LIBRARY
 
 
 def _fastest(
@@ -70,10 +78,10 @@ def _fastest(
     return call if call and name == call.name else kernels.get(name)
 
 
-def is_large_on_amd(node: Node) -> bool:
-    """Whether this is a product that MKL is slow at."""
+def is_for_a_kernel(node: Node) -> bool:
+    """Whether this is a product that MKL is slow at, and large enough to compile a kernel for."""
     if node.target is aten.convolution.default or not cpu.is_amd():
         return False
     rows, columns = node.meta["val"].shape
     depth = node.args[-1].meta["val"].shape[0]  # type: ignore[union-attr]  # the right operand
-    return bool(rows >= FEWEST_ROWS and rows * columns * depth >= LARGE)
+    return bool(rows >= FEWEST_ROWS and columns >= FEWEST_COLUMNS and rows * columns * depth >= LARGE)

@@ -54,15 +54,16 @@ from fuse.runtime.steps import (
 )
 
 Lower = Callable[[GraphModule], Kernel | LibraryCall | Declined]
-Prefer = Callable[[Node], Kernel | LibraryCall | str | None]
+Prefer = Callable[[Node, Callable[[Node], Kernel | LibraryCall | Declined]], Kernel | LibraryCall | str | None]
 
 
-def schedule(graph: GraphModule, lower: Lower, prefer: Prefer = lambda node: None) -> Schedule:
+def schedule(graph: GraphModule, lower: Lower, prefer: Prefer = lambda node, lowered: None) -> Schedule:
     """The steps of a captured (and rewritten) graph on the CPU.
 
     ``lower`` turns a region into a kernel, or a call of a library, or says why it cannot; it is asked once for equal
     regions of one operator. ``prefer`` says what runs an operator that is in no region: a kernel, such a call, a name
-    for its own library, or None where it does not know.
+    for its own library, or None where it does not know. It is given what lowers such an operator,
+    once for equal ones.
     """
     return _Scheduler(graph, lower, prefer).run()
 
@@ -199,7 +200,7 @@ class _Scheduler:
             self._assemble(node)
         elif ops.is_view(node.target):
             self._view(node)
-        elif isinstance(preferred := self.prefer(node), Kernel):
+        elif isinstance(preferred := self.prefer(node, self._lone_kernel), Kernel):
             self._lone(node, preferred)
         elif isinstance(preferred, LibraryCall):
             self._lone_call(node, preferred)

@@ -109,21 +109,40 @@ def test_measuring_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Large(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, columns: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.randn(512, 512))
+        self.register_buffer("weight", torch.randn(512, columns))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weight
 
 
-@pytest.mark.parametrize(("amd", "rows", "kernels"), [(True, 64, 1), (True, 8, 0), (True, 63, 0), (False, 64, 0)])
+CASES = [
+    (True, 64, 512, 1),
+    (True, 2, 64, 1),
+    (True, 1, 512, 0),
+    (True, 2, 63, 0),
+    (True, 8, 31, 0),
+    (False, 64, 512, 0),
+]
+
+
+@pytest.mark.parametrize(("amd", "rows", "columns", "kernels"), CASES)
 def test_large_products_on_their_own_are_kernels_where_the_library_is_slow(
-    amd: bool, rows: int, kernels: int, monkeypatch: pytest.MonkeyPatch
+    amd: bool, rows: int, columns: int, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FUSE_TUNE", raising=False)
     monkeypatch.setattr(cpu, "is_amd", lambda: amd)
-    fused, x = fuse.compile(Large()), torch.randn(rows, 512)
+    fused, x = fuse.compile(Large(columns)), torch.randn(rows, 512)
     with torch.no_grad():
         torch.testing.assert_close(fused(x), x @ fused.weight, rtol=1e-4, atol=1e-4)
     assert (fused.last_run.launches, fused.last_run.kernels) == (1, kernels)
+
+
+def test_equal_products_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "is_amd", lambda: True)
+    fused = fuse.compile(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)))
+    with torch.no_grad():
+        fused(torch.randn(32, 64))
+    assert fused.compiled is not None
+    assert (fused.last_run.kernels, len(fused.compiled.program.kernels)) == (3, 1)
