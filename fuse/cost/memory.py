@@ -5,8 +5,8 @@
     c = tanh(b)      x  a  c   <-   the peak
     d = c + 1        x     c  d
 
-What an operator allocates inside itself (workspaces of products and convolutions) is not known and not counted; neither
-is what the allocator rounds up. A program on the CPU plans its memory, and knows (:mod:`fuse.runtime.footprint`).
+What an operator allocates inside itself is counted where it is known (:mod:`fuse.cost.inside`), and what the allocator
+rounds up is not. A program on the CPU plans its memory, and knows (:mod:`fuse.runtime.footprint`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
+from fuse.cost.inside import inside_bytes
 from fuse.cost.work import bytes_of, tensors_in
 from fuse.graph.signature import Dispatch
 
@@ -55,7 +56,9 @@ def peak_of_dispatches(dispatches: Sequence[Dispatch]) -> int:
     born: dict[int, int] = {}
     last_read: dict[int, int] = {}
     end = len(dispatches)
+    lives: list[tuple[int, int, int]] = []
     for step, dispatch in enumerate(dispatches):
+        lives.append((inside_bytes(dispatch.op, dispatch.args, dispatch.result), step, step))
         for tensor in tensors_in((dispatch.args, dispatch.kwargs)):
             storage = _storage(tensor)
             if storage not in born:
@@ -69,7 +72,7 @@ def peak_of_dispatches(dispatches: Sequence[Dispatch]) -> int:
                 sizes[storage] = _allocated(tensor)
                 if position > 0:
                     last_read[storage] = step
-    lives = [
+    lives += [
         (sizes[storage], start, end if start < 0 else last_read.get(storage, end)) for storage, start in born.items()
     ]
     return most_at_once(lives, end)
@@ -100,6 +103,9 @@ def peak_of_graph(graph: GraphModule) -> int:
             continue
         if node.op == "call_module":
             extra[step] = _held_inside(node, graph.get_submodule(str(node.target)))
+        elif node.op == "call_function":
+            args = map_arg(node.args, lambda argument: argument.meta.get("val"))
+            extra[step] = inside_bytes(node.target, args, node.meta.get("val"))  # type: ignore[arg-type]
         for place in places[node]:
             born.setdefault(place, -1 if node.op in ("placeholder", "get_attr") else step)
             last_read.setdefault(place, step)

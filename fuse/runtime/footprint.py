@@ -76,7 +76,7 @@ def _called(plan: Schedule) -> list[tuple[int, int, int]]:
             handed = {ref.index for position, ref in step.results if (position or 0) < step.spec.carries}
             first |= dict.fromkeys(handed, number + 1)  # till then they are among what the loop holds
         elif isinstance(step, CallStep):
-            lives.append((step.unread, number, number))
+            lives.append((step.passing, number, number))
     last |= dict.fromkeys((r.buffer for r in plan.results if r and r.buffer in last), len(plan.steps))
     return lives + [(plan.buffers[b].size, begin, max(begin, last[b])) for b, begin in first.items()]
 

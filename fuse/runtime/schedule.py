@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fuse import ops
+from fuse.cost.inside import inside_bytes
 from fuse.errors import FuseError
 from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
@@ -292,8 +293,9 @@ class _Scheduler:
         results = self._called(node)
         kept, values = {position for position, _ in results}, node.meta["val"]
         several = enumerate(values) if isinstance(values, (tuple, list)) else ()
-        unread = sum(extent(value) for i, value in several if isinstance(value, Tensor) and i not in kept)
-        self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", ""), unread))
+        passing = sum(extent(value) for i, value in several if isinstance(value, Tensor) and i not in kept)
+        passing += inside_bytes(function, map_arg(node.args, lambda n: n.meta["val"]), values)  # type: ignore[arg-type]
+        self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", ""), passing))
 
     def _called(self, node: Node) -> tuple[tuple[int | None, Ref], ...]:
         """Where to keep what a call from Python gives."""

@@ -96,7 +96,8 @@ class CallStep:
 
     ``results`` pairs a position in the returned tuple (None: the returned tensor itself) with where to keep it. The
     layouts predicted for results are those of their buffers; an operator must keep to them, a module's results are
-    copied into them. ``source`` is the user's line. ``unread`` are the bytes of results that nobody reads.
+    copied into them. ``source`` is the user's line. ``passing`` are the bytes of results that nobody reads, and of what
+    the operator is known to allocate inside itself.
     """
 
     function: Callable[..., Any]
@@ -105,7 +106,7 @@ class CallStep:
     results: tuple[tuple[int | None, Ref], ...]
     launches: int
     source: str = ""
-    unread: int = 0
+    passing: int = 0
 
 
 @dataclass(frozen=True)
