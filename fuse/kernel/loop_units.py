@@ -22,6 +22,7 @@ from fuse.kernel.emit import text_of
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, Loop, Statement
 from fuse.kernel.loop_frame import (
+    ALIGNMENT,
     Destination,
     Frame,
     Share,
@@ -44,6 +45,8 @@ from fuse.kernel.walks import within_stage
 
 WORK_FOR_A_THREAD = 16_384
 """Multiplications a step that are worth a thread: below, waiting for it takes longer."""
+LARGEST_ON_STACK = 16_384
+"""Bytes of a block's sums that lie on the stack, where no later phase reads them."""
 
 
 @dataclass
@@ -59,6 +62,14 @@ class _Group:
     left: Input
     panels: list[tuple[Product, int]] = field(default_factory=list)
     outlives: bool = False
+
+    def sums(self, rows: int) -> int:
+        """Elements of a block's sums."""
+        return len(self.panels) * rows * PANEL
+
+    def on_stack(self, rows: int) -> bool:
+        """Whether a thread keeps the sums of one block at a time, and little of it."""
+        return not self.outlives and self.sums(rows) * self.left.dtype.itemsize <= LARGEST_ON_STACK
 
     def panel(self, product: Product, distance: int) -> int:
         """The number of a panel, which is packed if nobody asked for it before."""
@@ -140,9 +151,13 @@ def units_text(frame: Frame, name: str) -> Share:
     stage_memory(frame, workspace, [s for s in frame.step.stages if isinstance(s, Kept)])
     for group in groups:
         panels, depth, real = len(group.panels), group.left.shape[1], group.left.dtype
-        size, ctype = domain.blocks * panels * PANEL, ctypes.storage(real)
-        workspace.take(f"weights_{group.number}", ctype, size * depth, real.itemsize)
-        workspace.take(f"sums_{group.number}_memory", ctype, size * domain.rows, real.itemsize)
+        ctype = ctypes.storage(real)
+        workspace.take(f"weights_{group.number}", ctype, domain.blocks * panels * PANEL * depth, real.itemsize)
+        sums = group.sums(domain.rows)
+        if group.on_stack(domain.rows):
+            workspace.lines.append(f"alignas({ALIGNMENT}) {ctype} sums_{group.number}[{sums}];")
+        else:
+            workspace.take(f"sums_{group.number}_memory", ctype, domain.blocks * sums, real.itemsize)
     share = [
         f"const int64_t first_block = {domain.blocks} * member / team->members;",
         f"const int64_t last_block = {domain.blocks} * (member + 1) / team->members;",
@@ -285,10 +300,11 @@ def _phase_text(frame: Frame, phase: _Phase, groups: Sequence[_Group], domain: _
             rest = f"{domain.units} - {PANEL} * block"
             lines += indented(3, [f"const int64_t lanes = {rest} < {PANEL} ? {rest} : {PANEL};"])
         for group in groups:
-            size = len(group.panels) * domain.rows * PANEL
-            place = "block" if group.outlives else "first_block"
+            if group.on_stack(domain.rows):
+                continue
+            place = f"{'block' if group.outlives else 'first_block'} * {group.sums(domain.rows)}"
             ctype = ctypes.storage(group.left.dtype)
-            lines += indented(3, [f"{ctype} *sums_{group.number} = sums_{group.number}_memory + {place} * {size};"])
+            lines += indented(3, [f"{ctype} *sums_{group.number} = sums_{group.number}_memory + {place};"])
         for group in phase.groups:
             lines += indented(3, _multiplied(frame, group, domain))
         lines += _rows_and_lanes(statement.body, domain, 3)
