@@ -1,13 +1,17 @@
 """The most memory that a program holds at once, read from its plan: nothing is compiled or run.
 
-    inputs, parameters   what the caller receives   the workspace              what ATen calls return
-    all the time         from the beginning         from the beginning         from the call to the last that reads it
+    inputs, parameters   the workspace        what the caller receives     what ATen calls return
+    all the time         from the beginning   from the step that makes it  from the call to the last that reads it
+
+Without ATen calls, what the caller receives is there from the beginning.
 
 The workspace is that of all intermediate values, reused as soon as one is dead, and of what kernels need for
 themselves (packed weights, rows that they keep).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -44,7 +48,14 @@ def peak_of_program(graph: GraphModule) -> int:
 def peak_of_plan(plan: Schedule) -> int:
     """Peak bytes of a run of ``plan``, its inputs included."""
     inputs = sum(buffer.size for buffer in plan.buffers if buffer.origin == "input")
-    return inputs + _held(plan, sum(extent(value) for value in fresh_results(plan).values()))
+    fresh = {buffer: extent(value) for buffer, value in fresh_results(plan).items()}
+    if not any(isinstance(step, PythonStep) for step in plan.steps):
+        return inputs + _held(plan, sum(fresh.values()))
+    first: dict[int, int] = {}
+    for number, step in enumerate(plan.steps):
+        for buffer in touched(step, plan):
+            first.setdefault(buffer, number)
+    return inputs + _held(plan, 0, [(size, first.get(b, 0), len(plan.steps)) for b, size in fresh.items()])
 
 
 def fresh_results(plan: Schedule) -> dict[int, Tensor]:
@@ -52,10 +63,11 @@ def fresh_results(plan: Schedule) -> dict[int, Tensor]:
     return {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
 
 
-def _held(plan: Schedule, results: int) -> int:
-    """Bytes of a run besides its inputs, where its results take ``results``."""
+def _held(plan: Schedule, results: int, lives: Sequence[tuple[int, int, int]] = ()) -> int:
+    """Bytes of a run besides its inputs: its results take ``results`` all the time, and others as long as ``lives``
+    says."""
     _, arena = arranged(plan, set(fresh_results(plan)), scratch_bytes(plan.steps))
-    return results + arena.size + most_at_once(_called(plan), len(plan.steps))
+    return results + arena.size + most_at_once([*_called(plan), *lives], len(plan.steps))
 
 
 def _called(plan: Schedule) -> list[tuple[int, int, int]]:

@@ -163,6 +163,7 @@ class Program:
         self._whole = len(tables) if native else None
         order = {b: i for i, b in enumerate(self._results)}
         self._picked = tuple(None if b is None else order.get(b) for b in self._returned) if native else ()
+        self._due = _due(plan, fresh)
         self._pool: list[_Workspace] = []
         self._run = runner()
 
@@ -176,22 +177,22 @@ class Program:
             PositionOutOfRange: a look-up (embedding, gather) reads outside of its table.
             Mispredicted: an ATen operator did not return what capture expected.
         """
-        made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
         try:
             workspace = self._pool.pop()
         except IndexError:
             workspace = self._new_workspace()
         bases = array("q", map(Tensor.data_ptr, tensors))
-        bases.extend(map(Tensor.data_ptr, made))
-        bases.append(workspace.address)
         try:
             if self._whole is not None:
+                made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
+                bases.extend(map(Tensor.data_ptr, made))
+                bases.append(workspace.address)
                 launches = self._run(self._tables.address, 0, self._whole, bases.buffer_info()[0])
                 if launches < 0:
                     raise PositionOutOfRange
                 return [None if i is None else made[i] for i in self._picked], launches
             with torch.no_grad():  # what a call returns may be returned, of parameters too
-                return self._run_parts(tensors, made, workspace, bases)
+                return self._run_parts(tensors, workspace, bases)
         finally:
             self._pool.append(workspace)
 
@@ -203,33 +204,44 @@ class Program:
                 stretch.loop.forget_workspaces()
 
     def _run_parts(
-        self, tensors: Sequence[Tensor], made: Sequence[Tensor], workspace: _Workspace, bases: array[int]
+        self, tensors: Sequence[Tensor], workspace: _Workspace, bases: array[int]
     ) -> tuple[list[Tensor | None], Launches]:
+        bases.extend([0] * len(self._results))
+        bases.append(workspace.address)
         bases.extend(self._called_bases)
-        slots = self._filled(tensors, made, workspace)
-        native, aten = self._walk(slots, bases)
-        received = dict(zip(self._results, made, strict=True))
+        slots = self._filled(tensors, workspace)
+        received: dict[int, Tensor] = {}
+        native, aten = self._walk(slots, bases, received)
         values = [None if b is None else received.get(b, slots[b]) for b in self._returned]
         return values, Launches(native & 0xFFFFFFFF, native >> 32, aten)
 
-    def _filled(
-        self, tensors: Sequence[Tensor | None], made: Sequence[Tensor | None], workspace: _Workspace
-    ) -> list[Any]:
-        """The tensors that Python calls take, those of inputs, results and intermediate values filled in."""
+    def _filled(self, tensors: Sequence[Tensor | None], workspace: _Workspace) -> list[Any]:
+        """The tensors that Python calls take, those of inputs and intermediate values filled in."""
         slots: list[Any] = [None] * self._slots
         slots[: len(tensors)] = tensors
         for slot, tensor in workspace.tensors:
             slots[slot] = tensor
-        for slot, result in zip(self._results, made, strict=True):
-            slots[slot] = result
-        for slot, layout in self._result_parts:
-            slots[slot] = part(slots[slot], *layout)
         return slots
 
-    def _walk(self, slots: list[Any], bases: array[int]) -> tuple[int, int]:
-        """Run all stretches; launches in native code, packed, and those of ATen calls."""
+    def _make(self, number: int, slots: list[Any], bases: array[int]) -> Tensor:
+        """The tensor of a result, where Python calls and native steps find it."""
+        size, stride, dtype = self._fresh[number]
+        buffer, made = self._results[number], empty(size, stride, dtype)
+        slots[buffer] = part(made, *self._result_parts[buffer]) if buffer in self._result_parts else made
+        bases[self._workspace_base - len(self._results) + number] = made.data_ptr()
+        return made
+
+    def _walk(self, slots: list[Any], bases: array[int], received: dict[int, Tensor] | None = None) -> tuple[int, int]:
+        """Run all stretches; launches in native code, packed, and those of ATen calls.
+
+        Results are put into ``received`` when the first stretch needs them, so that what calls allocate before is
+        gone; without it they are there already.
+        """
         native = aten = 0
-        for stretch in self._stretches:
+        for due, stretch in enumerate(self._stretches):
+            if received is not None:
+                for result_number in self._due.get(due, ()):
+                    received[self._results[result_number]] = self._make(result_number, slots, bases)
             if isinstance(stretch, _Native):
                 launches = self._run(self._tables.address, stretch.first, stretch.last, bases.buffer_info()[0])
                 if launches < 0:
@@ -270,7 +282,7 @@ class Program:
         bases.extend([0] * len(self._results))
         bases.append(workspace.address)
         bases.extend(self._called_bases)
-        begun = self._filled(operands, [None] * len(self._results), workspace)
+        begun = self._filled(operands, workspace)
         drive = Drive(loop, operands, self._results, self._read_by_calls, bases)
         native = aten = 0
         try:
@@ -302,14 +314,30 @@ class Program:
         return _Workspace(memory, memory.data_ptr(), tuple(tensors))
 
 
-def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor]) -> list[tuple[int, tuple[Any, ...]]]:
+def _due(plan: Schedule, fresh: dict[int, Tensor]) -> dict[int, list[int]]:
+    """The stretches that are the first to touch results, whose numbers these are; the first for what none touches."""
+    first: dict[int, int] = {}
+    stretch, before = -1, None
+    for step in plan.steps:
+        python = isinstance(step, PythonStep)
+        stretch += python or before is not python
+        before = python
+        for buffer in touched(step, plan):
+            first.setdefault(buffer, stretch)
+    found: dict[int, list[int]] = {}
+    for number, buffer in enumerate(fresh):
+        found.setdefault(first.get(buffer, 0), []).append(number)
+    return found
+
+
+def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor]) -> dict[int, tuple[Any, ...]]:
     """Buffers whose tensor the caller receives in another layout than Python calls need, with the latter."""
     needed = set(called_upon(plan))
-    found = []
+    found: dict[int, tuple[Any, ...]] = {}
     for buffer, value in fresh.items():
         own = plan.buffers[buffer].value
         if buffer in needed and not same_layout(own, value):
-            found.append((buffer, (tuple(own.shape), own.stride(), 0)))
+            found[buffer] = tuple(own.shape), own.stride(), 0
     return found
 
 

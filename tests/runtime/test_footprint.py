@@ -62,3 +62,13 @@ def test_the_peak_is_what_a_call_allocates(run: Callable[[Model, Tensor], object
     assert graph is not None
     read = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     assert predicted == pytest.approx(allocated + sum(t.numel() * t.itemsize for t in read), rel=0.05)
+
+
+def test_a_result_takes_no_memory_before_a_step_makes_it() -> None:
+    fused = fuse.compile(Model(lambda m, x: torch.exp(x.sort(0).values)))
+    x = torch.randn(64, 4096)
+    with torch.no_grad():
+        expected = fused(x)
+        allocated = peak_allocated(lambda: fused(x))
+        torch.testing.assert_close(fused(x), expected)
+    assert allocated == pytest.approx(3 * x.numel() * x.itemsize, rel=0.05)  # values and 64-bit positions
