@@ -46,6 +46,6 @@ def _of_encoder_layer(args: Sequence[Any]) -> int:
 
 def _is_for_onednn(x: Tensor) -> bool:
     """Whether PyTorch gives a transposed convolution of ``x`` to oneDNN."""
-    if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return False
     return x.device.type == "cpu" and (int(x.shape[0]) > 1 or int(x.numel()) > FEWEST_ELEMENTS)

@@ -105,7 +105,7 @@ def peak_of_graph(graph: GraphModule) -> int:
             extra[step] = _held_inside(node, graph.get_submodule(str(node.target)))
         elif node.op == "call_function":
             args = map_arg(node.args, lambda argument: argument.meta.get("val"))
-            extra[step] = inside_bytes(node.target, args, node.meta.get("val"))  # type: ignore[arg-type]
+            extra[step] = inside_bytes(node.target, args, node.meta.get("val"))
         for place in places[node]:
             born.setdefault(place, -1 if node.op in ("placeholder", "get_attr") else step)
             last_read.setdefault(place, step)

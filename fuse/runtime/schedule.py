@@ -294,7 +294,7 @@ class _Scheduler:
         kept, values = {position for position, _ in results}, node.meta["val"]
         several = enumerate(values) if isinstance(values, (tuple, list)) else ()
         passing = sum(extent(value) for i, value in several if isinstance(value, Tensor) and i not in kept)
-        passing += inside_bytes(function, map_arg(node.args, lambda n: n.meta["val"]), values)  # type: ignore[arg-type]
+        passing += inside_bytes(function, map_arg(node.args, lambda n: n.meta["val"]), values)
         self.steps.append(CallStep(function, args, kwargs, results, launches, node.meta.get("source", ""), passing))
 
     def _called(self, node: Node) -> tuple[tuple[int | None, Ref], ...]:
