@@ -13,6 +13,8 @@ PyTorch's usual builds (MKL) took 1.0 to 3 times as long, packing included (one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.fx import GraphModule, Node
 
