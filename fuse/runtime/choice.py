@@ -6,9 +6,9 @@
 
 ``ways.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
 operands are made up in the layouts that the call has, and what is called from Python is measured with what that costs.
-The rule: products on their own are a kernel on processors of AMD, but for the smallest and thinnest. There the library of
-PyTorch's usual builds (MKL) took 1.0 to 3 times as long, packing included (one call, two threads, 2 to 1000 rows, 32 to
-4096 columns); it also keeps what it packs into, 0.1 to 2 MB that no plan knows of.
+The rule: products on their own are a kernel on processors of AMD, but for the smallest and thinnest. There the library
+of PyTorch's usual builds (MKL) took 1.0 to 3 times as long, packing included (one call, two threads, 2 to 1000 rows, 32
+to 4096 columns); it also keeps what it packs into, 0.1 to 2 MB that no plan knows of.
 """
 
 from __future__ import annotations
