@@ -126,7 +126,9 @@ def _gelu(node: Node) -> Epilogue:
 
 def _leaky_relu(node: Node) -> Epilogue | None:
     slope = node.args[1] if len(node.args) > 1 else 0.01
-    return Epilogue("leaky_relu", (slope,)) if isinstance(slope, (int, float)) and not node.kwargs else None
+    if slope == 0 or node.kwargs:  # of slope 0, it is oneDNN's relu
+        return None
+    return Epilogue("leaky_relu", (slope,)) if isinstance(slope, (int, float)) else None
 
 
 _ATTRIBUTES: dict[Any, Callable[[Node], Epilogue | None]] = {

@@ -109,6 +109,7 @@ def test_what_is_no_number_stays_none(case: str) -> None:
 NEAR_MISSES: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     "relu makes 0 of what is no number": (lambda *a: linear(*a).relu(), (ROWS, WEIGHT, BIAS)),
     "hardtanh, too": (lambda *a: F.hardtanh(linear(*a)), (ROWS, WEIGHT, BIAS)),
+    "leaky_relu of slope 0 is relu": (lambda *a: F.leaky_relu(linear(*a), 0.0), (ROWS, WEIGHT, BIAS)),
     "the product has another user": (lambda *a: (linear(*a), F.gelu(linear(*a))), (ROWS, WEIGHT, BIAS)),
     "the product is a result": (lambda x, w: (lambda y: (y, y.tanh()))(x @ w), (ROWS, numbers(20, 7))),
     "two operators follow": (lambda *a: linear(*a).tanh().sigmoid(), (ROWS, WEIGHT, BIAS)),

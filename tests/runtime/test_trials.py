@@ -34,6 +34,13 @@ def test_made_up_operands_lie_as_the_call_has_them() -> None:
         assert held.dtype.is_floating_point or not held.any()
 
 
+@pytest.mark.parametrize("value", [torch.empty(3, 1).expand(3, 4), torch.empty(6).as_strided((4, 3), (1, 1))])
+def test_elements_of_made_up_operands_may_share_a_place(value: Tensor) -> None:
+    held = made_up(value)
+    assert held.stride() == value.stride()
+    assert held.isfinite().all()
+
+
 def test_kernels_are_compiled_together_when_the_first_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
     build = trials.addresses_of
