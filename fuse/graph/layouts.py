@@ -51,6 +51,8 @@ def eager_strides(
         return _dense(result.shape, range(result.dim())[::-1])
     if name.startswith(("upsample_", "_upsample_")) and result.dim() > 3 and "backward" not in name:
         return _of_format(result.shape, suggest_memory_format(args[0]))
+    if op is aten.channel_shuffle.default:
+        return _of_format(result.shape, suggest_memory_format(args[0]))
     if op is aten.roll.default:
         return _rolled(args[0], *args[1:])
     if op in _JOINS:

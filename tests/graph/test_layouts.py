@@ -140,6 +140,7 @@ OF_IMAGES: dict[str, Any] = {
     "cumulated": lambda x: x.cumsum(1),
     "sorted": lambda x: x.sort(1)[0],
     "rolled": lambda x: x.roll(1, 1),
+    "channels shuffled": lambda x: F.channel_shuffle(torch.cat([x, x], 1), 2),
     "flipped": lambda x: x.flip(1),
     "repeated": lambda x: x.repeat(1, 2, 1, 1),
     "masked": lambda x: x.masked_fill(x > 0, 1.0),
