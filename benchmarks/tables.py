@@ -261,6 +261,28 @@ def albert_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def frozen_table(results: dict[str, Any]) -> list[str]:
+    """A row a model: frozen against eager and ``torch.compile`` frozen, with first calls."""
+    shown = not overloaded(results)
+    lines = [
+        "| model | eager ms | `torch.compile` frozen ms | fuse ms | fuse frozen ms | eager / frozen "
+        "| compile frozen / frozen | launches | first call s |",
+        f"|---{'|--:' * 8}|",
+    ]
+    for case in results["cases"]:
+        times = {name: timing["median"] for name, timing in case["milliseconds"].items()}
+        first = case["first_call_seconds"]
+        cells = [
+            f"`{case['target']}`",
+            *(f"{times[name]:.2f}" if shown else LEFT_OUT for name in ("eager", "compile_frozen", "fused", "frozen")),
+            *(ratio(case["ratios"][name]) if shown else LEFT_OUT for name in ("eager", "compile_frozen")),
+            f"{case['launches']}",
+            f"compile {first['compile_frozen']:.1f}, fuse {first['frozen']:.1f}" if shown else LEFT_OUT,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def crf_share_table(results: dict[str, Any]) -> list[str]:
     """A row a batch: a step of the tagger without its CRF, and what the CRF adds to it."""
     shown = not overloaded(results)
@@ -377,6 +399,7 @@ TABLES = {
     "crf_share": crf_share_table,
     "curves": curves_table,
     "first_call": first_call_table,
+    "frozen": frozen_table,
     "limit": limit_table,
     "lstm": speed_table,
     "memory": memory_table,
