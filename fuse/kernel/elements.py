@@ -27,18 +27,24 @@ with every link: beyond this, compiling would take minutes."""
 
 @dataclass
 class Block:
-    """One open loop (or the top of the kernel): its statements so far and the elements that are known inside it."""
+    """One open loop (or the top of the kernel): its statements so far and the elements that are known inside it;
+    ``before``: what was known in each block around it, where it runs over some values of its variable only."""
 
     atom: str
     extent: int
     kind: LoopKind
     statements: list[Statement] = field(default_factory=list)
     known: dict[tuple[int, Index, str], str] = field(default_factory=dict)
+    before: list[dict[tuple[int, Index, str], str]] | None = None
 
 
 @dataclass
 class Builder:
-    """Statements under construction; ``extents`` gives the trip count of every loop variable."""
+    """Statements under construction; ``extents`` gives the trip count of every loop variable.
+
+    ``reach`` are the first and the last value of loop variables that do not take all of them. ``borders`` are, for each
+    variable, between which of its values (the last excluded) padding is not read.
+    """
 
     inputs: list[Buffer]
     extents: dict[str, int]
@@ -49,18 +55,31 @@ class Builder:
     results: dict[int, tuple[str, Index]] = field(default_factory=dict)
     stored: dict[int, tuple[Buffer, Affine, Index]] = field(default_factory=dict)
     kept_alive: list[Value] = field(default_factory=list)
+    reach: dict[str, tuple[int, int]] = field(default_factory=dict)
+    borders: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.used_names.update((buffer.name, 1) for buffer in self.inputs)
 
     # ---- loops -------------------------------------------------------------------------------------------------------
 
-    def open(self, atom: str, kind: LoopKind) -> None:
-        self.blocks.append(Block(atom, self.extents[atom], kind))
+    def open(self, atom: str, kind: LoopKind, reach: tuple[int, int] | None = None) -> None:
+        """Open a loop over all values of ``atom``, or over those from the first of ``reach`` to its last."""
+        if reach:
+            self.reach[atom] = reach
+        self.blocks.append(
+            Block(atom, self.extents[atom], kind, before=[dict(b.known) for b in self.blocks] if reach else None)
+        )
 
     def close(self, reduces: tuple[Accumulator, ...] = ()) -> None:
         block = self.blocks.pop()
-        loop = Loop(block.atom, block.extent, tuple(block.statements), block.kind, reduces)
+        extent, bounds = block.extent, None
+        if block.before is not None:  # what is known of some values need not hold for others
+            first, last = self.reach.pop(block.atom)
+            extent, bounds = last + 1 - first, (str(first), str(last + 1))
+            for outer, known in zip(self.blocks, block.before, strict=True):
+                outer.known = known
+        loop = Loop(block.atom, extent, tuple(block.statements), block.kind, reduces, bounds)
         self.blocks[-1].statements.append(loop)
 
     def add(self, statement: Statement) -> None:
@@ -209,6 +228,7 @@ class Builder:
             if last < 0 or first >= own:
                 return fill, 0
             if first < 0 or last >= own:
+                self._note_borders(inner, own)
                 conditions.append(f"({inner}) >= 0 && ({inner}) < {own}")
                 atoms.append(inner)
             shifted.append(inner)
@@ -228,8 +248,18 @@ class Builder:
         """The least and the largest number that an index comes to, were it not for guards."""
         if index.sized:
             return -math.inf, math.inf
-        reach = [c * (self.extents[atom] - 1) for atom, c in index.terms]
-        return index.constant + sum(min(r, 0) for r in reach), index.constant + sum(max(r, 0) for r in reach)
+        ends = [(c, *self.reach.get(atom, (0, self.extents[atom] - 1))) for atom, c in index.terms]
+        least = sum(min(c * first, c * last) for c, first, last in ends)
+        return index.constant + least, index.constant + sum(max(c * first, c * last) for c, first, last in ends)
+
+    def _note_borders(self, index: Affine, extent: int) -> None:
+        """Remember for which values of its only loop variable an index lies in ``range(extent)``."""
+        if len(index.terms) != 1 or index.sized or index.terms[0][1] < 0:
+            return
+        ((atom, step),) = index.terms
+        first, last = self.borders.get(atom, (0, self.extents[atom]))
+        inside = -(index.constant // step), (extent - 1 - index.constant) // step + 1
+        self.borders[atom] = max(first, inside[0]), min(last, inside[1])
 
     def _test(self, text: str, over: Affine, guard: str) -> tuple[str, int]:
         depth = max(self.depth_of(over), self.depth(guard))

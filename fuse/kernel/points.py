@@ -5,13 +5,15 @@
             load, compute, store
 
 Loops run in the order of the first output's strides, so that stores are contiguous whatever its layout; but where fewer
-loads and stores jump from line to line along another dimension, that is the innermost.
+loads and stores jump from line to line along another dimension, that is the innermost. Where padding is read at its
+ends, what is between them has a loop of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fuse.kernel.index import Size
 from fuse.kernel.ir import Buffer, Load, Loop, Scope, Statement, Store
@@ -21,6 +23,8 @@ from fuse.kernel.values import Output
 ELEMENTS_OF_A_LINE = 16
 NEAR = 1
 """More loads and stores that jump in an order of loops that may still be the best."""
+LARGEST_BORDERS = 16
+"""Elements of the innermost loop that are told apart from those between them."""
 WORTH_A_VECTOR = 16
 """Elements of a dimension that are worth an innermost loop other than that of the stores."""
 
@@ -35,33 +39,69 @@ def point_nest(
     """Loops over ``dimensions`` that store all ``targets``, which have one shape; ``place`` is that of their order
     among all, the best first."""
     order = order_of_loops(Output(targets[0].value, targets[0].strides))
-    found = [_nest(targets, inputs, names, dimensions, order)]
+    found = [_Nest.over(dimensions, order).filled(targets, inputs, names)]
     for dim in order[:-1]:
-        if not all(map(_strided, found)) or math.prod(dimensions[dim].extents) < WORTH_A_VECTOR:
+        if not all(nest.strided for nest in found) or math.prod(dimensions[dim].extents) < WORTH_A_VECTOR:
             continue
-        moved = (*(d for d in order if d != dim), dim)
-        found.append(_nest(targets, inputs, names, dimensions, moved))
-    found.sort(key=_strided)
-    near = [nest for nest in found if _strided(nest) <= _strided(found[0]) + NEAR]
-    return near[min(place, len(near) - 1)]
+        moved = _Nest.over(dimensions, (*(d for d in order if d != dim), dim))
+        found.append(moved.filled(targets, inputs, names))
+    found.sort(key=lambda nest: nest.strided)
+    near = [nest for nest in found if nest.strided <= found[0].strided + NEAR]
+    return near[min(place, len(near) - 1)].in_parts(targets, inputs, names)
 
 
-def _nest(
-    targets: Sequence[Target],
-    inputs: list[Buffer],
-    names: Mapping[int, str],
-    dimensions: Sequence[Dimension],
-    order: Sequence[int],
-) -> list[Statement]:
-    builder = builder_for(dimensions, inputs, names)
-    atoms = [atom for d in order for atom in dimensions[d].atoms]
-    for i, atom in enumerate(atoms):
-        builder.open(atom, "vector" if i == len(atoms) - 1 else "parallel")
-    index = tuple(d.index() for d in dimensions)
-    store(builder, [(target, index) for target in targets])
-    for _ in atoms:
-        builder.close()
-    return builder.blocks[0].statements
+@dataclass(frozen=True)
+class _Nest:
+    """Loops over ``dimensions``, outermost first by ``atoms``, and, once they are filled, what is in them; ``borders``
+    are those of the innermost."""
+
+    dimensions: Sequence[Dimension]
+    atoms: Sequence[str]
+    statements: Sequence[Statement] = ()
+    borders: tuple[int, int] | None = None
+
+    @staticmethod
+    def over(dimensions: Sequence[Dimension], order: Sequence[int]) -> _Nest:
+        return _Nest(dimensions, [atom for d in order for atom in dimensions[d].atoms])
+
+    @property
+    def strided(self) -> int:
+        return _strided(self.statements)
+
+    def filled(
+        self,
+        targets: Sequence[Target],
+        inputs: list[Buffer],
+        names: Mapping[int, str],
+        parts: Sequence[tuple[int, int] | None] = (None,),
+    ) -> _Nest:
+        """The same with the stores of ``targets``, the innermost loop in ``parts``: first and last value of each."""
+        builder = builder_for(self.dimensions, inputs, names)
+        for atom in self.atoms[:-1]:
+            builder.open(atom, "parallel")
+        for part in parts:
+            for atom in self.atoms[-1:]:
+                builder.open(atom, "vector", part)
+            store(builder, [(target, tuple(d.index() for d in self.dimensions)) for target in targets])
+            for _ in self.atoms[-1:]:
+                builder.close()
+        for _ in self.atoms[:-1]:
+            builder.close()
+        borders = builder.borders.get(self.atoms[-1]) if self.atoms else None
+        return replace(self, statements=builder.blocks[0].statements, borders=borders)
+
+    def in_parts(self, targets: Sequence[Target], inputs: list[Buffer], names: Mapping[int, str]) -> list[Statement]:
+        """The statements, with a loop of its own for what is between the borders, where that is most of it: no element
+        asks there whether it is padding."""
+        extent = math.prod(
+            e for d in self.dimensions for a, e in zip(d.atoms, d.extents, strict=True) if a in self.atoms[-1:]
+        )
+        first, last = self.borders or (0, extent)
+        beside = extent - (last - first)
+        if not 0 < beside <= min(LARGEST_BORDERS, last - first):
+            return list(self.statements)
+        parts = [(begin, end - 1) for begin, end in ((0, first), (first, last), (last, extent)) if begin < end]
+        return list(self.filled(targets, inputs, names, parts).statements)
 
 
 def _strided(statements: Sequence[Statement]) -> int:

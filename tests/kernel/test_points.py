@@ -1,0 +1,72 @@
+"""Elementwise nests: where padding is read at the ends of the innermost loop, what is between them asks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fuse.graph.function import Function
+from fuse.testing import assert_fuses
+
+Lowered = Callable[..., Any]
+
+
+def innermost(source: str, loop: str) -> str:
+    """The body of the loop that begins so."""
+    return source.split(loop, 1)[1].split("}", 1)[0]
+
+
+def test_between_the_borders_nothing_is_asked_of_columns(lowered: Lowered) -> None:
+    source = lowered(lambda x: F.max_pool2d(x, 3, 1, 1) + 1, torch.randn(2, 20, 40)).kernel.source
+    inside = innermost(source, "i2 = 1; i2 < 39;")
+    assert "i2 - 1) >= 0" not in inside
+    assert "i2 + 1) < 40" not in inside
+    assert "i2 = 0; i2 < 1;" in source
+    assert "i2 = 39; i2 < 40;" in source
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.pad(x, (20, 20)) * 2,  # borders that are as long as what is between them
+        lambda x: F.pad(x, (0, 0, 1, 1)) * 2,  # none at the ends of the innermost loop
+        lambda x: torch.roll(x, 1, -1) * 2,
+    ],
+)
+def test_near_misses_have_one_loop(lowered: Lowered, function: Callable[[Tensor], Tensor]) -> None:
+    source = lowered(function, torch.randn(2, 6, 20)).kernel.source
+    assert source.count("for (int64_t i2 =") <= 2  # the pieces of a roll are two
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_padding(data: st.DataObject) -> None:
+    draw = data.draw
+    taps, stride, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    padding = draw(st.integers(0, taps // 2))
+    before, after = draw(st.integers(-2, 5)), draw(st.integers(-2, 5))
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda x: F.max_pool1d(x, taps, stride, padding, dilation),
+        lambda x: F.avg_pool1d(x, taps, stride, padding),
+        lambda x: F.pad(x, (before, after), value=3.0),
+        lambda x: F.conv1d(x, x.new_ones(x.shape[1], 1, taps), padding=padding, dilation=dilation, groups=x.shape[1]),
+        lambda x: x.flip(-1),
+    ]
+    chosen = draw(st.lists(st.sampled_from(ways), min_size=1, max_size=3))
+
+    def model(x: Tensor) -> Tensor:
+        for way in chosen:
+            x = way(x) * 0.5
+        return x + 1
+
+    x = torch.randn(2, 3, draw(st.sampled_from((9, 17, 40, 65))))
+    with torch.no_grad():
+        if model(x).numel():
+            assert_fuses(Function(model), x)
