@@ -31,7 +31,7 @@ from torch.fx.node import map_arg
 
 from fuse import ops
 from fuse.cost.work import tensors_in
-from fuse.graph.fakes import FakeRunner
+from fuse.graph.fakes import FakeRunner, unlogged
 from fuse.kernel.product_frame import PANEL
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants
@@ -125,7 +125,7 @@ class Relaid:
 
     def make(self) -> str | None:
         """Find the new values and what has to be restored, or a reason why that cannot be."""
-        with surgery.fake_mode(self.graph.graph) as mode, torch.no_grad():
+        with surgery.fake_mode(self.graph.graph) as mode, torch.no_grad(), unlogged():
             runner = FakeRunner(mode)
             for node in self.graph.graph.nodes:
                 changed = [operand for operand in node.all_input_nodes if operand in self.values]

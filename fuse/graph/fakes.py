@@ -15,7 +15,9 @@ Strides and dtypes are eager's, also where FakeTensorMode has others (:mod:`fuse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,6 +227,18 @@ class FakeRunner:
             made = FakeTensor(self._mode, meta, look.device)
         self._looks[id(made)] = made, look
         return made
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Fake tensors log a traceback for every operator that does not fit; here that is an answer like any other."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def mode_of(value: Tensor) -> FakeTensorMode:

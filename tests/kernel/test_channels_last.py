@@ -37,8 +37,6 @@ def relu_behind(convolution: nn.Module) -> nn.Module:
         (nn.Conv2d(16, 32, 1, stride=2), (2, 16, 9, 8)),
         (nn.Conv2d(3, 64, 7, 2, 3), (1, 3, 64, 64)),
         (nn.Conv2d(4, 16, 3, stride=3), (1, 4, 17, 40)),
-        (nn.Conv2d(4, 9, 3, padding=6), (1, 4, 3, 22)),  # rows and places that see padding alone
-        (nn.Conv2d(2, 9, 1, padding=5), (1, 2, 1, 1)),
         (nn.Conv2d(600, 24, 3, padding=1), (1, 600, 7, 7)),  # a stretch deeper than is added up at once
         (nn.Conv2d(64, 160, 3, padding=1), (1, 64, 7, 7)),  # outputs shared out to threads
         (nn.Conv2d(64, 64, 3, padding=1), (1, 64, 56, 56)),  # rows shared out
@@ -48,6 +46,20 @@ def relu_behind(convolution: nn.Module) -> nn.Module:
 def test_values(convolution: nn.Module, shape: tuple[int, ...], image: torch.memory_format) -> None:
     with torch.no_grad():
         assert_fuses(relu_behind(convolution), torch.randn(shape).contiguous(memory_format=image), launches=1)
+
+
+@pytest.mark.parametrize(
+    ("convolution", "shape"),
+    [(nn.Conv2d(4, 9, 3, padding=6), (1, 4, 3, 22)), (nn.Conv2d(2, 9, 1, padding=5), (1, 2, 1, 1))],
+)
+def test_places_that_see_padding_alone(convolution: nn.Module, shape: tuple[int, ...]) -> None:
+    """Compared with places side by side: oneDNN may crash on channels side by side here."""
+    x = torch.randn(shape)
+    with torch.no_grad():
+        expected = convolution(x).relu()
+        fused = fuse.compile(relu_behind(convolution))
+        torch.testing.assert_close(fused(x.contiguous(memory_format=LAST)), expected, rtol=1e-4, atol=1e-5)
+        assert fused.last_run.kernels == fused.last_run.launches == 1
 
 
 def test_doubles_without_a_bias() -> None:
@@ -123,7 +135,8 @@ def test_any_window(data: st.DataObject) -> None:
     def pair(least: int, most: int) -> tuple[int, int]:
         return draw(st.integers(least, most)), draw(st.integers(least, most))
 
-    taps, stride, padding, dilation = pair(1, 4), pair(1, 3), pair(0, 3), pair(1, 2)
+    taps, stride, dilation = pair(1, 4), pair(1, 3), pair(1, 2)
+    padding = tuple(draw(st.integers(0, (t - 1) * d)) for t, d in zip(taps, dilation, strict=True))
     height, width = (
         draw(st.sampled_from((1, 2, 5, 16, 30))) + d * (t - 1) for t, d in zip(taps, dilation, strict=True)
     )

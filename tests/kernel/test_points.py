@@ -66,7 +66,6 @@ def test_any_padding(data: st.DataObject) -> None:
             x = way(x) * 0.5
         return x + 1
 
-    x = torch.randn(2, 3, draw(st.sampled_from((9, 17, 40, 65))))
+    x = torch.randn(2, 3, draw(st.sampled_from((40, 65, 130))))
     with torch.no_grad():
-        if model(x).numel():
-            assert_fuses(Function(model), x)
+        assert_fuses(Function(model), x)

@@ -146,6 +146,13 @@ def test_near_misses(model: nn.Module, reason: str) -> None:
     assert reason in found
 
 
+def test_nothing_is_logged_of_what_does_not_follow(caplog: pytest.LogCaptureFixture) -> None:
+    """A view that the new order does not allow is an answer, not an error for the user to read."""
+    model = Then(lambda y: torch.view_as_complex(y.reshape(2, -1, 3, 8, 2).contiguous()).abs(), channels=256)
+    assert fired(model, torch.randn(2, 3, 6, 8)) == 1
+    assert not caplog.records
+
+
 def test_weights_that_may_change_stay() -> None:
     with torch.no_grad():
         graph = capture(block().eval(), (torch.randn(2, 3, 10, 12),))

@@ -5,10 +5,8 @@ pattern(x: f32[4, 8], bias: f32[8])   ->   add(x, bias): the operators that torc
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch.utils import _pytree as pytree
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import Recorder
 from fuse.graph.ends import outputs_of
+from fuse.graph.fakes import unlogged
 from fuse.graph.function import Function
 from fuse.graph.kept import Plan
 from fuse.rewrite.patterns.canonical import term_of_node
@@ -49,7 +48,7 @@ def trace(
         CaptureError: what the function raised, or something that a pattern cannot do (write to its inputs, say).
     """
     try:
-        with running(environment), _quiet():
+        with running(environment), unlogged():
             module = _Recorder(Function(function), mode, Plan()).run(tuple(arguments), {})
     except CaptureError as error:
         raise CaptureError(str(error).replace("forward failed", "it fails")) from error
@@ -79,18 +78,6 @@ def twin(mode: FakeTensorMode, value: Tensor) -> Tensor:
     device = "cpu" if value.device.type == "meta" else value.device
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Fake tensors log a traceback for every operator that does not fit; here that is an answer like any other."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def twins(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
@@ -127,7 +114,7 @@ def why_not(function: Callable[..., Any], arguments: Sequence[Any], environment:
         with running(environment), torch.device("meta"), torch.no_grad():
             function(*arguments)
         mode = FakeTensorMode()
-        with running(environment), mode, torch.no_grad(), _quiet():
+        with running(environment), mode, torch.no_grad(), unlogged():
             function(*twins(mode, arguments))
     except FuseError:
         raise
