@@ -63,13 +63,17 @@ def channels_last(graph: GraphModule) -> Iterator[Verdict]:
     values = given_constants(graph)
     known = {*values, *constant_nodes(graph, values)}
     nodes = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    convolutions = [node for node in nodes if is_image_with_places_side_by_side(node) and node.args[1] in known]
+    convolutions = [node for node in nodes if is_image_with_places_side_by_side(node) and weight_of(node) in known]
     if not convolutions:
         return
     if reason := obstacle(convolutions):
         yield declined(convolutions, reason)
         return
-    plan = Relaid(graph, set(convolutions))
+    weights = {node: evaluate(node, values, node.meta["val"].nbytes) for node in map(weight_of, convolutions)}
+    if any(value is None for value in weights.values()):
+        yield declined(convolutions, "a weight takes too much memory to be computed before any call")
+        return
+    plan = Relaid(graph, dict.fromkeys(convolutions))
     if reason := plan.make():
         yield declined(convolutions, reason)
         return
@@ -77,7 +81,13 @@ def channels_last(graph: GraphModule) -> Iterator[Verdict]:
     if sum(map(cycles_of, plan.values)) > saved:
         yield declined(convolutions, "what else reads the images would lose more than the convolutions gain")
         return
-    yield rewrite(convolutions, relay, graph, convolutions, plan, values)
+    yield rewrite(
+        convolutions, relay, graph, plan, {node: value for node, value in weights.items() if value is not None}
+    )
+
+
+def weight_of(convolution: Node) -> Node:
+    return convolution.args[1]  # type: ignore[return-value]  # a node
 
 
 def is_image_with_places_side_by_side(node: Node) -> bool:
@@ -106,7 +116,7 @@ def cycles_of(node: Node) -> float:
 def multiplied(convolution: Node, places: bool) -> int:
     """Multiplications of a convolution, those of empty lanes included, with places or outputs side by side."""
     batch, outputs, down, across = convolution.meta["val"].shape
-    depth = convolution.args[1].meta["val"][0].numel()  # type: ignore[union-attr]  # the weight
+    depth = weight_of(convolution).meta["val"][0].numel()
     lanes = down * across if places else outputs
     return int(batch * math.prod((down, across, outputs)) // lanes * -(-lanes // PANEL) * PANEL * depth)
 
@@ -119,7 +129,7 @@ class Relaid:
     """
 
     graph: GraphModule
-    convolutions: set[Node]
+    convolutions: dict[Node, None]
     values: dict[Node, Any] = field(default_factory=dict)
     restored: list[tuple[Node, Node]] = field(default_factory=list)
 
@@ -156,8 +166,8 @@ class Relaid:
         """The value of ``node`` for the new operands; None where there is none."""
         values = {operand: self.values.get(operand, operand.meta["val"]) for operand in node.all_input_nodes}
         if node in self.convolutions:
-            weight = values[node.args[1]]  # type: ignore[index]  # a node
-            values[node.args[1]] = weight.new_empty_strided(weight.shape, strides_of(weight))  # type: ignore[index]
+            weight = values[weight_of(node)]
+            values[weight_of(node)] = weight.new_empty_strided(weight.shape, strides_of(weight))
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         if isinstance(node.target, torch._ops.OpOverload):
             try:
@@ -178,23 +188,22 @@ def strides_of(weight: Tensor) -> tuple[int, ...]:
 
 
 def same_layouts(first: Any, second: Any) -> bool:
-    """Whether two values, or all of several results, have the same strides."""
+    """Whether two values, or all of several results, lie in the same way in memory."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return first.stride() == second.stride()
+        return (first.stride(), first.storage_offset()) == (second.stride(), second.storage_offset())
     return all(map(same_layouts, first, second)) if isinstance(first, (list, tuple)) else True
 
 
-def relay(graph: GraphModule, convolutions: list[Node], plan: Relaid, values: dict[Node, Tensor | None]) -> None:
-    """Give ``convolutions`` their weights, the graph's nodes their values, and restore what has to lie as before."""
-    weights: dict[Node, Node] = {}
-    for convolution in convolutions:
-        old: Node = convolution.args[1]  # type: ignore[assignment]
-        if old not in weights:
-            value = evaluate(old, values, old.meta["val"].nbytes)
-            assert value is not None, "it is as large as what it is a view of"
-            weights[old] = surgery.add_constant(graph, laid_out(value, strides_of(value)), like=convolution)
-        convolution.update_arg(1, weights[old])
-    for old in weights:
+def relay(graph: GraphModule, plan: Relaid, weights: dict[Node, Tensor]) -> None:
+    """Give the convolutions their weights, the graph's nodes their values, and restore what has to lie as before."""
+    relaid: dict[Node, Node] = {}
+    for convolution in plan.convolutions:
+        old = weight_of(convolution)
+        if old not in relaid:
+            value = laid_out(weights[old], strides_of(weights[old]))
+            relaid[old] = surgery.add_constant(graph, value, like=convolution)
+        convolution.update_arg(1, relaid[old])
+    for old in relaid:
         surgery.erase(old)
     for node, value in plan.values.items():
         node.meta["val"] = value

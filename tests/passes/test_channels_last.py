@@ -117,6 +117,8 @@ FOLLOW = [
     lambda y: y + torch.arange(y.shape[-1]),
     lambda y: (y, y.clone(), y.contiguous(), torch.empty_like(y).copy_(y)),
     lambda y: y.view(-1),
+    lambda y: y[:, 1, 0, 0] * 2,  # the same strides in both orders, from another element on
+    lambda y: y.diagonal(dim1=2, dim2=3)[:, 3, 2].exp(),
     lambda y: y.topk(3, dim=1).values,
 ]
 
@@ -144,6 +146,32 @@ def test_near_misses(model: nn.Module, reason: str) -> None:
     assert fired(model, x) == 0
     (found,) = reasons(model, x)
     assert reason in found
+
+
+def test_values_that_lie_elsewhere_in_memory_are_known_to() -> None:
+    """Those with the strides that they had, too."""
+    model = Then(lambda y: y[:, 1, 0, 0].sort().values, channels=250)
+    with torch.no_grad():
+        graph = capture(model, (torch.randn(2, 3, 6, 8),))
+    freeze(graph, model)
+    fuse.run_passes(graph)
+    (last,) = (node for node in graph.graph.nodes if node.target is torch.ops.aten.sort.default)
+    assert last.all_input_nodes[0].meta["val"].storage_offset() == 1
+
+
+def test_a_weight_that_is_too_large_on_the_way_stays() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.columns = nn.Parameter(torch.randn(64000, 1, 1, 1)), nn.Parameter(torch.randn(1, 16, 3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(x, (self.rows * self.columns)[:16].tanh())
+
+    assert reasons(Part(), torch.randn(1, 16, 20, 20)) == [
+        "a weight takes too much memory to be computed before any call"
+    ]
+    assert_frozen(Part(), torch.randn(1, 16, 20, 20))
 
 
 def test_nothing_is_logged_of_what_does_not_follow(caplog: pytest.LogCaptureFixture) -> None:
