@@ -127,7 +127,7 @@ def test_weights_that_lie_otherwise_are_left_to_the_library() -> None:
     assert_fuses(model, x, torch.randn(16, 8, 1, 1), launches=1)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_window(data: st.DataObject) -> None:
     draw = data.draw

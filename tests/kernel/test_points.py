@@ -45,7 +45,7 @@ def test_near_misses_have_one_loop(lowered: Lowered, function: Callable[[Tensor]
     assert source.count("for (int64_t i2 =") <= 2  # the pieces of a roll are two
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_padding(data: st.DataObject) -> None:
     draw = data.draw

@@ -207,7 +207,7 @@ def test_a_weight_of_two_convolutions_and_of_others() -> None:
     assert_frozen(Shared(), torch.randn(1, 16, 8, 8))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_any_network(data: st.DataObject) -> None:
     draw = data.draw
