@@ -50,53 +50,16 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_places_block(Real *__
                                                                         const Real *const *places, Weights right,
                                                                         const fuse_field<Real> &field, int64_t first,
                                                                         int64_t count) {
-    FUSE_CONTRACT
-    using vector = fuse_vector<Real>;
-    constexpr int width = fuse_width<Real>, vectors = Gates * fuse_vectors<Real>;
-    constexpr int chains = Rows * vectors >= 8 ? 1 : Rows * vectors >= 4 ? 2 : 4;
-    vector sums[chains][Rows][vectors] = {};
-    const int64_t length = field.length;
-    for (int64_t stretch = first; stretch < first + count; ++stretch, right = right.from(length)) {
+    constexpr int vectors = Gates * fuse_vectors<Real>;
+    fuse_sums<Rows, vectors, Real> sums = {};
+    for (int64_t stretch = first; stretch < first + count; ++stretch, right = right.from(field.length)) {
         const int64_t from = stretch / field.stretches * field.row_apart + stretch % field.stretches * field.apart;
         const Real *left[Rows];
 #pragma GCC unroll 24
         for (int row = 0; row < Rows; ++row) left[row] = places[row] + from;
-        int64_t k = 0;
-        for (; k + chains <= length; k += chains) {
-#pragma GCC unroll 24
-            for (int chain = 0; chain < chains; ++chain) {
-                vector weights[vectors];
-#pragma GCC unroll 24
-                for (int part = 0; part < vectors; ++part) {
-                    weights[part] = right.at(k + chain, part);
-                    FUSE_IN_REGISTER(weights[part]);
-                }
-#pragma GCC unroll 24
-                for (int row = 0; row < Rows; ++row) {
-                    const Real factor = left[row][k + chain];
-#pragma GCC unroll 24
-                    for (int part = 0; part < vectors; ++part) sums[chain][row][part] += factor * weights[part];
-                }
-            }
-        }
-        for (; k < length; ++k) {
-#pragma GCC unroll 24
-            for (int row = 0; row < Rows; ++row) {
-#pragma GCC unroll 24
-                for (int part = 0; part < vectors; ++part) sums[0][row][part] += left[row][k] * right.at(k, part);
-            }
-        }
+        fuse_add_products<Rows, vectors>(sums, left, right, field.length);
     }
-#pragma GCC unroll 24
-    for (int row = 0; row < Rows; ++row) {
-#pragma GCC unroll 24
-        for (int part = 0; part < vectors; ++part) {
-            vector total = sums[0][row][part];
-#pragma GCC unroll 24
-            for (int chain = 1; chain < chains; ++chain) total += sums[chain][row][part];
-            *(fuse_loose_vector<Real> *)(out + row * row_stride + part * width) = total;
-        }
-    }
+    fuse_store_sums<Rows, vectors>(out, row_stride, 16, sums);
 }
 
 // The sums of one tile: those of FUSE_DEPTH_AT_ONCE of the depth, or a stretch, are added up.

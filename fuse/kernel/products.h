@@ -86,31 +86,32 @@ template <typename Real> struct fuse_anywhere {
     fuse_anywhere gate(int64_t number) const { return {first + number * 16, stride}; }
 };
 
-// Rows x Gates sums; few of them are split into several chains of additions, which do not wait for one another.
-template <int Rows, int Gates, typename Real, typename Weights>
-FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
-    Real *__restrict out, int64_t row_stride, int64_t gate_stride, const Real *__restrict left, int64_t left_stride,
-    Weights right, int64_t depth) {
+// Few sums are split into several chains of additions, which do not wait for one another.
+template <int Rows, int Vectors> inline constexpr int fuse_chains = Rows * Vectors >= 8 ? 1 : Rows * Vectors >= 4 ? 2 : 4;
+template <int Rows, int Vectors, typename Real>
+using fuse_sums = fuse_vector<Real>[fuse_chains<Rows, Vectors>][Rows][Vectors];
+
+// Adds to Rows x Vectors sums what rows of the left operand make over so much of the depth.
+template <int Rows, int Vectors, typename Real, typename Weights>
+FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_add_products(
+    fuse_sums<Rows, Vectors, Real> &sums, const Real *const (&left)[Rows], const Weights &right, int64_t depth) {
     FUSE_CONTRACT
-    using vector = fuse_vector<Real>;
-    constexpr int width = fuse_width<Real>, in_panel = fuse_vectors<Real>, vectors = Gates * in_panel;
-    constexpr int chains = Rows * vectors >= 8 ? 1 : Rows * vectors >= 4 ? 2 : 4;
-    vector sums[chains][Rows][vectors] = {};
+    constexpr int chains = fuse_chains<Rows, Vectors>;
     int64_t k = 0;
     for (; k + chains <= depth; k += chains) {
 #pragma GCC unroll 24
         for (int chain = 0; chain < chains; ++chain) {
-            vector weights[vectors];
+            fuse_vector<Real> weights[Vectors];
 #pragma GCC unroll 24
-            for (int part = 0; part < vectors; ++part) {
+            for (int part = 0; part < Vectors; ++part) {
                 weights[part] = right.at(k + chain, part);
                 FUSE_IN_REGISTER(weights[part]);
             }
 #pragma GCC unroll 24
             for (int row = 0; row < Rows; ++row) {
-                const Real factor = left[row * left_stride + k + chain];
+                const Real factor = left[row][k + chain];
 #pragma GCC unroll 24
-                for (int part = 0; part < vectors; ++part) sums[chain][row][part] += factor * weights[part];
+                for (int part = 0; part < Vectors; ++part) sums[chain][row][part] += factor * weights[part];
             }
         }
     }
@@ -118,20 +119,41 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
 #pragma GCC unroll 24
         for (int row = 0; row < Rows; ++row) {
 #pragma GCC unroll 24
-            for (int part = 0; part < vectors; ++part) sums[0][row][part] += left[row * left_stride + k] * right.at(k, part);
+            for (int part = 0; part < Vectors; ++part) sums[0][row][part] += left[row][k] * right.at(k, part);
         }
     }
+}
+
+// Stores the sums of all chains, those of panels `gate_stride` apart.
+template <int Rows, int Vectors, typename Real>
+FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_store_sums(
+    Real *__restrict out, int64_t row_stride, int64_t gate_stride, const fuse_sums<Rows, Vectors, Real> &sums) {
+    FUSE_CONTRACT
+    constexpr int width = fuse_width<Real>, in_panel = fuse_vectors<Real>;
 #pragma GCC unroll 24
     for (int row = 0; row < Rows; ++row) {
 #pragma GCC unroll 24
-        for (int part = 0; part < vectors; ++part) {
-            vector total = sums[0][row][part];
+        for (int part = 0; part < Vectors; ++part) {
+            fuse_vector<Real> total = sums[0][row][part];
 #pragma GCC unroll 24
-            for (int chain = 1; chain < chains; ++chain) total += sums[chain][row][part];
+            for (int chain = 1; chain < fuse_chains<Rows, Vectors>; ++chain) total += sums[chain][row][part];
             Real *to = out + row * row_stride + part / in_panel * gate_stride + part % in_panel * width;
             *(fuse_loose_vector<Real> *)to = total;
         }
     }
+}
+
+// Rows x Gates sums over the whole depth.
+template <int Rows, int Gates, typename Real, typename Weights>
+FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
+    Real *__restrict out, int64_t row_stride, int64_t gate_stride, const Real *__restrict left, int64_t left_stride,
+    Weights right, int64_t depth) {
+    constexpr int vectors = Gates * fuse_vectors<Real>;
+    fuse_sums<Rows, vectors, Real> sums = {};
+    const Real *rows[Rows];
+    for (int row = 0; row < Rows; ++row) rows[row] = left + row * left_stride;
+    fuse_add_products<Rows, vectors>(sums, rows, right, depth);
+    fuse_store_sums<Rows, vectors>(out, row_stride, gate_stride, sums);
 }
 
 template <int Rows, int Gates, typename Real, typename Weights>
