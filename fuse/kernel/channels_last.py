@@ -14,7 +14,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, PANEL, Frame, Operand, Right, Walk, aligned, threads_for
+from fuse.kernel.form import Form, by_cost
+from fuse.kernel.product_frame import (
+    ALIGNMENT,
+    HEADERS,
+    PANEL,
+    Frame,
+    Operand,
+    Right,
+    Walk,
+    aligned,
+    halves,
+    threads_for,
+    window_text,
+)
 from fuse.kernel.values import PatchRows, Product
 
 LARGEST_FIELD = 256 * 1024
@@ -73,19 +86,18 @@ class Places:
         multiplied = tiles * -(-self.blocks // share.splits) * self.width // PANEL * self.patches.shape[2]
         return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share.rows) / PANEL / VECTORS_A_CYCLE
 
-    def best(self, threads: int) -> Share:
-        """The share that takes so many threads the fewest cycles, among those whose field stays in the cache."""
-        rows = [self.patches.places[0]]
-        while rows[-1] > 1:
-            rows.append(-(-rows[-1] // 2))
+    def best(self, threads: int, place: int = 0) -> Share:
+        """The share that takes so many threads the fewest cycles, among those whose field stays in the cache, or that
+        in another place among those not far from it."""
+        rows = halves(self.patches.places[0])
         itemsize = self.patches.dtype.itemsize
         rows = [number for number in rows if self.numbers(number) * itemsize <= LARGEST_FIELD] or rows[-1:]
         splits = [number for number in (1, 2, 4, 8) if number <= self.blocks]
         shares = [Share(number, parts) for number in rows for parts in splits]
-        return min(shares, key=lambda share: self.cycles(share, threads))
+        return by_cost(shares, lambda share: self.cycles(share, threads), place)
 
 
-def walk(product: Product, image: Operand, right: Right, frame: Frame, one_thread: bool) -> Walk:
+def walk(product: Product, image: Operand, right: Right, frame: Frame, one_thread: bool, form: Form) -> Walk:
     """The walk over the tiles of a convolution of ``image``, whose weights are ``right`` [taps * channels, outputs]."""
     patches = product.left
     assert isinstance(patches, PatchRows)
@@ -94,15 +106,12 @@ def walk(product: Product, image: Operand, right: Right, frame: Frame, one_threa
     in_place = not any(patches.padding) and image.strides[1] == 1 and image.strides[3] == channels
     of = Places(patches, -(-outputs // width), width, in_place)
     threads = threads_for(math.prod(patches.shape) * outputs, of.tasks(Share(1, of.blocks)), one_thread)
-    share = of.best(threads)
+    share = of.best(threads, form.share)
     threads = min(threads, of.tasks(share))
     field = aligned(of.numbers(share.rows) * itemsize)
     sizes = ", ".join(map(str, (images, channels, outputs, height, across, *image.strides)))
-    pairs = ", ".join(
-        f"{{{y}, {x}}}" for y, x in (patches.taps, patches.stride, patches.padding, patches.dilation, patches.places)
-    )
     lines = [
-        f"    const fuse_channel_window window = {{{sizes}, {pairs}, {share.rows}}};",
+        f"    const fuse_channel_window window = {{{sizes}, {window_text(patches)}, {share.rows}}};",
         f"    const {right.text};",
         f"    fuse_places(fuse_panels_{right.panels}, {image.text}, window, right, {share.splits},",
         f"                       {frame.workspace}, {threads}, {field}, {right.block_bytes},",

@@ -12,16 +12,16 @@ Large products on weights that stay are better off packed (:mod:`fuse.kernel.loo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 
 from fuse.kernel import ctypes
 from fuse.kernel.elementwise import arithmetic
-from fuse.kernel.index import Affine, Index, NotAffine, SplitNeeded, offset
+from fuse.kernel.index import Affine
+from fuse.kernel.memory_order import reads_of
 from fuse.kernel.recipes import Number, Unsupported, apply, convert
-from fuse.kernel.values import Input, Reduce, Reindex, Value, expand, permute, view
-from fuse.kernel.walks import children
+from fuse.kernel.values import Reduce, Value, expand, permute, view
 
 FULL_VECTOR = 16
 """Elements from which a loop fills vector registers."""
@@ -104,30 +104,8 @@ def elements_side_by_side(value: Value) -> Mapping[int, int]:
     atoms = [f"d{d}" for d in range(len(value.shape))]
     extents = dict(zip(atoms, value.shape, strict=True))
     found = {0: 0, 1: 0}
-    for where in _offsets(value, tuple(Affine.of(a) for a in atoms), extents):
+    for _, where in reads_of(value, tuple(Affine.of(a) for a in atoms), extents):
         for number, atom in enumerate(atoms[-2:]):
             if where.coefficient(atom) == 1:
                 found[number] += math.prod(extents[a] for a in atoms[-2:] if where.coefficient(a))
-    return found
-
-
-def _offsets(value: Value, index: Index, extents: Mapping[str, int]) -> Sequence[Affine]:
-    """Where the inputs below ``value`` are read for its element at ``index``, as far as that is affine."""
-    found: list[Affine] = []
-    seen: set[tuple[int, Index]] = set()
-    stack = [(value, index)]
-    while stack:
-        current, at = stack.pop()
-        if (id(current), at) in seen:
-            continue
-        seen.add((id(current), at))
-        if isinstance(current, Input):
-            found.append(offset(at, current.strides))
-        elif isinstance(current, Reindex):
-            try:
-                stack.append((current.source, current.where(at, extents)))
-            except (SplitNeeded, NotAffine):
-                continue
-        else:
-            stack.extend((child, at) for child in children(current) if child.shape == current.shape)
     return found

@@ -10,44 +10,50 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from fuse.kernel.index import Index, NotAffine, Size, Stride, offset
-from fuse.kernel.values import Input, Map, Product, Reindex, Value
+from fuse.kernel.index import Affine, Index, NotAffine, Size, SplitNeeded, Stride, offset
+from fuse.kernel.values import Input, Product, Reindex, Value
+from fuse.kernel.walks import children, within_stage
 
 
 def strides_of_loops(value: Value, index: Index, extents: Mapping[str, int]) -> dict[str, int]:
     """The distance in memory that each loop variable moves the largest input below ``value`` at ``index``.
 
-    Empty where the inputs lie in the order of their dimensions, and where what is read is computed in other loops.
+    Empty where the inputs lie in the order of their dimensions, and where a product gives the order.
 
     >>> import torch
-    >>> from fuse.kernel.index import Affine
     >>> image = Input((2, 3, 5), torch.float32, 0, (15, 1, 3))
     >>> strides_of_loops(image, tuple(map(Affine.of, "bcx")), {"b": 2, "c": 3, "x": 5})
     {'b': 15, 'c': 1, 'x': 3}
     """
-    found: dict[tuple[int, Index], Input] = {}
-    stack, seen = [(value, index)], set()
+    found = reads_of(value, index, extents)
+    if all(_in_order(leaf.shape, leaf.strides) for leaf, _ in found):
+        return {}
+    if any(isinstance(below, Product) for below in within_stage([value])):
+        return {}
+    _, where = max(found, key=lambda read: math.prod(read[0].shape))
+    return {atom: abs(where.coefficient(atom)) for atom in extents} if not where.sized else {}
+
+
+def reads_of(value: Value, index: Index, extents: Mapping[str, int]) -> list[tuple[Input, Affine]]:
+    """The inputs below ``value`` that are read for its element at ``index``, and where, as far as that is affine."""
+    found: list[tuple[Input, Affine]] = []
+    seen: set[tuple[int, Index]] = set()
+    stack = [(value, index)]
     while stack:
         current, at = stack.pop()
         if (id(current), at) in seen:
             continue
         seen.add((id(current), at))
         if isinstance(current, Input):
-            found[id(current), at] = current
-        elif isinstance(current, Map):
-            stack += [(argument, at) for argument in current.args]
+            found.append((current, offset(at, current.strides)))
         elif isinstance(current, Reindex):
             try:
                 stack.append((current.source, current.where(at, extents)))
-            except NotAffine:
-                return {}
-        elif isinstance(current, Product):
-            return {}
-    if all(_in_order(leaf.shape, leaf.strides) for leaf in found.values()):
-        return {}
-    (_, at), largest = max(found.items(), key=lambda item: math.prod(item[1].shape))
-    where = offset(at, largest.strides)
-    return {atom: abs(where.coefficient(atom)) for atom in extents} if not where.sized else {}
+            except (SplitNeeded, NotAffine):
+                continue
+        elif not isinstance(current, Product):  # computed in loops of its own
+            stack.extend((child, at) for child in children(current) if child.shape == current.shape)
+    return found
 
 
 def _in_order(shape: tuple[int, ...], strides: tuple[Stride, ...]) -> bool:

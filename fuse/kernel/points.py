@@ -5,15 +5,17 @@
             load, compute, store
 
 Loops run in the order of the first output's strides, so that stores are contiguous whatever its layout; but where fewer
-loads and stores jump from line to line along another dimension, that is the innermost. Where padding is read at its
-ends, what is between them has a loop of its own.
+loads and stores jump from line to line along another dimension, that is the innermost. Where padding is read at the
+ends of the two innermost loops, what is between them has loops of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import product
+from types import MappingProxyType
 
 from fuse.kernel.index import Size
 from fuse.kernel.ir import Buffer, Load, Loop, Scope, Statement, Store
@@ -23,8 +25,13 @@ from fuse.kernel.values import Output
 ELEMENTS_OF_A_LINE = 16
 NEAR = 1
 """More loads and stores that jump in an order of loops that may still be the best."""
+Part = tuple[int, int]
+"""The first and the last value of a loop variable."""
+WHOLE: Sequence[Part | None] = (None,)
 LARGEST_BORDERS = 16
-"""Elements of the innermost loop that are told apart from those between them."""
+"""Iterations of a loop that are told apart from those between them."""
+LARGEST_BODY = 256
+"""Statements that are written down for each part of two loops, up to nine times: a bound on the compiler's work."""
 WORTH_A_VECTOR = 16
 """Elements of a dimension that are worth an innermost loop other than that of the stores."""
 
@@ -53,12 +60,12 @@ def point_nest(
 @dataclass(frozen=True)
 class _Nest:
     """Loops over ``dimensions``, outermost first by ``atoms``, and, once they are filled, what is in them; ``borders``
-    are those of the innermost."""
+    say for each loop between which of its values no padding is read."""
 
     dimensions: Sequence[Dimension]
     atoms: Sequence[str]
     statements: Sequence[Statement] = ()
-    borders: tuple[int, int] | None = None
+    borders: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
     def over(dimensions: Sequence[Dimension], order: Sequence[int]) -> _Nest:
@@ -73,35 +80,49 @@ class _Nest:
         targets: Sequence[Target],
         inputs: list[Buffer],
         names: Mapping[int, str],
-        parts: Sequence[tuple[int, int] | None] = (None,),
+        parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
     ) -> _Nest:
-        """The same with the stores of ``targets``, the innermost loop in ``parts``: first and last value of each."""
+        """The same with the stores of ``targets``; loops with ``parts`` run over each of them."""
         builder = builder_for(self.dimensions, inputs, names)
-        for atom in self.atoms[:-1]:
-            builder.open(atom, "parallel")
-        for part in parts:
-            for atom in self.atoms[-1:]:
-                builder.open(atom, "vector", part)
-            store(builder, [(target, tuple(d.index() for d in self.dimensions)) for target in targets])
-            for _ in self.atoms[-1:]:
+        index = tuple(d.index() for d in self.dimensions)
+        outer, inner = self.atoms[:-1], self.atoms[-1:]
+        for reaches in product(*(parts.get(atom, WHOLE) for atom in outer)):
+            for atom, reach in zip(outer, reaches, strict=True):
+                builder.open(atom, "parallel", reach)
+            for reached in product(*(parts.get(atom, WHOLE) for atom in inner)):
+                for atom, reach in zip(inner, reached, strict=True):
+                    builder.open(atom, "vector", reach)
+                store(builder, [(target, index) for target in targets])
+                for _ in inner:
+                    builder.close()
+            for _ in outer:
                 builder.close()
-        for _ in self.atoms[:-1]:
-            builder.close()
-        borders = builder.borders.get(self.atoms[-1]) if self.atoms else None
-        return replace(self, statements=builder.blocks[0].statements, borders=borders)
+        return replace(self, statements=builder.blocks[0].statements, borders=builder.borders)
 
     def in_parts(self, targets: Sequence[Target], inputs: list[Buffer], names: Mapping[int, str]) -> list[Statement]:
-        """The statements, with a loop of its own for what is between the borders, where that is most of it: no element
-        asks there whether it is padding."""
-        extent = math.prod(
-            e for d in self.dimensions for a, e in zip(d.atoms, d.extents, strict=True) if a in self.atoms[-1:]
-        )
-        first, last = self.borders or (0, extent)
-        beside = extent - (last - first)
-        if not 0 < beside <= min(LARGEST_BORDERS, last - first):
-            return list(self.statements)
-        parts = [(begin, end - 1) for begin, end in ((0, first), (first, last), (last, extent)) if begin < end]
-        return list(self.filled(targets, inputs, names, parts).statements)
+        """The statements; the two innermost loops run apart over what is between their borders, where that is most of
+        it: no element asks there whether it is padding, of which the compiler would make no vectors."""
+        extents = {a: e for d in self.dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
+        parts = {a: _parts(*self.borders[a], extents[a]) for a in self.atoms[-2:] if a in self.borders}
+        parts = {atom: found for atom, found in parts.items() if found and _size(self.statements) <= LARGEST_BODY}
+        return list((self.filled(targets, inputs, names, parts) if parts else self).statements)
+
+
+def _parts(first: int, last: int, extent: int) -> list[Part]:
+    """What is before, between and behind the borders; nothing where that is not worth loops of its own.
+
+    >>> _parts(1, 39, 40), _parts(0, 20, 40)
+    ([(0, 0), (1, 38), (39, 39)], [])
+    """
+    beside = extent - (last - first)
+    if not 0 < beside <= min(LARGEST_BORDERS, last - first):
+        return []
+    return [(begin, end - 1) for begin, end in ((0, first), (first, last), (last, extent)) if begin < end]
+
+
+def _size(statements: Sequence[Statement]) -> int:
+    """How many statements there are, at any depth."""
+    return sum(1 + (_size(s.body) if isinstance(s, (Loop, Scope)) else 0) for s in statements)
 
 
 def _strided(statements: Sequence[Statement]) -> int:

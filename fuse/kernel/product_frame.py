@@ -18,7 +18,7 @@ from fuse.kernel import ctypes
 from fuse.kernel.emit import text_of
 from fuse.kernel.ir import Buffer
 from fuse.kernel.schedule import range_checks
-from fuse.kernel.values import Program
+from fuse.kernel.values import Patches, Program
 
 HEADERS = ("products.h", "tiles.h")
 """What the source of such a kernel needs behind the prelude."""
@@ -135,6 +135,24 @@ def threads_for(multiplications: int, tasks: int, one_thread: bool) -> int:
     (1, 1)
     """
     return 1 if one_thread or multiplications < PARALLEL_PRODUCT else min(tasks, os.cpu_count() or 1)
+
+
+def halves(number: int) -> list[int]:
+    """``number``, half of it and so on, rounded up.
+
+    >>> halves(14)
+    [14, 7, 4, 2, 1]
+    """
+    found = [number]
+    while found[-1] > 1:
+        found.append(-(-found[-1] // 2))
+    return found
+
+
+def window_text(patches: Patches) -> str:
+    """Taps, stride, padding, dilation and places of a convolution as C++ initialisers, down and across."""
+    pairs = (patches.taps, patches.stride, patches.padding, patches.dilation, patches.places)
+    return ", ".join(f"{{{down}, {across}}}" for down, across in pairs)
 
 
 def aligned(size: int) -> int:

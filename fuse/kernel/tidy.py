@@ -33,6 +33,8 @@ def merged(loop: Loop) -> Loop:
     if len(loop.body) != 1 or not isinstance(loop.body[0], Loop):
         return loop
     inner = loop.body[0]
+    if loop.bounds or inner.bounds:  # shares of iterations do not follow one another
+        return loop
     if inner.reduces or loop.reduces or not all(_mergeable(s, loop.atom, inner) for s in inner.body):
         return loop
     body = tuple(_without(s, loop.atom) for s in inner.body)

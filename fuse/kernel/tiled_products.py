@@ -107,7 +107,7 @@ def _walk(product: Product, frame: Frame, one_thread: bool, form: Form) -> Walk:
     """The walk over the tiles of a product or a convolution."""
     if isinstance(product.left, PatchRows):
         image = operand_of(product.left.source, frame.inputs)
-        return channels_last.walk(product, image, _right(product, frame, form), frame, one_thread)
+        return channels_last.walk(product, image, _right(product, frame, form), frame, one_thread, form)
     left = operand_of(product.left, frame.inputs)
     if left.strides[-1] != 1 and product.left.shape[-1] > 1:
         raise Unsupported("the rows of the left operand do not lie in order in memory")

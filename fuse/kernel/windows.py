@@ -14,14 +14,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fuse.kernel.form import Form
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, MOST_PANELS, PANEL, Frame, Operand, Walk, aligned, threads_for
+from fuse.kernel.form import Form, by_cost
+from fuse.kernel.product_frame import (
+    ALIGNMENT,
+    HEADERS,
+    MOST_PANELS,
+    PANEL,
+    Frame,
+    Operand,
+    Walk,
+    aligned,
+    halves,
+    threads_for,
+    window_text,
+)
 from fuse.kernel.values import Patches, Product
 
 LARGEST_PLANES = 384 * 1024
 """Bytes of the planes of one thread."""
-NEAR = 1.25
-"""Times the fewest cycles that another share may still be the best with."""
 SHORTEST_PART = 64
 """Places of a row that are worth a walk of their own, beside those that they see left and right."""
 FEW_OUTPUTS = 16
@@ -102,8 +112,8 @@ class Convolution:
     def shares(self) -> list[Share]:
         """Those whose planes stay in the cache, or the smallest ones."""
         down, across = self.patches.places
-        parts = [(rows, across) for rows in _halves(down)]
-        parts += [(1, columns) for columns in _halves(across)[1:] if columns >= SHORTEST_PART]
+        parts = [(rows, across) for rows in halves(down)]
+        parts += [(1, columns) for columns in halves(across)[1:] if columns >= SHORTEST_PART]
         splits = [splits for splits in (1, 2, 4, 8) if splits == 1 or self.outputs >= splits * FEWEST_OUTPUTS]
         shares = [Share(*part, number) for part in parts for number in splits]
         return [share for share in shares if self.bytes_of_planes(share) <= LARGEST_PLANES] or shares[-len(splits) :]
@@ -111,9 +121,7 @@ class Convolution:
     def best(self, threads: int, place: int = 0) -> Share:
         """The share that takes so many threads the fewest cycles, or that in another place among those not far from
         it."""
-        shares = sorted(self.shares(), key=lambda share: self.cycles(share, threads))
-        near = [share for share in shares if self.cycles(share, threads) <= NEAR * self.cycles(shares[0], threads)]
-        return near[min(place, len(near) - 1)]
+        return by_cost(self.shares(), lambda share: self.cycles(share, threads), place)
 
 
 def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool, form: Form) -> Walk:
@@ -134,27 +142,12 @@ def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_
     images, channels, height, width = patches.source.shape
     weight_strides = (left.strides[0] if groups > 1 else 0, left.strides[-2])
     sizes = ", ".join(map(str, (images, groups, outputs, channels, height, width, *weight_strides, *image.strides)))
-    pairs = ", ".join(
-        f"{{{y}, {x}}}" for y, x in (patches.taps, patches.stride, patches.padding, patches.dilation, patches.places)
-    )
     lines = [
-        f"    const fuse_window window = {{{sizes}, {pairs}, {share.rows}, {share.columns}, {pitch}}};",
+        f"    const fuse_window window = {{{sizes}, {window_text(patches)}, {share.rows}, {share.columns}, {pitch}}};",
         f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {share.splits},",
         f"                       {frame.workspace}, {distances}, {threads}, {planes},",
     ]
     return Walk(lines, distances + threads * planes + ALIGNMENT, threads, (*HEADERS, "windows.h"))
-
-
-def _halves(number: int) -> list[int]:
-    """``number``, half of it and so on, rounded up.
-
-    >>> _halves(14)
-    [14, 7, 4, 2, 1]
-    """
-    found = [number]
-    while found[-1] > 1:
-        found.append(-(-found[-1] // 2))
-    return found
 
 
 def _lanes(spots: int) -> int:

@@ -19,6 +19,15 @@ def touched(step: Step, plan: Schedule) -> set[int]:
     return {plan.views[ref.index] if ref.view else ref.index for ref in refs}
 
 
+def first_touched(plan: Schedule) -> dict[int, int]:
+    """The number of the first step that reads or writes each buffer."""
+    found: dict[int, int] = {}
+    for number, step in enumerate(plan.steps):
+        for buffer in touched(step, plan):
+            found.setdefault(buffer, number)
+    return found
+
+
 def refs_in(argument: Any) -> list[Ref]:
     """Every reference to a buffer or view in an argument."""
     if isinstance(argument, Ref):

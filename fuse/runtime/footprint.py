@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
-from fuse.runtime.arrangement import arranged, touched
+from fuse.runtime.arrangement import arranged, first_touched, touched
 from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.layout import extent
 from fuse.runtime.schedule import schedule
@@ -51,10 +51,7 @@ def peak_of_plan(plan: Schedule) -> int:
     fresh = {buffer: extent(value) for buffer, value in fresh_results(plan).items()}
     if not any(isinstance(step, PythonStep) for step in plan.steps):
         return inputs + _held(plan, sum(fresh.values()))
-    first: dict[int, int] = {}
-    for number, step in enumerate(plan.steps):
-        for buffer in touched(step, plan):
-            first.setdefault(buffer, number)
+    first = first_touched(plan)
     return inputs + _held(plan, 0, [(size, first.get(b, 0), len(plan.steps)) for b, size in fresh.items()])
 
 

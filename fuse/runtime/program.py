@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.fx import GraphModule
 
 from fuse import ops
 from fuse.kernel.lower import Kernel
-from fuse.runtime.arrangement import address, arranged, called_upon, refs_in, touched
+from fuse.runtime.arrangement import address, arranged, called_upon, first_touched, refs_in, touched
 from fuse.runtime.calling import calling, gathering
 from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.drive import Drive, empty
@@ -316,17 +317,13 @@ class Program:
 
 def _due(plan: Schedule, fresh: dict[int, Tensor]) -> dict[int, list[int]]:
     """The stretches that are the first to touch results, whose numbers these are; the first for what none touches."""
-    first: dict[int, int] = {}
-    stretch, before = -1, None
-    for step in plan.steps:
-        python = isinstance(step, PythonStep)
-        stretch += python or before is not python
-        before = python
-        for buffer in touched(step, plan):
-            first.setdefault(buffer, stretch)
+    calls = [isinstance(step, PythonStep) for step in plan.steps]
+    begins = [is_call or before for is_call, before in zip(calls, [True, *calls], strict=False)]
+    stretch_of = [number - 1 for number in accumulate(begins)]
+    first = first_touched(plan)
     found: dict[int, list[int]] = {}
     for number, buffer in enumerate(fresh):
-        found.setdefault(first.get(buffer, 0), []).append(number)
+        found.setdefault(stretch_of[first[buffer]] if buffer in first else 0, []).append(number)
     return found
 
 

@@ -63,8 +63,8 @@ def schedule(graph: GraphModule, lower: Lower, prefer: Prefer = lambda node, low
 
     ``lower`` turns a region into a kernel, or a call of a library, or says why it cannot; it is asked once for equal
     regions of one operator. ``prefer`` says what runs an operator that is in no region: a kernel, such a call, a name
-    for its own library, or None where it does not know. It is given what lowers such an operator,
-    once for equal ones.
+    for its own library, or None where it does not know. It is given what lowers such an operator, once
+    for equal ones.
     """
     return _Scheduler(graph, lower, prefer).run()
 
@@ -332,7 +332,7 @@ class _Scheduler:
         if node.op == "call_function" and node.target is not operator.getitem and node.target is not ASSEMBLE:
             args, kwargs = self._with_refs(node)
             function = node.target  # type: ignore[assignment]
-        elif node.target is operator.getitem and _is_view(node.args[0]):
+        elif node.target is operator.getitem and ops.is_view(node.all_input_nodes[0].target):
             parent: Node = node.args[0]  # type: ignore[assignment]
             args, kwargs = self._with_refs(parent)
             function = _Nth(parent.target, node.args[1])  # type: ignore[arg-type]
@@ -448,10 +448,6 @@ def _source(node: Node, region: torch.nn.Module) -> str:
     if node.meta.get("source") or not isinstance(region, GraphModule):
         return str(node.meta.get("source", ""))
     return next((n.meta["source"] for n in region.graph.nodes if n.meta.get("source")), "")
-
-
-def _is_view(node: Any) -> bool:
-    return ops.is_view(node.target)
 
 
 def _shares(value: Any, base: Tensor) -> bool:
