@@ -62,7 +62,11 @@ def _asked(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> st
     with unset_fake_temporarily(), torch.no_grad():
         try:
             op(*map(_of_one_element, args), **{name: _of_one_element(value) for name, value in kwargs.items()})
-        except (NotImplementedError, RuntimeError, IndexError) as error:
+        except (
+            NotImplementedError,
+            RuntimeError,
+            IndexError,
+        ) as error:  # what eager has no code for raises one of these
             text = str(error).splitlines()[0]
             if any(words in text for words in _FOREIGN):
                 return f"has no code in eager: {text}"
