@@ -40,7 +40,7 @@ class Output:
         """The result as JSON or as a table; the table is made only when it is shown."""
         from fuse.report.table import as_text
 
-        self.write(json.dumps(values, indent=2) if self.as_json else as_text(table(), self._in_color()))
+        self.write(json_text(values) if self.as_json else as_text(table(), self._in_color()))
 
     def write(self, text: str) -> None:
         """Text to stdout, or to the file of ``--output``, which then appears whole or not at all."""
@@ -128,6 +128,28 @@ class Request:
         for reason in excess:
             click.echo(f"fuse: failed: {launches:,} launches after the passes, {reason}", err=True)
         return not excess
+
+
+def json_text(value: Any, levels: int = 3, indent: str = "") -> str:
+    """JSON for people and programs: indented for some levels, and each thing below on a line of its own.
+
+    >>> print(json_text({"a": [1, [2, 3]]}, levels=2))
+    {
+      "a": [
+        1,
+        [2, 3]
+      ]
+    }
+    """
+    if not levels or not value or not isinstance(value, (dict, list, tuple)):
+        return json.dumps(value)
+    deeper = indent + "  "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {json_text(item, levels - 1, deeper)}" for name, item in value.items()]
+    else:
+        parts = [json_text(item, levels - 1, deeper) for item in value]
+    begin, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    return f"{begin}\n{deeper}" + f",\n{deeper}".join(parts) + f"\n{indent}{end}"
 
 
 def names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:

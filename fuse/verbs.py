@@ -64,6 +64,7 @@ def show(request: Request, to: Output, graph: Path | None, kernels: bool) -> int
             train=request.train,
             fuel=request.fuel,
             target=request.target,
+            record=to.as_json,
         )
     if graph is not None:
         from fuse.report.draw import draw

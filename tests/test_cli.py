@@ -71,7 +71,7 @@ def test_show_prints_a_table_on_stdout(model: str, capsys: pytest.CaptureFixture
 def test_show_prints_json_that_a_constant_of_the_file_changes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["show", model, "--json", "--set", "steps=2"]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert (values["schema_version"], values["target"], values["before"]["launches"]) == (1, "model.py", 10)
+    assert (values["schema_version"], values["target"], values["before"]["launches"]) == (2, "model.py", 10)
 
 
 def test_passes_are_selected_and_ignored_by_name(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,10 +153,7 @@ def calls_of_dispatches(dispatches: Sequence[Dispatch]) -> Iterator[Call]:
 def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
     """The calls that running a graph makes, in order, nested graphs included."""
     for node in graph.graph.nodes:
-        if node.op == "call_module":
-            yield from _calls_of_module(node, graph.get_submodule(node.target))
-        elif node.op == "call_method" or (node.op == "call_function" and not _reads_or_computes_numbers(node)):
-            yield _call_of_node(node)
+        yield from calls_of_node(graph, node)
     for group in launched(writes(graph)):
         written, source = group[0].value.meta["val"], group[0].value.meta.get("source", "")
         copies = 2 if group[0].aside else 1
@@ -166,6 +163,14 @@ def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
         copied = node.meta["val"]
         work = Work(0, 2 * bytes_of(copied), copied.dtype)
         yield Call("movement", 1, work, node.meta.get("source", ""), nodes=0)
+
+
+def calls_of_node(graph: GraphModule, node: Node) -> Iterator[Call]:
+    """The calls that one node of ``graph`` makes: those of the body, step by step, for a loop that no kernel holds."""
+    if node.op == "call_module":
+        yield from _calls_of_module(node, graph.get_submodule(str(node.target)))
+    elif node.op == "call_method" or (node.op == "call_function" and not _reads_or_computes_numbers(node)):
+        yield _call_of_node(node)
 
 
 def _given_twice(graph: GraphModule) -> Iterator[Node]:

@@ -1,24 +1,96 @@
 """The user's file and line that an operator comes from.
 
 The innermost Python frame outside torch, outside this package and outside generated code is the line that a user would
-name. Verdicts on file names are remembered: asking costs about a microsecond an operator.
+name. Verdicts on file names are remembered: asking costs about a microsecond an operator. While ``modules_of`` lasts,
+lines also know the module that was running.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from functools import lru_cache
 from types import FrameType
+from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 _INTERNAL = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
 _RUN_NODE = torch.fx.Interpreter.run_node.__code__
 _STANDARD = os.path.dirname(os.__file__) + os.sep
+
+
+class Line(str):
+    """A line as reports spell it, ``"model.py:41"``, that knows the whole path of its file, and the module that ran.
+
+    >>> line = line_at("/home/me/model.py", 41, "encoder.layers.3")
+    >>> line, line.path, line.number, line.module
+    ('model.py:41', '/home/me/model.py', 41, 'encoder.layers.3')
+    """
+
+    path: str
+    number: int
+    module: str
+
+
+@lru_cache(maxsize=65536)
+def line_at(path: str, number: int, module: str = "") -> Line:
+    """The line of that number, in the file at ``path``."""
+    line = Line(f"{os.path.basename(path)}:{number}")
+    line.path, line.number, line.module = path, number, module
+    return line
+
+
+class _Running(threading.local):
+    """The path of the module that this thread runs; empty where nobody asked."""
+
+    module = ""
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def modules_of(model: nn.Module) -> Iterator[None]:
+    """As long as this lasts, lines know which module of ``model`` was running.
+
+    >>> lines = []
+    >>> class Noted(nn.Identity):
+    ...     def forward(self, x):
+    ...         lines.append(_running.module)
+    >>> with modules_of(model := nn.Sequential(nn.Sequential(Noted()))):
+    ...     _ = model(1)
+    >>> lines
+    ['0.0']
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    outer: list[str] = []
+    thread = threading.get_ident()  # hooks are called in all threads
+
+    def enter(module: nn.Module, _args: Any) -> None:
+        if threading.get_ident() == thread:
+            outer.append(_running.module)
+            _running.module = names.get(id(module), _running.module)
+
+    def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
+        if threading.get_ident() == thread:
+            _running.module = outer.pop() if outer else ""
+
+    hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        _running.module = ""
+        for hook in hooks:
+            hook.remove()
 
 
 @lru_cache(maxsize=4096)
@@ -45,7 +117,7 @@ def user_line() -> str:
         if frame.f_code is _RUN_NODE and (line := _line_traced(frame.f_locals["n"].meta.get("stack_trace") or "")):
             return line
         if is_users(frame.f_code.co_filename):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+            return line_at(frame.f_code.co_filename, frame.f_lineno, _running.module)
         frame = frame.f_back
     return ""
 
@@ -58,7 +130,7 @@ def _line_traced(stack: str) -> str:
     'model.py:5'
     """
     found = [(name, line) for name, line in _FRAME.findall(stack) if is_users(name)]
-    return f"{os.path.basename(found[-1][0])}:{found[-1][1]}" if found else ""
+    return line_at(found[-1][0], int(found[-1][1])) if found else ""
 
 
 def line_of(error: BaseException) -> str:

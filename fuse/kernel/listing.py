@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
@@ -24,6 +27,30 @@ def listing(graph: GraphModule) -> str:
     >>> listing(fuse.capture(torch.nn.Identity(), (torch.ones(3),)))
     '// no fused groups, so no kernels of our own'
     """
+    found = kernels(graph)
+    return "\n\n".join(map(_described, found)) or "// no fused groups, so no kernels of our own"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One generated kernel: its ``code``, the nodes that call it, and the sizes that each gives it (a loop's steps).
+
+    A group that cannot be lowered has a ``reason`` instead of code.
+    """
+
+    callers: tuple[str, ...]
+    code: str
+    reason: str
+    sizes: tuple[tuple[tuple[str, int], ...], ...]
+
+
+def kernels(graph: GraphModule) -> list[Listed]:
+    """The kernels of ``graph``, in order of first use; groups that compute the same share one.
+
+    >>> import torch, fuse
+    >>> kernels(fuse.capture(torch.nn.Identity(), (torch.ones(3),)))
+    []
+    """
     users: dict[str, list[tuple[str, Kernel | Declined]]] = {}
     made: Made = {}
     for body, _ in walk(graph):
@@ -31,9 +58,13 @@ def listing(graph: GraphModule) -> str:
             if kind(node) == "region" or getattr(called_module(node), "persistent", False):
                 kernel = _lowered(node, made)
                 users.setdefault(_text(kernel), []).append((node.name, kernel))
-    if not users:
-        return "// no fused groups, so no kernels of our own"
-    return "\n\n".join(_described(text, callers) for text, callers in users.items())
+    listed = []
+    for text, callers in users.items():
+        kernel, names = callers[0][1], tuple(name for name, _ in callers)
+        code, reason = ("", kernel.reason) if isinstance(kernel, Declined) else (text, "")
+        sizes = tuple(tuple(k.sizes) for _, k in callers if isinstance(k, Kernel))
+        listed.append(Listed(names, code, reason, sizes))
+    return listed
 
 
 def _lowered(node: Node, made: Made) -> Kernel | Declined:
@@ -51,17 +82,17 @@ def _text(kernel: Kernel | Declined) -> str:
     return kernel.source.strip() if isinstance(kernel, Kernel) else kernel.reason
 
 
-def _described(text: str, callers: list[tuple[str, Kernel | Declined]]) -> str:
+def _described(one: Listed) -> str:
     """A kernel below the names of its callers, or why they have none; each loop with the sizes it gives the kernel."""
-    (name, kernel), *others = callers
+    name, *others = one.callers
     shared = f" and {len(others)} more" if others else ""
-    if isinstance(kernel, Declined):
-        return f"// {name}{shared}: runs operator by operator, because {text}"
-    if not kernel.sizes:
-        return f"// {name}{shared}\n{text}"
-    lines = [f"// {name}: {_sizes(k)}" for name, k in callers if isinstance(k, Kernel)]
-    return "\n".join([*lines, text])
+    if one.reason:
+        return f"// {name}{shared}: runs operator by operator, because {one.reason}"
+    if not one.sizes[0]:
+        return f"// {name}{shared}\n{one.code}"
+    lines = [f"// {name}: {_sizes(sizes)}" for name, sizes in zip(one.callers, one.sizes, strict=True)]
+    return "\n".join([*lines, one.code])
 
 
-def _sizes(kernel: Kernel) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in kernel.sizes)
+def _sizes(sizes: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in sizes)

@@ -17,15 +17,16 @@ COUNTS = ("small_ops", "nodes", "flops", "bytes", "peak_bytes")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A saved report. Raises ``FuseError`` for a file that is none, or one of another schema version."""
+    """A saved report of any schema version. Raises ``FuseError`` for a file that is none."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FuseError(f"cannot read {path}: {error.strerror}; save one with fuse show --json -o {path}") from error
     except ValueError as error:
         raise FuseError(f"{path} is not JSON ({error}); save a report with fuse show --json -o FILE") from error
-    if not isinstance(report, dict) or report.get("schema_version") != SCHEMA_VERSION:
-        raise FuseError(f"{path} is no report of schema_version {SCHEMA_VERSION}; save one with fuse show --json")
+    versions = range(1, SCHEMA_VERSION + 1)
+    if not isinstance(report, dict) or report.get("schema_version") not in versions or "after" not in report:
+        raise FuseError(f"{path} is no report of schema_version 1 to {SCHEMA_VERSION}; save one with fuse show --json")
     return report
 
 

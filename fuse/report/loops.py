@@ -20,10 +20,10 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.describing import describe
 from fuse.graph.loop import Loop as LoopModule
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Dispatch
-from fuse.report.reading import describe
 from fuse.report.repeats import Folding, Run, fold, runs
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.ledger import Ledger

@@ -13,13 +13,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.graph.describing import describe
 from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
@@ -103,32 +102,6 @@ def short_name(target: object) -> str:
     if isinstance(target, OpOverload):
         return target._opname
     return getattr(target, "__name__", str(target))
-
-
-def describe(value: Any) -> str:
-    """Shape and dtype of a node's value, as in ``f32[4, 128]``; several results are joined by a comma.
-
-    >>> describe(torch.zeros(4, 128))
-    'f32[4, 128]'
-    """
-    if isinstance(value, torch.Tensor):
-        return f"{_SHORT_DTYPE.get(value.dtype, str(value.dtype).removeprefix('torch.'))}{[*value.shape]}"
-    if isinstance(value, (tuple, list)):
-        return ", ".join(describe(part) for part in value if isinstance(part, torch.Tensor))
-    return ""
-
-
-_SHORT_DTYPE = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-}
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from fuse.cost.profiles import DeviceProfile
 from fuse.graph.capture import capture
 from fuse.graph.joint import Joint, capture_joint
 from fuse.graph.signature import Dispatch
+from fuse.graph.sources import modules_of
 from fuse.report.loops import Loop, loops
+from fuse.report.record import record_of
 from fuse.report.sketch import Sketch, sketch
 from fuse.rewrite.differentiating import by_loops
 from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
@@ -32,7 +34,7 @@ from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.saved import settle
 from fuse.runtime.footprint import peak_of_program
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Report:
     ``optimizer`` has the launches of a step of torch's optimizers for the parameters that get gradients, by optimizer
     and way (``loop``, ``foreach``, ``fused``); the passes do not change them. ``step_memory`` is what the whole step
     holds at most, before and after, and how much of the latter is kept from the forward to the backward pass.
+    ``record`` has every node, rewrite, candidate and kernel, where it was asked for (``docs/report.md``).
     """
 
     target: str
@@ -70,6 +73,7 @@ class Report:
     backward: Report | None = None
     optimizer: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     step_memory: StepMemory | None = None
+    record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def launches_after(self) -> int:
@@ -87,7 +91,7 @@ class Report:
         return self.ledger.rejected
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, ready for JSON (``schema_version`` 1)."""
+        """The report as plain values, ready for JSON (``schema_version`` 2, see ``docs/report.md``)."""
         return {
             "schema_version": SCHEMA_VERSION,
             "target": self.target,
@@ -119,6 +123,7 @@ class Report:
             **({"backward": self.backward.to_dict()} if self.backward else {}),
             **({"step_memory": asdict(self.step_memory)} if self.step_memory else {}),
             **({"optimizer": {name: dict(ways) for name, ways in self.optimizer.items()}} if self.optimizer else {}),
+            **({"record": self.record} if self.record is not None else {}),
         }
 
     def __str__(self) -> str:
@@ -147,6 +152,7 @@ def show(
     train: bool = False,
     fuel: int | None = None,
     target: str | None = None,
+    record: bool = False,
 ) -> Report:
     """Count the kernel launches of ``model(*args, **kwargs)`` before and after the passes.
 
@@ -158,6 +164,7 @@ def show(
             report's ``backward`` is that of the backward pass, ``optimizer`` what optimizers launch after it.
         fuel: stop after this many rewrites.
         target: what the report calls the model; by default its class.
+        record: keep every rewrite and every candidate in the report's ``record``, which takes about as long again.
 
     Raises:
         FuseError: the model cannot be captured, or a pass or the device is unknown.
@@ -170,14 +177,15 @@ def show(
     started = time.perf_counter()
     joint: Joint | None = None
     eager: Joint | None = None
-    if train:
-        with _training(model):
-            joint = eager = capture_joint(model, args, kwargs, differentiate=by_loops(passes, fuel))
-            if joint.rolled:  # eager launches what autograd does step by step
-                eager = capture_joint(model, args, kwargs)
-    graph = joint.forward if joint else capture(model, args, kwargs)
+    with modules_of(model) if record else nullcontext():
+        if train:
+            with _training(model):
+                joint = eager = capture_joint(model, args, kwargs, differentiate=by_loops(passes, fuel))
+                if joint.rolled:  # eager launches what autograd does step by step
+                    eager = capture_joint(model, args, kwargs)
+        graph = joint.forward if joint else capture(model, args, kwargs)
     seconds = time.perf_counter() - started
-    half = _Half(graph, eager.forward if eager else graph, profile, passes, fuel, seconds)
+    half = _Half(graph, eager.forward if eager else graph, profile, passes, fuel, seconds, record)
     backward: Report | None = None
     memory: StepMemory | None = None
     optimizer: Mapping[str, Mapping[str, int]] = {}
@@ -187,7 +195,7 @@ def show(
         given = settle(graph, joint.backward, joint.given)
         placeholders = joint.backward.graph.find_nodes(op="placeholder")
         saved = [node for node, what in zip(placeholders, given, strict=True) if what.kind == "saved"]
-        other = _Half(joint.backward, eager.backward, profile, passes, fuel, 0.0)
+        other = _Half(joint.backward, eager.backward, profile, passes, fuel, 0.0, record)
         backward = other.report(f"{name}, backward", device)
         memory = step_memory(half.dispatches + other.dispatches, graph, joint.backward, saved)
     return replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
@@ -212,6 +220,7 @@ class _Half:
         passes: Sequence[str] | None,
         fuel: int | None,
         captured: float,
+        record: bool,
     ) -> None:
         self.graph = graph
         self.profile = profile
@@ -219,7 +228,7 @@ class _Half:
         self.before = count_dispatches(self.dispatches, profile)
         self.sketch = sketch(eager)  # a drawing is smaller and faster made than a copy of the graph
         started = time.perf_counter()
-        self.ledger = run_passes(graph, passes, fuel)
+        self.ledger = run_passes(graph, passes, fuel, record=record)
         if earlier := graph.meta.get("ledger"):
             self.ledger = joined(earlier, self.ledger)
         self.seconds = {"capture": captured, "passes": time.perf_counter() - started}
@@ -238,6 +247,7 @@ class _Half:
             ledger=self.ledger,
             before_sketch=self.sketch,
             graph=self.graph,
+            record=record_of(self.ledger, self.dispatches, self.graph) if self.ledger.recording else None,
         )
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from fuse.rewrite.deltas import Recording
+
 
 @dataclass(frozen=True)
 class Fired:
@@ -69,6 +71,8 @@ class Failed:
 class Ledger:
     """The record of one run of the pipeline. ``failed`` are passes that raised; nothing here is of their doing.
 
+    ``recording`` has every change of the graph, where it was asked for.
+
     >>> ledger = Ledger(("no_ops",), (Fired(1, "no_ops", None, ("clone",), "m.py:3", 1),), (), {"no_ops": 0.001})
     >>> ledger.fired
     (Firings(pass_name='no_ops', pattern=None, count=1, launches_saved=1),)
@@ -79,6 +83,7 @@ class Ledger:
     rejected: tuple[Rejections, ...]
     seconds: Mapping[str, float]
     failed: tuple[Failed, ...] = ()
+    recording: Recording | None = field(default=None, compare=False, repr=False)
 
     @property
     def fired(self) -> tuple[Firings, ...]:
@@ -92,7 +97,7 @@ class Ledger:
 
 
 def joined(first: Ledger, second: Ledger) -> Ledger:
-    """The record of two runs, one after the other; what both declined is told once.
+    """The record of two runs, one after the other; what both declined is told once. The recording is the second's.
 
     >>> joined(Ledger(("no_ops",), (), (), {"no_ops": 1.0}), Ledger(("no_ops",), (), (), {"no_ops": 2.0})).seconds
     {'no_ops': 3.0}
@@ -104,4 +109,5 @@ def joined(first: Ledger, second: Ledger) -> Ledger:
         seconds[name] = seconds.get(name, 0.0) + spent
     names = tuple(dict.fromkeys((*second.passes, *first.passes)))
     rewrites = (*first.rewrites, *moved)
-    return Ledger(names, rewrites, tuple(rejected.values()), seconds, (*first.failed, *second.failed))
+    failed = (*first.failed, *second.failed)
+    return Ledger(names, rewrites, tuple(rejected.values()), seconds, failed, second.recording)

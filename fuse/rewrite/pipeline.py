@@ -12,6 +12,7 @@ back and the passes run again without that one: a fault in one of them costs its
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -26,15 +27,19 @@ from fuse.errors import FaultWarning
 from fuse.graph.collecting import without_collecting
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
+from fuse.rewrite.recording import Recorder, recording
 from fuse.rewrite.registry import PassInfo
 from fuse.rewrite.verdict import Declined, Rewrite
 
 
-def run_passes(graph: GraphModule, passes: Sequence[str] | None = None, fuel: int | None = None) -> Ledger:
+def run_passes(
+    graph: GraphModule, passes: Sequence[str] | None = None, fuel: int | None = None, *, record: bool = False
+) -> Ledger:
     """Rewrite ``graph`` in place by ``passes`` (names; by default all enabled ones) and say what happened.
 
     They run in the declared order, not in the order given. ``fuel`` stops after that many rewrites; later offers are
     left unbuilt. A pass that raises or leaves a broken graph is left out: a warning and the ledger's ``failed`` say so.
+    ``record`` keeps every change of the graph in the ledger's ``recording``.
 
     Raises ``FuseError`` for an unknown name.
 
@@ -49,7 +54,7 @@ def run_passes(graph: GraphModule, passes: Sequence[str] | None = None, fuel: in
     while True:
         try:
             with without_collecting():
-                book = _run(graph, chosen, fuel)
+                book = _run(graph, chosen, fuel, record)
         except _PassFailed as failure:
             failed.append(_described(failure))
             warnings.warn(str(failed[-1]), FaultWarning, stacklevel=2)
@@ -59,8 +64,12 @@ def run_passes(graph: GraphModule, passes: Sequence[str] | None = None, fuel: in
             return book.ledger(chosen, failed)
 
 
-def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None) -> _Book:
-    book = _Book(fuel)
+def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None, record: bool) -> _Book:
+    with recording(graph) if record else contextlib.nullcontext() as recorder:
+        return _run_all(graph, chosen, _Book(fuel, recorder))
+
+
+def _run_all(graph: GraphModule, chosen: Sequence[PassInfo], book: _Book) -> _Book:
     for info in chosen:
         started = time.perf_counter()
         try:
@@ -69,6 +78,8 @@ def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None) -> _B
                 _check(body)
         except Exception as error:  # a pass that fails, of a plugin perhaps, is left out
             raise _PassFailed(info) from error
+        if book.recorder is not None:
+            book.recorder.settled(info.name)
         book.seconds[info.name] = time.perf_counter() - started
     graph.delete_all_unused_submodules()
     for body, _ in nested.walk(graph):
@@ -100,6 +111,7 @@ class _Book:
     """The ledger while it is being written."""
 
     fuel: int | None
+    recorder: Recorder | None = None
     rewrites: list[Fired] = field(default_factory=list)
     rejections: dict[tuple[str, str | None, str], _Rejected] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -109,6 +121,8 @@ class _Book:
 
     def reject(self, info: PassInfo, verdict: Declined) -> None:
         name, source = _place(verdict.nodes)
+        if self.recorder is not None:
+            self.recorder.declined(info.name, verdict.pattern, verdict.reason, source, verdict.nodes)
         rejected = self.rejections.setdefault((info.name, verdict.pattern, verdict.reason), _Rejected(name))
         rejected.count += 1
         if source:
@@ -117,7 +131,8 @@ class _Book:
     def ledger(self, chosen: Iterable[PassInfo], failed: Iterable[Failed]) -> Ledger:
         names = tuple(info.name for info in chosen)
         rejected = (Rejections(*key, r.count, r.example, tuple(r.sources)) for key, r in self.rejections.items())
-        return Ledger(names, tuple(self.rewrites), tuple(rejected), self.seconds, tuple(failed))
+        recorded = None if self.recorder is None else self.recorder.recording()
+        return Ledger(names, tuple(self.rewrites), tuple(rejected), self.seconds, tuple(failed), recorded)
 
 
 @dataclass
@@ -136,15 +151,23 @@ def _run_pass(info: PassInfo, graph: GraphModule, steps: int, book: _Book) -> bo
         if isinstance(verdict, Declined):
             book.reject(info, verdict)
         elif book.has_fuel():
-            book.rewrites.append(_build(info, graph, steps, verdict, number=len(book.rewrites) + 1))
+            book.rewrites.append(_build(info, graph, steps, verdict, len(book.rewrites) + 1, book.recorder))
     return len(book.rewrites) > before
 
 
-def _build(info: PassInfo, graph: GraphModule, steps: int, verdict: Rewrite, number: int) -> Fired:
+def _build(
+    info: PassInfo, graph: GraphModule, steps: int, verdict: Rewrite, number: int, recorder: Recorder | None
+) -> Fired:
+    ids: tuple[int, ...] = ()
+    if recorder is not None:
+        recorder.settled(info.name)
+        ids = recorder.ids(verdict.nodes)
     names = tuple(node.name for node in verdict.nodes)  # taken now: building may erase them
     _, source = _place(verdict.nodes)
     with launches.watch(graph) as change:
         verdict.build()
+    if recorder is not None:
+        recorder.rewritten(number, info.name, graph, ids)
     return Fired(number, info.name, verdict.pattern, names, source, steps * change.saved)
 
 

@@ -1,0 +1,39 @@
+"""What a value is, in few words: dtype and shape, as in ``f32[4, 128]``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+
+def describe(value: Any) -> str:
+    """Shape and dtype of a node's value, as in ``f32[4, 128]``; several results are joined by a comma.
+
+    >>> describe(torch.zeros(4, 128))
+    'f32[4, 128]'
+    """
+    if isinstance(value, torch.Tensor):
+        return _described(value.dtype, tuple(value.shape))
+    if isinstance(value, (tuple, list)):
+        return ", ".join(describe(part) for part in value if isinstance(part, torch.Tensor))
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{_SHORT_DTYPE.get(dtype, str(dtype).removeprefix('torch.'))}{[*shape]}"
+
+
+_SHORT_DTYPE = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+}

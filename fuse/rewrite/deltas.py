@@ -1,0 +1,256 @@
+"""Rewrites as data: what each made, erased, rewired and moved, so that the graph after any number of them can be told.
+
+    start            rows of the captured graph
+    rewrite 1        made: 21 silu(%)    erased: 7, 8    changed: 9 uses 21    placed: 21 after 6
+    ...              State(start) + deltas 1..k, settled  =  the graph that ``--fuel k`` gives
+
+A *row* says one node in plain values. A node has one number (its id) as long as it lives, in whichever graph: the
+captured one (graph 0), the body of a loop, or of a region. ``fuse.rewrite.recording`` makes these while the passes run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a node calls that has a graph of its own, by number (-1: none).
+
+    ``kind`` is ``region``, ``loop``, ``ends`` (a loop together with what is in front of it and behind it), ``matched``
+    or ``module``. For a loop: its steps, how many states it carries, which (dimension, start, step) of an operand
+    it reads in each step, how many results it keeps, and whether one kernel runs all steps.
+    """
+
+    kind: str
+    graph: int
+    steps: int = 1
+    carries: int = 0
+    reads: tuple[tuple[int, int, int], ...] = ()
+    keeps: int = 0
+    persistent: bool = False
+    backwards: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One node. In ``args`` each ``%`` stands for a node, whose ids are ``uses`` in the same order.
+
+    ``kind``, ``launches``, ``flops`` and ``bytes`` are the node's own, once; what the body of a loop that is launched
+    step by step costs is told by its rows. ``effects``: its place among other such nodes matters.
+    """
+
+    name: str
+    op: str
+    target: str
+    args: str
+    uses: tuple[int, ...]
+    value: str
+    source: str
+    kind: str = ""
+    launches: int = 0
+    flops: int = 0
+    bytes: int = 0
+    effects: bool = False
+    called: Called | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A new node and the graph it is in."""
+
+    id: int
+    graph: int
+    row: Row
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one rewrite changed; ``number`` is its fuel, 0 for what a pass did outside of its rewrites.
+
+    ``graph`` is the one that was rewritten, ``nodes`` the candidate. ``changed`` has the fields of rows that
+    are different now. ``placed``: each of these nodes in turn now stands right behind another (-1: first in its graph).
+    """
+
+    number: int
+    pass_name: str
+    graph: int
+    nodes: tuple[int, ...] = ()
+    made: tuple[Made, ...] = ()
+    erased: tuple[int, ...] = ()
+    changed: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    placed: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.made or self.erased or self.changed or self.placed)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate that was declined: its nodes, and how many rewrites were made before."""
+
+    pass_name: str
+    pattern: str | None
+    reason: str
+    source: str
+    nodes: tuple[int, ...]
+    after: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A run of the passes: the graph they were given, what each rewrite did, and what was declined."""
+
+    start: Delta
+    deltas: tuple[Delta, ...]
+    declined: tuple[Candidate, ...]
+
+    def after(self, fuel: int | None = None) -> State:
+        """The graph after that many rewrites (None: all), in order.
+
+        >>> made = (Made(0, 0, Row("x", "placeholder", "x", "", (), "f32[2]", "")),)
+        >>> Recording(Delta(0, "", 0, made=made, placed=((0, -1),)), (), ()).after().nodes(0)
+        [0]
+        """
+        state = State()
+        state.apply(self.start)
+        for delta in self.deltas:
+            if fuel is not None and delta.number > fuel:
+                break
+            state.apply(delta)
+        return state.settled()
+
+
+class State:
+    """The graphs at some time: rows by id, and for each graph the order of its nodes."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.graph_of: dict[int, int] = {}
+        self.order = Order()
+        self.rewrites = 0
+
+    def apply(self, delta: Delta) -> None:
+        """Let ``delta`` happen, in time proportional to it."""
+        for gone in delta.erased:
+            self.order.remove(gone)
+            del self.rows[gone], self.graph_of[gone]
+        for made in delta.made:
+            self.rows[made.id] = made.row
+            self.graph_of[made.id] = made.graph
+        for node, different in delta.changed:
+            self.rows[node] = replace(self.rows[node], **different)
+        for node, after in delta.placed:
+            self.order.place(node, after, self.graph_of[node])
+        self.rewrites = max(self.rewrites, delta.number)
+
+    def nodes(self, graph: int = 0) -> list[int]:
+        """The ids of a graph's nodes, in order."""
+        return list(self.order.of(graph))
+
+    def graphs(self) -> list[int]:
+        """The graphs that are still called, the captured one first."""
+        found, waiting = [0], [0]
+        while waiting:
+            for node in self.order.of(waiting.pop()):
+                called = self.rows[node].called
+                if called is not None and called.graph >= 0:
+                    found.append(called.graph)
+                    waiting.append(called.graph)
+        return found
+
+    def settled(self) -> State:
+        """The same with every node behind what it needs: passes that group nodes do this when they end."""
+        for graph in self.graphs():
+            nodes = self.nodes(graph)
+            at = -1
+            for node in sorted_nodes(nodes, self.rows):
+                self.order.place(node, at, graph)
+                at = node
+        return self
+
+    def text(self, graph: int = 0) -> tuple[Any, ...]:
+        """All that a graph says, with names in place of ids: equal for equal graphs."""
+        return tuple(self._said(self.rows[node]) for node in self.order.of(graph))
+
+    def _said(self, row: Row) -> tuple[Any, ...]:
+        values = [getattr(row, one.name) for one in fields(row) if one.name not in ("uses", "called")]
+        inside: tuple[Any, ...] = ()
+        if row.called is not None:
+            inside = (replace(row.called, graph=0), self.text(row.called.graph) if row.called.graph >= 0 else ())
+        return (*values, tuple(self.rows[used].name for used in row.uses), inside)
+
+
+class Order:
+    """The order of nodes in graphs: each knows its neighbours. The end of graph ``g`` is the number ``-1 - g``.
+
+    >>> order = Order()
+    >>> for node, after in ((5, -1), (6, 5), (7, 5)):
+    ...     order.place(node, after, 0)
+    >>> list(order.of(0))
+    [5, 7, 6]
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+        self._before: dict[int, int] = {}
+
+    def place(self, node: int, after: int, graph: int) -> None:
+        """Put ``node`` right behind ``after``, or first (-1), in ``graph``."""
+        if node in self._next:
+            self.remove(node)
+        left = -1 - graph if after < 0 else after
+        right = self._next.get(left, left)
+        self._next[left], self._next[node] = node, right
+        self._before[right], self._before[node] = node, left
+
+    def remove(self, node: int) -> None:
+        left, right = self._before.pop(node), self._next.pop(node)
+        self._next[left], self._before[right] = right, left
+
+    def before(self, node: int) -> int:
+        """What stands before ``node``: another one, -1 where it is first, -2 where it is nowhere."""
+        return max(self._before[node], -1) if node in self._before else -2
+
+    def of(self, graph: int) -> Iterator[int]:
+        """The nodes of ``graph``, in order."""
+        node = self._next.get(-1 - graph, -1)
+        while node >= 0:
+            yield node
+            node = self._next[node]
+
+
+def sorted_nodes(nodes: Sequence[int], rows: Mapping[int, Row]) -> list[int]:
+    """``nodes`` with each behind what it needs, otherwise as before; those with effects keep their order. Linear.
+
+    The same order as that of ``regions.sort``.
+    """
+    earlier: dict[int, int] = {}
+    previous: int | None = None
+    for node in nodes:
+        if rows[node].effects:
+            if previous is not None:
+                earlier[node] = previous
+            previous = node
+    done: set[int] = set()
+    order: list[int] = []
+    for start in nodes:
+        stack = [start]
+        while stack:
+            node = stack[-1]
+            if node in done:
+                stack.pop()
+                continue
+            needs: Iterable[int] = dict.fromkeys((*rows[node].uses, *([earlier[node]] if node in earlier else [])))
+            if waiting := [one for one in needs if one not in done]:
+                stack.extend(reversed(waiting))
+            else:
+                done.add(node)
+                order.append(node)
+                stack.pop()
+    ends = [node for node in order if rows[node].op == "output"]
+    first = [node for node in order if rows[node].op == "placeholder"]
+    return [*first, *(node for node in order if rows[node].op not in ("placeholder", "output")), *ends]
