@@ -14,10 +14,10 @@ the way to them (a scale) is computed a block at a time.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 
 from fuse.kernel import ctypes
-from fuse.kernel.elementwise import arithmetic
 from fuse.kernel.emit import text_of
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Let, Statement
@@ -105,13 +105,13 @@ def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
     keys, values = (_of_heads(shared, heads) for shared in (key, value))
     product = Product((batch * heads, rows, length), call.dtype, _images(query), permute(keys, (0, 2, 1)))
     scale = 1 / math.sqrt(depth) if call["scale"] is None else call["scale"]
-    scores = apply(arithmetic("*", call.dtype), [product, scale], call.dtype, product.shape)
+    scores = apply(operator.mul, [product, scale], call.dtype, product.shape)
     scores = view(scores, (batch, heads, rows, length))
     if call["attn_mask"] is not None:
         mask = call.tensor("attn_mask")
         if mask.dtype != call.dtype:
             raise Unsupported(f"a mask of {mask.dtype} is added to scores of {call.dtype}")
-        scores = apply(arithmetic("+", call.dtype), [scores, mask], call.dtype, scores.shape)
+        scores = apply(operator.add, [scores, mask], call.dtype, scores.shape)
     weights = _images(softmax_or_zeros(scores, -1))
     return view(Product((batch * heads, rows, value.shape[3]), call.dtype, weights, values), call.shape), None
 

@@ -12,12 +12,12 @@ Large products on weights that stay are better off packed (:mod:`fuse.kernel.loo
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 
 import torch
 
-from fuse.kernel import ctypes
-from fuse.kernel.elementwise import arithmetic
+from fuse.kernel.dtypes import register
 from fuse.kernel.index import Affine
 from fuse.kernel.memory_order import reads_of
 from fuse.kernel.recipes import Number, Unsupported, apply, convert
@@ -39,14 +39,14 @@ def product(left: Value, right: Value, keep: Callable[[Value], Value]) -> Value:
     *batch, rows, depth = left.shape
     columns = right.shape[-1]
     dtype = left.dtype
-    wide = torch.float32 if dtype in ctypes.HALVES else dtype
+    wide = register(dtype)
     if dtype is torch.bool:
         raise Unsupported("a product of bools")
     left, right = convert(left, wide), convert(right, wide)
     full = (*batch, rows, depth, columns)
     spread_left = expand(view(left, (*left.shape, 1)), full)
     spread_right = expand(view(right, (*batch, 1, depth, columns)), full)
-    terms = apply(arithmetic("*", wide), [spread_left, spread_right], wide, full)
+    terms = apply(operator.mul, [spread_left, spread_right], wide, full)
     if depth == 1:
         return view(terms, (*batch, rows, columns))
     at = len(batch)
@@ -63,13 +63,13 @@ def added(product: Value, addend: Value, alpha: Number, beta: Number) -> Value:
     """``alpha * product + beta * addend``; what is multiplied by zero is not read, be it NaN."""
     dtype, shape = product.dtype, product.shape
     if alpha != 1:
-        product = apply(arithmetic("*", dtype), [product, alpha], dtype, shape)
+        product = apply(operator.mul, [product, alpha], dtype, shape)
     if beta == 0:
         return product
     addend = convert(addend, dtype)
     if beta != 1:
-        addend = apply(arithmetic("*", dtype), [addend, beta], dtype, addend.shape)
-    return apply(arithmetic("+", dtype), [product, addend], dtype, shape)
+        addend = apply(operator.mul, [addend, beta], dtype, addend.shape)
+    return apply(operator.add, [product, addend], dtype, shape)
 
 
 def loop_order(left: Value, right: Value) -> tuple[int, int, int]:

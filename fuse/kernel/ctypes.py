@@ -7,6 +7,8 @@ import struct
 
 import torch
 
+from fuse.kernel import dtypes
+
 _STORAGE = {
     torch.float64: "double",
     torch.float32: "float",
@@ -19,12 +21,6 @@ _STORAGE = {
     torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
-HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
-
-
-def supported(dtype: torch.dtype) -> bool:
-    """Whether kernels handle this dtype (complex, quantised and 8-bit floats they do not)."""
-    return dtype in _STORAGE
 
 
 def storage(dtype: torch.dtype) -> str:
@@ -42,31 +38,7 @@ def register(dtype: torch.dtype) -> str:
     >>> register(torch.bfloat16), register(torch.bool)
     ('float', 'bool')
     """
-    return "float" if dtype in HALVES else _STORAGE[dtype]
-
-
-def conversion(source: torch.dtype, target: torch.dtype) -> str:
-    """The template that turns a register of ``source`` into one of ``target``; ``{0}`` where nothing happens.
-
-    >>> conversion(torch.float32, torch.bfloat16), conversion(torch.int64, torch.float64)
-    ('fuse_round_bf16({0})', 'fuse_cast<double>({0})')
-    """
-    if source == target:
-        return "{0}"
-    value = "{0}" if register(source) == register(target) else f"fuse_cast<{register(target)}>({{0}})"
-    if source is torch.float64 and target in HALVES:
-        return f"fuse_round_{HALVES[target]}({value})"
-    if target in HALVES:
-        return f"fuse_round_{HALVES[target]}({value})"
-    return value
-
-
-def loaded(dtype: torch.dtype, text: str) -> str:
-    return f"fuse_to_float({text})" if dtype in HALVES else text
-
-
-def stored(dtype: torch.dtype, text: str) -> str:
-    return f"fuse_to_{HALVES[dtype]}({text})" if dtype in HALVES else text
+    return _STORAGE[dtypes.register(dtype)]
 
 
 def literal(number: bool | int | float, dtype: torch.dtype) -> str:

@@ -14,11 +14,11 @@ weight is what is read a vector at a time.
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 
 from fuse.kernel.convolutions import Window
-from fuse.kernel.elementwise import arithmetic
 from fuse.kernel.recipes import Call, Unsupported, apply, convert
 from fuse.kernel.values import Patches, PatchRows, Product, Value, permute, view
 
@@ -79,7 +79,7 @@ def added(call: Call, result: Value) -> Value:
     if (bias := call["bias"]) is None:
         return result
     column = convert(view(bias, (*bias.shape, *(1 for _ in call.shape[2:]))), call.dtype)
-    return apply(arithmetic("+", call.dtype), [result, column], call.dtype, call.shape)
+    return apply(operator.add, [result, column], call.dtype, call.shape)
 
 
 def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse import ops
-from fuse.kernel import ctypes
+from fuse.kernel.dtypes import supported
 from fuse.kernel.levels import TOO_MANY, too_many
 from fuse.kernel.lower import Declined, can_lower, values_of_call
 from fuse.kernel.tiled_products import products_below
@@ -57,7 +57,7 @@ def domain_of(node: Node) -> Domain | Declined:
     if known is not None and known.launches == 0:
         return Declined(f"{node.target} launches nothing")
     if known is not None and known.elementwise and isinstance(value, Tensor):
-        if not ctypes.supported(value.dtype):
+        if not supported(value.dtype):
             return Declined(f"dtype {value.dtype} is not supported in kernels")
         return Domain(value.numel(), None, known.cheap, 1)
     results = values_of_call(node)

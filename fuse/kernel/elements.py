@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fuse.kernel import ctypes
+from fuse.kernel import ctypes, printer
+from fuse.kernel.dtypes import register
+from fuse.kernel.expressions import Variable, applied
 from fuse.kernel.index import Affine, Index, NotAffine, offset
 from fuse.kernel.ir import Accumulator, Buffer, Indirect, Let, Load, Loop, LoopKind, Statement
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Product, Reduce, Reindex, Value
@@ -137,9 +139,10 @@ class Builder:
                 return self._let("position", value.dtype, text, self.depth_of(position), position.atoms())
             case Map():
                 args = [self.element(a, index, guard) for a in value.args]
-                if value.template == "{0}":
+                if value.is_copy:
                     return args[0], self.depth(args[0])
-                text = value.template.format(*args)
+                named = [Variable(register(v.dtype), a) for v, a in zip(value.args, args, strict=True)]
+                text = printer.text(applied(value.formula, named))
                 hint = self.names.get(id(value), "value")
                 return self._let(hint, value.dtype, text, max((self.depth(a) for a in args), default=0))
             case Reindex():

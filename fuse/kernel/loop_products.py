@@ -8,14 +8,15 @@ convolution(h, W)         ->   Product(patches of h, W)                  (:mod:`
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from fuse.kernel import contractions, convolutions, ctypes
-from fuse.kernel.elementwise import arithmetic
+from fuse.kernel import contractions, convolutions
+from fuse.kernel.dtypes import register
 from fuse.kernel.loop_stages import Product, StepReader, padded_columns, plain_name
 from fuse.kernel.placement import Placement, placement
 from fuse.kernel.recipes import Unsupported, apply, convert
@@ -71,7 +72,7 @@ def convolution_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> 
     result = convolutions.as_image(view(product, (groups, left.shape[-2], right.shape[-1])), batch, places)
     if bias is not None:
         column = convert(view(bias, (*bias.shape, *(1 for _ in places))), result.dtype)
-        result = apply(arithmetic("+", result.dtype), [result, column], result.dtype, result.shape)
+        result = apply(operator.add, [result, column], result.dtype, result.shape)
     return convert(result, held.dtype)
 
 
@@ -114,7 +115,7 @@ def _product_with_weight(reader: StepReader, node: Node, left: Value, weight: Pl
 
 def _factor(reader: StepReader, value: Value, name: str) -> Input:
     """``value`` in memory as the left operand of a product: rows of floats or doubles, one for all that read it."""
-    wide = torch.float32 if value.dtype in ctypes.HALVES else value.dtype
+    wide = register(value.dtype)
     if isinstance(value, Input) and value.dtype == wide and value.strides[1] == 1:
         return value
     if id(value) not in reader.factors:

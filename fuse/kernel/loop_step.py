@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse.graph.loop import Loop
-from fuse.kernel import ctypes, elementwise, lookups, losses, movement, reductions, scans  # noqa: F401  (registers recipes)
+from fuse.kernel import elementwise, lookups, losses, movement, reductions, scans  # noqa: F401  (registers recipes)
+from fuse.kernel.dtypes import supported
 from fuse.kernel.index import contiguous_strides
 from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
 from fuse.kernel.loop_sizes import strides_in
@@ -101,7 +102,7 @@ def _placeholder(reader: StepReader, node: Node, operand: Tensor) -> Input:
 def _check(value: object) -> None:
     if not isinstance(value, Tensor):
         return
-    if not ctypes.supported(value.dtype):
+    if not supported(value.dtype):
         raise Unsupported(f"dtype {value.dtype} is not supported in kernels")
     if value.numel() == 0:
         raise Unsupported("a tensor has no elements")

@@ -24,7 +24,6 @@ from torch.fx import GraphModule, Node, map_arg
 from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
 from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
-    ctypes,
     elementwise,
     lookups,
     losses,
@@ -34,6 +33,7 @@ from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     short_convolutions,
 )
 from fuse.kernel.attention import attention
+from fuse.kernel.dtypes import supported
 from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import NotAffine, SplitNeeded, Stride
@@ -218,7 +218,7 @@ def program_of(
 def _check(value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         return
-    if not ctypes.supported(value.dtype):
+    if not supported(value.dtype):
         raise Unsupported(f"dtype {value.dtype} is not supported in kernels")
     if value.numel() == 0:
         raise Unsupported("a tensor has no elements")

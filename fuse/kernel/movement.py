@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
+from fuse.kernel.dtypes import register
 from fuse.kernel.elementwise import apply_test
-from fuse.kernel.recipes import Call, Unsupported, convert, recipe
+from fuse.kernel.expressions import Expression, Operation, Parameter, fn
+from fuse.kernel.recipes import Call, Unsupported, choice, convert, recipe
 from fuse.kernel.values import (
     Concat,
     Constant,
@@ -213,7 +215,7 @@ def gated(call: Call) -> Value:
     dim = call["dim"] % len(value.shape)
     half = call.shape[dim]
     first, gate = _part(value, dim, 0, half), _part(value, dim, half, 2 * half)
-    return call.map("{0} * fuse_sigmoid({1})", first, gate)
+    return call.map(lambda x, gate: x * fn.sigmoid(gate), first, gate)
 
 
 def _with_dimension(value: Value, dim: int) -> Value:
@@ -240,7 +242,7 @@ def _part(value: Value, dim: int, start: int, end: int) -> Value:
 def concat(pieces: Sequence[Value], dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
     filled = tuple(p for p in pieces if p.shape[dim])
     if len(filled) == 1:
-        return Map(shape, dtype, "{0}", filled, 0)
+        return Map(shape, dtype, Parameter(register(dtype), 0), filled)
     return Concat(shape, dtype, filled, dim)
 
 
@@ -296,11 +298,13 @@ def triangle(call: Call) -> Value:
     value, rank = call.tensor("self"), len(call.shape)
     row = Iota(call.shape, torch.int64, rank - 2, 0, 1)
     column = Iota(call.shape, torch.int64, rank - 1, 0, 1)
-    symbol = "<=" if "tril" in call.op._schema.name else ">="
-    template = f"({{0}} - {{1}} {symbol} {{2}})"
-    inside = apply_test(template, [column, row, call["diagonal"]], torch.int64, call.shape)
-    zero = Constant(call.shape, call.dtype, 0)
-    return Map(call.shape, call.dtype, "({0} ? {1} : {2})", (inside, value, convert(zero, call.dtype)))
+    below = "tril" in call.op._schema.name
+
+    def kept(column: Expression, row: Expression, diagonal: Expression) -> Operation:
+        return column - row <= diagonal if below else column - row >= diagonal
+
+    inside = apply_test(kept, [column, row, call["diagonal"]], torch.int64, call.shape)
+    return choice(inside, value, Constant(call.shape, call.dtype, 0))
 
 
 @recipe("diag_embed")
@@ -334,7 +338,7 @@ def _on_diagonal(call: Call, piece: Value, value: Value) -> Value:
     else:
         raise Unsupported("a diagonal that neither begins in the first row nor ends in the last column")
     row, column = (Iota(call.shape, torch.int64, d, 0, 1) for d in (first, second))
-    on_it = apply_test("({0} - {1} == {2})", [column, row, offset], torch.int64, call.shape)
+    on_it = apply_test(lambda c, r, offset: fn.equal(c - r, offset), [column, row, offset], torch.int64, call.shape)
     kept = [(d, 1, 0) for d in range(rank) if d not in (first, second)]
     spread = affine(convert(piece, call.dtype), call.shape, [*kept, (counted, 1, 0)])
-    return Map(call.shape, call.dtype, "({0} ? {1} : {2})", (on_it, spread, convert(value, call.dtype)))
+    return choice(on_it, spread, convert(value, call.dtype))

@@ -147,8 +147,8 @@ def _below(value: Value, dimensions: Sequence[Dimension]) -> tuple[Value, Affine
     """What ``value`` is a view of, and the place of its element at the dimensions' index."""
     index: Index = tuple(d.index() for d in dimensions)
     extents = {a: e for d in dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
-    while isinstance(value, Reindex) or (isinstance(value, Map) and value.template == "{0}"):
-        if isinstance(value, Map):  # a copy; conversions have templates of their own
+    while isinstance(value, Reindex) or (isinstance(value, Map) and value.is_copy):
+        if isinstance(value, Map):
             (value,) = value.args
         else:
             index, value = value.where(index, extents), value.source

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from fuse.kernel import ctypes
+from fuse.kernel.dtypes import register
+from fuse.kernel.expressions import fn
 from fuse.kernel.index import Index
 from fuse.kernel.recipes import Call, Unsupported, apply, convert, recipe
 from fuse.kernel.values import Input, Pad, Reindex, Value
@@ -54,7 +56,7 @@ def max_pool(call: Call) -> tuple[Value | None, ...]:
     pool = _pool(call, tuple(call.result[0].shape), call["dilation"])
     result, *others = _read(x, pool, lowest)
     for other in others:
-        result = apply("fuse_maximum({0}, {1})", [result, other], x.dtype, result.shape)
+        result = apply(fn.maximum, [result, other], x.dtype, result.shape)
     return result, None
 
 
@@ -100,11 +102,11 @@ def _mean(call: Call, pool: _Pool, count: int) -> Value:
     x = call.tensor("self")
     if not x.dtype.is_floating_point:
         raise Unsupported(f"means of {x.dtype}")
-    wide = torch.float32 if x.dtype in ctypes.HALVES else x.dtype
+    wide = register(x.dtype)
     result, *others = (convert(tap, wide) for tap in _read(x, pool, 0))
     for other in others:
-        result = apply("({0} + {1})", [result, other], wide, result.shape)
-    return convert(apply("({0} / {1})", [result, float(count)], wide, result.shape), call.dtype)
+        result = apply(operator.add, [result, other], wide, result.shape)
+    return convert(apply(operator.truediv, [result, float(count)], wide, result.shape), call.dtype)
 
 
 def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:

@@ -4,7 +4,7 @@ A recipe reads like the operator's formula::
 
     @recipe("silu")
     def silu(call: Call) -> Value:
-        return call.map("fuse_silu({0})", "self")
+        return call.map(fn.silu, "self")
 
 ``Call`` binds the operator's arguments to its schema, so that a recipe asks for them by name, and knows the result's
 dtype and shape. Recipes for whole groups of operators stand in :mod:`fuse.kernel.elementwise`,
@@ -21,11 +21,14 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node, map_arg
 
-from fuse.kernel import ctypes
+from fuse.kernel.dtypes import HALVES, register, supported
+from fuse.kernel.expressions import Expression, Parameter, converted, select
 from fuse.kernel.values import Constant, Map, Value, expand
 
 Result = Value | tuple[Value | None, ...]
 Number = bool | int | float
+Formula = Callable[..., Expression]
+"""A function of expressions, one for each argument."""
 
 
 class Unsupported(Exception):
@@ -62,22 +65,20 @@ class Call:
             raise Unsupported(f"argument {name} is not a tensor")
         return value
 
-    def map(
-        self, template: str, *names: str | Value | Number, compute: torch.dtype | None = None, cost: int = 1
-    ) -> Value:
-        """``template`` over the named arguments, in the result's shape and dtype.
+    def map(self, formula: Formula, *names: str | Value | Number, compute: torch.dtype | None = None) -> Value:
+        """``formula`` of the named arguments, in the result's shape and dtype.
 
         Each argument is broadcast to the result's shape and converted to ``compute`` (default: the result's dtype).
         One given by value is not rounded to a half.
         """
         compute = compute or self.dtype
         args = [self._operand(name, compute) if isinstance(name, str) else name for name in names]
-        return convert(apply(template, args, compute, self.shape, cost), self.dtype)
+        return convert(apply(formula, args, compute, self.shape), self.dtype)
 
     def _operand(self, name: str, compute: torch.dtype) -> Value | Number:
         """An argument in ``compute``: eager makes a tensor of that dtype of a number that stands for one."""
         value: Value | Number = self.arguments[name]
-        if name not in ("self", "other") or compute not in ctypes.HALVES:
+        if name not in ("self", "other") or compute not in HALVES:
             return value
         return convert(value, compute) if isinstance(value, Value) else rounded(value, compute)
 
@@ -87,20 +88,19 @@ def rounded(number: Number, dtype: torch.dtype) -> Number:
     return torch.tensor(number, dtype=dtype).item()
 
 
-def apply(
-    template: str, args: Sequence[Value | Number], compute: torch.dtype, shape: tuple[int, ...], cost: int = 1
-) -> Value:
-    """A ``Map`` over tensors and numbers alike, computed in ``compute``.
+def apply(formula: Formula, args: Sequence[Value | Number], compute: torch.dtype, shape: tuple[int, ...]) -> Value:
+    """A ``Map`` over tensors and numbers alike, computed in ``compute``; what a comparison answers is a bool.
 
     The halves are computed in float and rounded once, after the operation. Tensors of another dtype are rounded to the
     half first, as promotion does; numbers and 0-dimensional floats are not (eager keeps them in the wider type too).
     """
-    wide = torch.float32 if compute in ctypes.HALVES else compute
+    wide = register(compute)
     operands = tuple(
         expand(_operand(a, compute, wide), shape) if isinstance(a, Value) else Constant(shape, wide, a) for a in args
     )
-    value = Map(shape, wide, template, operands, cost)
-    return convert(value, compute)
+    expression = formula(*(Parameter(wide, i) for i in range(len(operands))))
+    value = Map(shape, expression.dtype, expression, operands)
+    return convert(value, compute) if value.dtype == wide else value
 
 
 def _operand(value: Value, compute: torch.dtype, wide: torch.dtype) -> Value:
@@ -113,9 +113,17 @@ def convert(value: Value, dtype: torch.dtype) -> Value:
     """``value.to(dtype)``."""
     if value.dtype == dtype:
         return value
-    if not ctypes.supported(dtype):
+    if not supported(dtype):
         raise Unsupported(f"dtype {dtype} is not supported in kernels")
-    return Map(value.shape, dtype, ctypes.conversion(value.dtype, dtype), (value,))
+    held = Parameter(register(value.dtype), 0)
+    return Map(value.shape, dtype, converted(held, value.dtype, dtype), (value,))
+
+
+def choice(condition: Value, yes: Value, no: Value) -> Value:
+    """``yes`` where ``condition`` holds, else ``no``; all have one shape, the choices one dtype."""
+    given = Parameter(torch.bool, 0)
+    branches = (Parameter(register(yes.dtype), position) for position in (1, 2))
+    return Map(yes.shape, yes.dtype, select(given, *branches), (condition, yes, no))
 
 
 Recipe = Callable[[Call], Result]
@@ -126,12 +134,12 @@ _RECIPES: dict[str, Recipe] = {}
 def recipe(*names: str) -> Callable[[RecipeFunction], RecipeFunction]:
     """Register the recipe of ATen operators: ``"add"`` for all overloads, ``"sum.dim_IntList"`` for one."""
 
-    def register(function: RecipeFunction) -> RecipeFunction:
+    def registered(function: RecipeFunction) -> RecipeFunction:
         for name in names:
             _RECIPES[name] = function
         return function
 
-    return register
+    return registered
 
 
 def find_recipe(op: Any) -> Recipe | None:
@@ -161,7 +169,7 @@ def translate(node: Node, values: Mapping[Node, Result]) -> Result:
         raise Unsupported(f"{node.target} has no kernel")
     result = node.meta["val"]
     for part in result if isinstance(result, (tuple, list)) else (result,):
-        if isinstance(part, torch.Tensor) and not ctypes.supported(part.dtype):
+        if isinstance(part, torch.Tensor) and not supported(part.dtype):
             raise Unsupported(f"dtype {part.dtype} is not supported in kernels")
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])  # type: ignore[arg-type,return-value]
     return found(Call(node.target, bind(node.target, args, kwargs), result))  # type: ignore[arg-type]

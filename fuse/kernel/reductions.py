@@ -8,12 +8,13 @@ faster.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
 
-from fuse.kernel import ctypes
-from fuse.kernel.elementwise import TRANSCENDENTAL
+from fuse.kernel.dtypes import register
+from fuse.kernel.expressions import Expression, Operation, fn, select, squared
 from fuse.kernel.recipes import Call, Unsupported, apply, convert, recipe
 from fuse.kernel.values import Reduce, ReduceOp, Value, expand, view
 
@@ -57,15 +58,15 @@ def total_of_positive(value: Value, dims: Sequence[int]) -> Value:
 def mean_of(value: Value, dims: Sequence[int]) -> Value:
     count = math.prod(value.shape[d] for d in dims)
     summed = total(value, dims)
-    return apply("({0} / {1})", [summed, float(count)], SUM_DTYPE, summed.shape)
+    return apply(operator.truediv, [summed, float(count)], SUM_DTYPE, summed.shape)
 
 
 def variance_of(value: Value, dims: Sequence[int], mean: Value, correction: float) -> Value:
     """The second pass: the sum of squared distances from the mean, over ``n - correction``."""
     count = math.prod(value.shape[d] for d in dims)
-    apart = apply("({0} - {1})", [convert(value, SUM_DTYPE), mean], SUM_DTYPE, value.shape)
-    squares = reduce(apply("({0} * {0})", [apart], SUM_DTYPE, value.shape), dims, "sum", SUM_DTYPE)
-    return apply("({0} / {1})", [squares, max(count - correction, 0.0)], SUM_DTYPE, squares.shape)
+    apart = apply(operator.sub, [convert(value, SUM_DTYPE), mean], SUM_DTYPE, value.shape)
+    squares = reduce(apply(squared, [apart], SUM_DTYPE, value.shape), dims, "sum", SUM_DTYPE)
+    return apply(operator.truediv, [squares, max(count - correction, 0.0)], SUM_DTYPE, squares.shape)
 
 
 def _finished(call: Call, value: Value, part: int = 0) -> Value:
@@ -90,7 +91,7 @@ def mean(call: Call) -> Value:
 @recipe("prod")
 def prod(call: Call) -> Value:
     value = convert(call.tensor("self"), call.dtype)
-    wide = torch.float32 if value.dtype in ctypes.HALVES else value.dtype
+    wide = register(value.dtype)
     return _finished(call, reduce(convert(value, wide), _dims(value, call.arguments.get("dim")), "prod", wide))
 
 
@@ -143,7 +144,7 @@ def variance(call: Call) -> Value | tuple[Value, Value]:
     spread = variance_of(value, dims, mean, correction)
     name = call.op._schema.name
     if "std" in name:
-        spread = apply("fuse_sqrt({0})", [spread], SUM_DTYPE, spread.shape)
+        spread = apply(fn.sqrt, [spread], SUM_DTYPE, spread.shape)
     if "_mean" in name:
         return _finished(call, spread), _finished(call, mean, 1)
     return _finished(call, spread)
@@ -156,20 +157,16 @@ def vector_norm(call: Call) -> Value:
     order = 2.0 if order is None else float(order)
     value = convert(value, call.dtype)
     dims = _dims(value, call.arguments.get("dim"))
-    magnitude = apply("fuse_abs({0})", [value], value.dtype, value.shape)
+    magnitude = apply(fn.abs, [value], value.dtype, value.shape)
     if order == math.inf:
         return _finished(call, reduce(magnitude, dims, "max"))
     if order == 1.0:
         return _finished(call, total(magnitude, dims))
     if order != 2.0:
         raise Unsupported(f"a norm of order {order:g}")
-    squares = apply("({0} * {0})", [convert(value, SUM_DTYPE)], SUM_DTYPE, value.shape)
+    squares = apply(squared, [convert(value, SUM_DTYPE)], SUM_DTYPE, value.shape)
     norm = total(squares, dims)
-    return _finished(call, apply("fuse_sqrt({0})", [norm], SUM_DTYPE, norm.shape))
-
-
-def _wide_float(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in ctypes.HALVES else dtype
+    return _finished(call, apply(fn.sqrt, [norm], SUM_DTYPE, norm.shape))
 
 
 @recipe("_softmax")
@@ -177,7 +174,7 @@ def softmax(call: Call) -> Value:
     value = call.tensor("self")
     _, exponentials, summed = _exponentials(value, call["dim"])
     wide = exponentials.dtype
-    return convert(apply("({0} / {1})", [exponentials, convert(summed, wide)], wide, value.shape), call.dtype)
+    return convert(apply(operator.truediv, [exponentials, convert(summed, wide)], wide, value.shape), call.dtype)
 
 
 @recipe("_safe_softmax")
@@ -187,58 +184,63 @@ def safe_softmax(call: Call) -> Value:
 
 def softmax_or_zeros(value: Value, dim: int) -> Value:
     """A softmax that is zero where all is ``-inf``, in the wide float type."""
-    wide = _wide_float(value.dtype)
+    wide = register(value.dtype)
     value, dims = convert(value, wide), _dims(value, dim)
     best = reduce(value, dims, "largest")  # where there is a NaN, the sum is NaN
-    shift = apply("({0} == -__builtin_inff() ? 0 : {0})", [best], wide, best.shape)
-    exponentials = apply("fuse_exp({0} - {1})", [value, shift], wide, value.shape, TRANSCENDENTAL)
+    shift = apply(lambda x: select(fn.equal(x, -math.inf), 0, x), [best], wide, best.shape)
+    exponentials = apply(_exponential, [value, shift], wide, value.shape)
     summed = convert(total_of_positive(exponentials, dims), wide)
-    return apply("({0} / ({1} == 0 ? 1 : {1}))", [exponentials, summed], wide, value.shape)
+    return apply(lambda e, total: e / select(fn.equal(total, 0), 1, total), [exponentials, summed], wide, value.shape)
+
+
+def _exponential(x: Expression, shift: Expression) -> Operation:
+    return fn.exp(x - shift)
 
 
 def _exponentials(value: Value, dim: int) -> tuple[Value, Value, Value]:
     """The maximum over ``dim``, ``exp(x - max)`` and its sum."""
-    wide = _wide_float(value.dtype)
+    wide = register(value.dtype)
     value = convert(value, wide)
     dims = _dims(value, dim)
     best = reduce(value, dims, "largest")  # where there is a NaN, the sum is NaN
-    exponentials = apply("fuse_exp({0} - {1})", [value, best], wide, value.shape, TRANSCENDENTAL)
+    exponentials = apply(_exponential, [value, best], wide, value.shape)
     return best, exponentials, total_of_positive(exponentials, dims)
 
 
 @recipe("_log_softmax")
 def log_softmax(call: Call) -> Value:
-    value = convert(call.tensor("self"), _wide_float(call.tensor("self").dtype))
+    value = convert(call.tensor("self"), register(call.tensor("self").dtype))
     best, _, summed = _exponentials(value, call["dim"])
-    logarithm = apply("fuse_log({0})", [convert(summed, value.dtype)], value.dtype, summed.shape, TRANSCENDENTAL)
-    return convert(apply("({0} - {1} - {2})", [value, best, logarithm], value.dtype, value.shape), call.dtype)
+    logarithm = apply(fn.log, [convert(summed, value.dtype)], value.dtype, summed.shape)
+    shifted = apply(lambda x, best, log: x - best - log, [value, best, logarithm], value.dtype, value.shape)
+    return convert(shifted, call.dtype)
 
 
 @recipe("logsumexp")
 def logsumexp(call: Call) -> Value:
-    wide = _wide_float(call.dtype)
+    wide = register(call.dtype)
     value = convert(call.tensor("self"), wide)
     dims = _dims(value, call["dim"])
     best = reduce(value, dims, "largest")  # where there is a NaN, the sum is NaN
-    shift = apply("(fuse_isinf({0}) ? 0 : {0})", [best], wide, best.shape)
-    terms = apply("fuse_exp({0} - {1})", [value, shift], wide, value.shape, TRANSCENDENTAL)
+    shift = apply(lambda x: select(fn.isinf(x), 0, x), [best], wide, best.shape)
+    terms = apply(_exponential, [value, shift], wide, value.shape)
     summed = convert(total_of_positive(terms, dims), wide)
-    return _finished(call, apply("(fuse_log({0}) + {1})", [summed, shift], wide, summed.shape, TRANSCENDENTAL))
+    return _finished(call, apply(lambda x, shift: fn.log(x) + shift, [summed, shift], wide, summed.shape))
 
 
 def _normalised(value: Value, mean: Value, reciprocal: Value, weight: Value | None, bias: Value | None) -> Value:
     """``(x - mean) * rstd * weight + bias`` in the wide float type; statistics are rounded to it first."""
-    wide = _wide_float(value.dtype)
+    wide = register(value.dtype)
     result = apply(
-        "(({0} - {1}) * {2})",
+        lambda x, mean, reciprocal: (x - mean) * reciprocal,
         [convert(value, wide), convert(mean, wide), convert(reciprocal, wide)],
         wide,
         value.shape,
     )
     if weight is not None:
-        result = apply("({0} * {1})", [result, convert(weight, wide)], wide, value.shape)
+        result = apply(operator.mul, [result, convert(weight, wide)], wide, value.shape)
     if bias is not None:
-        result = apply("({0} + {1})", [result, convert(bias, wide)], wide, value.shape)
+        result = apply(operator.add, [result, convert(bias, wide)], wide, value.shape)
     return result
 
 
@@ -246,8 +248,12 @@ def _statistics(value: Value, dims: Sequence[int], epsilon: float) -> tuple[Valu
     """Mean and ``1 / sqrt(var + epsilon)``, in double."""
     mean = mean_of(value, dims)
     spread = variance_of(value, dims, mean, 0.0)
-    reciprocal = apply("(1 / fuse_sqrt({0} + {1}))", [spread, epsilon], SUM_DTYPE, spread.shape)
+    reciprocal = apply(_reciprocal_root, [spread, epsilon], SUM_DTYPE, spread.shape)
     return mean, reciprocal
+
+
+def _reciprocal_root(variance: Expression, epsilon: Expression) -> Operation:
+    return 1 / fn.sqrt(variance + epsilon)
 
 
 @recipe("native_layer_norm")
@@ -264,13 +270,13 @@ def rms_norm(call: Call) -> tuple[Value, Value]:
     value = call.tensor("input")
     dims = tuple(range(len(value.shape) - len(call["normalized_shape"]), len(value.shape)))
     epsilon = call["eps"] if call["eps"] is not None else torch.finfo(value.dtype).eps
-    squares = apply("({0} * {0})", [convert(value, SUM_DTYPE)], SUM_DTYPE, value.shape)
+    squares = apply(squared, [convert(value, SUM_DTYPE)], SUM_DTYPE, value.shape)
     mean = mean_of(squares, dims)
-    reciprocal = apply("(1 / fuse_sqrt({0} + {1}))", [mean, epsilon], SUM_DTYPE, mean.shape)
-    wide = _wide_float(value.dtype)
-    result = apply("({0} * {1})", [convert(value, wide), convert(reciprocal, wide)], wide, value.shape)
+    reciprocal = apply(_reciprocal_root, [mean, epsilon], SUM_DTYPE, mean.shape)
+    wide = register(value.dtype)
+    result = apply(operator.mul, [convert(value, wide), convert(reciprocal, wide)], wide, value.shape)
     if call["weight"] is not None:
-        result = apply("({0} * {1})", [result, convert(call["weight"], wide)], wide, value.shape)
+        result = apply(operator.mul, [result, convert(call["weight"], wide)], wide, value.shape)
     return convert(result, call.dtype), _finished(call, reciprocal, 1)
 
 
@@ -281,11 +287,11 @@ def group_norm(call: Call) -> tuple[Value, Value, Value]:
     grouped = view(value, (batch, groups, math.prod((channels // groups, *space))))
     mean, reciprocal = _statistics(grouped, (2,), call["eps"])
     normalised = view(_normalised(grouped, mean, reciprocal, None, None), value.shape)
-    for name, template in (("weight", "({0} * {1})"), ("bias", "({0} + {1})")):
+    for name, formula in (("weight", operator.mul), ("bias", operator.add)):
         if call[name] is not None:
             per_channel = expand(view(call[name], (channels, *(1 for _ in space))), value.shape)
             normalised = apply(
-                template, [normalised, convert(per_channel, normalised.dtype)], normalised.dtype, value.shape
+                formula, [normalised, convert(per_channel, normalised.dtype)], normalised.dtype, value.shape
             )
     return convert(normalised, call.dtype), _finished(call, mean, 1), _finished(call, reciprocal, 2)
 
@@ -299,7 +305,7 @@ def batch_norm_in_training(call: Call) -> tuple[Value, ...]:
     dims = tuple(d for d in range(len(value.shape)) if d != 1)
     mean = mean_of(value, dims)
     spread = variance_of(value, dims, mean, 0.0)
-    reciprocal = apply("(1 / fuse_sqrt({0} + {1}))", [spread, call["eps"]], SUM_DTYPE, spread.shape)
+    reciprocal = apply(_reciprocal_root, [spread, call["eps"]], SUM_DTYPE, spread.shape)
     per_channel = (value.shape[1], *(1 for _ in value.shape[2:]))
     weight, bias = (None if call[name] is None else view(call[name], per_channel) for name in ("weight", "bias"))
     result = convert(_normalised(value, mean, reciprocal, weight, bias), call.dtype)
@@ -307,13 +313,17 @@ def batch_norm_in_training(call: Call) -> tuple[Value, ...]:
     if len(call.result) == len(saved):
         return saved
     count = math.prod(value.shape[d] for d in dims)
-    unbiased = apply("({0} * {1} / {2})", [spread, float(count), float(count - 1)], SUM_DTYPE, spread.shape)
+    unbiased = apply(lambda x, n, less: x * n / less, [spread, float(count), float(count - 1)], SUM_DTYPE, spread.shape)
     moved = []
     for part, (name, now) in enumerate((("running_mean", mean), ("running_var", unbiased)), len(saved)):
         before = view(convert(call[name], SUM_DTYPE), now.shape)
         args = [now, call["momentum"], before, 1 - call["momentum"]]
-        moved.append(_finished(call, apply("({0} * {1} + {2} * {3})", args, SUM_DTYPE, now.shape), part))
+        moved.append(_finished(call, apply(_weighted, args, SUM_DTYPE, now.shape), part))
     return (*saved, *moved)
+
+
+def _weighted(a: Expression, of_a: Expression, b: Expression, of_b: Expression) -> Operation:
+    return a * of_a + b * of_b
 
 
 @recipe("_native_batch_norm_legit_no_training", "native_batch_norm", "_native_batch_norm_legit")
@@ -322,15 +332,15 @@ def batch_norm_in_eval(call: Call) -> tuple[Value | None, ...]:
     if call.arguments.get("training") or call["running_mean"] is None:
         raise Unsupported("batch norm in training")
     value = call.tensor("input")
-    wide = _wide_float(value.dtype)
+    wide = register(value.dtype)
     channels = (value.shape[1],)
-    alpha = apply("(1 / fuse_sqrt({0} + {1}))", [convert(call["running_var"], wide), call["eps"]], wide, channels)
+    alpha = apply(_reciprocal_root, [convert(call["running_var"], wide), call["eps"]], wide, channels)
     if call["weight"] is not None:
-        alpha = apply("({0} * {1})", [alpha, convert(call["weight"], wide)], wide, channels)
-    beta = apply("(-{0} * {1})", [convert(call["running_mean"], wide), alpha], wide, channels)
+        alpha = apply(operator.mul, [alpha, convert(call["weight"], wide)], wide, channels)
+    beta = apply(lambda mean, alpha: -mean * alpha, [convert(call["running_mean"], wide), alpha], wide, channels)
     if call["bias"] is not None:
-        beta = apply("({0} + {1})", [convert(call["bias"], wide), beta], wide, channels)
+        beta = apply(operator.add, [convert(call["bias"], wide), beta], wide, channels)
     spread = (channels[0], *(1 for _ in value.shape[2:]))
     args = [convert(value, wide), view(alpha, spread), view(beta, spread)]
-    result = convert(apply("({0} * {1} + {2})", args, wide, value.shape), call.dtype)
+    result = convert(apply(lambda x, alpha, beta: x * alpha + beta, args, wide, value.shape), call.dtype)
     return result, *(None for _ in call.result[1:])

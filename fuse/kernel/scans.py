@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fuse.kernel import ctypes
+from fuse.kernel import ctypes, printer
+from fuse.kernel.dtypes import register
+from fuse.kernel.expressions import Variable, converted
 from fuse.kernel.index import offset
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Let, Statement, Store
 from fuse.kernel.nest import Dimension, Target, builder_for
@@ -67,9 +69,8 @@ def scan_nest(
         builder.open(atom, "serial")
     builder.add(Accumulate(so_far, builder.element(scan.source, index)))
     result = builder.fresh(scan.op)
-    builder.add(
-        Let(result, ctypes.register(scan.dtype), ctypes.conversion(scan.source.dtype, scan.dtype).format(so_far.name))
-    )
+    total = Variable(register(scan.source.dtype), so_far.name)
+    builder.add(Let(result, ctypes.register(scan.dtype), printer.text(converted(total, scan.source.dtype, scan.dtype))))
     builder.add(Store(target.buffer, offset(index, target.strides) + target.start, result))
     for _ in (*along, *rows):
         builder.close()

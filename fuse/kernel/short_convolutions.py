@@ -15,6 +15,7 @@ import torch
 
 from fuse.kernel.convolutions import Window
 from fuse.kernel.dense_convolutions import dense
+from fuse.kernel.expressions import fn
 from fuse.kernel.index import Index
 from fuse.kernel.recipes import Call, Number, apply, convert, recipe
 from fuse.kernel.values import Pad, Reindex, Value, view
@@ -35,7 +36,7 @@ def convolution(call: Call) -> Value:
     result: Value | Number = 0 if bias is None else convert(view(bias, (1, x.shape[1], 1)), wide)
     for tap in range(weight.shape[2]):
         operands = [_moved(padded, call.shape, window, tap), _factor(weight, tap)]
-        result = apply("fuse_fma({0}, {1}, {2})", [*(convert(o, wide) for o in operands), result], wide, call.shape)
+        result = apply(fn.fma, [*(convert(o, wide) for o in operands), result], wide, call.shape)
     assert isinstance(result, Value)
     return convert(result, call.dtype)
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
 
+from fuse.kernel.expressions import Expression, Parameter, cost
 from fuse.kernel.index import ZERO, Affine, Index, Stride, reshape
 
 Shape = tuple[int, ...]
@@ -57,11 +59,20 @@ class Iota(Value):
 
 @dataclass(frozen=True, eq=False)
 class Map(Value):
-    """``template`` (C++, ``{0}``, ``{1}`` ... for the arguments) of the arguments at the same index."""
+    """``formula`` of the arguments at the same index, which are its parameters."""
 
-    template: str
+    formula: Expression
     args: tuple[Value, ...]
-    cost: int = 1
+
+    @cached_property
+    def cost(self) -> int:
+        """The cost of one element, the arguments given."""
+        return cost(self.formula)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the elements are those of the argument."""
+        return isinstance(self.formula, Parameter)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from fuse import ops
 from fuse.graph.ends import outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, of_all_steps
-from fuse.kernel import ctypes
+from fuse.kernel.dtypes import supported
 from fuse.kernel.lower import Declined, values_of_call
 from fuse.rewrite import effects
 from fuse.rewrite.launches import node_launches
@@ -46,7 +46,7 @@ def obstacle(loop: Loop) -> str | None:
     values = [part for node in loop.body.graph.nodes for part in _tensors(node)]
     if any(value.layout is not torch.strided or value.is_conj() or value.is_neg() for value in values):
         return "a tensor is sparse or lazily conjugated or negated"
-    if any(not ctypes.supported(value.dtype) for value in values):
+    if any(not supported(value.dtype) for value in values):
         return "a step computes with a dtype that kernels do not know"
     if any(value.numel() == 0 for value in values):
         return "a tensor has no elements"

@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 from fuse.check.compare import compare
 from fuse.check.inputs import widened
 from fuse.graph.capture import capture
-from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.lower import Declined, Kernel, lower, program_of
 from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build
+from tests.kernel.evaluating import NotEvaluated, evaluated, multiplies_and_adds
 
 Function = Callable[..., Any]
 RED_ZONE = 64  # bytes before and after every result that a kernel must not touch
@@ -63,9 +64,13 @@ class Ran:
     eager: tuple[Tensor, ...]
 
     def check(self, exact: bool = False) -> None:
-        """dtype, shape, stride, and values: equal bits when ``exact``, else as close to float64 as eager is."""
+        """dtype, shape, stride, and values: equal bits when ``exact``, else as close to float64 as eager is.
+
+        The same is asked of what the recipes say, evaluated without any loops.
+        """
         assert isinstance(self.kernel, Kernel), self.kernel
         reference = None if exact else _reference(self.case)
+        self._check_recipes(exact, reference)
         for position, (mine, theirs) in enumerate(zip(self.results, self.eager, strict=True)):
             assert (mine.dtype, mine.shape, _steps(mine)) == (theirs.dtype, theirs.shape, _steps(theirs))
             if exact:
@@ -74,6 +79,28 @@ class Ran:
                 wide = reference[position] if reference else None
                 problem = compare("", mine, theirs, wide).problem
                 assert not problem, f"{problem}\n{self.kernel.source}"
+
+    def _check_recipes(self, exact: bool, reference: tuple[Tensor, ...] | None) -> None:
+        program = program_of(self.case.graph)
+        try:
+            own = evaluated(program, self.case.inputs)
+            wide = evaluated(program, self.case.inputs, widened=True)
+        except NotEvaluated:
+            return
+        for position, (mine, theirs) in enumerate(zip(own, self.eager, strict=True)):
+            assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+            if exact and not multiplies_and_adds(program):
+                assert torch.equal(bits(mine), bits(theirs)), f"the recipe says {mine}\ninstead of\n{theirs}"
+                continue
+            for result in (mine, wide[position]):
+                given = reference[position] if reference else None
+                problem = compare("", _like(result, theirs), theirs, given).problem
+                assert not problem, f"the recipe: {problem}"
+
+
+def _like(value: Tensor, other: Tensor) -> Tensor:
+    """``value`` with the dtype and strides of ``other``."""
+    return torch.empty_strided(other.shape, other.stride(), dtype=other.dtype).copy_(value)
 
 
 def _steps(value: Tensor) -> list[int]:

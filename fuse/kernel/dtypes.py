@@ -1,0 +1,35 @@
+"""Which dtypes kernels handle, and what they compute in."""
+
+from __future__ import annotations
+
+import torch
+
+SUPPORTED = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+HALVES = frozenset({torch.bfloat16, torch.float16})
+
+
+def supported(dtype: torch.dtype) -> bool:
+    """Whether kernels handle this dtype (complex, quantised and 8-bit floats they do not)."""
+    return dtype in SUPPORTED
+
+
+def register(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a kernel computes in: float32 for the halves, which it rounds to, the element's own otherwise.
+
+    >>> register(torch.bfloat16), register(torch.bool)
+    (torch.float32, torch.bool)
+    """
+    return torch.float32 if dtype in HALVES else dtype

@@ -1,0 +1,369 @@
+"""Typed scalar expressions: what a kernel computes between a load and a store.
+
+    lambda g, y: g * (1 - y * y)     of two float32     ->     multiply(g, subtract(1.0, multiply(y, y)))
+
+An expression is a frozen tree: leaves (a number, an argument of a formula, a name defined before, an affine index) and
+operations on them, each with the dtype that it computes in. Nothing is promoted inside of a tree: Python numbers take
+the dtype of what they meet, everything else is converted by name. Halves are computed in float32, and ``rounded`` says
+where. Integers wrap around; ``+`` of bools is *or*, ``*`` is *and*.
+
+The operators and what they mean stand in :mod:`fuse.kernel.scalar_operators`; how a target writes them down is a
+:class:`Notation` of that target. Expressions are equal when they have equal structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fuse.kernel.dtypes import HALVES, register
+from fuse.kernel.index import Affine
+from fuse.kernel.scalar_operators import COSTS, DEFINITIONS, MEANINGS, RELATIONS
+
+Scalar = bool | int | float
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A number of ``dtype``, computed by what the subclasses say."""
+
+    dtype: torch.dtype
+
+    def __add__(self, other: Operand) -> Operation:
+        return operation("add", self, other)
+
+    def __radd__(self, other: Operand) -> Operation:
+        return operation("add", other, self)
+
+    def __sub__(self, other: Operand) -> Operation:
+        return operation("subtract", self, other)
+
+    def __rsub__(self, other: Operand) -> Operation:
+        return operation("subtract", other, self)
+
+    def __mul__(self, other: Operand) -> Operation:
+        return operation("multiply", self, other)
+
+    def __rmul__(self, other: Operand) -> Operation:
+        return operation("multiply", other, self)
+
+    def __truediv__(self, other: Operand) -> Operation:
+        return operation("divide", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Operation:
+        return operation("divide", other, self)
+
+    def __floordiv__(self, other: Operand) -> Operation:
+        """The quotient of integers that are not negative."""
+        return operation("quotient", self, other)
+
+    def __mod__(self, other: Operand) -> Operation:
+        """The remainder of integers that are not negative."""
+        return operation("modulo", self, other)
+
+    def __neg__(self) -> Operation:
+        return operation("negate", self)
+
+    def __invert__(self) -> Operation:
+        """All bits turned; of a bool, *not*."""
+        return operation("invert", self)
+
+    def __and__(self, other: Operand) -> Operation:
+        return operation("bit_and", self, other)
+
+    def __or__(self, other: Operand) -> Operation:
+        return operation("bit_or", self, other)
+
+    def __xor__(self, other: Operand) -> Operation:
+        return operation("bit_xor", self, other)
+
+    def __lt__(self, other: Operand) -> Operation:
+        return operation("less", self, other)
+
+    def __le__(self, other: Operand) -> Operation:
+        return operation("at_most", self, other)
+
+    def __gt__(self, other: Operand) -> Operation:
+        return operation("greater", self, other)
+
+    def __ge__(self, other: Operand) -> Operation:
+        return operation("at_least", self, other)
+
+    def __str__(self) -> str:
+        return render(self, PLAIN)
+
+
+Operand = Expression | bool | int | float
+
+
+@dataclass(frozen=True)
+class Literal(Expression):
+    """A number."""
+
+    number: Scalar
+
+
+@dataclass(frozen=True)
+class Parameter(Expression):
+    """Argument ``position`` of a formula."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Variable(Expression):
+    """What a statement before has named."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Position(Expression):
+    """An index: affine in loop variables, and in sizes that only the call knows."""
+
+    index: Affine
+
+
+@dataclass(frozen=True)
+class Operation(Expression):
+    """``operator`` of :mod:`fuse.kernel.scalar_operators` on ``operands``, computed in their dtype."""
+
+    operator: str
+    operands: tuple[Expression, ...]
+
+
+# ---- building --------------------------------------------------------------------------------------------------------
+
+
+def operation(operator: str, *operands: Operand) -> Operation:
+    """``operator`` on operands of one dtype, which numbers take from the others.
+
+    >>> x = Parameter(torch.float32, 0)
+    >>> str(operation("maximum", x, 0)), operation("less", x, 1).dtype
+    ('maximum(x0, 0.0)', torch.bool)
+    """
+    dtype = next(operand.dtype for operand in operands if isinstance(operand, Expression))
+    typed = tuple(lifted(operand, dtype) for operand in operands)
+    if any(operand.dtype != dtype for operand in typed):
+        raise TypeError(f"{operator} of {', '.join(str(operand.dtype) for operand in typed)}")
+    return Operation(torch.bool if operator in RELATIONS else dtype, operator, typed)
+
+
+def lifted(operand: Operand, dtype: torch.dtype) -> Expression:
+    return operand if isinstance(operand, Expression) else Literal(dtype, operand)
+
+
+class Functions:
+    """Operators as Python functions: ``fn.exp(x)``.
+
+    >>> str(fn.exp(-fn.abs(Parameter(torch.float32, 0))))
+    'exp(-abs(x0))'
+    """
+
+    def __getattr__(self, operator: str) -> Callable[..., Operation]:
+        if operator not in MEANINGS and operator not in DEFINITIONS:
+            raise AttributeError(f"there is no scalar operator {operator}")
+        return lambda *operands: operation(operator, *operands)
+
+    def select(self, condition: Expression, yes: Operand, no: Operand) -> Operation:
+        return select(condition, yes, no)
+
+
+fn = Functions()
+
+
+def both(first: Expression, second: Expression) -> Operation:
+    return operation("and", first, second)
+
+
+def either(first: Expression, second: Expression) -> Operation:
+    return operation("or", first, second)
+
+
+def select(condition: Expression, yes: Operand, no: Operand) -> Operation:
+    """``yes`` where ``condition`` holds, ``no`` elsewhere; one of them gives the dtype."""
+    dtype = next(branch.dtype for branch in (yes, no) if isinstance(branch, Expression))
+    branches = lifted(yes, dtype), lifted(no, dtype)
+    if condition.dtype != torch.bool or any(branch.dtype != dtype for branch in branches):
+        raise TypeError(f"select by {condition.dtype} of {branches[0].dtype}, {branches[1].dtype}")
+    return Operation(dtype, "select", (condition, *branches))
+
+
+def squared(x: Expression) -> Operation:
+    return x * x
+
+
+def converted(value: Expression, source: torch.dtype, target: torch.dtype) -> Expression:
+    """``value``, an element of ``source``, as one of ``target``: cast to what that is computed in, rounded to a half.
+
+    >>> x = Parameter(torch.float64, 0)
+    >>> str(converted(x, torch.float64, torch.bfloat16)), str(converted(x, torch.float64, torch.float64))
+    ('round_bfloat16(to_float32(x0))', 'x0')
+    """
+    if source == target:
+        return value
+    if register(source) != register(target):
+        value = Operation(register(target), "convert", (value,))
+    return Operation(value.dtype, "round_" + name_of(target), (value,)) if target in HALVES else value
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def index(where: Affine) -> Position:
+    return Position(torch.int64, where)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def parts(expression: Expression) -> Iterator[Expression]:
+    """The expression and all that it is made of."""
+    yield expression
+    if isinstance(expression, Operation):
+        for operand in expression.operands:
+            yield from parts(operand)
+
+
+def names_in(expression: Expression) -> set[str]:
+    """The names of variables, loop variables and sizes in it.
+
+    >>> sorted(names_in(Variable(torch.int64, "row") + index(Affine.of("i") * 4)))
+    ['i', 'row']
+    """
+    found: set[str] = set()
+    for part in parts(expression):
+        if isinstance(part, Variable):
+            found.add(part.name)
+        elif isinstance(part, Position):
+            found.update(part.index.atoms(), (size for size, _ in part.index.sized))
+    return found
+
+
+def applied(expression: Expression, arguments: Sequence[Expression]) -> Expression:
+    """The formula with ``arguments`` for its parameters.
+
+    >>> x = Parameter(torch.float32, 0)
+    >>> str(applied(1 - x * x, [Variable(torch.float32, "tanh")]))
+    '1.0 - tanh * tanh'
+    """
+    match expression:
+        case Parameter():
+            return arguments[expression.position]
+        case Operation():
+            operands = tuple(applied(operand, arguments) for operand in expression.operands)
+            return Operation(expression.dtype, expression.operator, operands)
+        case _:
+            return expression
+
+
+def cost(expression: Expression) -> int:
+    """The cost of computing it: nothing for what is at hand, 1 for arithmetic of a few cycles, more for functions.
+
+    >>> x = Parameter(torch.float32, 0)
+    >>> cost(x), cost(1 - x * x), cost(fn.tanh(x) + 1)
+    (0, 1, 10)
+    """
+    operators = [part.operator for part in parts(expression) if isinstance(part, Operation)]
+    return max(sum(COSTS.get(operator, 0) for operator in operators), min(len(operators), 1))
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an operation is written: ``template`` with a place for each operand, how tightly it binds (``level``), and
+    how tightly each operand has to bind to stand there without parentheses."""
+
+    template: str
+    level: int
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Notation:
+    """How a target writes expressions: its leaves, and each operation's form."""
+
+    leaf: Callable[[Expression], str]
+    form: Callable[[Operation], Form]
+
+
+CALL = 100
+"""The level of what needs no parentheses anywhere."""
+UNARY, PRODUCT, SUM, ORDER, EQUALITY, BIT_AND, BIT_XOR, BIT_OR, AND, OR, CHOICE = range(90, 79, -1)
+
+
+def binary(symbol: str, level: int) -> Form:
+    """An operator between two operands, taken from left to right."""
+    return Form(f"{{}} {symbol} {{}}", level, (level, level + 1))
+
+
+def called(name: str, count: int) -> Form:
+    """``name(operand, ...)``."""
+    return Form(f"{name}({', '.join(['{}'] * count)})", CALL, (0,) * count)
+
+
+SYMBOLS: Mapping[str, Form] = {
+    "add": binary("+", SUM),
+    "subtract": binary("-", SUM),
+    "multiply": binary("*", PRODUCT),
+    "divide": binary("/", PRODUCT),
+    "quotient": binary("/", PRODUCT),
+    "modulo": binary("%", PRODUCT),
+    "negate": Form("-{}", UNARY, (UNARY + 1,)),
+    "invert": Form("~{}", UNARY, (UNARY,)),
+    "less": binary("<", ORDER),
+    "at_most": binary("<=", ORDER),
+    "greater": binary(">", ORDER),
+    "at_least": binary(">=", ORDER),
+    "equal": binary("==", EQUALITY),
+    "unequal": binary("!=", EQUALITY),
+    "bit_and": binary("&", BIT_AND),
+    "bit_xor": binary("^", BIT_XOR),
+    "bit_or": binary("|", BIT_OR),
+    "and": binary("&&", AND),
+    "or": binary("||", OR),
+    "select": Form("{} ? {} : {}", CHOICE, (CHOICE + 1, 0, CHOICE)),
+}
+"""The operators that C and its relatives have symbols for, and how tightly these bind."""
+
+
+def render(expression: Expression, notation: Notation) -> str:
+    """The text of an expression, with parentheses where they are needed."""
+    return _rendered(expression, notation, 0)
+
+
+def _rendered(expression: Expression, notation: Notation, least: int) -> str:
+    if not isinstance(expression, Operation):
+        text = notation.leaf(expression)
+        return f"({text})" if least > SUM and isinstance(expression, Position) and " " in text else text
+    form = notation.form(expression)
+    operands = zip(expression.operands, form.operands, strict=True)
+    text = form.template.format(*(_rendered(operand, notation, level) for operand, level in operands))
+    return f"({text})" if form.level < least else text
+
+
+def _plain_leaf(leaf: Expression) -> str:
+    match leaf:
+        case Literal():
+            return str(float(leaf.number) if leaf.dtype.is_floating_point else leaf.number)
+        case Parameter():
+            return f"x{leaf.position}"
+        case Variable():
+            return leaf.name
+        case Position():
+            return str(leaf.index)
+    raise TypeError(f"{type(leaf).__name__} is no leaf")
+
+
+def _plain_form(whole: Operation) -> Form:
+    name = f"to_{name_of(whole.dtype)}" if whole.operator == "convert" else whole.operator
+    return SYMBOLS.get(whole.operator) or called(name, len(whole.operands))
+
+
+PLAIN = Notation(_plain_leaf, _plain_form)
+"""For reading."""

@@ -1,0 +1,71 @@
+"""How C++ writes scalar expressions: one table from operators to text, and numbers as literals.
+
+Operators without a symbol are functions of the headers beside this file: ``fuse_tanh``, ``fuse_maximum``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fuse.kernel import ctypes
+from fuse.kernel.expressions import (
+    CALL,
+    SYMBOLS,
+    UNARY,
+    Expression,
+    Form,
+    Literal,
+    Notation,
+    Operation,
+    Position,
+    Variable,
+    called,
+    parts,
+    render,
+)
+
+_HALF_NAMES = {"round_bfloat16": "fuse_round_bf16", "round_float16": "fuse_round_f16"}
+_FUNCTIONS = {"hypot": "__builtin_hypot"} | _HALF_NAMES
+_OF_BOOLS = {"add": SYMBOLS["or"], "multiply": SYMBOLS["and"], "invert": Form("!{}", UNARY, (UNARY,))}
+_WRAPPING = {"add": "+", "subtract": "-", "multiply": "*"}
+
+
+def text(expression: Expression) -> str:
+    """The expression as C++.
+
+    >>> x, n = Variable(torch.float32, "x"), Variable(torch.int8, "n")
+    >>> text(x * (1 - x * x)), text(n + 1)
+    ('x * (1.0f - x * x)', 'int8_t(uint64_t(n) + uint64_t(int8_t(1)))')
+    """
+    return render(expression, CPP)
+
+
+def calls(expression: Expression) -> bool:
+    """Whether C++ calls a function for it, and not operators alone."""
+    return any(isinstance(part, Operation) and part.operator not in SYMBOLS for part in parts(expression))
+
+
+def _leaf(leaf: Expression) -> str:
+    match leaf:
+        case Literal():
+            return ctypes.literal(leaf.number, leaf.dtype)
+        case Variable():
+            return leaf.name
+        case Position():
+            return str(leaf.index)
+    raise TypeError(f"{type(leaf).__name__} stands for nothing in C++")
+
+
+def _form(whole: Operation) -> Form:
+    """Integers wrap around: through unsigned ones, since signed overflow is undefined in C++."""
+    name, dtype = whole.operator, whole.operands[-1].dtype
+    if name == "convert":
+        return called(f"fuse_cast<{ctypes.register(whole.dtype)}>", 1)
+    if dtype is torch.bool and name in _OF_BOOLS:
+        return _OF_BOOLS[name]
+    if name in _WRAPPING and not dtype.is_floating_point:
+        return Form(f"{ctypes.register(dtype)}(uint64_t({{}}) {_WRAPPING[name]} uint64_t({{}}))", CALL, (0, 0))
+    return SYMBOLS.get(name) or called(_FUNCTIONS.get(name, f"fuse_{name}"), len(whole.operands))
+
+
+CPP = Notation(_leaf, _form)
