@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fuse.graph.capture import capture as capture
+    from fuse.graph.precision import Precision as Precision
     from fuse.report.show import show as show
     from fuse.rewrite.patterns.language import const as const
     from fuse.rewrite.patterns.language import either as either
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fuse.runtime.module import compile as compile
 
 _HOME = {
+    "Precision": "fuse.graph.precision",
     "capture": "fuse.graph.capture",
     "compile": "fuse.runtime.module",
     "const": "fuse.rewrite.patterns.language",
@@ -37,6 +39,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Precision",
     "capture",
     "compile",
     "const",

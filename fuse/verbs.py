@@ -291,6 +291,52 @@ def bisect(request: Request, to: Output, atol: float | None, rtol: float | None,
     return GOOD if found.passed else FAILED
 
 
+@commands.command(epilog=TRUST)
+@target_verb(
+    click.option(
+        "--dtype",
+        type=click.Choice(["bf16", "f16", "autocast"]),
+        default="bf16",
+        show_default=True,
+        help="What to run the model in; autocast: by torch's rules, bfloat16.",
+    ),
+    click.option(
+        "--target",
+        "goal",
+        default="sqnr>=40",
+        show_default=True,
+        help="What the result has to reach: sqnr>=DB, cosine>=C, relative<=R or max_abs<=A.",
+    ),
+    path_option("--csv", metavar="OUT.csv", help="Write every operator's errors into this file."),
+    path_option("--html", metavar="OUT.html", help="Write them into a page."),
+)
+def precision(request: Request, to: Output, dtype: str, goal: str, csv: Path | None, html: Path | None) -> int:
+    """Find where a narrow dtype loses accuracy, operator by operator.
+
+    Each operator is measured against float64 twice: with what came before it in the narrow dtype (propagated), and
+    by itself (isolated). Named are the first that by itself errs by more than its dtype explains, where the propagated
+    error misses the target, and the smallest set found to keep in float32.
+    """
+    _require_this_machine(request)
+    from fuse.check.precision.verdict import precision as measure
+    from fuse.report.files import write
+    from fuse.report.precision import precision_csv, precision_page, precision_table
+
+    loaded, passes = request.load(to, real=True), request.passes()
+    with to.stage(f"running it in float64 and {dtype}, and looking for what to keep in float32"):
+        report = measure(
+            loaded.model, loaded.args, loaded.kwargs, dtype=dtype, target=goal, passes=passes, seed=request.seed
+        )
+    if csv is not None:
+        write(csv, precision_csv(report))
+        to.say(f"wrote {csv}")
+    if html is not None:
+        write(html, precision_page(report, request.target))
+        to.say(f"wrote {html}")
+    to.emit({**report.to_dict(), "target": request.target}, lambda: precision_table(report, request.target))
+    return GOOD if report.passed else FAILED
+
+
 @commands.command(name="check-pattern", epilog=TRUST.replace("The file of TARGET", "FILE"))
 @output_verb(click.argument("file"))
 def check_pattern(to: Output, file: str) -> int:

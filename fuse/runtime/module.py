@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.errors import FuseError
+from fuse.graph.precision import Precision, in_precision
 from fuse.rewrite import registry
 from fuse.runtime.engine import Compiled, Engine, LastRun
 
@@ -21,7 +22,11 @@ _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
 def compile(
-    model: nn.Module, freeze: bool = False, passes: Sequence[str] | None = None, dynamic_shapes: Any = None
+    model: nn.Module,
+    freeze: bool = False,
+    passes: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    precision: Precision | str | None = None,
 ) -> Fused:
     """Run ``model`` fused.
 
@@ -39,9 +44,12 @@ def compile(
             of ``torch.export``: ``{"x": {0: torch.export.Dim("time")}}``. You assert that ``forward`` is one function
             of that length. It is then captured at three short lengths, and longer ones are served without capturing
             again; where the three do not correspond, each length is captured, with one warning.
+        precision: the dtype to run in, ``"bf16"``, ``"f16"`` or ``"autocast"``, or a :class:`fuse.Precision` that also
+            names the operators that stay in float32, as ``fuse precision`` recommends them. The weights stay float32;
+            gradients come back in float32.
 
     Raises:
-        FuseError: ``model`` is not a module, a pass does not exist, or ``forward`` has no such argument.
+        FuseError: ``model`` is not a module, a pass or precision does not exist, or ``forward`` has no such argument.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     >>> fused = compile(model)
@@ -56,6 +64,8 @@ def compile(
     if not isinstance(model, nn.Module):
         raise FuseError(f"fuse.compile takes an nn.Module, not a {type(model).__name__}; wrap a function in a module")
     registry.select(passes)  # an unknown name is an error now, not at the first call
+    if precision is not None:
+        model = in_precision(model, Precision(precision) if isinstance(precision, str) else precision)
     return Fused(Engine(model, freeze, passes, dynamic_shapes=dynamic_shapes))
 
 
