@@ -17,9 +17,11 @@ class CaptureError(FuseError):
     """The model cannot be captured as one graph; ``fuse.compile`` runs it as eager would, with this as the reason.
 
     ``assigned``: attributes that the call assigns, as far as was seen: (name of the submodule, name).
+    ``depends``: values that the call read came before it, so that another call may do without.
     """
 
     assigned: tuple[tuple[str, str], ...] = ()
+    depends: bool = False
 
 
 class FaultWarning(UserWarning):

@@ -3,9 +3,9 @@
     model, args  ->  recorded operators (what eager launches)  ->  functional graph + signature
 
 A dispatch mode below autograd sees every operator that eager would launch, composites already taken apart. Fake
-tensors carry shapes, strides and dtypes but no data: nothing is allocated, and reading a value (``.item()``, ``if
-tensor:``) raises instead of freezing the number into the graph. The graph is a pure function of its placeholders; see
-:mod:`fuse.graph.signature` for the rest.
+tensors carry shapes, strides and dtypes but no data: nothing is allocated. Where ``forward`` reads a value, it is
+computed from the inputs, and what Python learns becomes a result of the graph (:mod:`fuse.graph.reading`). The graph
+is a pure function of its placeholders; see :mod:`fuse.graph.signature` for the rest.
 """
 
 from __future__ import annotations
@@ -42,11 +42,15 @@ from fuse.graph import numbers, probing
 from fuse.graph.attributes import Change, held_by, restore
 from fuse.graph.collecting import without_collecting
 from fuse.graph.ends import add_placeholder
+from fuse.graph.evaluating import NoData
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
+from fuse.graph.learned import Learning
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
 from fuse.graph.outside import reached_by
+from fuse.graph.read_numbers import WantsPlain, is_number, node_of
+from fuse.graph.reading import READS, Reader, reads_followed
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import followed
@@ -134,15 +138,34 @@ class Recorder(TorchDispatchMode):
         self.last_input: Node | None = None
         self.names = names_of_state(model, plan.attributes)
         self.names_by_fake: dict[int, tuple[Any, str]] = {}
+        self.data: dict[int, Tensor] = {}  # fake tensor -> what it stands for
+        self.real_of: dict[Node, Tensor] = {}  # placeholder -> likewise
+        self.reader = Reader(self.functional, fake_mode, self.real_of.__getitem__, self._ensure_known, plan.plain_reads)
+        self.learning: Learning | None = None
+        self.numbers: dict[Node, int] = {}  # of the result -> the leaves that hold them
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
         names = parameter_names(self.model)
         fake_leaves = [self._argument(argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
-        with self._recording("forward", self._fake_state()), torch.set_grad_enabled(self.gradients):
-            result = self.model(*fake_args, **fake_kwargs)
-        return self._finish(self._with_assigned(result))
+        try:
+            with self._recording("forward", self._read_state()), torch.set_grad_enabled(self.gradients):
+                result = self.model(*fake_args, **fake_kwargs)
+            return self._finish(self._with_learned(self._with_assigned(result)))
+        except (Assigns, Reads, NoData):
+            raise
+        except CaptureError as error:
+            if self.reader.stands_in:  # what failed may be what a plain number can
+                raise WantsPlain from error
+            error.depends = bool(self.reader.facts)
+            raise
+
+    @contextlib.contextmanager
+    def _read_state(self) -> Iterator[None]:
+        """The model's state is fake, and what is read of values is followed."""
+        with self._fake_state(), reads_followed(self.reader):
+            yield
 
     @contextlib.contextmanager
     def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
@@ -187,6 +210,7 @@ class Recorder(TorchDispatchMode):
                 with contextlib.nullcontext() if tensor.is_leaf else _unwarned():
                     fake = self.fake_mode.from_tensor(tensor)
             self.adopted[id(tensor)] = (tensor, fake)
+            self.data[id(fake)] = tensor
         return self.adopted[id(tensor)][1]
 
     def _place(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
@@ -203,6 +227,7 @@ class Recorder(TorchDispatchMode):
         node.meta["val"] = fake
         node.meta["source"] = ""
         self.last_input = node
+        self.real_of[node] = self.data.get(id(fake), fake) if spec.value is None else spec.value
         self.functional.add_input(fake, node, len(self.inputs) if writes_back else None)
         self.inputs.append(spec)
         self.placeholders.append(fake)
@@ -257,6 +282,14 @@ class Recorder(TorchDispatchMode):
         self.names_by_fake.setdefault(id(fake), ("attribute", name))
         return fake
 
+    def _with_learned(self, result: Any) -> Any:
+        """What tells what was learned of values, and the result."""
+        leaves = flatten_result(result)[0]
+        tensors, self.learning, self.numbers = self.reader.finish(leaves)
+        if not self.learning.lines:
+            self.learning = None
+        return (tensors, result) if self.learning else result
+
     def _with_assigned(self, result: Any) -> Any:
         """The result together with what the call assigns, each attribute that it reads being an input."""
         overlay = self.overlay
@@ -293,6 +326,10 @@ class Recorder(TorchDispatchMode):
         if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
             with self:
                 return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        if op in READS:
+            found = self.reader.read(op, args, kwargs)
+            self.dispatches.append(Dispatch(op, args, kwargs, found, self.functional.source))
+            return found
         source = self.functional.source = self._line()
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._constant(op, args[0])
@@ -353,11 +390,19 @@ class Recorder(TorchDispatchMode):
         output.meta["source"] = ""
         module = _LazyGraphModule(self.modules, self.graph)
         module.meta["signature"] = Signature(
-            tuple(self.inputs), outputs, out_spec, tuple(mutations), tuple(self.dispatches), self.overlay.kept()
+            tuple(self.inputs),
+            outputs,
+            out_spec,
+            tuple(mutations),
+            tuple(self.dispatches),
+            self.overlay.kept(),
+            self.learning,
         )
         return module
 
     def _output(self, leaf: Any, values: list[Node], roots: dict[int, int]) -> OutputSpec:
+        if is_number(leaf):
+            return OutputSpec("number", self.numbers[node_of(leaf)])
         if not isinstance(leaf, Tensor):
             if not (is_constant(leaf) or isinstance(leaf, Advance)):
                 raise CaptureError(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
+from fuse.graph.read_numbers import WantsPlain, is_number
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.signature import Advance, Attribute, Kept
 
@@ -42,10 +43,12 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Plan:
-    """How to record a call: ``attributes`` are overlaid; ``plain`` numbers among them are taken as they are."""
+    """How to record a call: ``attributes`` are overlaid; ``plain`` numbers among them are taken as they are, and
+    ``plain_reads`` says that numbers read from tensors are."""
 
     attributes: tuple[Attribute, ...] = ()
     plain: frozenset[Attribute] = frozenset()
+    plain_reads: bool = False
 
 
 class Assigns(CaptureError):
@@ -84,6 +87,8 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
             plan = replace(plan, attributes=(*plan.attributes, *new))
         except Reads as found:
             plan = replace(plan, plain=plan.plain | found.attributes)
+        except WantsPlain:
+            plan = replace(plan, plain_reads=True)
         except CaptureError as error:
             error.assigned = _pairs(plan.attributes)
             raise
@@ -214,7 +219,7 @@ class Overlay:
             if not _as_it_was(slot.old, slot.was):
                 raise CaptureError(f"forward changes what the attribute {slot.attribute} holds")
             for leaf in flatten_result(slot.now)[0] if slot.assigned else ():
-                if not (isinstance(leaf, Tensor) or _is_count(leaf) or is_constant(leaf)):
+                if not (isinstance(leaf, Tensor) or _is_count(leaf) or is_number(leaf) or is_constant(leaf)):
                     raise CaptureError(
                         f"forward assigns the attribute {slot.attribute} a {type(leaf).__name__}, of which a graph "
                         "cannot make a new one in each call"

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fuse.graph.read_numbers import is_number
+
 _CONSTANTS = (
     bool, int, float, complex, str, bytes, type, enum.Enum, torch.dtype, torch.device, torch.layout,
     torch.memory_format,
@@ -81,6 +83,8 @@ def is_constant(leaf: Any) -> bool:
     >>> is_constant(3), is_constant(torch.float32), is_constant(object()), is_constant({1, 2})
     (True, True, False, False)
     """
+    if is_number(leaf):
+        return False
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         frozen = bool(type(leaf).__dataclass_params__.frozen)  # type: ignore[attr-defined]  # every dataclass has them
         return frozen and all(is_constant(getattr(leaf, f.name)) for f in dataclasses.fields(leaf))

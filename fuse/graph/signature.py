@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._pytree import TreeSpec
 
+from fuse.graph.learned import Learning
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -67,12 +69,12 @@ class OutputSpec:
     """What one leaf of the model's result is.
 
     ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same
-    tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``python``: the plain object
-    ``value``. With ``view`` the leaf is a new tensor with that layout on the memory of the named one, so that aliases
-    between outputs, and between outputs and inputs, are eager's.
+    tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``number``: the Python number in
+    leaf ``index``; ``python``: the plain object ``value``. With ``view`` the leaf is a new tensor with that layout on
+    the memory of the named one, so that aliases between outputs, and between outputs and inputs, are eager's.
     """
 
-    kind: Literal["graph", "input", "repeat", "python"]
+    kind: Literal["graph", "input", "repeat", "number", "python"]
     index: int = -1
     view: Layout | None = None
     value: object = None
@@ -136,6 +138,7 @@ class Signature:
     """The promise of one captured graph; found in ``graph.meta["signature"]``.
 
     With ``kept`` attributes, ``outputs`` and ``out_spec`` are of the pair (result, values to assign in their order).
+    With ``learning`` they are of the pair (values that tell what was learned, all that).
     """
 
     inputs: tuple[InputSpec, ...]
@@ -144,3 +147,4 @@ class Signature:
     mutations: tuple[Mutation, ...]
     dispatches: tuple[Dispatch, ...]
     kept: tuple[Kept, ...] = ()
+    learning: Learning | None = None

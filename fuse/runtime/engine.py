@@ -5,6 +5,9 @@
                v
             capture -> passes -> program        what cannot be captured or built runs eager, with one warning
 
+A program that was specialised on values confirms them before anything of it is seen; several are kept
+(:mod:`fuse.runtime.specialised`).
+
 Calls may come from several threads. One thread at a time makes a variant, and capture's fake tensors are seen by that
 thread only; compiled and eager calls need no lock.
 """
@@ -14,7 +17,8 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +33,7 @@ from fuse.graph.capture import capture
 from fuse.graph.collecting import without_collecting
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
+from fuse.graph.learned import Learning, ReadLine
 from fuse.graph.signature import Attribute, Signature
 from fuse.rewrite import registry
 from fuse.rewrite.differentiating import by_loops
@@ -42,6 +47,7 @@ from fuse.runtime.playback import Playback, playback
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, begun, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import refused_call, refused_model, without_kernels
+from fuse.runtime.specialised import LARGEST_UNUSED, Confirmation, Family, Missed
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Finish, Ran, Training
 
@@ -57,7 +63,8 @@ class LastRun:
     ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from
     Python); ``regions`` the fused groups that ran as one kernel each. A call that ran eager has its reason in
     ``fallbacks``, and launches of 0: what eager launches is not observed here. ``backward`` is the same of the
-    backward pass of that call; None before it ran, and where there is none.
+    backward pass of that call; None before it ran, and where there is none. ``reads`` are the values that ``forward``
+    reads, and how the program was guarded by them.
     """
 
     launches: int = 0
@@ -67,6 +74,7 @@ class LastRun:
     regions: int = 0
     fallbacks: tuple[Fallback, ...] = ()
     backward: LastRun | None = None
+    reads: tuple[ReadLine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,9 @@ class Compiled:
     ``reason``; ``graph`` also where no graph was captured for these calls, because they differ from others in a length
     that was declared to vary. ``training`` runs the calls that need gradients; ``program`` is its forward half.
     ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
-    ``unwatched`` are those whose change makes nothing stale."""
+    ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
+    ``rebuild`` gives the result second. ``family``: the other specialisations of such calls. ``passing``: another call
+    may not run eager."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -86,6 +96,9 @@ class Compiled:
     training: Training | None = None
     carried: Carried | None = None
     unwatched: frozenset[Attribute] = frozenset()
+    learning: Learning | None = None
+    family: Family[Compiled] | None = None
+    passing: bool = False
 
 
 @dataclass
@@ -118,6 +131,7 @@ class Engine:
             self._lengths = DeclaredLengths(model, dynamic_shapes, self._short_graph, watch_tensors=not freeze)
         self._states: tuple[_State, ...] = ()
         self._kept: tuple[Attribute, ...] = ()  # attributes that calls assigned so far
+        self._in_vain: Counter[Hashable] = Counter()  # captures of calls that may be captured another time
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
@@ -136,7 +150,23 @@ class Engine:
             ):
                 return self._eager(args, kwargs, reason)
             found = self._make(args, kwargs, leaves, spec)
-        compiled, tensors = found
+            if found[0].family is not None:
+                try:
+                    return self._new(found[0], args, kwargs, leaves, spec)
+                except Missed as miss:
+                    return self._eager(args, kwargs, found[0].family.in_vain(self._name(), miss.learned))
+        if found[0].family is not None:
+            return self._specialised(found[0].family, args, kwargs, leaves, spec)
+        return self._served(*found, args, kwargs)
+
+    def _served(
+        self, compiled: Compiled, tensors: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of a call for which ``compiled`` was found.
+
+        Raises:
+            Missed: it is a specialisation that does not serve this call.
+        """
         if compiled.program is None or compiled.rebuild is None:
             return self._eager(args, kwargs, compiled.reason)
         if compiled.written and overlaps(tensors, compiled.written):
@@ -146,18 +176,65 @@ class Engine:
         try:
             if compiled.training is not None:
                 result, launches, ran = compiled.training.run(tensors)
-                self._observed = (launches, compiled, ran)
-                return compiled.carried.assign(result) if compiled.carried else result
-            values, launches = compiled.program.run(tensors)
-        except (PositionOutOfRange, Mispredicted) as error:
+            else:
+                values, launches = compiled.program.run(tensors)
+                result, ran = compiled.rebuild(values, tensors), None
+        except Exception as error:
+            # Nothing was written: writes to inputs are a program's last steps. A position raises eager's own error.
+            known = isinstance(error, (PositionOutOfRange, Mispredicted))
+            if not known and compiled.family is None:
+                raise
             if generator is not None:
                 torch.set_rng_state(generator)
-            # Nothing was written: writes to inputs are a program's last steps. A position raises eager's own error.
-            reason = self._give_up(compiled, error) if isinstance(error, Mispredicted) else None
-            return self._eager(args, kwargs, reason)
-        self._observed = (launches, compiled, None)
-        result = compiled.rebuild(values, tensors)
+            if isinstance(error, Mispredicted):
+                return self._eager(args, kwargs, self._give_up(compiled, error))
+            if compiled.family is None:
+                return self._eager(args, kwargs, None)
+            if isinstance(error, Missed):
+                raise
+            raise Missed(None) from error  # it may have been raised because the values are others
+        self._observed = (launches, compiled, ran)
+        if compiled.learning is not None:
+            _, result = result
         return compiled.carried.assign(result) if compiled.carried else result
+
+    def _specialised(
+        self, family: Family[Compiled], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
+    ) -> Any:
+        """The result of a call from the member of ``family`` that its values confirm, a new one if need be."""
+        if family.reason is not None:
+            return self._eager(args, kwargs, family.reason)
+        alike = [(one, tensors) for one, tensors in self._matching(leaves, spec, modes()) if one.family is family]
+        missed = None
+        for compiled, tensors in family.ordered(alike, lambda pair: pair[0]):
+            try:
+                result = self._served(compiled, tensors, args, kwargs)
+            except Missed as miss:
+                missed = missed or miss.learned
+                continue
+            family.served(compiled)
+            return result
+        if family.grows():
+            with self._lock, without_collecting():
+                made = self._compile(args, kwargs, leaves, spec, family)
+            if made.program is None:
+                return self._eager(args, kwargs, made.reason)
+            self._remember(made)
+            try:
+                return self._new(made, args, kwargs, leaves, spec)
+            except Missed as miss:  # fused and eager operators differ in what they round
+                missed = missed or miss.learned
+        return self._eager(args, kwargs, family.in_vain(self._name(), missed))
+
+    def _new(
+        self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
+    ) -> Any:
+        """The result of the call that a specialisation was made for."""
+        given = compiled.carried.extend(leaves, spec)[0] if compiled.carried else leaves
+        result = self._served(compiled, compiled.guard.pick((*given, *compiled.guard.state)), args, kwargs)
+        if compiled.family is not None:
+            compiled.family.served(compiled, again=False)
+        return result
 
     def last_run(self) -> LastRun | None:
         """What the last call to finish did, or None before the first."""
@@ -167,7 +244,8 @@ class Engine:
         launches, compiled, ran = Launches.unpack(observed[0]), observed[1], observed[2]
         assert compiled.program is not None
         backward = _counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None
-        return replace(_counted(launches, compiled.program.regions, compiled.program.fallbacks), backward=backward)
+        counted = _counted(launches, compiled.program.regions, compiled.program.fallbacks)
+        return replace(counted, backward=backward, reads=compiled.learning.lines if compiled.learning else ())
 
     def latest(self) -> Compiled | None:
         """The variant that served the last call."""
@@ -185,14 +263,19 @@ class Engine:
     def _find(
         self, leaves: Sequence[Any], spec: Any, current_modes: tuple[Any, ...]
     ) -> tuple[Compiled, tuple[Any, ...]] | None:
+        return next(self._matching(leaves, spec, current_modes), None)
+
+    def _matching(
+        self, leaves: Sequence[Any], spec: Any, current_modes: tuple[Any, ...]
+    ) -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
+        """The variants that serve a call as far as can be told before it, the most recent first."""
         for state in self._states:
             if state.guard.holds():
                 for compiled in state.variants:
                     given = compiled.carried.extend(leaves, spec) if compiled.carried else (leaves, spec)
                     tensors = compiled.guard.match(*given, current_modes)
                     if tensors is not None:
-                        return compiled, tensors
-        return None
+                        yield compiled, tensors
 
     def _make(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
@@ -202,10 +285,19 @@ class Engine:
             if found is None:
                 with without_collecting():
                     compiled = self._compile(args, kwargs, leaves, spec)
-                self._remember(compiled)
+                if not self._is_passing(compiled, leaves, spec):
+                    self._remember(compiled)
                 given = compiled.carried.extend(leaves, spec)[0] if compiled.carried else leaves
                 found = compiled, compiled.guard.pick((*given, *compiled.guard.state))
             return found
+
+    def _is_passing(self, compiled: Compiled, leaves: Sequence[Any], spec: Any) -> bool:
+        """Whether a call that is not captured may be the next time, because it has other values then."""
+        if not compiled.passing:
+            return False
+        call = kind_of_call(leaves, spec)
+        self._in_vain[call] += 1
+        return self._in_vain[call] < LARGEST_UNUSED
 
     def _remember(self, compiled: Compiled) -> None:
         unwatched = compiled.unwatched
@@ -234,7 +326,14 @@ class Engine:
 
     # ---- making ----------------------------------------------------------------------------------------------------
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any) -> Compiled:
+    def _compile(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: Sequence[Any],
+        spec: Any,
+        family: Family[Compiled] | None = None,
+    ) -> Compiled:
         graph: GraphModule | None = None
         training: Training | None = None
         try:
@@ -252,7 +351,8 @@ class Engine:
         except FuseError as error:  # CaptureError among them
             assigned = error.assigned if isinstance(error, CaptureError) else ()
             unwatched = frozenset(Attribute(*pair) for pair in assigned)
-            return self._declined(leaves, spec, Fallback(self._name(), "", str(error)), unwatched)
+            declined = self._declined(leaves, spec, Fallback(self._name(), "", str(error)), unwatched)
+            return replace(declined, passing=isinstance(error, CaptureError) and error.depends)
         except FaultWarning:  # warnings are errors here, which is the user's wish
             raise
         except Exception as error:  # a fault of ours must not become the user's
@@ -266,9 +366,12 @@ class Engine:
         if new := [one.attribute for one in signature.kept if one.attribute not in self._kept]:
             self._kept += tuple(new)
             if training is None and self._needs_gradients(given[0]):  # only the attributes need them
-                return self._compile(args, kwargs, leaves, spec)
+                return self._compile(args, kwargs, leaves, spec, family)
         sources = sources_of(signature.inputs, self.model, len(leaves))
         guard = call_guard(*given, sources, self._tensors())
+        if (learning := signature.learning) is not None and learning.learned:
+            program.confirm = Confirmation(learning)
+            family = family or Family(made=1)
         return Compiled(
             guard,
             program,
@@ -278,6 +381,8 @@ class Engine:
             training=training,
             carried=carry,
             unwatched=frozenset(self._kept),
+            learning=learning,
+            family=family,
         )
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[GraphModule, Training | None]:
@@ -309,6 +414,8 @@ class Engine:
         graph = self._graph(*arguments, left_out)
         if kept := graph.meta["signature"].kept:
             raise FuseError(f"forward assigns the attribute {kept[0].attribute}")
+        if learning := graph.meta["signature"].learning:
+            raise FuseError(f"forward reads a value at {learning.lines[0].source}")
         if reason := without_kernels(graph):
             raise FuseError(reason)
         return graph

@@ -42,6 +42,8 @@ def play_leaves(signature: Signature, detached: frozenset[int]) -> Playback:
                 made.append(next(leaves))
             elif spec.kind == "repeat":
                 made.append(made[spec.index])
+            elif spec.kind == "number":
+                made.append(made[spec.index].item())
             else:
                 given = [t.detach() for t in inputs] if position in detached else inputs
                 made.append(_leaf(spec, (), given))
@@ -51,10 +53,13 @@ def play_leaves(signature: Signature, detached: frozenset[int]) -> Playback:
 
 
 def _played(leaves: Sequence[OutputSpec], values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Any]:
-    """Every leaf in order; a repeated one is the object made before."""
+    """Every leaf in order; a repeated one is the object made before, a number is read from one."""
     made: list[Any] = []
     for spec in leaves:
-        made.append(made[spec.index] if spec.kind == "repeat" else _leaf(spec, values, inputs))
+        if spec.kind == "number":
+            made.append(made[spec.index].item())
+        else:
+            made.append(made[spec.index] if spec.kind == "repeat" else _leaf(spec, values, inputs))
     return made
 
 

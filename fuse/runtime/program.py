@@ -31,6 +31,7 @@ from fuse.runtime.drive import Drive, empty
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.functions import addresses_of, kernels_of
 from fuse.runtime.layout import extent, part, same_layout
+from fuse.runtime.reference import Confirm
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import (
     CallStep,
@@ -124,7 +125,10 @@ class Program:
         kernels: the distinct generated kernels, in order of first use.
         workspace_bytes: memory for intermediate values.
         draws: whether an operator advances torch's random generator.
+        confirm: called with the values, if it is set, before anything is written to an input; it may raise.
     """
+
+    confirm: Confirm | None = None
 
     def __init__(self, plan: Schedule, functions: dict[str, int] | None = None) -> None:
         self.regions = plan.regions
@@ -159,6 +163,7 @@ class Program:
             if not isinstance(step, PythonStep):
                 tables.add(step, lambda place: address(place, bases, homes, arena, self._workspace_base))
         self._tables = tables.freeze()
+        self._computing = len(tables) - plan.writing
         self._stretches = _stretches(plan, bases, loops)
         native = all(isinstance(stretch, _Native) for stretch in self._stretches)
         self._whole = len(tables) if native else None
@@ -188,10 +193,15 @@ class Program:
                 made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
                 bases.extend(map(Tensor.data_ptr, made))
                 bases.append(workspace.address)
-                launches = self._run(self._tables.address, 0, self._whole, bases.buffer_info()[0])
+                launches = self._run(self._tables.address, 0, self._computing, bases.buffer_info()[0])
                 if launches < 0:
                     raise PositionOutOfRange
-                return [None if i is None else made[i] for i in self._picked], launches
+                values = [None if i is None else made[i] for i in self._picked]
+                if self.confirm is not None:
+                    self.confirm(values)
+                if self._computing < self._whole:
+                    launches += self._run(self._tables.address, self._computing, self._whole, bases.buffer_info()[0])
+                return values, launches
             with torch.no_grad():  # what a call returns may be returned, of parameters too
                 return self._run_parts(tensors, workspace, bases)
         finally:
@@ -212,9 +222,12 @@ class Program:
         bases.extend(self._called_bases)
         slots = self._filled(tensors, workspace)
         received: dict[int, Tensor] = {}
-        native, aten = self._walk(slots, bases, received)
-        values = [None if b is None else received.get(b, slots[b]) for b in self._returned]
-        return values, Launches(native & 0xFFFFFFFF, native >> 32, aten)
+
+        def values() -> list[Tensor | None]:
+            return [None if b is None else received.get(b, slots[b]) for b in self._returned]
+
+        native, aten = self._walk(slots, bases, received, values)
+        return values(), Launches(native & 0xFFFFFFFF, native >> 32, aten)
 
     def _filled(self, tensors: Sequence[Tensor | None], workspace: _Workspace) -> list[Any]:
         """The tensors that Python calls take, those of inputs and intermediate values filled in."""
@@ -232,14 +245,25 @@ class Program:
         bases[self._workspace_base - len(self._results) + number] = made.data_ptr()
         return made
 
-    def _walk(self, slots: list[Any], bases: array[int], received: dict[int, Tensor] | None = None) -> tuple[int, int]:
+    def _walk(
+        self,
+        slots: list[Any],
+        bases: array[int],
+        received: dict[int, Tensor] | None = None,
+        values: Callable[[], list[Tensor | None]] | None = None,
+    ) -> tuple[int, int]:
         """Run all stretches; launches in native code, packed, and those of ATen calls.
 
         Results are put into ``received`` when the first stretch needs them, so that what calls allocate before is
-        gone; without it they are there already.
+        gone; without it they are there already. ``values`` of the results are confirmed before inputs are written.
         """
         native = aten = 0
+        unconfirmed = self.confirm if values is not None else None
         for due, stretch in enumerate(self._stretches):
+            if unconfirmed is not None and isinstance(stretch, _Native) and self._writes(stretch):
+                assert values is not None
+                unconfirmed(values())
+                unconfirmed = None
             if received is not None:
                 for result_number in self._due.get(due, ()):
                     received[self._results[result_number]] = self._make(result_number, slots, bases)
@@ -271,7 +295,14 @@ class Program:
             result = tensor = None  # what nobody reads goes before the next call
             for slot in stretch.dead:
                 slots[slot] = None
+        if unconfirmed is not None:
+            assert values is not None
+            unconfirmed(values())
         return native, aten
+
+    def _writes(self, stretch: _Native) -> bool:
+        """Whether a stretch of native steps is the one that writes to inputs."""
+        return stretch.first == self._computing < stretch.last
 
     def run_steps(self, loop: LoopStep, operands: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Launches]:
         """Run as the body of ``loop``: its last states and what it keeps, and what was launched in all steps."""
@@ -319,6 +350,8 @@ def _due(plan: Schedule, fresh: dict[int, Tensor]) -> dict[int, list[int]]:
     """The stretches that are the first to touch results, whose numbers these are; the first for what none touches."""
     calls = [isinstance(step, PythonStep) for step in plan.steps]
     begins = [is_call or before for is_call, before in zip(calls, [True, *calls], strict=False)]
+    if plan.writing:
+        begins[-plan.writing] = True
     stretch_of = [number - 1 for number in accumulate(begins)]
     first = first_touched(plan)
     found: dict[int, list[int]] = {}
@@ -352,7 +385,8 @@ def _stretches(plan: Schedule, bases: dict[int, int], loops: dict[int, Program])
     native = 0
     for number, step in enumerate(plan.steps):
         if not isinstance(step, PythonStep):
-            if parts and isinstance(before := parts[-1], _Native):
+            begins = plan.writing and number == len(plan.steps) - plan.writing
+            if parts and isinstance(before := parts[-1], _Native) and not begins:
                 parts[-1] = _Native(before.first, native + 1)
             else:
                 parts.append(_Native(native, native + 1))

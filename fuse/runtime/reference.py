@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from fuse.graph.signature import Signature
 from fuse.graph.writing import writes
 from fuse.runtime.steps import Fallback, Launches
 
+Confirm = Callable[[Sequence[Tensor | None]], None]
+"""Told the values of a graph before anything is written to an input; raises where they must not be used."""
+
 
 class Reference:
     """Stands in for :class:`fuse.runtime.program.Program`; ``fallback`` says why."""
@@ -24,7 +27,14 @@ class Reference:
         self.signature: Signature = graph.meta["signature"]
         self.writes = writes(graph)
         self.regions = 0
-        self.draws = False  # no run of it is ever repeated
+        self.confirm: Confirm | None = None
+        # Without anything to confirm, no run is ever repeated.
+        self.draws = self.signature.learning is not None and any(
+            ops.is_random(n.target)
+            for part in graph.modules()
+            if isinstance(part, GraphModule)
+            for n in part.graph.nodes
+        )
         self.fallbacks: tuple[Fallback, ...] = (fallback,)
         nested = {n.target for n in graph.graph.nodes if n.op == "call_module"}
         self.launches = launches_of(graph) + sum(launches_of(graph.get_submodule(str(t))) for t in nested)
@@ -41,6 +51,8 @@ class Reference:
             shared = value.untyped_storage()._cdata in inputs
             results[index] = value.clone() if shared else value
             inputs.add(value.untyped_storage()._cdata)
+        if self.confirm is not None:
+            self.confirm(results)
         for write in self.writes:
             if write.aside:
                 values[write.value_index] = values[write.value_index].clone()

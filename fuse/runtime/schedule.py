@@ -93,6 +93,7 @@ class _Scheduler:
         self.waiting = placed_pieces(graph)  # piece -> (assemble node, offset in elements)
 
     def run(self) -> Schedule:
+        writing = 0
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
                 self.anchors[node] = self._buffer("input", node.meta["val"])
@@ -102,7 +103,10 @@ class _Scheduler:
                 self._function(node)
             elif node.op == "output":
                 results = self._results(node) if self.signature else self._states(node)
+                before = len(self.steps)
                 self._mutations()
+                if self.signature and self.signature.learning:
+                    writing = len(self.steps) - before
         return Schedule(
             tuple(self.buffers),
             tuple(self.views),
@@ -110,6 +114,7 @@ class _Scheduler:
             results,
             tuple(self.fallbacks),
             self.regions,
+            writing,
         )
 
     # ---- places ----------------------------------------------------------------------------------------------------

@@ -153,7 +153,8 @@ class Schedule:
 
     The first buffers are the graph's placeholders. ``views[i]`` is the buffer that view ``i`` looks at. ``results``
     follows the graph's output tuple; None where no output of the model names the value. Those of the body of a loop may
-    be placeholders, and one buffer may be there twice.
+    be placeholders, and one buffer may be there twice. ``writing`` are the last steps, which write to inputs, where
+    results have to be confirmed before.
     """
 
     buffers: tuple[Buffer, ...]
@@ -162,6 +163,7 @@ class Schedule:
     results: tuple[Result | None, ...]
     fallbacks: tuple[Fallback, ...]
     regions: int
+    writing: int = 0
 
 
 @dataclass(frozen=True)

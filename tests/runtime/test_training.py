@@ -478,7 +478,7 @@ DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a backward pass in forward": (lambda: Function(_backward_inside), r"leaves a gradient in .grad"),
     "a hook of a module": (module_hook, "module 1 has a backward hook"),
     "a layer that keeps a workspace": (lambda: Only(nn.LSTM(4, 4)), "no tensor, where one was predicted"),
-    "a branch on values": (lambda: Function(lambda w, a: a @ w if a.sum() > 1e9 else a @ w.t()), "depends on"),
+    "a size that depends on values": (lambda: Function(lambda w, a: (a @ w)[a[:, 0] > 0]), "depends on"),
 }
 
 

@@ -1,0 +1,97 @@
+"""The values that recorded operators have for the inputs at hand, worked out where somebody asks for them.
+
+    recorded    a = mm(x, w);  b = relu(a);  c = sum(a)          asked: c          run: mm, sum
+
+A capture has the real inputs of the call. Where ``forward`` reads a value, the operators that it needs run on them,
+each once however often values are read. The record is functional, so that nothing of the user's is written. Random
+operators run in their order, from the state that the generator had when the capture began, and it is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuse import ops
+from fuse.errors import CaptureError
+from fuse.graph.seeding import Draws
+
+
+class NoData(CaptureError):
+    """A value is read, and the inputs that it is computed from are fake: they have no data."""
+
+
+class Evaluation:
+    """The values of nodes for one call; ``given`` finds the tensor that a placeholder stands for.
+
+    >>> graph = torch.fx.Graph()
+    >>> x = graph.placeholder("x")
+    >>> doubled = graph.call_function(torch.ops.aten.mul.Tensor, (x, 2))
+    >>> Evaluation(lambda node: torch.ones(3), Draws()).value(doubled)
+    tensor([2., 2., 2.])
+    """
+
+    def __init__(self, given: Callable[[Node], Tensor], draws: Draws) -> None:
+        self._given = given
+        self._draws = draws
+        self._known: dict[Node, Any] = {}
+        self._state = torch.default_generator.get_state()
+
+    def value(self, node: Node) -> Tensor:
+        """The value of ``node``.
+
+        Raises:
+            NoData: an input that it depends on is fake.
+            Exception: what the operators raise.
+        """
+        if node not in self._known:
+            with _disable_current_modes(), torch.no_grad(), _without_autocast():
+                for one in self._missing(node):
+                    self._known[one] = self._run(one)
+        found: Tensor = self._known[node]
+        return found
+
+    def _missing(self, node: Node) -> list[Node]:
+        """The nodes that have to run, in order; before a random one all that draw before it."""
+        drawn = {one: position for position, one in enumerate(self._draws.nodes)}
+        found: set[Node] = set()
+        waiting = [node]
+        while waiting:
+            one = waiting.pop()
+            if one in found or one in self._known:
+                continue
+            found.add(one)
+            waiting.extend(one.all_input_nodes)
+            if one in drawn:
+                waiting.extend(self._draws.nodes[: drawn[one]])
+        return sorted(found)
+
+    def _run(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            tensor = self._given(node)
+            if isinstance(tensor, FakeTensor) or tensor.is_meta:
+                raise NoData(f"forward reads a value that depends on {node.name}, which is fake and has no data")
+            return tensor.detach()
+        args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
+        if not ops.is_random(node.target):
+            return node.target(*args, **kwargs)  # type: ignore[operator]  # a function
+        before = torch.default_generator.get_state()
+        try:
+            torch.default_generator.set_state(self._state)
+            result = node.target(*args, **kwargs)  # type: ignore[operator]  # likewise
+            self._state = torch.default_generator.get_state()
+        finally:
+            torch.default_generator.set_state(before)
+        return result
+
+
+def _without_autocast() -> torch.autocast:
+    """Recorded operators are those behind autocast's choice of dtypes."""
+    return torch.autocast("cpu", enabled=False)

@@ -1,0 +1,110 @@
+"""What Python learned of values while a call was recorded, and what of it must be as it was.
+
+    if (x > 0).any():         the truth of a value          True
+    n = int(lengths.max())    a number                      17
+    x / x.max().item()        nothing: the number goes back to tensors, and is computed in each call
+
+A program that was specialised on what Python learned computes it again in each call, and gives it beside its results.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Guard = Literal["truth", "number", "values"]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One thing that Python learned at the user's line ``source``: ``leaf`` of the values that the program gives beside
+    its results, at ``place`` if that holds several, was ``expected``."""
+
+    source: str
+    guard: Guard
+    leaf: int
+    place: int | None
+    expected: object
+
+    def __str__(self) -> str:
+        if self.guard == "truth":
+            return f"a value read at {self.source or '?'} is {self.expected}"
+        if self.guard == "number":
+            return f"the number read at {self.source or '?'} is {self.expected}"
+        return f"the values read at {self.source or '?'} are as they were"
+
+
+@dataclass(frozen=True)
+class ReadLine:
+    """What is read at one line of the user's, ``count`` times: ``guard`` is ``none`` where nothing depends on it but
+    values."""
+
+    source: str
+    guard: Guard | Literal["none"]
+    count: int
+
+
+@dataclass(frozen=True)
+class Learning:
+    """All that Python learned in a call. ``leaves``: how many values the program gives beside its results.
+
+    >>> learned = Learning(1, (Learned("model.py:3", "truth", 0, None, True),), ())
+    >>> learned.difference([torch.tensor(True)]) is None
+    True
+    >>> str(learned.difference([torch.tensor(False)]))
+    'a value read at model.py:3 is True'
+    """
+
+    leaves: int
+    learned: tuple[Learned, ...]
+    lines: tuple[ReadLine, ...]
+
+    def difference(self, values: Sequence[Tensor | None]) -> Learned | None:
+        """The first thing that is not as it was learned; ``values`` begin with those given beside the results."""
+        told: dict[int, object] = {}
+        for one in self.learned:
+            value = values[one.leaf]
+            assert value is not None
+            if one.guard == "values":
+                assert isinstance(one.expected, Tensor)
+                if not same_bits(value, one.expected):
+                    return one
+                continue
+            if one.leaf not in told:
+                told[one.leaf] = value.tolist()
+            found = told[one.leaf]
+            if one.place is not None:
+                found = found[one.place]  # type: ignore[index]  # a list then
+            if found is not one.expected and bits(found) != bits(one.expected):
+                return one
+        return None
+
+
+def bits(number: object) -> object:
+    """What is equal for two numbers only if they are the same, zeros by sign and NaN included.
+
+    >>> bits(0.0) == bits(-0.0), bits(float("nan")) == bits(float("nan")), bits(3) == bits(3)
+    (False, True, True)
+    """
+    if isinstance(number, float):
+        return struct.pack("d", number)
+    if isinstance(number, complex):
+        return struct.pack("dd", number.real, number.imag)
+    return number
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one layout hold the same, NaN included.
+
+    >>> zeros, nan = torch.zeros(1), torch.tensor(torch.nan)
+    >>> same_bits(zeros, -zeros), same_bits(nan, nan)
+    (False, True)
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))

@@ -1,0 +1,312 @@
+"""Numbers that ``forward`` reads from tensors: they stand for a value until Python wants to know it.
+
+    scale = x.abs().max().item()       a Number: a node of the graph, and what it is in this call
+    x / scale                          div(x, node): nothing is learned
+    if scale > 3:                      learned: the truth of gt(node, 3)
+    range(int(n)), f"{scale}"          learned: the number itself
+    scale * 2 + 1                      another Number
+
+Arithmetic is Python's: in double precision, or with integers that are known to stay below 2**53, where int64 and double
+are exact. A divisor is learned not to be zero, for which Python raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fuse.errors import CaptureError
+
+aten = torch.ops.aten
+
+_EXACT = 2**53
+_SMALL = 2**31
+"""What integers are learned to stay below when they are first computed with."""
+
+
+class WantsPlain(CaptureError):
+    """Numbers are used in a way that only plain ones allow; the call is recorded again with these."""
+
+    def __init__(self) -> None:
+        super().__init__("forward uses a number that it reads in a way that a graph cannot hold")
+
+
+class Reading(Protocol):
+    """What records for numbers: :class:`fuse.graph.reading.Reader`; ``closed`` after the recording."""
+
+    closed: bool
+
+    def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node: ...
+    def truth(self, node: Node) -> bool: ...
+    def number(self, node: Node) -> Any: ...
+    def tensor(self, node: Node) -> Tensor: ...
+
+
+@dataclass(eq=False)
+class _Facts:
+    """``node``: the number as float64 or int64; ``value`` in this call; ``origin``: the tensor of no dimensions that it
+    was read from, if it was; ``bound``: what an integer is known not to exceed."""
+
+    reader: Reading
+    node: Node
+    value: float | int
+    origin: Node | None = None
+    bound: int | None = None
+
+
+class Number:
+    """A number that was read; ``isinstance`` takes it for a ``float`` or an ``int``."""
+
+    __slots__ = ("facts",)
+    __array_ufunc__ = None  # arrays of numpy leave arithmetic to this class
+
+    def __init__(self, facts: _Facts) -> None:
+        self.facts = facts
+
+    __class__ = property(lambda self: type(self.facts.value))  # what isinstance asks
+
+    def __hash__(self) -> int:
+        """The number is to be a key, as the object that it is."""
+        if self.facts.reader.closed:
+            return hash(self.facts.value)
+        raise WantsPlain
+
+    def __bool__(self) -> bool:
+        return bool(_binary("ne", mirrored=False)(self, 0))
+
+    def __neg__(self) -> Any:
+        return _binary("mul", mirrored=False)(self, -1)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        facts = self.facts
+        if facts.reader.closed or (isinstance(facts.value, int) and _bound(self) is None):
+            return abs(known(self))
+        node = facts.reader.emit(aten.abs.default, facts.node)
+        return Number(_Facts(facts.reader, node, abs(facts.value), None, facts.bound))
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return torch.tensor(known(self)).numpy().__array__(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of plain numbers, such as ``is_integer``."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(known(self), name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A function of torch is given numbers that were read."""
+        args, kwargs = _with_tensors(func, args, kwargs or {})
+        return func(*_all_known(args), **{name: _all_known(value) for name, value in kwargs.items()})
+
+
+def read_number(reader: Reading, node: Node, value: float | int, origin: Node | None) -> Number:
+    """The number ``node``, a float64 or int64 of no dimensions, that is ``value`` in this call."""
+    return Number(_Facts(reader, node, value, origin))
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a number that was read.
+
+    >>> is_number(3)
+    False
+    """
+    return type(value) is Number
+
+
+def node_of(number: Number) -> Node:
+    """The node that computes ``number``."""
+    node: Node = number.facts.node
+    return node
+
+
+def known(value: Any) -> Any:
+    """``value`` as Python knows it: for a number that was read, which is learned, the plain one."""
+    if type(value) is not Number:
+        return value
+    facts = value.facts
+    return facts.value if facts.reader.closed else facts.reader.number(facts.node)
+
+
+def _all_known(value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)([_all_known(item) for item in value])
+    return known(value)
+
+
+# ---- arithmetic and comparisons of numbers ---------------------------------------------------------------------------
+
+
+def _computed(name: str, left: Any, right: Any) -> Any:
+    """``left`` and ``right`` computed with, at least one of which was read; None where only plain numbers will do."""
+    reader: Reading = next(one.facts.reader for one in (left, right) if type(one) is Number)
+    kinds = [type(_value(one)) is float for one in (left, right)]
+    bounds = [0 if is_float else _bound(one) for one, is_float in zip((left, right), kinds, strict=True)]
+    if reader.closed or None in bounds:
+        return None
+    if name == "truediv" and right == 0:
+        return None
+    wide = any(kinds) or name == "truediv"
+    reach = bounds[0] * bounds[1] if name == "mul" else bounds[0] + bounds[1]  # type: ignore[operator]  # no None
+    if not wide and reach >= _EXACT:
+        return None
+    operands = [_operand(reader, one, wide) for one in (left, right)]
+    if name in _COMPARISONS:
+        if not isinstance(operands[0], Node):
+            name, operands = _MIRRORED[name], operands[::-1]
+        overload = "Tensor" if isinstance(operands[1], Node) else "Scalar"
+        return reader.truth(reader.emit(getattr(getattr(aten, name), overload), *operands))
+    if not isinstance(operands[0], Node):  # ATen has operators of a tensor and a number, in this order
+        operands[0] = reader.emit(aten.full_like.default, operands[1], operands[0])
+    node = reader.emit(getattr(aten, _ATEN[name]).Tensor, *operands)
+    return Number(_Facts(reader, node, _PYTHON[name](_value(left), _value(right)), None, None if wide else reach))
+
+
+def _operand(reader: Reading, value: Any, wide: bool) -> Any:
+    if type(value) is not Number:
+        return float(value) if wide else int(value)
+    if wide and type(value.facts.value) is int:
+        return reader.emit(aten._to_copy.default, value.facts.node, dtype=torch.float64)
+    return value.facts.node
+
+
+def _bound(value: Any) -> int | None:
+    """What an integer does not exceed, which is learned where it was not known; None where that is too much."""
+    if type(value) is not Number:
+        return abs(value) if abs(value) < _EXACT else None
+    facts = value.facts
+    if facts.bound is None and not facts.reader.closed:
+        above = facts.reader.truth(facts.reader.emit(aten.gt.Scalar, facts.node, -_SMALL))
+        below = facts.reader.truth(facts.reader.emit(aten.lt.Scalar, facts.node, _SMALL))
+        facts.bound = _SMALL if above and below else None
+    bound: int | None = facts.bound
+    return bound
+
+
+def _value(value: Any) -> Any:
+    return value.facts.value if type(value) is Number else value
+
+
+_ATEN = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div"}
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+_COMPARISONS = frozenset(_MIRRORED)
+_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "truediv": lambda a, b: a / b,
+    "lt": lambda a, b: a < b,
+    "gt": lambda a, b: a > b,
+    "le": lambda a, b: a <= b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+
+
+def _binary(name: str, mirrored: bool) -> Callable[..., Any]:
+    def method(self: Any, other: Any) -> Any:
+        if isinstance(other, Tensor):
+            return NotImplemented  # which calls the tensor's own
+        if name in ("eq", "ne") and (other is None or isinstance(other, str)):
+            return name == "ne"
+        left, right = (other, self) if mirrored else (self, other)
+        found = None
+        if type(other) in (bool, int, float, Number):
+            found = _computed(name, left, right)
+        return _PYTHON[name](known(left), known(right)) if found is None else found
+
+    return method
+
+
+def _plainly(name: str) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        if any(isinstance(other, Tensor) for other in others):
+            return NotImplemented
+        return getattr(known(self), name)(*map(known, others))
+
+    return method
+
+
+for _name in _PYTHON:
+    setattr(Number, f"__{_name}__", _binary(_name, mirrored=False))
+    if _name not in _COMPARISONS:
+        setattr(Number, f"__r{_name}__", _binary(_name, mirrored=True))
+_OTHERS = """
+    and ceil complex divmod float floor floordiv format index int invert lshift mod or pow rand rdivmod repr rfloordiv
+    rlshift rmod ror round rpow rrshift rshift rxor str trunc xor
+"""
+for _name in _OTHERS.split():
+    setattr(Number, f"__{_name}__", _plainly(f"__{_name}__"))
+
+
+# ---- numbers as operands of tensors ----------------------------------------------------------------------------------
+
+_COMPUTE = frozenset(
+    """
+    add add_ div div_ divide eq ge gt le lt mul mul_ multiply ne __rdiv__ rsub __rsub__ __rtruediv__ sub sub_ subtract
+    true_divide
+    """.split()  # noqa: SIM905
+)
+"""Functions that compute the same with a tensor of no dimensions, given the dtype that they turn a number into."""
+
+_TAKE = frozenset(
+    "clamp clamp_ clamp_max clamp_min fill_ masked_fill masked_fill_ __setitem__ where".split()  # noqa: SIM905
+)
+"""The same, but that they refuse a number that the dtype does not hold."""
+
+
+def _with_tensors(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments with numbers as tensors, where ``func`` computes the same with these."""
+    name = getattr(func, "__name__", "")
+    unchanged = args, kwargs
+    if name not in _COMPUTE | _TAKE or "rounding_mode" in kwargs or type(kwargs.get("alpha")) is Number:
+        return unchanged
+    if name == "__setitem__":
+        if type(args[2]) is not Number:
+            return unchanged
+        made = _as_tensor(args[2], args[0], True)
+        return unchanged if made is None else ((args[0], args[1], made), kwargs)
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    tensors = [a for a in given.values() if isinstance(a, Tensor) and not (name in _TAKE and a.dtype is torch.bool)]
+    if len(tensors) != 1:
+        return unchanged
+    for place, value in given.items():
+        if type(value) is Number:
+            given[place] = _as_tensor(value, tensors[0], name in _TAKE)
+            if given[place] is None:
+                return unchanged
+    return tuple(given[i] for i in range(len(args))), {key: given[key] for key in kwargs}
+
+
+def _as_tensor(number: Number, beside: Tensor, exactly: bool) -> Tensor | None:
+    """The number as a tensor with which ``beside`` is computed with as with the number; None if there is none.
+
+    ``exactly``: the tensor must hold the very number.
+    """
+    facts = number.facts
+    if facts.reader.closed:
+        return None
+    dtype = torch.result_type(beside, facts.value)
+    if dtype in (torch.float16, torch.bfloat16) and beside.dim():
+        dtype = torch.float32  # in which operators on half precision take a number
+    if dtype not in (torch.float32, torch.float64, torch.int64):
+        return None
+    origin = facts.origin
+    if origin is not None and origin.meta["val"].dtype is dtype:
+        return facts.reader.tensor(origin)
+    if facts.node.meta["val"].dtype is dtype:
+        return facts.reader.tensor(facts.node)
+    if exactly:
+        return None
+    return facts.reader.tensor(facts.reader.emit(aten._to_copy.default, facts.node, dtype=dtype))

@@ -1,0 +1,344 @@
+"""Follow what ``forward`` reads from tensors while it is recorded.
+
+    if (x > 0).any():        the value is computed from the call's inputs (evaluating.py), Python goes on with it
+                             learned: its truth (learned.py); the node becomes one more result of the graph
+    x / x.max().item()       a number that stands for its node (read_numbers.py); nothing is learned
+
+Reads arrive as methods of fake tensors, which are replaced for the time of a capture, or as the operators that make a
+Python value of a tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops import utils as _higher_order
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuse.errors import CaptureError
+from fuse.graph.evaluating import Evaluation
+from fuse.graph.functional import Functionalizer
+from fuse.graph.learned import Guard, Learned, Learning, ReadLine
+from fuse.graph.read_numbers import is_number, known, node_of, read_number
+from fuse.graph.sources import user_line
+
+aten = torch.ops.aten
+
+LARGEST_LIST = 64
+"""Elements of a list of numbers; larger ones are learned as a whole."""
+
+READS = frozenset({aten._local_scalar_dense.default, aten.allclose.default, aten.equal.default})
+"""Operators that make a Python value of a tensor."""
+
+
+@dataclass(frozen=True)
+class _Fact:
+    node: Node
+    guard: Guard
+    expected: Any
+    source: str
+
+
+class Reader:
+    """What one recording reads. ``plain``: numbers are learned as soon as they are read."""
+
+    def __init__(
+        self,
+        functional: Functionalizer,
+        fake_mode: FakeTensorMode,
+        given: Callable[[Node], Tensor],
+        known: Callable[[Tensor], Tensor],
+        plain: bool,
+    ) -> None:
+        self.functional = functional
+        self.fake_mode = fake_mode
+        self.plain = plain
+        self.closed = False
+        self.stands_in = False  # whether a number was handed out that is not plain
+        self.trouble: CaptureError | None = None
+        self.facts: dict[tuple[Node, Guard], _Fact] = {}
+        self._known = known
+        self._evaluation = Evaluation(given, functional.draws)
+        self._read: list[str] = []  # lines, one for each read
+
+    # ---- for numbers -------------------------------------------------------------------------------------------------
+
+    def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        with self._aside():
+            return self.functional.emit(op, args, kwargs)
+
+    def truth(self, node: Node) -> bool:
+        """The truth of ``node``, a bool of no dimensions, which is learned."""
+        found: bool = self._learn(node, "truth", lambda value: bool(value.item()))
+        return found
+
+    def number(self, node: Node) -> Any:
+        """The number that ``node`` is, which is learned."""
+        return self._learn(node, "number", Tensor.item)
+
+    def tensor(self, node: Node) -> Tensor:
+        """A tensor that stands for ``node``."""
+        held: Tensor = node.meta["val"]
+        with self._aside():
+            tensor = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
+        self.functional.own(tensor, node)
+        return tensor
+
+    # ---- reads -------------------------------------------------------------------------------------------------------
+
+    def truth_of(self, tensor: Tensor) -> bool:
+        node = self._begin(tensor)
+        if tensor.dtype is not torch.bool:
+            node = self.emit(aten.ne.Scalar, node, 0)
+        return self.truth(self._scalar(node))
+
+    def item(self, tensor: Tensor, plain: bool = False) -> Any:
+        """``tensor.item()``; ``plain``: the number itself is wanted."""
+        if tensor.dtype is torch.bool:
+            return self.truth_of(tensor)
+        node = self._scalar(self._begin(tensor))
+        wide = _wide(tensor.dtype)
+        if wide is None:
+            return self.number(node)
+        converted = node if tensor.dtype is wide else self.emit(aten._to_copy.default, node, dtype=wide)
+        if plain or self.plain:
+            return self.number(converted)
+        self.stands_in = True
+        return read_number(self, converted, self._number(converted), node)
+
+    def whole(self, tensor: Tensor) -> int:
+        """``int(tensor)``: what is learned of a real number is what is left when it is cut."""
+        if tensor.dtype is torch.bool or not tensor.is_floating_point():
+            return int(self.item(tensor, plain=True))
+        node = self._scalar(self._begin(tensor))
+        value = self._number(node)
+        if not math.isfinite(value) or abs(value) >= 2**62:
+            return int(self.number(node))
+        return int(self.number(self.emit(aten._to_copy.default, node, dtype=torch.int64)))
+
+    def listed(self, tensor: Tensor) -> Any:
+        """``tensor.tolist()``."""
+        if tensor.dim() == 0:
+            return self.item(tensor)
+        wide = _wide(tensor.dtype)
+        if self.plain or wide is None or tensor.numel() > LARGEST_LIST:
+            values = self.values(tensor)
+            with _disable_current_modes():
+                return values.tolist()
+        node = self._begin(tensor)
+        self.stands_in = True
+
+        def parts(node: Node) -> list[Any]:
+            value: Tensor = node.meta["val"]
+            chosen = [self.emit(aten.select.int, node, 0, i) for i in range(value.shape[0])]
+            if value.dim() > 1:
+                return [parts(one) for one in chosen]
+            made = chosen if value.dtype is wide else [self.emit(aten._to_copy.default, n, dtype=wide) for n in chosen]
+            return [read_number(self, n, self._number(n), one) for n, one in zip(made, chosen, strict=True)]
+
+        return parts(node)
+
+    def values(self, tensor: Tensor) -> Tensor:
+        """All values of ``tensor``, which are learned, in a tensor with data."""
+        node = self._begin(tensor)
+        found: Tensor = self._learn(node, "values", Tensor.clone)
+        with _disable_current_modes():
+            return found.clone()
+
+    def equal(self, one: Tensor, other: Tensor) -> bool:
+        """``torch.equal``."""
+        if one.shape != other.shape:
+            return False
+        nodes = self._begin(one), self.functional.value(self._known(other))
+        return self.truth(self.emit(aten.all.default, self.emit(aten.eq.Tensor, *nodes)))
+
+    def close_to(
+        self, one: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+    ) -> bool:
+        """``torch.allclose``."""
+        a, b = self._begin(one), self.functional.value(self._known(other))
+        close = self.emit(aten.eq.Tensor, a, b)
+        if equal_nan:
+            neither = self.emit(aten.bitwise_and.Tensor, *(self.emit(aten.ne.Tensor, n, n) for n in (a, b)))
+            close = self.emit(aten.bitwise_or.Tensor, close, neither)
+        allowed = self.emit(aten.add.Scalar, self.emit(aten.abs.default, self.emit(aten.mul.Scalar, b, rtol)), atol)
+        apart = self.emit(aten.abs.default, self.emit(aten.sub.Tensor, a, b))
+        near = self.emit(aten.le.Tensor, apart, allowed)
+        finite = self.emit(aten.ne.Scalar, apart, math.inf)
+        close = self.emit(aten.bitwise_or.Tensor, close, self.emit(aten.bitwise_and.Tensor, near, finite))
+        return self.truth(self.emit(aten.all.default, close))
+
+    def read(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What one of :data:`READS` returns."""
+        if self.closed:
+            raise CaptureError(f"a value is read in the backward pass at {user_line()}; it runs in eager mode")
+        if op is aten._local_scalar_dense.default:
+            return self.item(args[0], plain=True)
+        return self.equal(*args) if op is aten.equal.default else self.close_to(*args, **kwargs)
+
+    # ---- at the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """No more is recorded for numbers."""
+        self.closed = True
+        if self.trouble is not None:
+            raise self.trouble
+
+    def finish(self, leaves: Sequence[Any]) -> tuple[tuple[Tensor, ...], Learning, dict[Node, int]]:
+        """Tensors for what was learned and for the numbers among ``leaves``; what was learned; where numbers are."""
+        groups: dict[tuple[Guard, torch.dtype], list[_Fact]] = {}
+        for fact in self.facts.values():
+            groups.setdefault((fact.guard, fact.node.meta["val"].dtype), []).append(fact)
+        tensors: list[Tensor] = []
+        learned: list[Learned] = []
+        for (guard, _), facts in groups.items():
+            together = guard != "values" and len(facts) > 1
+            if together:
+                tensors.append(self.tensor(self.emit(aten.stack.default, [fact.node for fact in facts])))
+            for place, fact in enumerate(facts):
+                if not together:
+                    tensors.append(self.tensor(fact.node))
+                where = place if together else None
+                learned.append(Learned(fact.source, guard, len(tensors) - 1, where, fact.expected))
+        places: dict[Node, int] = {}
+        for number in filter(is_number, leaves):
+            if (node := node_of(number)) not in places:
+                places[node] = len(tensors)
+                tensors.append(self.tensor(node))
+        guards = {fact.source: fact.guard for fact in self.facts.values()}
+        lines = {**dict.fromkeys(self._read, "none"), **guards}
+        counts = Counter(self._read)
+        read = tuple(ReadLine(source, guard, max(counts[source], 1)) for source, guard in lines.items())  # type: ignore[arg-type]  # a guard, or none
+        return tuple(tensors), Learning(len(tensors), tuple(learned), read), places
+
+    # ---- how ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, tensor: Tensor) -> Node:
+        """The node of what ``tensor`` is now; a read of it at the user's line."""
+        self.functional.source = user_line()
+        self._read.append(self.functional.source)
+        with self._aside():
+            return self.functional.value(self._known(tensor))
+
+    def _scalar(self, node: Node) -> Node:
+        return self.emit(aten.view.default, node, []) if node.meta["val"].dim() else node
+
+    def _learn(self, node: Node, guard: Guard, of: Callable[[Tensor], Any]) -> Any:
+        if (node, guard) not in self.facts:
+            with _disable_current_modes():
+                expected = of(self._value(node))
+            self.facts[node, guard] = _Fact(node, guard, expected, user_line())
+        return self.facts[node, guard].expected
+
+    def _number(self, node: Node) -> Any:
+        with _disable_current_modes():
+            return self._value(node).item()
+
+    def _value(self, node: Node) -> Tensor:
+        try:
+            return self._evaluation.value(node)
+        except CaptureError as error:
+            self.trouble = error
+            raise
+        except Exception as error:  # what the operators raise for these values
+            text = (str(error).splitlines() or [""])[0]
+            self.trouble = CaptureError(f"the value read at {user_line()} raises {type(error).__name__}: {text}")
+            raise self.trouble from error
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Beside the recording: operators run on fake tensors, and nobody sees them."""
+        with _disable_current_modes(), self.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False):
+            yield
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype | None:
+    """What holds every number of ``dtype`` as Python does, or None."""
+    if dtype.is_floating_point:
+        return torch.float64
+    return None if dtype.is_complex or dtype in (torch.bool, torch.uint64) else torch.int64
+
+
+@contextlib.contextmanager
+def reads_followed(reader: Reader) -> Iterator[None]:
+    """Let ``reader`` answer, in this thread, what fake tensors are asked for their values."""
+    thread = threading.get_ident()
+    before = {name: FakeTensor.__dict__[name] for name in _ANSWERS if name in FakeTensor.__dict__}
+
+    def asked(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+        original = getattr(FakeTensor, name)
+
+        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            one = tensor.numel() == 1 or name in _OF_ANY_SIZE
+            if threading.get_ident() != thread or reader.closed or not one or tensor.fake_mode is not reader.fake_mode:
+                return original(tensor, *args, **kwargs)
+            return answer(reader, tensor, *args, **kwargs)
+
+        return method
+
+    for name, answer in _ANSWERS.items():
+        setattr(FakeTensor, name, asked(name, answer))
+    higher: Any = _higher_order
+    compiled = higher._hop_compile_and_call
+    higher._hop_compile_and_call = lambda function, args: (
+        compiled(function, args)
+        if threading.get_ident() != thread or reader.closed
+        else _chosen(compiled, function, args)
+    )
+    try:
+        yield
+    finally:
+        higher._hop_compile_and_call = compiled
+        for name in _ANSWERS:
+            if name in before:
+                setattr(FakeTensor, name, before[name])
+            else:
+                delattr(FakeTensor, name)
+    reader.close()
+
+
+def _numpy(reader: Reader, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """An array that nobody can write to: the tensor would not hold what is written."""
+    if tensor.requires_grad and not kwargs.get("force"):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+    values = reader.values(tensor)
+    with _disable_current_modes():
+        array = values.numpy()
+    array.flags.writeable = False
+    return array
+
+
+def _chosen(compiled: Callable[..., Any], function: Any, args: tuple[Any, ...]) -> Any:
+    """``torch.cond``, which eager compiles for the operands at hand: the branch that is taken."""
+    if not function.__qualname__.startswith("cond."):
+        return compiled(function, args)
+    truth, then, otherwise, operands = args
+    return then(*operands) if truth else otherwise(*operands)
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "__bool__": Reader.truth_of,
+    "item": Reader.item,
+    "tolist": Reader.listed,
+    "__float__": lambda reader, tensor: float(reader.item(tensor, plain=True)),
+    "__int__": Reader.whole,
+    "__index__": Reader.whole,
+    "__complex__": lambda reader, tensor: complex(reader.item(tensor, plain=True)),
+    "__format__": lambda reader, tensor, spec: format(known(reader.item(tensor)), spec),
+    "numpy": _numpy,
+    "__array__": lambda reader, tensor, dtype=None, **_: (
+        _numpy(reader, tensor) if dtype is None else _numpy(reader, tensor).astype(dtype, copy=False)
+    ),
+}
+_OF_ANY_SIZE = frozenset({"tolist", "numpy", "__array__"})

@@ -1,0 +1,149 @@
+"""Programs for calls that only values tell apart: which to try first, and when to make no more of them.
+
+    call -> the specialisation that followed last time  -- confirmed -->  result
+                |  missed: nothing that the caller sees has changed
+                v
+            the others, the most recent first  -- confirmed -->  result
+                |  all missed
+                v
+            captured once more, with what this call reads; eager where that was in vain too often
+
+A program computes what Python learned when it was captured, and confirms that it is as it was before inputs are written
+and results leave.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from fuse.graph.learned import Learned, Learning
+from fuse.runtime.steps import Fallback
+
+LARGEST_FAMILY = 8
+LARGEST_UNUSED = 4
+"""Specialisations made without any having served a second call."""
+
+PATIENCE = 16
+"""Calls in vain, more than others, after which no specialisation is tried any more."""
+
+CLOSE = 1e-4
+"""What a value that is computed fused may differ by, relatively, from what eager operators gave."""
+
+
+class Missed(Exception):
+    """A specialisation does not serve this call: ``learned`` is otherwise now, or the program raised (None)."""
+
+    def __init__(self, learned: Learned | None) -> None:
+        super().__init__(str(learned) if learned else "raised")
+        self.learned = learned
+
+
+class Confirmation:
+    """Raises where values that a program gives are not what was learned.
+
+    Numbers that the first call computes with other roundings than eager operators did are those expected from then on.
+
+    >>> confirm = Confirmation(Learning(1, (Learned("model.py:3", "truth", 0, None, True),), ()))
+    >>> confirm([torch.tensor(True)])
+    >>> confirm([torch.tensor(False)])
+    Traceback (most recent call last):
+    fuse.runtime.specialised.Missed: a value read at model.py:3 is True
+    """
+
+    def __init__(self, learning: Learning) -> None:
+        self.learning = learning
+        self._is_first = True
+
+    def __call__(self, values: Sequence[Tensor | None]) -> None:
+        if self._is_first:
+            self._is_first = False
+            self.learning = replace(
+                self.learning, learned=tuple(_as_computed(one, values) for one in self.learning.learned)
+            )
+        if different := self.learning.difference(values):
+            raise Missed(different)
+
+
+def _as_computed(learned: Learned, values: Sequence[Tensor | None]) -> Learned:
+    value = values[learned.leaf]
+    assert value is not None
+    if learned.guard == "values":
+        expected = learned.expected
+        assert isinstance(expected, Tensor)
+        if value.is_floating_point() and torch.allclose(value, expected, rtol=CLOSE, atol=1e-12, equal_nan=True):
+            return replace(learned, expected=value.clone())
+    elif isinstance(learned.expected, float):
+        number = float(value if learned.place is None else value[learned.place])
+        if math.isclose(number, learned.expected, rel_tol=CLOSE, abs_tol=1e-12):
+            return replace(learned, expected=number)
+    return learned
+
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+@dataclass(eq=False)
+class Family(Generic[T]):
+    """What is known of the specialisations of one kind of calls. Several threads may tell it things."""
+
+    made: int = 0
+    reason: Fallback | None = None
+    _used: bool = False
+    _balance: int = 0
+    _last: T | None = None
+    _follows: dict[int, T] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ordered(self, members: Iterable[M], member: Callable[[M], T]) -> list[M]:
+        """The members, given the most recent first, in the order in which to try them; ``member`` says which one is.
+
+        >>> family = Family()
+        >>> for one in "abab":
+        ...     family.served(one)
+        >>> family.ordered("ab", lambda one: one)
+        ['a', 'b']
+        """
+        tried = list(members)
+        with self._lock:
+            likely = [self._follows.get(id(self._last)), self._last]
+        for one in reversed(likely):
+            if one is not None and (place := next((i for i, t in enumerate(tried) if member(t) is one), None)):
+                tried.insert(0, tried.pop(place))
+        return tried
+
+    def served(self, member: T, again: bool = True) -> None:
+        """``member`` served a call; ``again``: not the one that it was made for."""
+        with self._lock:
+            if self._last is not None:
+                self._follows[id(self._last)] = member
+            self._last = member
+            self._used |= again
+            self._balance = min(self._balance + 1, PATIENCE)
+
+    def grows(self) -> bool:
+        """Whether one more specialisation is made."""
+        with self._lock:
+            limit = LARGEST_FAMILY if self._used else LARGEST_UNUSED
+            if self.made >= limit:
+                return False
+            self.made += 1
+            return True
+
+    def in_vain(self, name: str, learned: Learned | None) -> Fallback:
+        """No specialisation served a call; says why it runs eager. After many such calls they all do."""
+        source = learned.source if learned else ""
+        where = f" at {source}" if source else ""
+        with self._lock:
+            self._balance -= 1
+            reason = Fallback(name, source, f"a value that forward reads{where} differs from call to call")
+            if not self._used or self._balance <= -PATIENCE:
+                self.reason = reason
+        return reason
