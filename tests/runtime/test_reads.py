@@ -74,7 +74,8 @@ def test_training_reads_as_eager_does(name: str, pattern: str) -> None:
         told = kind.values(PATTERNS[pattern](number))
         for one in (eager, fused):
             one(x, told).square().sum().backward()
-        assert fused.last_run.fallbacks == () and fused.last_run.backward is not None
+        assert fused.last_run.fallbacks == ()
+        assert fused.last_run.backward is not None
         for (label, expected), found in zip(eager.named_parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4, msg=label)
 
@@ -183,7 +184,7 @@ def test_alternating_values_are_foreseen() -> None:
             program.confirm = lambda values, confirm=confirm: (tried.append(1), confirm(values))[1]
         for number in range(6):
             fused(x, KINDS["late"].values(number))
-    assert len(programs) == 2 and len(tried) == 6
+    assert (len(programs), len(tried)) == (2, 6)
 
 
 def test_torch_compile_hands_reads_over() -> None:
