@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 import os
 import sys
@@ -25,6 +26,7 @@ ERROR, INTERRUPTED = 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the command ``fuse``; never returns."""
+    gc.disable()  # what is imported stays and is long to look through; Request.load collects again
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import sys
@@ -90,6 +91,9 @@ class Request:
         """The model and its inputs, on real or fake tensors; notes on how it was loaded go to stderr."""
         from fuse.graph.load import load
 
+        if not gc.isenabled():  # the command's own process: what was imported so far is never looked through
+            gc.freeze()
+            gc.enable()
         with to.stage(f"loading {self.target}"):
             loaded = load(
                 self.target, self.inputs, self.settings, real=real, train=self.train, seed=self.seed, tuned=tuned

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
-from torch._prims_common import make_contiguous_strides_for
 from torch.fx import GraphModule, Node
 
+from fuse.graph.strides import contiguous_strides
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -85,7 +85,7 @@ def obstacle(chain: list[Node]) -> str | None:
         return "writes overlap in part"
     if len(gaps(chain)) > len(written_to):
         return "most positions are not written"
-    if held.stride() != make_contiguous_strides_for(held.shape):
+    if held.stride() != contiguous_strides(held.shape):
         return "the tensor that is filled is not contiguous"
     if held.dim() > 3 and not all(written(write).meta["val"].is_contiguous() for write in chain):
         return "a write has another layout than its tensor"  # collected, it could impose channels_last on the whole

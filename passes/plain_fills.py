@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch._prims_common import make_contiguous_strides_for
 from torch.fx import GraphModule, Node
 
+from fuse.graph.strides import contiguous_strides
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -50,7 +50,7 @@ def obstacle(node: Node) -> str | None:
     value: Tensor = node.meta["val"]
     if value.layout != torch.strided:
         return "the tensor is sparse"
-    if value.stride() != make_contiguous_strides_for(value.shape):
+    if value.stride() != contiguous_strides(value.shape):
         return "the strides would change"
     if isinstance(_number(node), Node):
         return "the number is computed"

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch._prims_common import make_contiguous_strides_for
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -25,6 +24,7 @@ from fuse import ops
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import of_all_steps
 from fuse.graph.periods import Run, find_runs
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.rewrite import effects, native_loops, regions, surgery
@@ -225,7 +225,7 @@ def _of_every_step(rolled: Rolled, result: Result) -> list[Node]:
 
 def _is_contiguous(node: Node) -> bool:
     held = node.meta["val"]
-    return bool(held.stride() == make_contiguous_strides_for(held.shape))
+    return bool(held.stride() == contiguous_strides(held.shape))
 
 
 def _pieces_are(collector: Node, values: list[Node]) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.fx import Node
 
 aten = torch.ops.aten
@@ -61,11 +60,6 @@ class Alias:
 def storage_of(tensor: Tensor) -> int:
     """A number that tensors on the same storage share."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements lie side by side, in whatever order of dimensions."""
-    return bool(is_non_overlapping_and_dense_or_false(tensor))
 
 
 def tensors_in(result: Any) -> list[Tensor]:

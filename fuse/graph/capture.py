@@ -43,6 +43,7 @@ from fuse.graph.attributes import Change, held_by, restore
 from fuse.graph.collecting import without_collecting
 from fuse.graph.ends import add_placeholder
 from fuse.graph.evaluating import NoData
+from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
 from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
@@ -452,7 +453,7 @@ def _fake_mode(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     modes = {id(t.fake_mode): t.fake_mode for t in tensors if isinstance(t, FakeTensor)}
     if len(modes) > 1:
         raise CaptureError("the model and its arguments belong to different fake tensor modes")
-    yield next(iter(modes.values()), None) or FakeTensorMode(allow_non_fake_inputs=True)
+    yield next(iter(modes.values()), None) or FakeMode(allow_non_fake_inputs=True)
 
 
 def _at(error: BaseException) -> str:

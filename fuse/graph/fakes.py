@@ -209,7 +209,9 @@ class FakeRunner:
         shares = [isinstance(a, Tensor) and a.untyped_storage()._cdata == storage for a in args]
         if ops.is_view(op):
             return _Recipe(look, is_view=True) if shares[0] else None
-        dense = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device="meta").untyped_storage().nbytes()
+        with torch._C._DisableTorchDispatch():
+            alone = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device="meta")
+        dense = alone.untyped_storage().nbytes()
         is_new = not any(shares) and look.offset == 0 and look.storage_bytes == dense
         return _Recipe(look) if is_new else None
 

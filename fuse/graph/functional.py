@@ -33,7 +33,6 @@ from fuse.graph.aliases import (
     Alias,
     Base,
     View,
-    is_dense,
     part_as_view,
     storage_of,
     tensors_in,
@@ -41,6 +40,7 @@ from fuse.graph.aliases import (
 )
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.seeding import Draws
+from fuse.graph.strides import is_dense
 
 aten = torch.ops.aten
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
-from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 from torch.fx import GraphModule, Node
 from torch.nn.modules import module as _module
 
@@ -37,6 +36,7 @@ from fuse.graph.kept import Plan, settled
 from fuse.graph.results import flatten_result
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
 from fuse.graph.sources import user_line
+from fuse.graph.strides import contiguous_strides, is_dense
 
 aten = torch.ops.aten
 
@@ -237,8 +237,8 @@ class JointRecorder(Recorder):
 
     def _tangent(self, position: int) -> Node:
         leaf: Tensor = self.leaves[position]
-        dense = bool(is_non_overlapping_and_dense_or_false(leaf))
-        stride = leaf.stride() if dense else make_contiguous_strides_for(leaf.shape)
+        dense = is_dense(leaf)
+        stride = leaf.stride() if dense else contiguous_strides(leaf.shape)
         with self.fake_mode:
             tangent = torch.empty_strided(leaf.shape, stride, dtype=leaf.dtype, device=leaf.device)
         node = add_placeholder(self.graph, f"tangent_{position}")

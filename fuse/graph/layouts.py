@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
+from torch._prims_common import suggest_memory_format
 
 from fuse import ops
+from fuse.graph.strides import contiguous_strides, dense_strides, is_dense
 
 aten = torch.ops.aten
 
@@ -48,7 +49,7 @@ def eager_strides(
     if op is aten.native_group_norm.default:
         return _of_format(result.shape, suggest_memory_format(args[0])) if result.shape == args[0].shape else None
     if op is aten.native_layer_norm.default:
-        return _dense(result.shape, range(result.dim())[::-1])
+        return contiguous_strides(result.shape)
     if name.startswith(("upsample_", "_upsample_")) and result.dim() > 3 and "backward" not in name:
         return _of_format(result.shape, suggest_memory_format(args[0]))
     if op is aten.channel_shuffle.default:
@@ -56,11 +57,11 @@ def eager_strides(
     if op is aten.roll.default:
         return _rolled(args[0], *args[1:])
     if op in _JOINS:
-        return _joined(op, *args)
+        return _joined(op, result, *args)
     if not ops.is_pointwise(op):
         return None
     if op in _CONTIGUOUS:
-        return _dense(result.shape, range(result.dim())[::-1])
+        return contiguous_strides(result.shape)
     named = [kwargs[a.name] for a in op._schema.arguments if a.name in kwargs]
     operands = [value for value in (*args, *named) if isinstance(value, (Tensor, bool, int, float, complex))]
     tensors = [value for value in operands if isinstance(value, Tensor)]
@@ -72,7 +73,7 @@ def eager_strides(
     is_read_as_it_is = tensors[0] if op is aten.where.self else None
     converted = [tensor if tensor is is_read_as_it_is else _converted(tensor, common) for tensor in tensors]
     try:
-        return _iterator_strides(converted, result.shape, _has_number(op, args))
+        return iterator_strides(converted, result.shape, _has_number(op, args))
     except ValueError:  # shapes that do not broadcast to the result's: no call of the iterator
         return None
 
@@ -86,9 +87,9 @@ def _common_dtype(operands: Sequence[Any]) -> torch.dtype:
 
 def _converted(operand: Tensor, common: torch.dtype) -> Tensor:
     """An operand of another dtype is copied first, and a copy has no gaps."""
-    if operand.dtype == common or operand.dim() == 0 or is_non_overlapping_and_dense_or_false(operand):
+    if operand.dtype == common or operand.dim() == 0 or is_dense(operand):
         return operand
-    strides = _dense(operand.shape, _order(operand.shape, [operand.stride()]))
+    strides = dense_strides(operand.shape, _order(operand.shape, [operand.stride()]))
     with torch._C._DisableTorchDispatch():
         return torch.empty_strided(operand.shape, strides, device="meta")
 
@@ -99,16 +100,16 @@ def _has_number(op: OpOverload, args: Sequence[Any]) -> bool:
     return any(argument.name == "other" and not isinstance(value, Tensor) for argument, value in named)
 
 
-def _iterator_strides(operands: Sequence[Tensor], shape: Sequence[int], has_number: bool) -> tuple[int, ...]:
+def iterator_strides(operands: Sequence[Tensor], shape: Sequence[int], has_number: bool) -> tuple[int, ...]:
     """The strides of what ATen's iterator makes of operands that are broadcast to ``shape``, and perhaps a number."""
     if not has_number and all(tuple(operand.shape) == tuple(shape) for operand in operands):
         if all(operand.is_contiguous() for operand in operands):
-            return _dense(shape, range(len(shape))[::-1])
+            return contiguous_strides(shape)
         if len(shape) == 4 and all(o.is_contiguous(memory_format=torch.channels_last) for o in operands):
-            return _dense(shape, (1, 3, 2, 0))
-        if len({o.stride() for o in operands}) == 1 and is_non_overlapping_and_dense_or_false(operands[0]):
+            return dense_strides(shape, (1, 3, 2, 0))
+        if len({o.stride() for o in operands}) == 1 and is_dense(operands[0]):
             return operands[0].stride()
-    return _dense(shape, _order(shape, [_broadcast(operand, shape) for operand in operands if operand.dim()]))
+    return dense_strides(shape, _order(shape, [_broadcast(operand, shape) for operand in operands if operand.dim()]))
 
 
 def _broadcast(operand: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
@@ -145,15 +146,6 @@ def _compare(inner: int, outer: int, shape: Sequence[int], strides: Sequence[Seq
     return 0
 
 
-def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps, the dimensions in ``order`` from the innermost on."""
-    strides, step = [0] * len(shape), 1
-    for dim in order:
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)
-
-
 def _batch_norm(values: Tensor) -> tuple[int, ...]:
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(values.dim())
     if channels_last and not values.is_contiguous() and values.is_contiguous(memory_format=channels_last):
@@ -168,8 +160,10 @@ def _of_format(shape: Sequence[int], memory_format: torch.memory_format) -> tupl
         return torch.empty(shape, device="meta", memory_format=memory_format).stride()
 
 
-def _joined(op: OpOverload, tensors: Sequence[Tensor], *where: int) -> tuple[int, ...]:
+def _joined(op: OpOverload, result: Tensor, tensors: Sequence[Tensor], *where: int) -> tuple[int, ...]:
     """As ATen's own code for tensors without data answers, which asks all operands for a memory format."""
+    if result.dim() < 4:  # no memory format but the usual one
+        return contiguous_strides(result.shape)
     with torch._C._DisableTorchDispatch():
         stand_ins = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors]
         strides: tuple[int, ...] = op(stand_ins, *where).stride()

@@ -28,6 +28,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from fuse.errors import FuseError
+from fuse.graph.fake_mode import FakeMode
 from fuse.graph.inputs import Arguments, InputRequest, parse_input, replace_inputs
 from fuse.graph.model_file import (
     ModelFile,
@@ -142,7 +143,7 @@ def _build(
     return LoadedModel(model, args, kwargs, fake_mode, (), file.path, name, peer)
 
 
-class _SharedMode(FakeTensorMode):  # of its own __init_subclass__
+class _SharedMode(FakeMode):
     """A mode that deep copies of its tensors stay in: the layers of a stack are often copies of the first."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _SharedMode:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from fuse import ops
+from fuse.graph.strides import is_dense
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
     >>> overlaps_itself(torch.zeros(1, 3).expand(2, 3)), overlaps_itself(torch.zeros(4, 6)[:, ::2].t())
     (True, False)
     """
-    if is_non_overlapping_and_dense_or_false(tensor) or not tensor.numel():
+    if is_dense(tensor) or not tensor.numel():
         return False
     reach = 0
     for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1):
@@ -101,7 +101,7 @@ def strided_views(root: Tensor, result: Tensor) -> list[tuple[OpOverload, tuple[
         return None
     start, count = int(result.storage_offset() - root.storage_offset()), root.numel()
     reach = sum(s * (n - 1) for n, s in _moving(_layout(result)))
-    if start < 0 or start + reach >= count or not result.numel() or not is_non_overlapping_and_dense_or_false(root):
+    if start < 0 or start + reach >= count or not result.numel() or not is_dense(root):
         return None
     if start == 0 and root.dim() == 2 and _layout(result)[:2] == ((min(root.shape),), (sum(root.stride()),)):
         return [(aten.diagonal.default, ())]

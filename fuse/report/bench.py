@@ -239,7 +239,7 @@ def _contender(name: str, model: nn.Module, passes: Sequence[str] | None, caches
 
 def _import_compilers(against: Sequence[str]) -> None:
     """Import what the contenders would import in their first calls, which are to measure compiling."""
-    importlib.import_module("torch._dynamo")  # fake tensors need it, so fuse does too
+    importlib.import_module("torch._dynamo")  # fake tensors of some operators need it
     if "compile" in against:
         importlib.import_module("torch._inductor.compile_fx")
 

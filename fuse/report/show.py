@@ -28,7 +28,6 @@ from fuse.graph.sources import modules_of
 from fuse.report.loops import Loop, loops
 from fuse.report.record import record_of
 from fuse.report.sketch import Sketch, sketch
-from fuse.rewrite.differentiating import by_loops
 from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.saved import settle
@@ -179,6 +178,8 @@ def show(
     eager: Joint | None = None
     with modules_of(model) if record else nullcontext():
         if train:
+            from fuse.rewrite.differentiating import by_loops
+
             with _training(model):
                 joint = eager = capture_joint(model, args, kwargs, differentiate=by_loops(passes, fuel))
                 if joint.rolled:  # eager launches what autograd does step by step

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import make_contiguous_strides_for
 from torch.fx import Node
 
 from fuse import ops
 from fuse.graph.ends import outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, of_all_steps
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel.dtypes import supported
 from fuse.kernel.lower import Declined, values_of_call
 from fuse.rewrite import effects
@@ -103,7 +103,7 @@ def settle(loop: Loop) -> None:
         if own and not _is_computed_here(node):
             gathered += 1
         elif not own or again:
-            results[number] = copied(node, output, make_contiguous_strides_for(node.meta["val"].shape))
+            results[number] = copied(node, output, contiguous_strides(node.meta["val"].shape))
     loop.spec = replace(loop.spec, gathered=gathered)
     output.args = (tuple(results),)
     output.meta["val"] = tuple(node.meta["val"] for node in results)

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fuse.graph.ends import add_placeholder
+from fuse.graph.fake_mode import FakeMode
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite import effects
 
@@ -29,7 +30,7 @@ def fake_mode(graph: Graph) -> FakeTensorMode:
         first = val[0] if isinstance(val, (tuple, list)) and val else val
         if isinstance(first, FakeTensor):
             return first.fake_mode
-    return FakeTensorMode()
+    return FakeMode()
 
 
 def insert(before: Node, target: Callable[..., Any], /, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:

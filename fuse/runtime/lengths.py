@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
+from fuse.graph.fake_mode import FakeMode
 
 SHORT = (11, 18, 37)
 """Lengths that are captured: odd and even, and without a common remainder, so that what rounds a length is noticed."""
@@ -84,7 +84,7 @@ class Varying:
 
     def arguments(self, leaves: Sequence[Any], structure: pytree.TreeSpec, length: int) -> Any:
         """The call's arguments at another length: (positional, by name), tensors without data."""
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = FakeMode(allow_non_fake_inputs=True)
         made: dict[int, Tensor] = {}
         for leaf, value in enumerate(leaves):
             if isinstance(value, Tensor) and id(value) not in made:

@@ -24,6 +24,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError, FuseError
+from fuse.graph.fake_mode import FakeMode
 from fuse.rewrite.patterns import guesses
 from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.definition import Pattern
@@ -148,7 +149,7 @@ class Form:
         ]
         key = (what, tuple(layouts), constant_key(dict(constants)))
         if key not in self.traces:
-            mode = FakeTensorMode()
+            mode = FakeMode()
             try:
                 environment = Environment(constants, self.choices)
                 self.traces[key] = trace(function, twins(mode, arguments), environment, mode)
@@ -164,7 +165,7 @@ def forms(pattern: Pattern, lists: int) -> tuple[Form, ...]:
     Raises:
         FuseError: the pattern cannot be run, computes nothing, or hides where a constant goes.
     """
-    mode = FakeTensorMode()
+    mode = FakeMode()
     examples = [[example] for example in guesses.example_arguments(pattern)] or [[]]
     found: list[Form] = []
     seen: set[object] = set()

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import Recorder
 from fuse.graph.ends import outputs_of
+from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import unlogged
 from fuse.graph.function import Function
 from fuse.graph.kept import Plan
@@ -113,7 +114,7 @@ def why_not(function: Callable[..., Any], arguments: Sequence[Any], environment:
     try:
         with running(environment), torch.device("meta"), torch.no_grad():
             function(*arguments)
-        mode = FakeTensorMode()
+        mode = FakeMode()
         with running(environment), mode, torch.no_grad(), unlogged():
             function(*twins(mode, arguments))
     except FuseError:

@@ -1,0 +1,135 @@
+"""Fake tensors without ``torch._dynamo``: its import costs more than a capture, and fake tensors need none of it.
+
+A ``FakeTensorMode`` reads two flags of ``torch._dynamo.config`` and wraps its dispatch in a switch for
+``torch.compile``; both import all of ``torch._dynamo``, a second on top of torch's own second. Here
+
+- the attribute ``torch._dynamo``, which torch itself resolves on first use, resolves one step later: it knows
+  ``config``, which is a light module, and imports the package at the first request for anything else;
+- :class:`FakeMode` dispatches without the switch, and works the commonest operators out by itself
+  (:mod:`fuse.graph.known_layouts`), so that most models need no symbolic arithmetic either.
+
+``sys.modules`` never holds a stand-in: whoever imports ``torch._dynamo`` imports it, with the same ``config``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from fuse.graph.known_layouts import known
+from fuse.graph.strides import is_dense
+
+_PACKAGE, _CONFIG = "torch._dynamo", "torch._dynamo.config"
+_ONCE = threading.Lock()
+
+
+def _without_switch(dispatch: Any) -> Any:
+    """The method inside torch's switch for ``torch.compile``, or the method itself where there is none."""
+    switch = _disable_dynamo(lambda: None).__code__
+    return dispatch.__wrapped__ if getattr(dispatch, "__code__", None) is switch else dispatch
+
+
+_torch_dispatch = _without_switch(FakeTensorMode.__torch_dispatch__)
+
+
+class FakeMode(FakeTensorMode):
+    """A ``FakeTensorMode`` that leaves ``torch._dynamo`` alone.
+
+    >>> with FakeMode() as mode:
+    ...     torch.ones(2, 3).sum(0).shape
+    torch.Size([3])
+    """
+
+    def __init__(self, **options: Any) -> None:
+        with _ONCE:
+            _defer_dynamo()
+        super().__init__(**options)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = known(self, op, tuple(args), kwargs or {})
+        return _torch_dispatch(self, op, types, args, kwargs) if result is NotImplemented else result
+
+    def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
+        """The fake twin of a real tensor, the same one each time."""
+        converter = self.fake_tensor_converter
+        if options or not _stands_alone(tensor) or converter._get_memo(tensor) is not None:
+            return super().from_tensor(tensor, **options)
+        memo = converter.meta_converter.storage_memo
+        storage = converter.meta_converter.describer.get_storage_id(tensor.untyped_storage())
+        if storage in memo:  # another tensor shares the memory
+            return super().from_tensor(tensor, **options)
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            fake = FakeTensor(self, meta, tensor.device)
+        fake.requires_grad = tensor.requires_grad
+        if isinstance(tensor, nn.Parameter):
+            fake._is_param = True
+        memo[storage] = fake.untyped_storage()
+        converter.set_tensor_memo(tensor, fake)
+        return fake
+
+
+def _stands_alone(tensor: Any) -> bool:
+    """Whether dtype, shape and strides say all of a real tensor but its values."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_leaf
+        and tensor.grad is None
+        and tensor._base is None
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+        and is_dense(tensor)
+        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        and not vars(tensor)
+    )
+
+
+class _Deferred(ModuleType):
+    """What the attribute ``torch._dynamo`` is until something of it but ``config`` is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(_PACKAGE), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(importlib.import_module(_PACKAGE), name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(importlib.import_module(_PACKAGE))
+
+
+def _defer_dynamo() -> None:
+    """Let ``torch._dynamo.config`` be read without importing the package around it."""
+    if _PACKAGE in sys.modules or "_dynamo" in vars(torch):
+        return
+    spec = PathFinder.find_spec(_CONFIG, [os.path.join(folder, "_dynamo") for folder in torch.__path__])
+    if spec is None or spec.loader is None:  # another torch than those known: its own import does it
+        return
+    config = sys.modules[_CONFIG] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(config)
+    except Exception:
+        del sys.modules[_CONFIG]
+        return
+    deferred = _Deferred(_PACKAGE)
+    vars(deferred)["config"] = config
+    if _PACKAGE not in sys.modules:  # another thread may have imported it meanwhile
+        torch._dynamo = deferred

@@ -1,0 +1,67 @@
+"""Arithmetic on strides. torch has the same for symbolic sizes, which imports sympy for sizes that are numbers here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape.
+
+    >>> contiguous_strides((4, 1, 8)), contiguous_strides((2, 0, 3))
+    ((8, 8, 1), (3, 3, 1))
+    """
+    return dense_strides(shape, range(len(shape))[::-1])
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, the dimensions in ``order`` from the innermost on.
+
+    >>> dense_strides((4, 2, 8), (1, 2, 0))
+    (16, 1, 2)
+    """
+    strides, step = [0] * len(shape), 1
+    for dim in order:
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements of ``tensor`` fill their memory without gap or overlap, in whatever order.
+
+    >>> import torch
+    >>> x = torch.empty(3, 4)
+    >>> is_dense(x.t()), is_dense(x[:, :2]), is_dense(x[:1].expand(3, 4))
+    (True, False, False)
+    """
+    if tensor.is_sparse:
+        return False
+    if tensor.numel() < 2:
+        return True
+    step = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """The shape that all ``shapes`` are repeated to, or None where there is none.
+
+    >>> broadcast([(4, 1), (8,)]), broadcast([(4,), (8,)])
+    ((4, 8), None)
+    """
+    result = [1] * max(map(len, shapes), default=0)
+    for shape in shapes:
+        for at, size in enumerate(reversed(shape), 1):
+            if size != 1 and result[-at] not in (1, size):
+                return None
+            if size != 1:
+                result[-at] = size
+    return tuple(result)
