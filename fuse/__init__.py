@@ -9,6 +9,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fuse.rewrite.patterns import handed
+
 if TYPE_CHECKING:
     from fuse.graph.capture import capture as capture
     from fuse.graph.precision import Precision as Precision
@@ -58,6 +60,10 @@ __version__ = "0.1.0"
 _HERE = Path(__file__).parent
 if not (_HERE / "passes").is_dir() and (_HERE.parent / "passes").is_dir():
     __path__.append(str(_HERE.parent))
+
+
+# Layers that must not import those above are handed them here, by name.
+handed.hand(verifier="fuse.check.trials", shelf="fuse.runtime.cache")
 
 
 def __getattr__(name: str) -> Any:

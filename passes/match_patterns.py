@@ -26,7 +26,7 @@ from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.exact import Found
-from fuse.rewrite.patterns.forms import forms, takes_lists
+from fuse.rewrite.patterns.forms import known_ways, takes_lists
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.patterns.replacing import Replacement, put, replacement
 from fuse.rewrite.registry import register_pass
@@ -63,7 +63,7 @@ def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def sound(wanted: Callable[[Pattern], bool]) -> Generator[Verdict, None, list[Pattern]]:
-    """The enabled patterns that are ``wanted`` and may be looked for; declines the others of them."""
+    """The enabled patterns that are ``wanted`` and can be looked for; declines the others of them."""
     patterns = []
     for pattern in registry.registered():
         if not (pattern.enabled and wanted(pattern)):
@@ -76,15 +76,23 @@ def sound(wanted: Callable[[Pattern], bool]) -> Generator[Verdict, None, list[Pa
 
 
 def why_broken(pattern: Pattern) -> str | None:
-    """Why a pattern must not be looked for in any graph, or None."""
-    try:
-        forms(pattern, max(1, takes_lists(pattern)))
-        return registry.refusal(pattern)
-    except FuseError as error:
-        return str(error)
+    """Why a pattern cannot be looked for in any graph, or None."""
+    return known_ways(pattern, max(1, takes_lists(pattern))).error or None
 
 
 def prepare(found: Found, around: Surroundings) -> Region | Replacement | Obstacle:
+    """What stands for a match, if the pattern was right on calls like this one; it is tried where nobody did yet."""
+    made = prepare_untried(found, around)
+    if isinstance(made, Obstacle):
+        return made
+    try:
+        reason = registry.objection(found)
+    except FuseError as error:
+        reason = str(error)
+    return Obstacle("refused", reason.removeprefix("refused: ")) if reason else made
+
+
+def prepare_untried(found: Found, around: Surroundings) -> Region | Replacement | Obstacle:
     """The replacement that the pattern gives, or the region of a match, if a kernel can be generated for it."""
     if found.form.pattern.replace is not None:
         return replacement(found, around)

@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from fuse.graph.loop import Loop
 from fuse.passes.match_patterns import sound
 from fuse.rewrite import own_gradients, regions
+from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.exact import Found
@@ -59,4 +60,6 @@ def _set_apart(graph: GraphModule, patterns: Sequence[Pattern]) -> Iterator[Verd
 
 def prepare(found: Found, around: Surroundings) -> Obstacle | None:
     """Why the gradients of a match are left to autograd, or None."""
+    if reason := registry.refusal(found.form.pattern):
+        return Obstacle("refused", reason.removeprefix("refused: "))
     return own_gradients.why_not(found)

@@ -1,22 +1,24 @@
 """Compare one tensor of the fused run with eager's, against a float64 reference.
 
-    error of fused  <=  2 x error of eager  +  tolerance
+    error of fused  <=  2 x error of eager  +  tolerance          at each element, in units of the element's size
 
-Both errors are the largest distance from the reference; where eager itself is the reference its error is zero and the
-tolerance wider. NaN and infinities have to stand where eager's stand, but where eager's come of an overflow on the way
-that float64 has not and fused has not; integers and booleans have to be equal. Strides
-have to be equal wherever a dimension has more than one element.
+The size of an element is that of the terms that were added up to it (:mod:`fuse.check.sizes`): a small element is held
+to its own last places, and one whose large terms cancel to those of the terms. Errors are distances from the reference;
+where eager itself is the reference its error is zero and the tolerance wider. NaN and infinities have to stand where
+eager's stand, but where eager's come of an overflow on the way that float64 has not and fused has not; integers and
+booleans have to be equal. Strides have to be equal wherever a dimension has more than one element.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Tolerances in units of the last place of the largest reference value.
+# Tolerances in units of the last place of an element's size.
 ULPS_FLOAT64_REFERENCE = 16.0
 ULPS_EAGER_REFERENCE = 256.0
 
@@ -45,15 +47,16 @@ def compare(
     *,
     atol: float | None = None,
     rtol: float | None = None,
-    scale: float = 0.0,
+    size: Callable[[], Tensor | None] | None = None,
     rounding: float = 0.0,
 ) -> Comparison:
     """Compare ``fused`` with ``eager``; ``reference`` is the float64 result, or None where there is none.
 
-    ``atol`` and ``rtol`` (absolute, and relative to each reference value) replace the default tolerance. ``scale`` is
-    the largest value that was summed on the way to these: its last place is rounding, however small their sum (the
-    gradient of a bias before a softmax is zero). ``rounding`` is the last place of 1 in the coarsest dtype on the way:
-    a float64 result of float32 values is no closer than those.
+    ``atol`` and ``rtol`` (absolute, and relative to each reference value) replace the default tolerance. ``size``
+    gives the size of each element, and is asked only where magnitudes alone do not explain an error (the gradient of a
+    bias before a softmax is zero, and its terms are not); without it, all elements have the size of the largest.
+    ``rounding`` is the last place of 1 in the coarsest dtype on the way: a float64 result of float32 values is no
+    closer than those.
 
     >>> compare("y", torch.tensor([1.0]), torch.tensor([1.0])).problem
     ''
@@ -69,7 +72,7 @@ def compare(
         wrong = fused != eager
         problem = f"{int(wrong.sum())} values differ, the first at {_position(wrong)}" if wrong.any() else ""
         return Comparison(*described, 0.0, 0.0, 0.0, problem)
-    return _floats(described, fused.detach(), eager.detach(), reference, atol, rtol, scale, rounding)
+    return _floats(described, fused.detach(), eager.detach(), reference, atol, rtol, size, rounding)
 
 
 def _floats(
@@ -79,7 +82,7 @@ def _floats(
     reference: Tensor | None,
     atol: float | None,
     rtol: float | None,
-    scale: float,
+    size: Callable[[], Tensor | None] | None,
     rounding: float,
 ) -> Comparison:
     odd = ~torch.isfinite(eager)
@@ -96,21 +99,28 @@ def _floats(
     judged = torch.isfinite(fused) & torch.isfinite(exact)
     error = torch.where(judged, (fused.to(wide) - exact).abs(), 0.0)
     own = torch.where(judged & ~odd, (eager.to(wide) - exact).abs(), 0.0)
-    size = torch.where(judged, exact.abs(), 0.0)
+    magnitude = torch.where(judged, exact.abs(), 0.0)
+    tiny = torch.finfo(eager.dtype).tiny
     finer = reference is not None and eager.dtype != torch.float64
     ulps = ULPS_FLOAT64_REFERENCE if finer else ULPS_EAGER_REFERENCE
-    if atol is None and rtol is None:
-        last_place = torch.finfo(eager.dtype).eps
-        tolerance = torch.tensor(max(max(ulps * last_place, rounding) * size.max().item(), last_place * scale))
+    unit = max(ulps * torch.finfo(eager.dtype).eps, rounding)
+    if atol is not None or rtol is not None:
+        allowed = 2 * own.max() + (atol or 0.0) + (rtol or 0.0) * magnitude + tiny
+    elif size is not None and not bool((error > (plain := unit * magnitude + tiny)).any()):
+        allowed = plain
     else:
-        tolerance = (atol or 0.0) + (rtol or 0.0) * size
-    allowed = 2 * own.max() + tolerance + torch.finfo(eager.dtype).tiny
+        told = size() if size is not None else None
+        sizes = magnitude.max().expand_as(magnitude) if told is None else torch.maximum(told, magnitude)
+        ratio = (own / sizes.clamp(min=tiny)).max()
+        allowed = (2 * ratio + unit) * sizes + tiny
     wrong = error > allowed
     worst = error.max().item(), own.max().item(), allowed.max().item()
     if not wrong.any():
         return Comparison(*described, *worst)
-    at = _position(torch.where(wrong, error, 0.0) == error[wrong].max())
-    return Comparison(*described, *worst, f"error {error[at].item():.3g} at {at}, allowed {worst[2]:.3g}")
+    excess = torch.where(wrong, error / allowed, 0.0)
+    at = _position(excess == excess.max())
+    limit = allowed.expand_as(error)[at].item()
+    return Comparison(*described, *worst, f"error {error[at].item():.3g} at {at}, allowed {limit:.3g}")
 
 
 def _same(one: Tensor, other: Tensor) -> Tensor:

@@ -9,21 +9,19 @@ Where autograd has no gradient of the pattern's operators, the differences alone
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fuse.check.compare import compare
+from fuse.check.judging import FLOAT64, as_float64, difference, gradients, numbered, said, sizes_of, within
 from fuse.check.samples import Sample
 from fuse.errors import FuseError
 from fuse.rewrite.patterns.backward import operator_of
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.language import running
-
-TOLERANCE = 1e-9
-"""Of the largest gradient, in float64: what another order of sums may cost. A wrong formula costs more."""
 
 MOST_ELEMENTS = 300
 """Of real inputs; with more, gradcheck projects them onto one direction."""
@@ -34,9 +32,9 @@ def wrong_gradient(pattern: Pattern, sample: Sample, *, differences: bool) -> tu
 
     ``differences``: they are held to differences of the results, too.
     """
-    arguments = wide(sample.arguments())
+    arguments = pytree.tree_map_only(Tensor, as_float64, list(sample.arguments()))
     leaves, spec = pytree.tree_flatten(arguments)
-    real = [leaf for leaf in leaves if leaf.is_floating_point()]
+    real = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
     if not real:
         return "", 0
     operator = operator_of(pattern, lambda: running(sample.environment))
@@ -45,44 +43,30 @@ def wrong_gradient(pattern: Pattern, sample: Sample, *, differences: bool) -> tu
         tensors = iter(given)
         return operator(spec, *(next(tensors) if leaf.is_floating_point() else leaf for leaf in leaves))
 
+    def by_rule(*given: Any) -> Any:
+        return operator(spec, *pytree.tree_leaves(list(given)))
+
     try:
         with torch.no_grad():
             own(*real)
     except Exception:  # the pattern itself does not run in float64
         return "", 0
     try:
-        mine = _gradients(lambda: own(*real), real)
+        mine = gradients(by_rule)(*arguments)
     except Exception as error:  # whatever the user's backward raises
-        said = str(error).splitlines() or [""]
-        return said[0] if isinstance(error, FuseError) else f"backward fails, {type(error).__name__}: {said[0]}", 0
-    count, problem = _like_autograds(pattern, sample, arguments, mine)
+        return str(error) if isinstance(error, FuseError) else f"backward fails, {said(error)}", 0
+    count, problem = _like_autograds(pattern, sample, arguments, by_rule, mine)
     if not problem and differences:
         problem = _like_differences(own, real)
     return problem, count
 
 
-def wide(arguments: Sequence[Any]) -> list[Any]:
-    """Copies of the tensors, those of real numbers in float64 and ready for gradients."""
-
-    def copy(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor.clone()
-        return tensor.detach().to(torch.float64, copy=True).requires_grad_()
-
-    found: list[Any] = pytree.tree_map_only(Tensor, copy, list(arguments))
-    return found
-
-
-def _gradients(function: Callable[[], Any], leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """Those of ``leaves``, from unequal gradients of the results."""
-    with torch.enable_grad():
-        results = [one for one in pytree.tree_leaves(function()) if one.requires_grad]
-    weights = [torch.linspace(0.5, 1.5, one.numel(), dtype=one.dtype).reshape(one.shape) for one in results]
-    return list(torch.autograd.grad(results, leaves, weights, allow_unused=True))
-
-
 def _like_autograds(
-    pattern: Pattern, sample: Sample, arguments: Sequence[Any], mine: Sequence[Tensor | None]
+    pattern: Pattern,
+    sample: Sample,
+    arguments: Sequence[Any],
+    by_rule: Callable[..., Any],
+    mine: Sequence[Tensor | None],
 ) -> tuple[int, str]:
     names = [
         parameter.name
@@ -90,30 +74,27 @@ def _like_autograds(
         for leaf in pytree.tree_leaves(argument)
         if leaf.is_floating_point()
     ]
-    leaves = [leaf for leaf in pytree.tree_leaves(arguments) if leaf.is_floating_point()]
-
-    def plain() -> Any:
-        with running(sample.environment):
-            return pattern.function(*arguments)
-
+    plain = gradients(within(pattern.function, sample.environment))
     try:
-        wanted = _gradients(plain, leaves)
+        wanted = plain(*arguments)
     except Exception:  # autograd has none
         return 0, ""
+    size = cache(lambda: sizes_of([plain, gradients(by_rule)], arguments, FLOAT64))
     count = 0
-    for name, have, want in zip(names, mine, wanted, strict=True):
-        zero = torch.zeros(())
-        if have is None and want is not None and not bool((want == zero).all()):
-            return count, f"backward gives no gradient of {name}, and the pattern has one"
-        if have is None or want is None:
-            if have is not None and not bool((have == zero).all()):
-                return count, f"backward gives a gradient of {name}, and the pattern has none"
+    for place, (name, have, want) in enumerate(zip(names, mine, wanted, strict=True)):
+        if have is None and want is None:
             continue
-        finite = want[torch.isfinite(want)]
-        atol = TOLERANCE * (finite.abs().max().item() if finite.numel() else 0.0)
-        if problem := compare("", have.contiguous(), want.contiguous(), None, atol=atol).problem:
-            return count, f"backward: gradient of {name}: {problem}"
-        count += 1
+        like = have if want is None else want
+        assert like is not None
+        zero = torch.zeros_like(like)
+        own, wanted_one = (zero if one is None else one.contiguous() for one in (have, want))
+        if problem := difference(f"gradient of {name}", own, wanted_one, None, numbered(size, place)):
+            if have is None:
+                return count, f"backward gives no gradient of {name}, and the pattern has one"
+            if want is None:
+                return count, f"backward gives a gradient of {name}, and the pattern has none"
+            return count, f"backward: {problem}"
+        count += have is not None and want is not None
     return count, ""
 
 

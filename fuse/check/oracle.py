@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from fuse.check.compare import Comparison, compare
 from fuse.check.draws import Recorded, Replayed
 from fuse.check.inputs import Call, copied, in_float64
 from fuse.check.locate import first_difference
+from fuse.check.sizes import Jittered, sizes
 from fuse.cost.count import count_dispatches, count_graph
 from fuse.cost.observe import CountingMode
 from fuse.cost.profiles import get as device_profile
@@ -169,7 +171,8 @@ def check(
         run = fused.last_run
         assert run is not None
         compiled = fused.compiled
-        judged = exact, atol, rtol, _coarsest(compiled)
+        rounding = _coarsest(compiled)
+        judged = exact, atol, rtol, rounding, cache(lambda: _sizes(call, eager, exact, seed, train, draws, rounding))
         comparisons = _compare_all(first, eager, *judged)
         problems = [f"{c.name}: {c.problem}" for c in comparisons if c.problem]
         problems += _structure_problems(first, eager)
@@ -337,17 +340,45 @@ def _compare_all(
     atol: float | None,
     rtol: float | None,
     rounding: float,
+    sizes: Callable[[], Mapping[str, Tensor]],
 ) -> list[Comparison]:
+    mine, theirs, best = _values(fused), _values(eager), _values(exact) if exact else {}
     found = []
-    for part in ("results", "inputs", "gradients"):
-        mine, theirs = getattr(fused, part), getattr(eager, part)
-        best = getattr(exact, part) if exact else {}
-        scale = max(map(_largest, theirs.values()), default=0.0) if part == "gradients" else 0.0
-        for name, value in theirs.items():
-            if isinstance(value, Tensor) and isinstance(mine.get(name), Tensor):
-                pair = name, mine[name], value, best.get(name)
-                found.append(compare(*pair, atol=atol, rtol=rtol, scale=scale, rounding=rounding))
+    for name, value in theirs.items():
+        if name in mine:
+            size = partial(lambda name: sizes().get(name), name)
+            pair = name, mine[name], value, best.get(name)
+            found.append(compare(*pair, atol=atol, rtol=rtol, size=size, rounding=rounding))
     return found
+
+
+def _values(outcome: _Outcome) -> dict[str, Tensor]:
+    """All tensors that a run left behind, by name."""
+    parts = (outcome.results, outcome.inputs, outcome.gradients)
+    return {name: value for part in parts for name, value in part.items() if isinstance(value, Tensor)}
+
+
+def _sizes(
+    call: Call, eager: _Outcome, exact: _Outcome | None, seed: int, train: bool, draws: Recorded, rounding: float
+) -> dict[str, Tensor]:
+    """The size of each element that a run leaves behind; nothing where the run fails on moved numbers."""
+    values = _values(exact or eager)
+    dtypes = [value.dtype for value in _values(eager).values() if value.is_floating_point()]
+    unit = max([rounding, *(torch.finfo(dtype).eps for dtype in dtypes)])
+
+    def run(mode: Jittered) -> list[Tensor | None]:
+        moved = copied(call) if exact is None else in_float64(call)
+        wide = contextlib.nullcontext() if exact is None else _default_dtype(torch.float64)
+        mode.move(one.detach() for one in moved.tensors().values())
+        with wide, Replayed(draws), mode:
+            found = _values(_outcome(moved, None, seed, train))
+        return [found.get(name) for name in values]
+
+    try:
+        found = sizes(run, list(values.values()), unit)
+    except Exception:  # what runs on these numbers need not run on others
+        return {}
+    return {name: size for name, size in zip(values, found, strict=True) if size is not None}
 
 
 def _coarsest(compiled: Compiled | None) -> float:
@@ -357,13 +388,6 @@ def _coarsest(compiled: Compiled | None) -> float:
     values = pytree.tree_leaves([node.meta.get("val") for node in compiled.graph.graph.nodes])
     dtypes = {v.dtype for v in values if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())}
     return max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-
-
-def _largest(value: Any) -> float:
-    """The largest finite magnitude in a tensor of floats; 0 where there is none."""
-    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
-        return 0.0
-    return float(value.detach().abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:

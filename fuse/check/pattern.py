@@ -5,16 +5,15 @@
 
 A pattern without ``replace`` becomes a region of the graph's own operators and cannot say anything else; for those
 it is ``fuse check-pattern`` that runs the generated kernel. A pattern with one is tried before it is first used, and is
-refused where a counterexample is found. What was found is remembered on disk by the pattern's source.
+refused where it is wrong on calls of the usual classes, or right on none. Calls of other classes (dtypes, layouts,
+ranks, what is broadcast) on which it raises or is wrong are declined, and the others are not: that is its domain.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,28 +22,34 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.check.alterations import alterations
-from fuse.check.compare import compare
 from fuse.check.gradients import wrong_gradient
+from fuse.check.judging import (
+    FLOAT64,
+    as_float64,
+    difference,
+    gradients,
+    numbered,
+    quiet,
+    said,
+    sizes_of,
+    unit_of,
+    within,
+)
 from fuse.check.oracle import check
 from fuse.check.samples import SHAPES, Sample, samples
-from fuse.check.source import source_of
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import capture
 from fuse.graph.ends import outputs_of
 from fuse.graph.function import Function, Holding
 from fuse.graph.signature import held_tensor
-from fuse.passes.match_patterns import build, match_patterns, prepare
+from fuse.passes.match_patterns import build, match_patterns, prepare_untried
 from fuse.rewrite import regions
-from fuse.rewrite.patterns import language
 from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.domain import RIGHT, Trial, class_of
 from fuse.rewrite.patterns.language import running
 from fuse.rewrite.patterns.matching import Outcome, match
 from fuse.rewrite.patterns.registry import alone
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime import cache as disk
-
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Of the largest value: what sums in another order and folded factors may cost. A wrong formula costs more."""
 
 CLEANING = ("dead_code", "common_subexpressions", "view_chains", "no_ops", "constant_folding")
 """Passes that run before patterns are looked for, as they do in a model."""
@@ -52,8 +57,6 @@ CLEANING = ("dead_code", "common_subexpressions", "view_chains", "no_ops", "cons
 SCHEMA_VERSION = 1
 QUICK_SHAPES = 4
 """Other sizes that are tried before a pattern is first used."""
-
-_VERIFIED = "verified"
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,10 @@ class Counterexample:
 
 @dataclass
 class Verification:
-    """What came of trying one pattern; ``declined`` and ``missed`` are calls at which it did not fire."""
+    """What came of trying one pattern; ``declined`` and ``missed`` are calls at which it did not fire.
+
+    ``domain`` says what came of each class of calls at which it did, ``particular`` what is particular about them.
+    """
 
     pattern: Pattern
     fired: int = 0
@@ -78,6 +84,8 @@ class Verification:
     missed: int = 0
     gradients: int = 0
     kernels: int = 0
+    domain: dict[str, Trial] = field(default_factory=dict)
+    particular: dict[str, str] = field(default_factory=dict, repr=False)
     counterexample: Counterexample | None = field(default=None)
 
     @property
@@ -95,6 +103,7 @@ class Verification:
             "near_misses": {"fired_and_right": self.near_fired, "declined": self.missed},
             "gradients": self.gradients,
             "kernels": self.kernels,
+            "domain": [{"calls": told, **asdict(one)} for told, one in self.domain.items()],
             "counterexample": None if wrong is None else {"sample": wrong.sample, "problem": wrong.problem},
         }
 
@@ -106,49 +115,32 @@ class Verification:
             f"  near misses  {self.missed} declined, {self.near_fired} fired and right",
             f"  gradients    {self.gradients} equal",
             f"  kernels      {self.kernels} run",
+            *(self._domain() if self.pattern.replace is not None else ()),
         ]
         return "\n".join([*lines, f"  refused: {self.counterexample}" if self.counterexample else "  passed"])
+
+    def _domain(self) -> Iterator[str]:
+        """The classes of calls that are declined, each with the reason, and what the others have in particular."""
+        rows = [(told, f"declined, {one}") for told, one in self.domain.items() if one.outcome != "right"]
+        right = dict.fromkeys(self.particular[told] for told, one in self.domain.items() if one.outcome == "right")
+        if right:
+            rows.insert(0, (", ".join(right), "right"))
+        yield from (f"  calls        {told}: {outcome}" for told, outcome in rows)
 
 
 def verify(pattern: Pattern, *, quick: bool = False) -> Verification:
     """Try ``pattern`` on samples and on near misses of them, up to the first counterexample.
 
-    ``quick`` leaves out most sizes, the gradients of all calls but the usual ones, and the generated kernels.
+    ``quick`` leaves out most sizes, all classes of calls but the usual ones where those are right, the gradients of
+    other calls, and the generated kernels.
 
     Raises:
         FuseError: the pattern cannot be run at all.
     """
     found = Verification(pattern)
-    for problem in _tried(found, quick):
-        if problem is not None:
-            found.counterexample = problem
-            break
+    with quiet():
+        found.counterexample = next((one for one in _tried(found, quick) if one is not None), None)
     return found
-
-
-@cache
-def refusal(pattern: Pattern) -> str | None:
-    """Why ``pattern`` must not be used, or None: what trying it quickly gave, now or at an earlier time.
-
-    Only a pattern with ``replace`` or ``backward`` can be wrong.
-    """
-    if pattern.replace is None and pattern.backward is None:
-        return None
-    key = disk.key_of("pattern", source_of(pattern), _judge(), torch.__version__, platform.python_version())
-    if entry := disk.find(key):
-        said = entry[1].decode()
-    else:
-        wrong = verify(pattern, quick=True).counterexample
-        said = _VERIFIED if wrong is None else f"refused: {wrong}"
-        disk.store(key, said.encode())
-    return None if said == _VERIFIED else said
-
-
-@cache
-def _judge() -> str:
-    """The source of what matches and judges: what another one found does not hold."""
-    files = [*Path(language.__file__).parent.glob("*.py"), *Path(__file__).parent.glob("*.py")]
-    return "".join(file.read_text() for file in sorted(files))
 
 
 # ---- what is tried -------------------------------------------------------------------------------------------------
@@ -157,7 +149,13 @@ def _judge() -> str:
 def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
     pattern = found.pattern
     reasons: list[str] = []
+    usual: set[str] = set()
     for sample in samples(pattern, QUICK_SHAPES if quick else SHAPES):
+        told = class_of(sample.arguments(), sample.choices)
+        if sample.what == "as usual":
+            usual.add(told)
+        if quick and told not in usual and RIGHT in found.domain.values():
+            continue
         try:
             tried = judged(pattern, bound(pattern, sample), sample.arguments(), constants(pattern))
         except CaptureError as error:  # a dtype that eager has no code for, say
@@ -169,7 +167,14 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
         found.fired += tried.fired
         found.declined += not tried.fired
         reasons += tried.reasons
+        if tried.trial is not None and found.domain.get(told, RIGHT) == RIGHT:
+            found.domain[told] = tried.trial
+            found.particular.setdefault(told, sample.what)
+        if tried.wrong and told not in usual:
+            continue
         yield _counterexample(str(sample), tried)
+        if tried.trial is not None and tried.trial.outcome == "raised":
+            continue
         if sample.what == "as usual":
             yield from _near_misses(found, sample)
             if tried.fired and not quick:
@@ -177,6 +182,9 @@ def _tried(found: Verification, quick: bool) -> Iterator[Counterexample | None]:
         if tried.fired and (sample.what == "as usual" or not (quick or sample.may_be_at_a_kink)):
             yield _gradients(found, sample)
             yield _own_gradients(found, sample)
+    unused = next((one for one in found.domain.values() if one.outcome == "raised"), None)
+    if unused is not None and RIGHT not in found.domain.values():
+        yield Counterexample("every call", unused.reason)
     if not quick and not found.fired:
         yield Counterexample(
             "every sample", f"it does not match its own computation: {(reasons or ['no candidate'])[0]}"
@@ -203,15 +211,19 @@ def _gradients(found: Verification, sample: Sample) -> Counterexample | None:
     pattern = found.pattern
     if pattern.replace is None:
         return None
+    functions = [gradients(within(one, sample.environment)) for one in (pattern.function, pattern.replace)]
+    wide = pytree.tree_map_only(Tensor, as_float64, list(sample.arguments()))
     try:
-        wanted, given = (_gradients_of(function, sample) for function in (pattern.function, pattern.replace))
+        wanted, given = (one(*wide) for one in functions)
     except Exception:  # one of them has no gradient
         return None
-    for want, have in zip(wanted, given, strict=True):
+    size = cache(lambda: sizes_of(functions, wide, FLOAT64))
+    for place, (want, have) in enumerate(zip(wanted, given, strict=True)):
         if (want is None) != (have is None):
             return Counterexample(str(sample), "one of pattern and replace has a gradient where the other has none")
         if want is not None and have is not None:
-            if problem := _difference("gradient", have.contiguous(), want.contiguous(), None):
+            one = numbered(size, place)
+            if problem := difference("gradient", have.contiguous(), want.contiguous(), None, one):
                 return Counterexample(str(sample), problem)
             found.gradients += 1
     return None
@@ -224,15 +236,6 @@ def _own_gradients(found: Verification, sample: Sample) -> Counterexample | None
     problem, right = wrong_gradient(found.pattern, sample, differences=sample.what == "as usual")
     found.gradients += right
     return Counterexample(str(sample), problem) if problem else None
-
-
-def _gradients_of(function: Callable[..., Any], sample: Sample) -> list[Tensor | None]:
-    arguments = pytree.tree_map_only(Tensor, _wide, list(sample.arguments()))
-    leaves = [leaf.requires_grad_() for leaf in pytree.tree_leaves(arguments) if leaf.is_floating_point()]
-    with torch.enable_grad(), running(sample.environment):
-        results = [one for one in pytree.tree_leaves(function(*arguments)) if one.requires_grad]
-    weights = [torch.linspace(0.5, 1.5, one.numel(), dtype=one.dtype).reshape(one.shape) for one in results]
-    return list(torch.autograd.grad(results, leaves, weights, allow_unused=True))
 
 
 def _kernel(found: Verification, sample: Sample) -> Counterexample | None:
@@ -253,7 +256,11 @@ class Judged:
 
     fired: bool
     reasons: Sequence[str]
-    problem: str
+    trial: Trial | None
+
+    @property
+    def wrong(self) -> bool:
+        return self.trial is not None and self.trial.outcome != "right"
 
 
 def bound(pattern: Pattern, sample: Sample) -> Callable[..., Any]:
@@ -302,16 +309,16 @@ def judged(
     reasons = [f"{one.kind}: {one.reason}" for one in outcomes if one.kind != "matched"]
     if len(reasons) == len(outcomes):
         needs_none = pattern.backward is not None and any(one.kind == "refused by lowering" for one in outcomes)
-        return Judged(needs_none, reasons, "")  # a rule for gradients needs no kernel
+        return Judged(needs_none, reasons, None)  # a rule for gradients needs no kernel
     if pattern.replace is None:
-        return Judged(True, reasons, "")
+        return Judged(True, reasons, RIGHT)
     tensors = tensors_of(before, model, given)
     return Judged(True, reasons, _wrong(before, after, tensors, function, arguments))
 
 
 def rewrite(graph: GraphModule, patterns: Sequence[Pattern]) -> list[Outcome]:
     """Rewrite what ``patterns`` match in ``graph``; what became of each candidate."""
-    outcomes, moved = match(graph, patterns, prepare), dict[Any, Any]()
+    outcomes, moved = match(graph, patterns, prepare_untried), dict[Any, Any]()
     for one in outcomes:
         if one.kind == "matched":
             build(graph, one.prepared, moved)
@@ -327,27 +334,28 @@ def _wrong(
     tensors: Sequence[Tensor],
     function: Callable[..., Any],
     arguments: Sequence[Any],
-) -> str:
-    """How the results of ``after`` differ from those of ``before``; nothing where they do not."""
+) -> Trial:
+    """Whether the results of ``after`` are those of ``before``."""
     with torch.no_grad():
         try:
             eager = before(*tensors)
         except Exception:  # what has no kernel for this dtype fails in eager, and goes on to fail
-            return ""
+            return RIGHT
         try:
             mine = after(*tensors)
         except Exception as error:  # whatever the user's replacement raises
-            return f"replace fails, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            return Trial("raised", f"replace fails, {said(error)}")
         exact = _in_float64(before, function, arguments) or [None] * len(eager)
+    size = cache(lambda: sizes_of([before, after], tensors, unit_of(eager)))
     for number, (result, want, reference) in enumerate(zip(mine, eager, exact, strict=True)):
-        if problem := _difference(f"result {number}", result, want, reference):
-            return problem
-    return ""
+        if problem := difference(f"result {number}", result, want, reference, numbered(size, number)):
+            return Trial("wrong", problem)
+    return RIGHT
 
 
 def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any] | None:
     """The flat outputs of the graph, computed in float64; None where the function does not run so."""
-    wide = pytree.tree_map_only(Tensor, _wide, list(arguments))
+    wide = pytree.tree_map_only(Tensor, as_float64, list(arguments))
     try:
         results = pytree.tree_leaves(function(*wide))
     except Exception:  # not every function runs in float64
@@ -359,19 +367,8 @@ def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Se
     return [found.get(place) for place in range(len(outputs_of(before.graph)))]
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """A copy, in float64 where it holds real numbers."""
-    return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() else tensor.clone()
-
-
-def _difference(name: str, mine: Tensor, eager: Tensor, reference: Tensor | None) -> str:
-    usable = reference is not None and reference.shape == eager.shape
-    finite = eager[torch.isfinite(eager)] if eager.is_floating_point() else eager
-    largest = finite.abs().max().item() if finite.numel() else 0.0
-    atol = TOLERANCE.get(eager.dtype, 0.0) * largest
-    problem = compare(name, mine, eager, reference if usable else None, atol=atol).problem
-    return f"{name}: {problem}" if problem else ""
-
-
-def _counterexample(sample: str, tried: Judged) -> Counterexample | None:
-    return Counterexample(sample, tried.problem) if tried.problem else None
+def _counterexample(told: str, tried: Judged) -> Counterexample | None:
+    """What is wrong with a call; one on which the replacement raises is not, it is declined."""
+    if tried.trial is None or tried.trial.outcome != "wrong":
+        return None
+    return Counterexample(told, tried.trial.reason)

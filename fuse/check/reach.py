@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from fuse.check.pattern import as_model, bound, constants
 from fuse.check.samples import LARGEST, Kind, Sample, usual_samples
 from fuse.graph.capture import capture
-from fuse.passes.match_patterns import match_patterns, prepare
+from fuse.passes.match_patterns import match_patterns, prepare_untried
 from fuse.rewrite import nested, registry
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.matching import match
@@ -79,7 +79,7 @@ def captured(pattern: Pattern, way: Way) -> GraphModule:
 
 def fires(graph: GraphModule, patterns: Sequence[Pattern], wanted: Pattern) -> bool:
     """Whether ``wanted`` is matched in ``graph``, or in the body of a loop there, where ``patterns`` are looked for."""
-    outcomes = (one for body, _ in nested.walk(graph) for one in match(body, patterns, prepare))
+    outcomes = (one for body, _ in nested.walk(graph) for one in match(body, patterns, prepare_untried))
     return any(one.kind == "matched" and one.pattern is wanted for one in outcomes)
 
 
@@ -108,7 +108,7 @@ def _lost(pattern: Pattern, way: Way) -> Finding | None:
         return Finding(
             "unreachable", pattern.name, culprit, "the pass rewrites what it matches before patterns are looked for"
         )
-    best = max(match(graph, [pattern], prepare, near=True), key=lambda one: one.progress, default=None)
+    best = max(match(graph, [pattern], prepare_untried, near=True), key=lambda one: one.progress, default=None)
     reason = "no operator of it is left" if best is None else f"{best.kind}: {best.reason}"
     return Finding("unreachable", pattern.name, "", f"it does not match its own computation: {reason}")
 

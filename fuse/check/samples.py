@@ -58,7 +58,7 @@ class Kind:
 
     def made(self, generator: torch.Generator) -> Tensor:
         """A tensor of this kind, with values near one, half of them negative."""
-        tensor = _laid_out(_values(self.shape, self.dtype, generator), self.laid_out)
+        tensor = _laid_out(values(self.shape, self.dtype, generator), self.laid_out)
         if self.special is not None and tensor.numel() and tensor.is_floating_point():
             tensor.view(-1)[tensor.numel() // 2] = self.special
         return tensor
@@ -99,7 +99,13 @@ class Sample:
 
     def __str__(self) -> str:
         given = [*map(_described, self.kinds), *(f"{name}={value}" for name, value in self.constants.items())]
-        return f"{self.what}: {', '.join(given)}"
+        return f"{self.what}: {', '.join(given)}" + ("; finite=True allows this" if self.may_overflow else "")
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether an element is NaN, infinite or huge: what ``finite=True`` leaves out."""
+        kinds = pytree.tree_leaves(list(self.kinds))
+        return any(isinstance(kind, Kind) and kind.special not in (None, *_FINITE) for kind in kinds)
 
 
 def samples(pattern: Pattern, shapes: int = SHAPES) -> Iterator[Sample]:
@@ -228,11 +234,12 @@ def _small(function: Callable[..., Any]) -> Callable[..., Any]:
     return limited
 
 
-def _values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator, most: int = 4) -> Tensor:
+    """Numbers near one, half of them negative; integers below ``most``."""
     if dtype is torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
     if not dtype.is_floating_point:
-        return torch.randint(0, 4, shape, generator=generator, dtype=dtype)
+        return torch.randint(0, most, shape, generator=generator, dtype=dtype)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 

@@ -25,7 +25,7 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.graph.capture import capture
-from fuse.passes.match_patterns import match_patterns, prepare, why_broken
+from fuse.passes.match_patterns import match_patterns, prepare, prepare_untried, why_broken
 from fuse.report.table import columns
 from fuse.rewrite import nested, registry
 from fuse.rewrite.patterns.definition import Pattern
@@ -118,14 +118,16 @@ def explain(
     run_passes(graph, earlier)
     others = [one for one in registered() if one.enabled and one.name != pattern.name]
     patterns = [one for one in others if why_broken(one) is None]
+    refused = refusal(pattern)
+    made = prepare_untried if refused else prepare
     outcomes: list[Outcome] = []
     missing: set[str] | None = None
     for body, _ in list(nested.walk(graph)):
-        outcomes += [one for one in match(body, [*patterns, pattern], prepare, near=True) if one.pattern is pattern]
+        outcomes += [one for one in match(body, [*patterns, pattern], made, near=True) if one.pattern is pattern]
         absent = _missing(pattern, GraphIndex(body))
         missing = absent if missing is None else missing & absent
     name = target or type(model).__name__
-    return Explanation(name, pattern, tuple(outcomes), tuple(sorted(missing or ())), refusal(pattern))
+    return Explanation(name, pattern, tuple(outcomes), tuple(sorted(missing or ())), refused)
 
 
 def _missing(pattern: Pattern, index: GraphIndex) -> set[str]:

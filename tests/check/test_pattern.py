@@ -13,9 +13,10 @@ from torch import randn
 
 import fuse
 from fuse import cli, verbs
-from fuse.check.pattern import Verification, refusal, verify
-from fuse.check.source import source_of
+from fuse.check.pattern import Verification, verify
+from fuse.check.trials import refusal
 from fuse.rewrite.patterns.definition import Pattern, define
+from fuse.rewrite.patterns.source import source_of
 
 
 def pattern(function: Any, replace: Any = None, check: Any = None) -> Pattern:
@@ -91,16 +92,19 @@ def test_a_replacement_that_forgets_a_constant():
     assert right.passed, str(right)
 
 
-def test_a_check_that_is_too_loose_is_found_by_another_dtype():
+def test_a_replacement_that_is_wrong_for_one_dtype_is_declined_there():
     def function(x):
         return torch.tanh(x) * 2
 
     def replace(x):
         return (torch.tanh(x.double()) * 2).to(x.dtype) if x.dtype != torch.bfloat16 else torch.tanh(x) * 2.5
 
-    assert "all bfloat16" in counterexample(verify(pattern(function, replace)))
+    found = verify(pattern(function, replace))
+    assert found.passed, str(found)
+    assert {told for told, one in found.domain.items() if one.outcome == "wrong"} == {"bfloat16[n, n]"}
+    assert "declined, wrong: result 0: error" in str(found)
     checked = verify(pattern(function, replace, lambda self, m: m.fail("bfloat16") if is_bfloat16(m["x"]) else None))
-    assert checked.passed, str(checked)
+    assert {one.outcome for one in checked.domain.values()} == {"right"}
 
 
 def is_bfloat16(node: torch.fx.Node) -> bool:
@@ -167,7 +171,7 @@ def test_a_wrong_pattern_does_not_run_in_any_model(registered):
 def test_what_was_found_is_remembered_by_the_source(monkeypatch, tmp_path):
     monkeypatch.setenv("FUSE_CACHE_DIR", str(tmp_path / "cache"))
     tried: list[Pattern] = []
-    monkeypatch.setattr("fuse.check.pattern.verify", lambda one, quick: tried.append(one) or verify(one, quick=quick))
+    monkeypatch.setattr("fuse.check.trials.verify", lambda one, quick: tried.append(one) or verify(one, quick=quick))
     for _ in range(2):
         assert str(refusal(define(Wrong))).startswith("refused: ")
         assert refusal(pattern(lambda x: F.silu(x) * 2, lambda x: 2 * F.silu(x))) is None

@@ -13,7 +13,8 @@ from torch.fx import GraphModule
 
 import fuse
 from fuse.check.oracle import check
-from fuse.check.pattern import refusal, verify
+from fuse.check.pattern import verify
+from fuse.check.trials import refusal
 from fuse.errors import FuseError
 from fuse.graph.joint import capture_joint
 from fuse.report.show import Report, show

@@ -12,11 +12,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from fuse.rewrite.patterns.canonical import term_of_node
-from fuse.rewrite.patterns.terms import LEAF, Term, Terms, below, look_of
+from fuse.rewrite.patterns.terms import FILL, LEAF, Look, Term, Terms, below, look_of
 from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
 
@@ -25,10 +26,12 @@ from fuse.rewrite.surgery import constant_key
 class Shape:
     """One call: its ``term``, over leaves; the steps of that, the last first, and those that read each leaf.
 
-    ``viewed`` is the place of the leaf that the call is a view of, or -1 where it computes something.
+    ``viewed`` is the place of the leaf that the call is a view of, or -1 where it computes something. ``last`` are the
+    steps whose value it is: a second one where an operand is a tensor of equal elements, which may be read as a number.
     """
 
     term: Term
+    last: tuple[Term, ...]
     steps: tuple[Term, ...]
     reading: tuple[tuple[Term, ...], ...]
     viewed: int
@@ -50,6 +53,7 @@ class Calls:
         self._same_looks: dict[Any, Any] = {}
         self._layouts: dict[Node, Hashable] = {}
         self._known: dict[Node, Call] = {}
+        self._fills: dict[Node, Term | None] = {}
         self._shapes: dict[Hashable, Shape] = {}
 
     def look(self, node: Node) -> Any:
@@ -84,7 +88,8 @@ class Calls:
             ]
             said = (node.target, *args, _said(node.kwargs, places) if node.kwargs else None)
             operands = tuple(places)
-            key = (said, id(self.look(node)), *[id(self.look(operand)) for operand in operands])
+            looks = [id(self._fill(operand) or self.look(operand)) for operand in operands]
+            key = (said, id(self.look(node)), *looks)
             shape = self._shapes.get(key)
             if shape is None:
                 shape = self._shapes[key] = self._shape(node, operands)
@@ -95,11 +100,25 @@ class Calls:
         leaves = {
             one: self.terms.leaf((place, look), look) for place, one in enumerate(operands) for look in [self.look(one)]
         }
-        term = term_of_node(self.terms, node, leaves.__getitem__)
-        steps = tuple(one for one in below(term) if one.computes)
+        terms = [term_of_node(self.terms, node, leaves.__getitem__)]
+        if fills := {one: term for one in operands if (term := self._fill(one)) is not None}:
+            terms.append(term_of_node(self.terms, node, lambda one: fills.get(one) or leaves[one]))
+        term = terms[0]
+        steps = tuple(one for one in below(*terms) if one.computes)
+        last = tuple(dict.fromkeys(one for one in map(stripped, terms) if one.computes))
         reading = tuple(tuple(step for step in steps if reads(step, leaf)) for leaf in leaves.values())
         base = stripped(term)
-        return Shape(term, steps, reading, base.value[0] if base.name == LEAF else -1)
+        return Shape(term, last, steps, reading, base.value[0] if base.name == LEAF else -1)
+
+    def _fill(self, node: Node) -> Term | None:
+        """The term of a node that makes equal elements."""
+        if node not in self._fills:
+            makes = (
+                isinstance(node.target, OpOverload) and not node.all_input_nodes and isinstance(self.look(node), Look)
+            )
+            term = term_of_node(self.terms, node, dict[Node, Term]().__getitem__) if makes else None
+            self._fills[node] = term if term is not None and term.name == FILL else None
+        return self._fills[node]
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,29 @@ beside a floating tensor are floats. What no rule knows is spelled as it is.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
 from fuse import ops
 from fuse.rewrite.patterns import views
 from fuse.rewrite.patterns.rules import Arguments, Rule, made_by_rule, operand, rule_for
-from fuse.rewrite.patterns.terms import PART, Look, Term, Terms, look_of
+from fuse.rewrite.patterns.terms import FILL, KNOWN, PART, Look, Term, Terms, look_of
 
 _DIMENSIONS = frozenset(["dim", "dims", "dim0", "dim1"])
 _OPERANDS = frozenset(["self", "other", "exponent"])
 """Arguments of elementwise operators that may be a tensor or a number."""
+
+
+_NUMBERS = frozenset(["other", "exponent", "value", "min", "max"])
+"""Arguments that rules take as a tensor's term or as a number, as it is."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class _Schema:
     name: str
     defaults: Mapping[str, Any]
     numbers: frozenset[str]
+    tensors: frozenset[str]
     elementwise: bool
     commutative: bool
     rule: Rule | None
@@ -50,6 +57,7 @@ def _schema(op: OpOverload) -> _Schema:
         name,
         {argument.name: argument.default_value for argument in arguments},
         frozenset(argument.name for argument in arguments if str(argument.type).startswith(("number", "Optional[num"))),
+        frozenset(argument.name for argument in arguments if str(argument.type) in ("Tensor", "Optional[Tensor]")),
         elementwise,
         ops.is_commutative(op),
         rule_for(packet),
@@ -102,9 +110,44 @@ def term_of_call(terms: Terms, op: OpOverload, args: Sequence[Any], kwargs: Mapp
     """
     schema = _schema(op)
     arguments: Arguments = {**schema.defaults, **dict(zip(schema.defaults, args, strict=False)), **kwargs}
+    if schema.elementwise and isinstance(look, Look):
+        arguments = _with_numbers(terms, schema, arguments)
     if schema.rule is not None and isinstance(look, Look) and (term := schema.rule(terms, arguments, look)) is not None:
         return term
     return _as_it_is(terms, schema, arguments, look)
+
+
+def _with_numbers(terms: Terms, schema: _Schema, arguments: Arguments) -> Arguments:
+    """A number in a tensor's place, and a tensor of equal elements beside another one, are numbers: ``sub(1, x)``."""
+    tensors = [value for value in arguments.values() if isinstance(value, Term) and value.name not in KNOWN]
+    if not tensors:
+        return arguments
+    beside = next((term for term in tensors if term.dtype != torch.bool), tensors[0])
+    found = {}
+    for name, value in arguments.items():
+        if name in schema.tensors - _NUMBERS and isinstance(value, (int, float, complex)):
+            value = terms.number(value, beside)
+        elif isinstance(value, Term) and value.name == FILL and _acts_as_number(value, beside):
+            value = _shortest(value.value, value.dtype, beside.dtype)
+            value = value if schema.rule is not None and name in _NUMBERS else terms.number(value, beside)
+        found[name] = value
+    return found
+
+
+def _acts_as_number(fill: Term, beside: Term) -> bool:
+    """Whether a Python number instead of the tensor ``fill`` would give the same elements."""
+    if fill.dtype == beside.dtype:
+        return True
+    numbers = fill.dtype != torch.bool and beside.dtype != torch.bool
+    return not fill.shape and numbers and (beside.dtype.is_floating_point or not fill.dtype.is_floating_point)
+
+
+def _shortest(value: Any, dtype: torch.dtype, beside: torch.dtype) -> Any:
+    """The shortest decimal that is ``value`` in float32: what was written, where arithmetic is no finer than that."""
+    if dtype != torch.float32 or beside in (torch.float64, torch.complex128) or not math.isfinite(value):
+        return value
+    candidates = (float(f"{value:.{digits}g}") for digits in range(6, 10))
+    return next((short for short in candidates if torch.tensor(short, dtype=dtype).item() == value), value)
 
 
 def _as_it_is(terms: Terms, schema: _Schema, arguments: Arguments, look: Any) -> Term:

@@ -1,6 +1,7 @@
 """Whether a form that lies in the graph may be rewritten there: what the pattern demands, and what must not be lost.
 
     constraint          fuse.tensor(...) of a parameter, or check(m)
+    refused             trying the pattern found that it is wrong, or does not hold for calls like this one
     used outside        something else reads a value between the pattern's inputs and its results
     alias or mutation   the pattern draws random numbers, or the caller would notice whose memory a result is in
     not convex          a path leads from one result, around the pattern, back into it
@@ -40,6 +41,7 @@ Kind = Literal[
     "not convex",
     "overlapped",
     "refused by lowering",
+    "refused",
     "matched",
 ]
 """Verdicts on a candidate, by how far it came."""

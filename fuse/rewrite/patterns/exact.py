@@ -274,14 +274,12 @@ def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], 
         start = inputs[step.value].node
     else:
         place = placement.steps[step]
-        if index.last_step(place.node) != place:
+        if place not in index.last_steps(place.node):
             return []
         start = place.node
     nodes = [start]
     for node in nodes:
-        nodes += [user for user in node.users if index.own(user) is not None and index.last_step(user) is None][
-            :MAX_VIEWS
-        ]
+        nodes += [user for user in node.users if index.own(user) is not None and not index.last_steps(user)][:MAX_VIEWS]
         if len(nodes) >= MAX_VIEWS:
             break
     return nodes
@@ -331,7 +329,7 @@ class Cut:
     def _is_inside(self, node: Node) -> bool:
         if node in self.leaves or self.index.own(node) is None:
             return False
-        return node in self.placed or self.index.last_step(node) is None
+        return node in self.placed or not self.index.last_steps(node)
 
     def inside(self, outputs: Iterator[Node]) -> tuple[Node, ...]:
         """The nodes between the leaves and ``outputs``, in program order."""

@@ -13,7 +13,8 @@ go with rank and dtype, are not part of a form; a form only leads to candidates,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -25,11 +26,11 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.fake_mode import FakeMode
-from fuse.rewrite.patterns import guesses
+from fuse.rewrite.patterns import guesses, kept
 from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.language import Environment, ManySpec
-from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term, Terms, below, look_of
+from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term, Terms, below, look_of
 from fuse.rewrite.patterns.trace import Traced, terms_of, trace, twins
 from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
@@ -166,21 +167,81 @@ def forms(pattern: Pattern, lists: int) -> tuple[Form, ...]:
         FuseError: the pattern cannot be run, computes nothing, or hides where a constant goes.
     """
     mode = FakeMode()
+    ways = known_ways(pattern, lists)
+    if ways.error:
+        raise FuseError(ways.error)
+    return tuple(_form(pattern, run, choices, lists, mode) for choices, run in ways.runs)
+
+
+def may_lie(pattern: Pattern, names: Container[str]) -> bool:
+    """Whether a graph that has steps of these ``names`` may have what ``pattern`` matches; nothing is traced to tell.
+
+    A pattern that cannot be run has no forms to tell by: it may, and who looks for it is told why not.
+    """
+    ways = known_ways(pattern, max(1, takes_lists(pattern)))
+    return bool(ways.error) or any(all(name in names for name in needed) for needed in ways.needs)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What is kept of a pattern: arguments for each of its forms, and the operators that each form needs.
+
+    ``error`` says why the pattern has none. With lists of tensors, ``needs`` are what lists of any length need.
+    """
+
+    runs: tuple[tuple[dict[str, int], guesses.Guess], ...] = ()
+    needs: tuple[frozenset[str], ...] = ()
+    error: str = ""
+
+
+@cache
+def known_ways(pattern: Pattern, lists: int) -> Ways:
+    """The ways through ``pattern``: kept from an earlier time, or found by running it."""
+    asked = "ways", str(lists), str(MAX_FORMS)
+    if content := kept.find(pattern, *asked):
+        ways: Ways = pickle.loads(content)  # the cache is the user's own, like the libraries in it
+        return ways
+    try:
+        ways = _ways(pattern, lists)
+    except FuseError as error:
+        ways = Ways(error=str(error))
+    kept.keep(pickle.dumps(ways), pattern, *asked)
+    return ways
+
+
+def _ways(pattern: Pattern, lists: int) -> Ways:
+    mode = FakeMode()
     examples = [[example] for example in guesses.example_arguments(pattern)] or [[]]
-    found: list[Form] = []
+    found: list[tuple[dict[str, int], guesses.Guess]] = []
+    needs: list[frozenset[str]] = []
     seen: set[object] = set()
     for number, given in enumerate(examples):
         for choices, run in runs(pattern, given, lists):
             form = _form(pattern, run, choices, lists, mode)
             again = {(number, fingerprint(form.roots)), (*choices.items(), fingerprint(form.roots, bare=True))}
             if not again & seen:
-                found.append(form)
+                found.append((choices, run))
+                needs.append(frozenset(step.name for step in form.steps))
             seen |= again
             if len(found) > MAX_FORMS:
                 raise FuseError(
                     f"pattern {pattern.name!r} has more than {MAX_FORMS} forms; split it into several patterns"
                 )
-    return tuple(found)
+    if takes_lists(pattern):
+        longer = _names_of_longer(pattern, examples[0], lists + 1, mode)
+        needs = [need & longer for need in needs]
+    return Ways(tuple(found), tuple(needs))
+
+
+def _names_of_longer(
+    pattern: Pattern, given: Sequence[tuple[Any, ...]], lists: int, mode: FakeTensorMode
+) -> frozenset[str]:
+    """The steps of the first form with longer lists; none where the pattern takes none."""
+    try:
+        choices, run = next(runs(pattern, given, lists))
+        return frozenset(step.name for step in _form(pattern, run, choices, lists, mode).steps)
+    except FuseError:
+        return frozenset()
 
 
 def takes_lists(pattern: Pattern) -> int:
@@ -224,7 +285,7 @@ def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], list
 
 def _hangs_together(roots: Sequence[Term]) -> bool:
     """Whether every result shares a tensor, given or computed, with what is made of the others."""
-    parts = [{term for term in below(root) if term.name != NUMBER} for root in roots]
+    parts = [{term for term in below(root) if term.name not in KNOWN} for root in roots]
     together, apart = parts[0], parts[1:]
     while near := [part for part in apart if part & together]:
         together = together.union(*near)

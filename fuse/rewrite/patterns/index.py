@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from functools import cached_property
 from itertools import islice, permutations
 from typing import Any, NamedTuple, TypeVar
@@ -25,7 +25,7 @@ from fuse import ops
 from fuse.graph.signature import Signature
 from fuse.rewrite.patterns.calls import Call, Calls, Table, reads
 from fuse.rewrite.patterns.canonical import may_make
-from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term
+from fuse.rewrite.patterns.terms import KNOWN, LEAF, Term
 from fuse.rewrite.patterns.views import stripped
 
 Known = TypeVar("Known")
@@ -45,17 +45,22 @@ class Step(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where an operand comes from: a step, a number, or neither (a value given to the graph).
+    """Where an operand comes from: a step (as the call there may be read), a number, or a value given to the graph.
 
     ``nodes`` are those that hold the value or a view of it, the nearest first.
     """
 
-    step: Step | None
+    steps: tuple[Step, ...]
     number: bool
     nodes: tuple[Node, ...]
 
+    @property
+    def step(self) -> Step | None:
+        """The step as the call is first read."""
+        return self.steps[0] if self.steps else None
 
-_NUMBER = Source(None, True, ())
+
+_NUMBER = Source((), True, ())
 
 
 class GraphIndex:
@@ -80,6 +85,11 @@ class GraphIndex:
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 for name in may_make(node.target):
                     self._nodes[name].append(node)
+
+    @property
+    def names(self) -> Container[str]:
+        """The names of steps that the graph may have."""
+        return self._nodes.keys()
 
     def count(self, name: str) -> int:
         """How many nodes may be steps of this name, at most."""
@@ -122,17 +132,15 @@ class GraphIndex:
         written = (one for one in signature.dispatches if ops.mutates(one.op)) if signature else ()
         return {(ops.functional_form(one.op), one.source) for one in written}
 
-    def last_step(self, node: Node) -> Step | None:
-        """The step whose value ``node`` holds, or holds a view of; None for a view of something else."""
+    def last_steps(self, node: Node) -> tuple[Step, ...]:
+        """The step whose value ``node`` holds, or holds a view of, as it may be read; none for a view of another."""
         own = self.own(node)
-        if own is None or not (term := stripped(own.shape.term)).computes:
-            return None
-        return Step(node, term)
+        return () if own is None else tuple([Step(node, term) for term in own.shape.last])
 
     def source(self, operand: Term, owner: Node) -> Source:
         """Where ``operand``, what an operand of a step of ``owner`` is a view of, comes from."""
         if operand.name != LEAF:
-            return _NUMBER if operand.name == NUMBER else Source(Step(owner, operand), False, ())
+            return _NUMBER if operand.name in KNOWN else Source((Step(owner, operand),), False, ())
         own = self._own[owner]  # known, for it has this step
         assert own is not None
         node = own.operands[operand.value[0]]
@@ -144,20 +152,20 @@ class GraphIndex:
         while (known := self._held.get(node)) is None:
             own = self.own(node)
             if own is None or own.shape.viewed < 0:
-                step, number, _ = self.source(stripped(own.shape.term), node) if own else (None, False, ())
-                known = self._held[node] = Source(step, number, (node,))
+                number = own is not None and stripped(own.shape.term).name in KNOWN
+                known = self._held[node] = Source(self.last_steps(node), number, (node,))
                 break
             views.append(node)
             node = own.operands[own.shape.viewed]
         for view in reversed(views):
-            known = self._held[view] = Source(known.step, known.number, (view, *known.nodes))
+            known = self._held[view] = Source(known.steps, known.number, (view, *known.nodes))
         return known
 
     def readers(self, step: Step) -> Iterator[Step]:
         """The steps that read ``step``, through views or at once; the first few."""
         own = self.own(step.node)
         assert own is not None
-        if stripped(own.shape.term) is not step.term:
+        if step.term not in own.shape.last:
             return (other for other in self.steps_of(step.node) if reads(other.term, step.term))
         return self.readers_of(step.node)
 

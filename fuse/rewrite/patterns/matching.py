@@ -93,6 +93,8 @@ def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prep
     outcomes: list[Outcome] = []
     index, around = GraphIndex(graph), Surroundings(graph)
     for pattern in sorted(patterns, key=lambda one: -one.priority):
+        if not near and not forms.may_lie(pattern, index.names):
+            continue
         outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
     return outcomes
 

@@ -18,7 +18,7 @@ from fuse.rewrite.patterns.exact import Drawing
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex, Pairs, Source, Step
 from fuse.rewrite.patterns.search import Placement, alike, bound, next_step, readers
-from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term
+from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term
 from fuse.rewrite.patterns.unlike import Near
 
 DEPTH = 3
@@ -73,11 +73,11 @@ class _Walk:
                 self._place_operand(wanted, self.index.source(found, step.node), term, step)
 
     def _place_operand(self, wanted: Term, source: Source, reader: Term, at: Step) -> None:
-        if wanted.name == NUMBER or source.number:
-            if wanted.name != NUMBER:
+        if wanted.name in KNOWN or (source.number and not source.nodes):
+            if wanted.name not in KNOWN:
                 reason = f"`{called(at.node)}` takes a number, where the pattern has a tensor"
                 self._differ(reader, at, reason, "fuse.const(...) for the number")
-            elif not source.number:
+            elif not source.number and (wanted.name == NUMBER or source.step is not None):
                 reason = f"`{called(at.node)}` takes a tensor, where the pattern has a number"
                 self._differ(reader, at, reason, "a parameter for the tensor")
         elif wanted.name == LEAF:
@@ -129,8 +129,8 @@ class _Walk:
             source = self.index.source(found, step.node)
             if wanted.name == LEAF:
                 score += (2 + (source.step is None)) * bool(bound(self.inputs, wanted.value, source))
-            elif wanted.name == NUMBER or source.number:
-                score += FITS * (wanted.name == NUMBER and source.number)
+            elif wanted.name in KNOWN or source.number:
+                score += FITS * (wanted.name in KNOWN and source.number)
             elif source.step is not None:
                 score += self._score(wanted, source.step, depth)
         return score

@@ -20,7 +20,10 @@ from typing import Any, TypeVar, overload
 
 from fuse.errors import FuseError
 from fuse.rewrite.installed import BrokenPlugin, Installed
+from fuse.rewrite.patterns import handed
 from fuse.rewrite.patterns.definition import Pattern, define
+from fuse.rewrite.patterns.domain import class_of
+from fuse.rewrite.patterns.exact import Found
 
 Source = TypeVar("Source")
 
@@ -100,15 +103,31 @@ def find(name: str) -> Pattern:
 
 
 def refusal(pattern: Pattern) -> str | None:
-    """Why ``pattern`` must not be used: a call on which its replacement is wrong; None where none is known.
+    """Why ``pattern`` must not be used at all: a call on which its replacement is wrong; None where none is known.
 
-    A pattern is tried before it is first used (:mod:`fuse.check.pattern`), and what was found is remembered. Those that
-    come with fuse are tried by its tests.
+    A pattern is tried before it is first used, and what was found is remembered. Those that come with fuse are tried by
+    its tests.
     """
-    if pattern.origin.startswith("fuse.passes.patterns."):
+    return None if _is_ours(pattern) else handed.verifier().refusal(pattern)
+
+
+def objection(found: Found) -> str | None:
+    """Why the pattern of ``found`` must not be used there: it is refused, or does not hold for calls of that class."""
+    pattern = found.form.pattern
+    if _is_ours(pattern):
         return None
-    reason: str | None = importlib.import_module("fuse.check.pattern").refusal(pattern)
-    return reason
+    if reason := refusal(pattern):
+        return reason
+    if pattern.replace is None:
+        return None
+    trial = handed.verifier().trial(found)
+    if trial.outcome == "right":
+        return None
+    return f"replace is not used for {class_of(found.setting.arguments, found.form.choices)}; {trial}"
+
+
+def _is_ours(pattern: Pattern) -> bool:
+    return pattern.origin.startswith("fuse.passes.patterns.")
 
 
 def load(path: Path, name: str | None = None) -> Pattern:

@@ -8,6 +8,7 @@
     composed              silu(x) and x * sigmoid(x);  glu;  addcmul and addcdiv
     bounds                relu, clamp_min(0) and clamp(min=0);  hardtanh and clamp
     choices               masked_fill and where;  x > y and y < x
+    fills                 zeros_like, new_zeros, full and scalar_tensor
     averages              mean and sum * (1 / n);  keepdim and unsqueeze
     pieces                stack and cat of unsqueezed;  select, narrow, split and slices
     views                 transpose, t and permute;  view, reshape, flatten, squeeze and unsqueeze
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 
 from fuse.rewrite.patterns import views
-from fuse.rewrite.patterns.terms import NO_LOOK, NUMBER, Look, Term, Terms
+from fuse.rewrite.patterns.terms import NUMBER, Look, Term, Terms
 
 Arguments = dict[str, Any]
 """An operator's arguments by the names of its schema, tensors as terms."""
@@ -250,7 +251,7 @@ def _addcdiv(terms: Terms, a: Arguments, look: Look) -> Term:
     return add(terms, a["self"], scaled(terms, mul(terms, x, inverse, both(x, y)), a["value"]), look)
 
 
-@rule("bounds", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", makes="relu clamp")
+@rule("bounds", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", makes="relu clamp clamp_min clamp_max")
 def _clamp(terms: Terms, a: Arguments, look: Look) -> Term | None:
     x: Term = a["self"]
     least = a.get("min", a.get("min_val", 0 if set(a) == {"self"} else None))
@@ -279,10 +280,23 @@ def _ge(terms: Terms, a: Arguments, look: Look) -> Term:
     return views.pointwise(terms, "le", [operand(terms, a["other"], a["self"]), a["self"]], look)
 
 
-@rule("choices", "scalar_tensor")
-def _scalar_tensor(terms: Terms, a: Arguments, look: Look) -> Term:
-    value = float(a["s"]) if look.dtype.is_floating_point else a["s"]  # type: ignore[union-attr]  # a result has one
-    return terms.make(NUMBER, (), NO_LOOK, [("value", value)])
+# ---- tensors of equal elements -------------------------------------------------------------------------------------
+
+
+@rule("fills", "scalar_tensor", "full", "full_like", "new_full")
+def _full(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    value = a.get("s", a.get("fill_value"))
+    return None if isinstance(value, Term) else terms.fill(value, look)
+
+
+@rule("fills", "zeros", "zeros_like", "new_zeros")
+def _zeros(terms: Terms, _a: Arguments, look: Look) -> Term:
+    return terms.fill(0, look)
+
+
+@rule("fills", "ones", "ones_like", "new_ones")
+def _ones(terms: Terms, _a: Arguments, look: Look) -> Term:
+    return terms.fill(1, look)
 
 
 # ---- reductions ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex, Pairs, Source, Step
-from fuse.rewrite.patterns.terms import LEAF, NUMBER, Term
+from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term
 
 MAX_TRIES = 5000
 """Placements tried for one candidate before giving up."""
@@ -74,8 +74,8 @@ class Search:
         for place in range(first, len(pairs)):
             wanted, found = pairs[place]
             source = self.index.source(found, owner)
-            if wanted.name == NUMBER or source.number:
-                if wanted.name != NUMBER or not source.number:
+            if wanted.name in KNOWN:
+                if not source.number and (wanted.name == NUMBER or source.steps):
                     break
             elif wanted.name == LEAF:
                 key = wanted.value
@@ -83,11 +83,10 @@ class Search:
                     break
                 before.append((key, self.inputs.get(key)))
                 self.inputs[key] = nodes
-            elif source.step is None or not alike(wanted, source.step.term):
-                break
             else:
-                for _ in self._place(wanted, source.step):
-                    yield from self._place_operands(pairs, place + 1, owner)
+                for step in source.steps:
+                    for _ in self._place(wanted, step) if alike(wanted, step.term) else ():
+                        yield from self._place_operands(pairs, place + 1, owner)
                 break
         else:
             yield

@@ -4,14 +4,15 @@
 
 A pattern and the graph it is looked for in are both turned into terms. Terms are *interned*: a table makes each term
 once, so that two computations are the same if their terms are the same object. Leaves stand for the values that are
-given; numbers are leaves too. A term knows what its value looks like (shape, dtype, device), so terms of different
-shapes are never equal, whatever their operators.
+given; numbers, and tensors that are made of no input, are leaves too. A term knows what its value looks like (shape,
+dtype, device), so terms of different shapes are never equal, whatever their operators.
 
 Terms are for comparing only. No graph that runs is ever made from them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-LEAF, NUMBER, PART = "leaf", "number", "part"
+LEAF, NUMBER, FILL, CONSTANT, PART = "leaf", "number", "fill", "constant", "part"
 VIEWS = frozenset(["reshape", "permute", "expand", "slice", "cast", PART])
 """Terms that compute no new number: other looks at their operand, and its conversion to another dtype."""
+
+KNOWN = frozenset([NUMBER, FILL, CONSTANT])
+"""Terms whose value is known: a Python number, a tensor of equal elements, any other tensor made of no input."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Look:
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
+
+_GIVEN = KNOWN | {LEAF}
 
 NO_LOOK = Look((), None, None)
 """The look of a number."""
@@ -65,7 +71,7 @@ class Term:
 
     def __post_init__(self) -> None:  # asked of every term again and again
         object.__setattr__(self, "is_view", self.name in VIEWS)
-        object.__setattr__(self, "computes", not self.is_view and self.name not in (LEAF, NUMBER))
+        object.__setattr__(self, "computes", not self.is_view and self.name not in _GIVEN)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -79,11 +85,11 @@ class Term:
 
     @property
     def value(self) -> Any:
-        """The number of a number, the key of a leaf."""
+        """The number of a number or a fill, the key of a leaf."""
         return self.constants[0][1]
 
     def __str__(self) -> str:
-        if self.name == NUMBER:
+        if self.name in (NUMBER, FILL):
             return f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
         if self.name == LEAF:
             return str(self.value)
@@ -138,6 +144,25 @@ class Terms:
         if isinstance(value, int) and floating:
             value = float(value)
         return self.make(NUMBER, (), NO_LOOK, [("value", value)])
+
+    def constant(self, value: Tensor, look: Look) -> Term:
+        """A tensor whose elements are known; one whose elements are equal is a fill.
+
+        >>> terms = Terms()
+        >>> str(terms.constant(torch.full((2, 3), 0.5), Look((2, 3), torch.float32, None)))
+        '0.5'
+        """
+        if all(step == 0 or size == 1 for size, step in zip(value.shape, value.stride(), strict=True)):
+            return self.fill(value.flatten()[0].item(), look)
+        bits = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1, 1).view(torch.uint8)
+        if bits.numel() and bool((bits == bits[0]).all()):
+            return self.fill(value.flatten()[0].item(), look)
+        return self.make(CONSTANT, (), look, [("digest", hashlib.sha256(bits.numpy().tobytes()).hexdigest())])
+
+    def fill(self, value: Any, look: Look) -> Term:
+        """A tensor of equal elements, rounded to its dtype."""
+        assert look.dtype is not None
+        return self.make(FILL, (), look, [("value", torch.tensor(value, dtype=look.dtype).item())])
 
 
 def look_of(value: Any) -> Any:

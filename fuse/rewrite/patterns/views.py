@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fuse.rewrite.patterns.terms import NUMBER, Look, Term, Terms
+from fuse.rewrite.patterns.terms import FILL, KNOWN, Look, Term, Terms
 
 Shape = tuple[int, ...]
 
@@ -28,6 +28,8 @@ def reshape(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
     shape = tuple(shape)
     if x.shape == shape:
         return x
+    if x.name == FILL:
+        return terms.fill(x.value, replace(x.look, shape=shape))
     if x.name == "reshape":
         return reshape(terms, x.operands[0], shape)
     if x.elementwise and (operands := _reshaped_operands(terms, x, shape)):
@@ -42,7 +44,7 @@ def _reshaped_operands(terms: Terms, x: Term, shape: Shape) -> list[Term] | None
     """The operands of an elementwise term whose result is to have another shape; None where one cannot follow."""
     operands = []
     for operand in x.operands:
-        if operand.name == NUMBER:
+        if operand.name in KNOWN and not operand.shape:
             operands.append(operand)
         elif operand.shape == x.shape:
             operands.append(reshape(terms, operand, shape))
@@ -90,6 +92,8 @@ def permute(terms: Terms, x: Term, dims: Sequence[int]) -> Term:
         return reshape(terms, permute(terms, narrow, [long.index(dim) for dim in order if dim in long]), shape)
     if order == tuple(range(len(shape))):
         return x
+    if x.name == FILL:
+        return terms.fill(x.value, replace(x.look, shape=shape))
     if x.name == "permute":
         inner = dict(x.constants)["dims"]
         return permute(terms, x.operands[0], [inner[dim] for dim in order])
@@ -100,6 +104,8 @@ def expand(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
     """``x`` repeated along dimensions of one element, and along new ones in front."""
     if x.shape == tuple(shape):
         return x
+    if x.name == FILL:
+        return terms.fill(x.value, replace(x.look, shape=tuple(shape)))
     if x.name == "expand":
         return expand(terms, x.operands[0], shape)
     return terms.make("expand", [x], replace(x.look, shape=tuple(shape)))
@@ -112,6 +118,8 @@ def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, ste
     count = len(range(first, last, step))
     if count == x.shape[dim]:
         return x
+    if x.name == FILL:
+        return terms.fill(x.value, replace(x.look, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :])))
     if x.name == "slice":
         inner = dict(x.constants)
         if (inner["dim"], inner["step"], step) == (dim, 1, 1):
@@ -123,6 +131,8 @@ def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, ste
 
 def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
     """``x`` in another dtype."""
+    if x.name == FILL:
+        return terms.fill(x.value, replace(x.look, dtype=dtype))
     return x if x.dtype == dtype else terms.make("cast", [x], replace(x.look, dtype=dtype))
 
 

@@ -17,7 +17,7 @@ from fuse.rewrite.patterns import rules
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.language import Environment
-from fuse.rewrite.patterns.terms import LEAF, NUMBER, PART, Term, Terms, look_of
+from fuse.rewrite.patterns.terms import FILL, LEAF, NUMBER, PART, Term, Terms, look_of
 from fuse.rewrite.patterns.trace import terms_of, trace
 
 torch.manual_seed(0)
@@ -81,6 +81,11 @@ SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]
     ("bounds", lambda x: F.relu6(x), lambda x: x.clamp(0, 6), (X,)),
     ("choices", lambda x, m: x.masked_fill(m, 2.0), lambda x, m: torch.where(m, 2.0, x), (X, MASK)),
     ("choices", lambda x, m: x.masked_fill(m, 2), lambda x, m: torch.where(m, torch.scalar_tensor(2), x), (X, MASK)),
+    ("fills", lambda x: torch.sub(1, x), lambda x: 1 - x, (X,)),
+    ("fills", lambda x: x / torch.scalar_tensor(8), lambda x: x * 0.125, (X,)),
+    ("fills", lambda x: x.clamp_min(torch.full((), 0.1)), lambda x: x.clamp(min=0.1), (X,)),
+    ("fills", lambda x: x + torch.full((6,), 2.0), lambda x: 2 + x, (X,)),
+    ("fills", lambda x: torch.cat([x, torch.zeros_like(x)]), lambda x: torch.cat([x, torch.full((4, 6), 0.0)]), (X,)),
     ("choices", lambda x, y: x > y, lambda x, y: y < x, (X, Y)),
     ("choices", lambda x: x >= 1, lambda x: 1 <= x, (X,)),  # noqa: SIM300
     ("averages", lambda x: x.mean(-1), lambda x: x.sum(1) / 6, (X,)),
@@ -142,6 +147,8 @@ DIFFERENT: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor,
     ("the bytes", lambda x: x.view(torch.int64).exp(), lambda x: x.exp(), (X.double(),)),
     ("a diagonal", lambda x: x.triu(-1), lambda x: x.triu(1), (X,)),
     ("places to read", lambda x, i: x[:, i], lambda x, i: x[:, i * 2 // 2], (X, INTEGERS)),
+    ("a number and a tensor of another shape", lambda x, r: r + torch.zeros(4, 6), lambda x, r: r + 0, (X, ROW)),
+    ("a number in float32", lambda x: x * torch.full((), 0.1, dtype=torch.float32), lambda x: x * 0.1, (X.double(),)),
     ("rounding", lambda x, y: torch.div(x, y, rounding_mode="floor"), lambda x, y: x / y, (X, Y)),
     ("an integer quotient", lambda i: i / 2, lambda i: i // 2, (INTEGERS,)),
 ]  # fmt: skip
@@ -207,6 +214,8 @@ def evaluate(term: Term, leaves: dict[str, Tensor]) -> Any:
         return leaves[term.value]
     if term.name == NUMBER:
         return term.value
+    if term.name == FILL:
+        return torch.full(term.shape, term.value, dtype=term.dtype)
     operands = [evaluate(operand, leaves) for operand in term.operands]
     for operand, value in zip(term.operands, operands, strict=True):
         assert operand.name == NUMBER or value.shape == operand.shape

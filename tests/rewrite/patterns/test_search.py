@@ -56,14 +56,16 @@ def test_a_number_is_no_tensor(look):
     assert found.reason == "structure: `masked_fill` takes a number, where the pattern has a tensor"
 
 
-def test_a_number_that_a_node_holds_is_no_tensor():
+def test_a_tensor_of_equal_elements_may_be_read_as_a_number_and_as_a_tensor():
     def chosen(x, y, mask):
         return torch.where(mask, y, torch.exp(x))
 
     form = form_of(chosen)
     index = index_of(lambda x, mask: torch.where(mask, 2.0, torch.exp(x)), randn(2), torch.tensor([True, False]))
-    (step,) = index.steps("where")
-    assert list(Search(form, index).placements(form.steps[0], step)) == []
+    placed = [len(list(Search(form, index).placements(form.steps[0], step))) for step in index.steps("where")]
+    assert placed == [1, 0]
+    filled = form_of(lambda x, mask: torch.exp(x).masked_fill(mask, 2.0))
+    assert [len(list(Search(filled, index).placements(filled.steps[0], one))) for one in index.steps("where")] == [1, 1]
 
 
 def test_what_is_taken_back_is_not_known_any_more():

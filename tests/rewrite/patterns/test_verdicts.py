@@ -315,4 +315,4 @@ def test_steps_are_indexed_by_what_they_compute():
     (total,), (product,) = index.steps("add"), index.steps("matmul")
     assert total.node is product.node is addmm
     assert list(index.readers(product)) == [total]
-    assert index.last_step(addmm) == Step(addmm, total.term)
+    assert index.last_steps(addmm) == (Step(addmm, total.term),)

@@ -26,7 +26,7 @@ def source_of(pattern: Pattern) -> str:
     parts = [pattern.function, pattern.check, pattern.replace, pattern.backward, pattern.examples]
     seen: set[int] = set()
     told = [line for part in parts for line in (_of_function(part, seen) if part is not None else ["none"])]
-    return "\n".join([*told, repr(pattern.parameters)])
+    return "\n".join([*told, repr((pattern.parameters, pattern.finite))])
 
 
 def _of_function(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:

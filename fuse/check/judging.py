@@ -1,0 +1,189 @@
+"""One call of a pattern and of its replacement, judged: right, raised or wrong. All trials end here.
+
+    results of replace   ==   results of pattern     dtypes, shapes and elements, NaN and infinities too
+    error                <=   rounding of what either of the two adds up to the element (:mod:`fuse.check.sizes`)
+
+A replacement may add in another order and cancel where the pattern does not; a wrong formula is further off.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fuse.check.compare import compare
+from fuse.check.sizes import Jittered, sizes
+from fuse.graph.fakes import unlogged
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.domain import RIGHT, Trial
+from fuse.rewrite.patterns.language import Environment, running
+
+Function = Callable[..., Any]
+
+FLOAT64 = torch.finfo(torch.float64).eps
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What torch logs, and what the functions tried warn of, is an answer here and not the user's business."""
+    with unlogged(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def judged_call(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial | None:
+    """What came of one call of ``pattern`` and its replacement; None where the pattern itself does not run."""
+    assert pattern.replace is not None
+    function, replace = within(pattern.function, environment), within(pattern.replace, environment)
+    with torch.no_grad():
+        try:
+            wanted = results(function, arguments)
+        except Exception:  # whatever the user's function raises
+            return None
+        try:
+            found = results(replace, arguments)
+        except Exception as error:
+            return Trial("raised", f"replace raises {said(error)}")
+        if len(found) != len(wanted):
+            return Trial("wrong", f"replace gives {len(found)} results, the pattern {len(wanted)}")
+        exact = in_float64(function, arguments)
+    size = cache(lambda: sizes_of([function, replace], arguments, unit_of(wanted)))
+    for number, (mine, want) in enumerate(zip(found, wanted, strict=True)):
+        if (mine.dtype, mine.shape) != (want.dtype, want.shape):
+            return Trial("raised", f"replace gives {_kind(mine)}, the pattern {_kind(want)}")
+        reference = exact[number] if exact is not None else None
+        own = numbered(size, number)
+        if problem := difference(f"result {number}", mine.contiguous(), want.contiguous(), reference, own):
+            return Trial("wrong", problem)
+    return RIGHT
+
+
+def difference(
+    name: str, mine: Tensor, eager: Tensor, reference: Tensor | None, size: Callable[[], Tensor | None]
+) -> str:
+    """How ``mine`` differs from ``eager`` by more than rounding, or nothing; ``reference`` is the float64 result."""
+    usable = reference is not None and reference.shape == eager.shape
+    exact = None if reference is None or not usable else reference.contiguous()
+    problem = compare(name, mine, eager, exact, size=size).problem
+    return f"{name}: {problem}" if problem else ""
+
+
+def results(function: Function, arguments: Sequence[Any]) -> list[Any]:
+    """What ``function`` gives for copies of ``arguments``, as a list."""
+    given = pytree.tree_map_only(Tensor, _copy, list(arguments))
+    answer = function(*given)
+    return list(answer) if isinstance(answer, (tuple, list)) else [answer]
+
+
+def in_float64(function: Function, arguments: Sequence[Any]) -> list[Any] | None:
+    """The results of ``function`` in float64; None where it does not run so."""
+    try:
+        return results(function, pytree.tree_map_only(Tensor, as_float64, list(arguments)))
+    except Exception:  # not every function runs in float64
+        return None
+
+
+def as_float64(tensor: Tensor) -> Tensor:
+    """A copy, in float64 where it holds real numbers."""
+    return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() else tensor.clone()
+
+
+def sizes_of(functions: Sequence[Function], arguments: Sequence[Any], unit: float) -> list[Tensor | None]:
+    """The sizes of what ``functions``, which compute the same, give in float64: the largest that any has."""
+    found: list[Tensor | None] = []
+    for function in functions:
+        exact = in_float64(function, arguments)
+        for place, size in enumerate(_sizes(function, arguments, exact, unit) if exact is not None else []):
+            if place == len(found):
+                found.append(size)
+            elif size is not None:
+                known = found[place]
+                found[place] = size if known is None or known.shape != size.shape else torch.maximum(known, size)
+    return found
+
+
+def _sizes(
+    function: Function, arguments: Sequence[Any], exact: Sequence[Tensor | None], unit: float
+) -> Sequence[Tensor | None]:
+    def run(mode: Jittered) -> list[Tensor | None]:
+        given = pytree.tree_map_only(Tensor, lambda one: as_float64(one).contiguous(), list(arguments))
+        mode.move(one for one in pytree.tree_leaves(given) if isinstance(one, Tensor))
+        with mode:
+            return list(results(function, given))
+
+    try:
+        return sizes(run, exact, unit)
+    except Exception:  # what runs on these numbers need not run on others
+        return []
+
+
+def unit_of(tensors: Sequence[Tensor]) -> float:
+    """The last place of 1 in the coarsest dtype of floats."""
+    return max((torch.finfo(one.dtype).eps for one in tensors if one.is_floating_point()), default=FLOAT64)
+
+
+def said(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def gradients(function: Function) -> Callable[..., list[Tensor | None]]:
+    """The gradients that autograd gives of what ``function`` returns, for each tensor of floats among its arguments.
+
+    Those of the results are from 0.5 to 1.5: equal ones cancel in a softmax.
+    """
+
+    def run(*arguments: Any) -> list[Tensor | None]:
+        def leaf(one: Tensor) -> Tensor:
+            return one.detach().requires_grad_() if one.is_floating_point() else one
+
+        given = pytree.tree_map_only(Tensor, leaf, list(arguments))
+        leaves = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.requires_grad]
+        with torch.enable_grad():
+            found = [
+                one for one in pytree.tree_leaves(function(*given)) if isinstance(one, Tensor) and one.requires_grad
+            ]
+        weights = [torch.linspace(0.5, 1.5, one.numel(), dtype=one.dtype).reshape(one.shape) for one in found]
+        return list(torch.autograd.grad(found, leaves, weights, allow_unused=True))
+
+    return run
+
+
+def within(function: Function, environment: Environment) -> Function:
+    """``function``, run in the environment of a pattern's constants and alternatives."""
+
+    def run(*arguments: Any) -> Any:
+        with running(environment):
+            return function(*arguments)
+
+    return run
+
+
+def numbered(size: Callable[[], Sequence[Tensor | None]], number: int) -> Callable[[], Tensor | None]:
+    """The size of the result of this number, where there is one."""
+
+    def one() -> Tensor | None:
+        found = size()
+        return found[number] if number < len(found) else None
+
+    return one
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy that lies as ``tensor`` does, whose elements may lie in one place."""
+    shares = any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if shares:
+        return tensor
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)

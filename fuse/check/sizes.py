@@ -1,0 +1,107 @@
+"""How much was added up to each element of a result: what rounding on the way may move, element by element.
+
+    y = a - b        a and b near 1000, y near 0.001        size 1000: last places are those of the terms, not of y
+
+The call is run a few times with every operator's result, and what it is given, moved by one unit of the last place, up
+or down at random (stochastic arithmetic: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993).
+How far an element of the result moves, in such units, is its size; never less than its magnitude. A gradient that is
+zero because its terms cancel has the size of these terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuse import ops
+
+RUNS = 4
+
+
+class Jittered(TorchDispatchMode):
+    """Moves all floats that operators compute by ``unit``, relatively, up or down."""
+
+    def __init__(self, unit: float, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.unit = unit
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = op(*args, **kwargs)
+        if ops.mutates(op):
+            self.move(_written(op, args, kwargs))
+        elif not ops.is_view(op):
+            given = {one.untyped_storage()._cdata for one in _tensors((args, kwargs))}
+            self.move(one for one in _tensors(result) if one.untyped_storage()._cdata not in given)
+        return result
+
+    def move(self, tensors: Iterable[Tensor]) -> None:
+        """Move the elements of floating tensors, in place."""
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.numel() and not _repeats(tensor):
+                signs = torch.empty(tensor.shape, dtype=tensor.dtype).bernoulli_(0.5, generator=self.generator)
+                with torch.no_grad():
+                    tensor.mul_(signs.mul_(2).sub_(1).mul_(self.unit).add_(1).to(tensor.device))
+
+
+def sizes(run: Callable[[Jittered], Sequence[Tensor | None]], exact: Sequence[Tensor | None], unit: float) -> list[Any]:
+    """The sizes of the results ``exact`` of a call, in float64; None for those that have none.
+
+    ``run(mode)`` is that call on what ``mode.move`` has moved, within ``mode``.
+
+    >>> x = torch.tensor([1000.0, 1.0], dtype=torch.float64)
+    >>> def run(mode):
+    ...     given = x.clone()
+    ...     mode.move([given])
+    ...     with mode:
+    ...         return [given.sum() - 1000.5]
+    >>> (size,) = sizes(run, [x.sum() - 1000.5], 1e-7)
+    >>> 500 < size < 4000
+    tensor(True)
+    """
+    moved = [torch.zeros(one.shape, dtype=torch.float64) if _is_real(one) else None for one in exact]  # type: ignore[union-attr]  # told by _is_real
+    for seed in range(RUNS):
+        for total, was, now in zip(moved, exact, run(Jittered(unit, seed)), strict=True):
+            if total is not None and was is not None and now is not None and now.shape == was.shape:
+                distance = (now.detach().double() - was.detach().double()).abs().nan_to_num(0.0, 0.0, 0.0)
+                total.add_(distance.square())
+    return [
+        None if total is None or was is None else total.div_(RUNS).sqrt_().div_(unit).add_(_magnitude(was))
+        for total, was in zip(moved, exact, strict=True)
+    ]
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().abs().nan_to_num(0.0, 0.0, 0.0)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """Whether two elements may lie in one place."""
+    return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [one for one in pytree.tree_leaves(value) if isinstance(one, Tensor) and one.layout == torch.strided]
+
+
+def _written(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """What ``op`` writes into."""
+    if torch.Tag.inplace_view in op.tags:
+        return []
+    arguments = op._schema.arguments
+    given = {**dict(zip([one.name for one in arguments], args, strict=False)), **kwargs}
+    names = [one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [tensor for name in names for tensor in _tensors(given.get(name))]

@@ -1,0 +1,149 @@
+"""Try a pattern before it is used: as a whole when it first matches, and on each class of calls that a model has.
+
+    first match anywhere         sizes, constants, NaN and infinities, near misses, gradients      refused, or not
+    first match in a class       a few calls of that class (dtypes, ranks, broadcast, layout)      right, raised, wrong
+
+What was found is kept on disk under what the pattern's code says (:mod:`fuse.rewrite.patterns.kept`): nothing is tried
+twice for the same code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fuse.check.judging import judged_call, quiet
+from fuse.check.pattern import verify
+from fuse.check.samples import LARGEST, values
+from fuse.rewrite.patterns import kept
+from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.domain import RIGHT, Trial, class_of, layout_of
+from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.language import Environment
+
+_SIZES = ((5, 3, 7, 2, 11, 4), (6, 13, 4, 9, 3, 8))
+_SPECIAL = (math.nan, math.inf, -math.inf)
+_VERIFIED = "verified"
+
+_known: dict[tuple[Pattern, str], Trial] = {}
+
+
+@cache
+def refusal(pattern: Pattern) -> str | None:
+    """Why ``pattern`` must not be used, or None: what trying it quickly gave, now or at an earlier time.
+
+    Only a pattern with ``replace`` or ``backward`` can be wrong.
+    """
+    if pattern.replace is None and pattern.backward is None:
+        return None
+    if content := kept.find(pattern, "refusal"):
+        said = content.decode()
+    else:
+        with quiet():
+            wrong = verify(pattern, quick=True).counterexample
+        said = _VERIFIED if wrong is None else f"refused: {wrong}"
+        kept.keep(said.encode(), pattern, "refusal")
+    return None if said == _VERIFIED else said
+
+
+def trial(found: Found) -> Trial:
+    """What came of trying the pattern of ``found`` on calls of its class, now or at an earlier time."""
+    form, arguments = found.form, found.setting.arguments
+    told = class_of(arguments, form.choices)
+    key = form.pattern, told
+    if key not in _known:
+        if content := kept.find(form.pattern, "class", told):
+            _known[key] = Trial(**json.loads(content))
+        else:
+            with quiet(), torch.random.fork_rng(devices=[]):
+                one = tried(form.pattern, arguments, Environment(found.constants, form.choices))
+            kept.keep(json.dumps({"outcome": one.outcome, "reason": one.reason}).encode(), form.pattern, "class", told)
+            _known[key] = one
+    return _known[key]
+
+
+def tried(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial:
+    """What came of calls like ``arguments``, tensors without data: of other sizes, and with NaN and infinities."""
+    ran = False
+    raised: Trial | None = None
+    for sizes in (*_smaller(arguments), None):
+        if sizes is None and (ran or _elements(arguments) > LARGEST):
+            break  # else: what demands certain sizes is tried with those of the call
+        for special in (None, *(() if pattern.finite else _SPECIAL)):
+            for most in (4, 2, 1):  # integers are often places in other tensors
+                given = _made(arguments, sizes or {}, special, most)
+                if (one := judged_call(pattern, given, environment)) is not None:
+                    break
+            if one is None or (one.outcome == "raised" and sizes is not None):
+                raised = raised if one is None else _with_call(one, given, special)
+                break
+            ran = True
+            if one.outcome != "right":
+                return _with_call(one, given, special)
+    return RIGHT if ran else raised or Trial("not tried", "the pattern runs on no smaller tensors of this class")
+
+
+def _with_call(one: Trial, given: Sequence[Any], special: float | None) -> Trial:
+    about = "" if special is None else f" with one {special:g}"
+    return Trial(one.outcome, f"{one.reason} ({', '.join(map(_described, given))}{about})")
+
+
+def _smaller(arguments: Sequence[Any]) -> Iterator[dict[int, int]]:
+    """Small sizes in the place of those of ``arguments``, equal ones for equal ones."""
+    tensors = [one for one in pytree.tree_leaves(list(arguments)) if isinstance(one, Tensor)]
+    distinct = list(dict.fromkeys(int(size) for one in tensors for size in one.shape if int(size) > 1))
+    for small in _SIZES:
+        endless = itertools.chain(small, itertools.count(max(small) + 1))
+        yield dict(zip(distinct, endless, strict=False))
+
+
+def _made(arguments: Sequence[Any], sizes: dict[int, int], special: float | None, most: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    made: list[Any] = pytree.tree_map_only(
+        Tensor, lambda one: _like(one, sizes, special, most, generator), list(arguments)
+    )
+    return made
+
+
+def _like(
+    tensor: Tensor, sizes: dict[int, int], special: float | None, most: int, generator: torch.Generator
+) -> Tensor:
+    """A tensor with data of the class of ``tensor``."""
+    shape = tuple(sizes.get(int(size), int(size)) for size in tensor.shape)
+    made = values(shape, tensor.dtype, generator, most)
+    if special is not None and made.numel() and made.is_floating_point():
+        made.view(-1)[made.numel() // 2] = special
+    layout = layout_of(tensor)
+    if layout == "contiguous":
+        return made
+    if layout == "expanded":
+        repeated = [size > 1 and int(step) == 0 for size, step in zip(shape, tensor.stride(), strict=True)]
+        return made[tuple(slice(0, 1) if again else slice(None) for again in repeated)].expand(shape)
+    strides = tensor.stride()
+    order = sorted(range(len(shape)), key=lambda dim: -int(strides[dim]))
+    back = [order.index(dim) for dim in range(len(order))]
+    turned = made.permute(order)
+    if layout == "strided":
+        wide = torch.zeros((*turned.shape[:-1], 2 * turned.shape[-1] + 1), dtype=made.dtype)
+        wide[..., 1::2] = turned
+        return wide[..., 1::2].permute(back)
+    return turned.contiguous().permute(back)
+
+
+def _elements(arguments: Sequence[Any]) -> int:
+    tensors = [one for one in pytree.tree_leaves(list(arguments)) if isinstance(one, Tensor)]
+    return sum(math.prod(int(size) for size in one.shape) for one in tensors)
+
+
+def _described(argument: Any) -> str:
+    if isinstance(argument, list):
+        return f"[{', '.join(map(_described, argument))}]"
+    return "none" if argument is None else f"{str(argument.dtype).removeprefix('torch.')}{list(argument.shape)}"

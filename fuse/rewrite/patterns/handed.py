@@ -1,0 +1,64 @@
+"""What patterns are handed from the layers above: who tries them, and where what is known of them is kept.
+
+    fuse/__init__.py   hands over   fuse.check.trials (a Verifier)   and   fuse.runtime.cache (a Shelf)
+
+Matching asks both and imports neither. Modules are handed by name and imported when they are first asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from fuse.rewrite.patterns.definition import Pattern
+    from fuse.rewrite.patterns.domain import Trial
+    from fuse.rewrite.patterns.exact import Found
+
+
+class Verifier(Protocol):
+    """Tries patterns before they are used."""
+
+    @property
+    def refusal(self) -> Callable[[Pattern], str | None]:
+        """Why a pattern must not be used in any call, or None."""
+
+    @property
+    def trial(self) -> Callable[[Found], Trial]:
+        """What came of trying a pattern on calls of the class that a match is of."""
+
+
+class Shelf(Protocol):
+    """Keeps bytes on disk, by a key."""
+
+    @property
+    def key_of(self) -> Callable[..., str]:
+        """The key of a sequence of texts."""
+
+    @property
+    def find(self) -> Callable[[str, str], tuple[Path, bytes] | None]:
+        """What is kept under a key, with its path; None where nothing is."""
+
+    @property
+    def store(self) -> Callable[[str, bytes, str], Path]:
+        """Keep bytes under a key."""
+
+
+_modules: dict[str, str] = {}
+
+
+def hand(*, verifier: str, shelf: str) -> None:
+    """Say which modules try patterns and keep what is known of them."""
+    _modules.update(verifier=verifier, shelf=shelf)
+
+
+def verifier() -> Verifier:
+    """Who tries patterns."""
+    return cast(Verifier, importlib.import_module(_modules["verifier"]))
+
+
+def shelf() -> Shelf:
+    """Where what is known of patterns is kept."""
+    return cast(Shelf, importlib.import_module(_modules["shelf"]))
