@@ -82,14 +82,15 @@ def why_broken(pattern: Pattern) -> str | None:
 
 def prepare(found: Found, around: Surroundings) -> Region | Replacement | Obstacle:
     """What stands for a match, if the pattern was right on calls like this one; it is tried where nobody did yet."""
-    made = prepare_untried(found, around)
-    if isinstance(made, Obstacle):
-        return made
     try:
-        reason = registry.objection(found)
+        if reason := registry.refusal(found.form.pattern):
+            return Obstacle("refused", reason.removeprefix("refused: "))
+        made = prepare_untried(found, around)
+        if isinstance(made, Replacement) and (reason := registry.objection(found)):
+            return Obstacle("refused", reason)
+        return made
     except FuseError as error:
-        reason = str(error)
-    return Obstacle("refused", reason.removeprefix("refused: ")) if reason else made
+        return Obstacle("refused", str(error))
 
 
 def prepare_untried(found: Found, around: Surroundings) -> Region | Replacement | Obstacle:

@@ -112,13 +112,8 @@ def refusal(pattern: Pattern) -> str | None:
 
 
 def objection(found: Found) -> str | None:
-    """Why the pattern of ``found`` must not be used there: it is refused, or does not hold for calls of that class."""
-    pattern = found.form.pattern
-    if _is_ours(pattern):
-        return None
-    if reason := refusal(pattern):
-        return reason
-    if pattern.replace is None:
+    """Why the replacement must not be used for ``found``: it does not hold for calls of that class."""
+    if _is_ours(found.form.pattern):
         return None
     trial = handed.verifier().trial(found)
     if trial.outcome == "right":
