@@ -20,7 +20,7 @@ from fuse.rewrite.patterns.handed import shelf
 from fuse.rewrite.patterns.source import source_of
 
 SUFFIX = ".txt"
-_FOLDERS = ("rewrite/patterns", "check")
+_FOLDERS = ("graph", "rewrite/patterns", "check")
 
 
 def find(pattern: Pattern, *asked: str) -> bytes | None:
