@@ -1,43 +1,60 @@
 """What ``forward`` can change without any operator: attributes of modules, and what containers in them hold.
 
-    before = held_by(model)          every dictionary, list and set that the model reaches, with a copy of its contents
+    before = held_by(model)          every container and object that the model reaches, with a list of what is in it
     model(...)
-    restore(before, same)            contents put back; the changes that matter are listed
+    restore(before, same)            the very objects put back, in their order; the changes that matter are listed
 
 Capture runs ``forward`` with stand-ins for tensors. Whatever it stores in the model has to be taken out again. A value
 that eager would have kept for the next call is an effect: of an attribute, one that the runtime can play back
-(:mod:`fuse.graph.kept`), of anything else, one that a graph cannot hold.
+(:mod:`fuse.graph.kept`), of anything else, one that a graph cannot hold. An entry that is there only because a stand-in
+was looked at (in a table keyed by the classes of tensors) is none.
 """
 
 from __future__ import annotations
 
+import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
+from fuse.graph.contents import Contents, attributes_of, base_of, contents, is_mutable, module_of, put_back
 from fuse.graph.signature import Attribute
 
-_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
+_PLAIN = (int, float, complex, bool, str, bytes, types.NoneType, torch.dtype, torch.device, torch.layout)
+_PLAIN_IDS = frozenset(map(id, _PLAIN))
+_ATOM_IDS = _PLAIN_IDS | frozenset(map(id, (Tensor, nn.Parameter, FakeTensor, slice, torch.Generator)))
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_OPAQUE = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "fuse"}
+_TRANSPARENT = ("collections", "functools", "types", "weakref", "_thread", "torch.utils.weak")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 """What ``nn.Module`` itself keeps in the dictionary of a module."""
 
+Path = str | tuple[Any, Any]
+"""Where something lies: the path of what holds it and its key there, or a name to start with."""
+
 
 @dataclass(frozen=True)
 class Held:
-    """One container (``live``) and what was in it; ``name`` is how the user would spell it, ``root`` the attribute that
-    leads to it. Its name is empty where it is all of a module's."""
+    """One object (``live``) and what was in it. ``root`` is the attribute that leads to it; its name is empty where
+    ``live`` is all of a module's attributes."""
 
-    name: str
+    path: Path
     live: Any
-    contents: Any
+    contents: Contents
     root: Attribute
+
+    @property
+    def name(self) -> str:
+        """Where it lies, as the user would spell it."""
+        return spelled(self.path)
 
 
 @dataclass(frozen=True)
@@ -51,50 +68,98 @@ class Change:
 
 
 def held_by(model: nn.Module) -> list[Held]:
-    """Every mutable container that the model's attributes lead to, with its present contents.
+    """Everything mutable that the model's attributes lead to, with its present contents.
 
-    >>> [held.name for held in held_by(nn.Linear(2, 2)) if held.contents][:2]
+    >>> [held.name for held in held_by(nn.Linear(2, 2)) if held.contents.values][:2]
     ['Linear', 'Linear']
     """
     found: list[Held] = []
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        collect(type(module).__name__, module.__dict__, found, seen, Attribute(path, ""))
+    collect_modules(model, found, set())
     return found
 
 
-def collect(name: str, value: Any, found: list[Held], seen: set[int], root: Attribute) -> None:
-    """Add every mutable container that ``value`` leads to to ``found``, but for those whose ``id`` was ``seen``."""
-    if id(value) in seen or isinstance(value, (Tensor, *_PLAIN)):
-        return
-    children: Iterable[tuple[str, Any]]
-    if isinstance(value, dict):
-        children = [(name if key in _REGISTRIES else f"{name}.{key}", item) for key, item in dict.items(value)]
-    elif isinstance(value, (list, tuple)):
-        children = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
-    elif isinstance(value, set):
-        children = ()
-    elif _is_plain_object(value):
-        seen.add(id(value))
-        return collect(name, vars(value), found, seen, root)
-    else:
-        return
-    seen.add(id(value))
-    if not isinstance(value, tuple):
-        contents = dict(value) if isinstance(value, dict) else value.copy()  # a class may make its values when asked
-        found.append(Held(name, value, contents, root))
-    for (label, item), key in zip(children, value if isinstance(value, dict) else repeat(""), strict=False):
-        collect(label, item, found, seen, root if root.name else Attribute(root.owner, str(key)))
+def collect_modules(model: nn.Module, found: list[Held], seen: set[int], code: list[Any] | None = None) -> None:
+    """:func:`collect` for all that the modules of a model hold."""
+    modules = list(model.named_modules())
+    seen.update(id(module) for _, module in modules)
+    for path, module in modules:
+        collect(type(module).__name__, attributes_of(module), found, seen, Attribute(path, ""), code)
 
 
-def _is_plain_object(value: Any) -> bool:
-    """An instance of a Python class that holds data, such as a configuration or a cache; not a module or function.
+def collect(
+    path: Path, value: Any, found: list[Held], seen: set[int], root: Attribute, code: list[Any] | None = None
+) -> None:
+    """Add everything mutable that ``value`` leads to to ``found``, but for those whose ``id`` was ``seen``.
 
-    Nor anything of fuse's own, as a fused part of the model holds: another thread may be compiling it.
+    Functions, classes and objects with a class of the user's are added to ``code``, for whoever follows what runs.
     """
-    kinds = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
-    own = type(value).__module__.startswith("fuse.")
-    return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, kinds) and not own
+    left: list[tuple[Path, Any, Attribute]] = [(path, value, root)]
+    while left:
+        path, value, root = left.pop()
+        kind = type(value)
+        if is_atom(kind) or id(value) in seen:
+            continue
+        base = base_of(value)
+        is_code = base is type or issubclass(kind, _CODE)
+        if base is object and not is_code and not _holds_data(kind):
+            continue
+        if code is not None and (is_code or base is not kind):
+            code.append(value)
+        if is_code:
+            continue
+        seen.add(id(value))
+        now = contents(value, base)
+        if is_mutable(base) and (base is not object or now.keys):
+            found.append(Held(path, value, now, root))
+        entries = list(zip(count() if now.keys is None else now.keys, now.values, strict=False))
+        if base is not kind and _holds_data(kind) and (held := attributes_of(value)) is not None:
+            left.append((path, held, root))
+        for key, item in reversed(entries):
+            if not is_atom(type(item)):
+                inner = path if type(key) is str and key in _REGISTRIES else (path, key)
+                left.append((inner, item, root if root.name else Attribute(root.owner, _plainly(key))))
+
+
+def is_atom(kind: type) -> bool:
+    """Whether objects of a class are plain values or tensors, which hold nothing else.
+
+    >>> is_atom(int), is_atom(list)
+    (True, False)
+    """
+    return id(kind) in _ATOM_IDS
+
+
+def _holds_data(kind: type) -> bool:
+    """Whether objects of a class that is no container may hold what ``forward`` changes.
+
+    Those of Python's and torch's own classes keep accounts of their own, as loggers do. So do those of fuse: another
+    thread may be compiling them.
+    """
+    if issubclass(kind, nn.Module):
+        return not str(module_of(kind)).startswith("fuse.")
+    module = module_of(kind)
+    opaque = type(module) is not str or (module.partition(".")[0] in _OPAQUE and module not in _TRANSPARENT)
+    return not (opaque or issubclass(kind, Tensor))
+
+
+def spelled(path: Path) -> str:
+    """A path as the user would spell it.
+
+    >>> spelled((("model", "cache"), 0))
+    'model.cache[0]'
+    """
+    parts = []
+    while not isinstance(path, str):
+        path, key = path
+        parts.append(f"[{key}]" if type(key) is int else f".{_plainly(key)}")
+    return "".join((path, *reversed(parts)))
+
+
+def _plainly(key: Any) -> str:
+    """A key in words, without asking it for them."""
+    if id(type(key)) in _PLAIN_IDS:
+        return str(key)
+    return f"<{(key if issubclass(type(key), type) else type(key)).__name__}>"
 
 
 def restore(before: list[Held], is_twin: Callable[[Any, Any], bool]) -> list[Change]:
@@ -105,55 +170,80 @@ def restore(before: list[Held], is_twin: Callable[[Any, Any], bool]) -> list[Cha
     """
     found: list[Change] = []
     for held in before:
-        if _identical(held.live, held.contents):
-            continue
-        found += changes(held, is_twin)
-        if isinstance(held.live, list):
-            held.live[:] = held.contents
-        else:
-            held.live.clear()
-            held.live.update(held.contents)
+        if not held.contents.is_of(held.live):
+            found += changes(held, is_twin)
+            put_back(held.live, held.contents)
     return found
 
 
-def _identical(live: Any, contents: Any) -> bool:
-    if len(live) != len(contents):
-        return False
-    if isinstance(live, dict):
-        return all(key in live and dict.__getitem__(live, key) is value for key, value in contents.items())
-    if isinstance(live, list):
-        return all(a is b for a, b in zip(live, contents, strict=True))
-    return bool(live == contents)
-
-
 def changes(held: Held, is_twin: Callable[[Any, Any], bool]) -> Iterator[Change]:
-    """What in a container is not what it was; see :func:`restore`."""
-    live, contents = held.live, held.contents
-    if not isinstance(live, dict):
-        if not _same(live, contents, is_twin):
+    """What in an object is not what it was; see :func:`restore`."""
+    now = contents(held.live, held.contents.base)
+    if held.contents.keys is None:
+        if not _same_places(now, held.contents, is_twin):
             yield Change(held.name, held.root, whole=False)
         return
-    for key in [*contents, *(key for key in live if key not in contents)]:
-        if key not in live or key not in contents or not _same(live[key], contents[key], is_twin):
-            is_module = not held.root.name
-            attribute = Attribute(held.root.owner, str(key)) if is_module else held.root
-            yield Change(f"{held.name}.{key}", attribute, is_module and key in live and key not in INTERNAL)
+    then, live = _by_key(held.contents), _by_key(now)
+    if [token for token in live if token in then] != [token for token in then if token in live]:
+        yield Change(held.name, held.root, whole=False)  # an order that tells, say, what was used last
+    for token, (key, value) in {**live, **then}.items():
+        if token in live and token in then and _same(live[token][1], value, is_twin):
+            continue
+        if token not in then and _for_stand_ins(key, then.values(), is_twin):
+            continue
+        is_module = not held.root.name
+        attribute = Attribute(held.root.owner, _plainly(key)) if is_module else held.root
+        yield Change(spelled((held.path, key)), attribute, is_module and token in live and key not in INTERNAL)
+
+
+def _by_key(held: Contents) -> dict[Any, tuple[Any, Any]]:
+    """Entries by what tells their keys apart without asking them."""
+    pairs = zip(held.keys or (), held.values, strict=True)
+    return {(type(k), k) if id(type(k)) in _PLAIN_IDS else id(k): (k, v) for k, v in pairs}
+
+
+def _same_places(now: Contents, then: Contents, is_twin: Callable[[Any, Any], bool]) -> bool:
+    if then.base is not set:
+        return _all_same(now.values, then.values, is_twin)
+    known, live = set(map(id, then.values)), set(map(id, now.values))
+    return known <= live and all(id(x) in known or _for_stand_ins(x, (), is_twin) for x in now.values)
+
+
+def _for_stand_ins(key: Any, others: Any, is_twin: Callable[[Any, Any], bool]) -> bool:
+    """Whether an entry under this key exists only because there are stand-ins.
+
+    It is named by their class, by one that nothing but the entry itself keeps, or by one of a tensor that has an entry.
+    """
+    kind = type(key)
+    if issubclass(kind, type):
+        return issubclass(key, FakeTensor)
+    if issubclass(kind, weakref.ref):
+        target = weakref.ref.__call__(key)
+        return target is None or issubclass(type(target), FakeTensor) or _for_stand_ins(target, (), is_twin)
+    if issubclass(kind, FakeTensor):
+        return any(is_twin(key, other) for other, _ in others)
+    return issubclass(kind, tuple) and any(_for_stand_ins(part, others, is_twin) for part in tuple.__iter__(key))
 
 
 def _same(now: Any, then: Any, is_twin: Callable[[Any, Any], bool]) -> bool:
     """Whether storing ``now`` where ``then`` was would make no difference to the next call."""
     if now is then:
         return True
-    if isinstance(now, Tensor) and isinstance(then, Tensor):
+    kind = type(now)
+    if issubclass(kind, Tensor) and issubclass(type(then), Tensor):
         return is_twin(now, then)
-    if type(now) is not type(then):
+    if kind is not type(then):
         return False
-    if isinstance(now, _PLAIN):
+    if id(kind) in _PLAIN_IDS:
         return bool(now == then)
-    if isinstance(now, weakref.ref):
+    if kind is weakref.ref:
         return _same(now(), then(), is_twin)
-    if isinstance(now, (list, tuple)):
-        return len(now) == len(then) and all(_same(a, b, is_twin) for a, b in zip(now, then, strict=True))
-    if isinstance(now, dict):
-        return now.keys() == then.keys() and all(_same(value, then[key], is_twin) for key, value in now.items())
+    base = base_of(now)
+    if base in (list, tuple, dict):
+        one, other = contents(now, base), contents(then, base)
+        return _all_same(one.keys or [], other.keys or [], is_twin) and _all_same(one.values, other.values, is_twin)
     return False
+
+
+def _all_same(now: list[Any], then: list[Any], is_twin: Callable[[Any, Any], bool]) -> bool:
+    return len(now) == len(then) and all(_same(a, b, is_twin) for a, b in zip(now, then, strict=True))

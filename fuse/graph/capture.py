@@ -39,7 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph import numbers, probing
-from fuse.graph.attributes import Change, held_by, restore
+from fuse.graph.attributes import Change
 from fuse.graph.collecting import without_collecting
 from fuse.graph.ends import add_placeholder
 from fuse.graph.evaluating import NoData
@@ -151,7 +151,10 @@ class Recorder(TorchDispatchMode):
         fake_leaves = [self._argument(argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
         try:
-            with self._recording("forward", self._read_state()), torch.set_grad_enabled(self.gradients):
+            with (
+                self._recording("forward", self._read_state((fake_args, fake_kwargs))),
+                torch.set_grad_enabled(self.gradients),
+            ):
                 result = self.model(*fake_args, **fake_kwargs)
             return self._finish(self._with_learned(self._with_assigned(result)))
         except (Assigns, Reads, NoData):
@@ -163,9 +166,9 @@ class Recorder(TorchDispatchMode):
             raise
 
     @contextlib.contextmanager
-    def _read_state(self) -> Iterator[None]:
+    def _read_state(self, arguments: Any) -> Iterator[None]:
         """The model's state is fake, and what is read of values is followed."""
-        with self._fake_state(), reads_followed(self.reader):
+        with self._fake_state(arguments), reads_followed(self.reader):
             yield
 
     @contextlib.contextmanager
@@ -251,9 +254,9 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     @contextlib.contextmanager
-    def _fake_state(self) -> Iterator[None]:
-        """Parameters and buffers replaced by fake twins during the call; attribute writes are found and undone."""
-        before, outside = held_by(self.model), reached_by(self.model)
+    def _fake_state(self, arguments: Any) -> Iterator[None]:
+        """Parameters and buffers replaced by fake twins during the call; what it changes is found and undone."""
+        before = reached_by(self.model, arguments)
         changes: list[Change] = []
         try:
             with standing_in(self.model, self._fake_of_state) as assigned, self.overlay.laid(self._fake_of_attribute):
@@ -263,7 +266,7 @@ class Recorder(TorchDispatchMode):
                 raise Reads(counts) from error
             raise
         finally:
-            changes = [*restore(before, self._is_twin), *outside.restore()]
+            changes = before.restore(self._is_twin)
         self.overlay.check()
         changes = [change for change in assigned() if change.attribute not in self.overlay.plan.attributes] + changes
         if changes:

@@ -1,130 +1,257 @@
-"""What ``forward`` and hooks can change outside of the model: closures and globals that their code names.
+"""What a call can change of the Python world: the model's attributes, its arguments, and all that its code reaches.
 
     features = {}
     model.layer.register_forward_hook(lambda module, args, result: features.update(layer=result))
 
 Capture runs such code once, with stand-ins for tensors; later calls would not run it at all. So what it changes is put
 back, and the call is left to eager.
+
+Code is followed, not run: from ``forward`` and hooks to the functions, classes, objects and modules that they name, and
+on from there. A method is followed once something that is reached names it.
 """
 
 from __future__ import annotations
 
+import collections
+import dis
 import functools
+import gc
+import sys
 import types
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as _module
 
-from fuse.graph.attributes import Change, Held, collect, restore
+from fuse.graph.attributes import Change, Held, Path, collect, collect_modules, is_atom, restore, spelled
+from fuse.graph.contents import attributes_of, class_dict, contents, is_special, module_of, mro
 from fuse.graph.signature import Attribute
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (_module._global_forward_hooks, _module._global_forward_pre_hooks)
-_LIBRARIES = ("torch.", "fuse.", "builtins")
+_LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "fuse"}
 _NOWHERE = Attribute("", "")
 _UNBOUND = object()
+_Cached = functools._lru_cache_wrapper
+_BINDS = frozenset((dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]))
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_FACTORY: types.MemberDescriptorType = collections.defaultdict.__dict__["default_factory"]
+_LARGEST_CACHE = 100_000
+_IMPORTS = dis.opmap["IMPORT_NAME"]
 
 
 @dataclass(frozen=True)
 class Outside:
-    """What code could reach before it ran: containers, cells of closures, and names in the globals of a module."""
+    """What code could reach before it ran: what objects hold, cells of closures, names in the globals of a module, and
+    what was kept of earlier calls by functions that do so (``functools.lru_cache``)."""
 
-    held: list[Held]
-    cells: list[tuple[str, types.CellType, Any]]
-    names: list[tuple[str, dict[str, Any], Any]]
+    held: list[Held] = field(default_factory=list)
+    cells: list[tuple[str, types.CellType, Any]] = field(default_factory=list)
+    names: list[tuple[str, dict[str, Any], Any]] = field(default_factory=list)
+    caches: list[tuple[Any, int]] = field(default_factory=list)
 
-    def restore(self) -> list[Change]:
-        """Put everything back as it was. Returns what had changed."""
-        found = restore(self.held, lambda now, then: now is then)
+    def restore(self, is_twin: Callable[[Any, Any], bool]) -> list[Change]:
+        """Put everything back as it was. Returns what had changed; see :func:`fuse.graph.attributes.restore`."""
+        found = restore(self.held, is_twin)
         for name, cell, value in self.cells:
             if _content(cell) is not value:
                 found.append(Change(name, _NOWHERE, whole=False))
                 cell.cell_contents = value
         for name, owner, value in self.names:
-            if owner.get(name, _UNBOUND) is not value:
+            if dict.get(owner, name, _UNBOUND) is not value:
                 found.append(Change(name, _NOWHERE, whole=False))
-                owner[name] = value
+                if value is _UNBOUND:
+                    dict.__delitem__(owner, name)
+                else:
+                    dict.__setitem__(owner, name, value)
+        for cached, misses in self.caches:
+            if _Cached.cache_info(cached).misses != misses and _keeps_stand_ins(cached):
+                _Cached.cache_clear(cached)
         return found
 
 
-def reached_by(model: nn.Module) -> Outside:
-    """What the code of a model and its hooks names outside of it, as it is now.
+def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
+    """What the attributes of a model, the arguments of a call, and the code that it runs lead to, as it is now.
 
     >>> seen = []
     >>> model = nn.Tanh()
     >>> hook = model.register_forward_hook(functools.partial(print, seen))
     >>> before = reached_by(model)
     >>> seen.append(1)
-    >>> [change.name for change in before.restore()], seen
-    (["a hook's argument"], [])
+    >>> [change.name for change in before.restore(lambda now, then: False)], seen
+    (['an argument of print[0]'], [])
     """
-    outside = Outside([], [], [])
-    seen: set[int] = {id(module.__dict__) for module in model.modules()}
-    for code in _code_of(model):
-        _follow(code, outside, seen)
-    return outside
-
-
-def _code_of(model: nn.Module) -> Iterator[Any]:
-    classes = {base for module in model.modules() for base in type(module).__mro__}
-    for cls in classes:
-        if not f"{cls.__module__}.".startswith(_LIBRARIES):
-            yield from cls.__dict__.values()
-    for module in model.modules():
-        for registry in _HOOKS:
-            yield from module.__dict__[registry].values()
-        if "forward" in module.__dict__:  # put over the one of its class
-            yield module.__dict__["forward"]
+    walk = _Walk()
+    collect_modules(model, walk.outside.held, walk.seen, walk.left)
+    walk.note("argument", arguments)
     for hooks in _GLOBAL_HOOKS:
-        yield from hooks.values()
+        walk.note("a hook of all modules", hooks)
+    walk.left.extend({type(module) for module in model.modules()})
+    while walk.left:
+        walk.follow(walk.left.pop())
+    return walk.outside
 
 
-def _follow(code: Any, outside: Outside, seen: set[int]) -> None:
-    """Note what a function reaches by its closure, globals and bound object."""
-    if isinstance(code, (staticmethod, classmethod)):
-        code = code.__func__
-    if isinstance(code, functools.partial):
-        for value in (code.func, *code.args, *code.keywords.values()):
-            _follow(value, outside, seen)
-            _note("a hook's argument", value, outside, seen)
-        return
-    if isinstance(code, types.MethodType):
-        _note(type(code.__self__).__name__, code.__self__, outside, seen)
-        code = code.__func__
-    if not isinstance(code, types.FunctionType) or id(code) in seen or f"{code.__module__}.".startswith(_LIBRARIES):
-        return
-    seen.add(id(code))
-    for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
-        value = _content(cell)
-        if name != "__class__" and value is not _UNBOUND:
-            outside.cells.append((name, cell, value))
-            _follow(value, outside, seen)
-            _note(name, value, outside, seen)
-    for name in _global_names(code.__code__):
-        value = code.__globals__.get(name, _UNBOUND)
-        if value is _UNBOUND or isinstance(value, (types.ModuleType, type)):
+@dataclass
+class _Walk:
+    """The way through code: ``left`` is still to be followed; ``waiting`` are members of classes that nothing has named
+    yet."""
+
+    outside: Outside = field(default_factory=Outside)
+    seen: set[int] = field(default_factory=set)
+    followed: set[int] = field(default_factory=set)
+    bound: set[tuple[int, str]] = field(default_factory=set)
+    left: list[Any] = field(default_factory=list)
+    named: set[str] = field(default_factory=lambda: {"forward"})
+    waiting: dict[str, list[tuple[type, str, Any]]] = field(default_factory=dict)
+
+    def note(self, path: Path, value: Any) -> None:
+        """Note what a value leads to; ``path`` says where it was found."""
+        kind = type(value)
+        if kind is types.FunctionType or kind is type:
+            self.left.append(value)
+        elif not is_atom(kind) and id(value) not in self.seen:
+            collect(path, value, self.outside.held, self.seen, Attribute("", spelled(path)), self.left)
+
+    def follow(self, value: Any) -> None:
+        """Note what a function, a class or an object reaches when it is called, or has its methods called."""
+        if id(value) in self.followed:
+            return
+        self.followed.add(id(value))
+        kind = type(value)
+        if kind is types.FunctionType:
+            self._function(value)
+        elif kind is types.MethodType or kind is types.BuiltinFunctionType:
+            self.note(type(value.__self__).__name__, value.__self__)
+            if kind is types.MethodType:
+                self.left.append(value.__func__)
+        elif issubclass(kind, type):
+            self._class(value)
+        elif issubclass(kind, (staticmethod, classmethod)):
+            self.left.append(value.__func__)
+        elif issubclass(kind, property):
+            self.left += [value.fget, value.fset, value.fdel]
+        elif issubclass(kind, functools.partial):
+            self._partial(*functools.partial.__reduce__(value)[2][:3])
+        elif issubclass(kind, _Cached):
+            self.outside.caches.append((value, _Cached.cache_info(value).misses))
+        elif not issubclass(kind, types.ModuleType):
+            self._class(kind)
+            if issubclass(kind, collections.defaultdict):
+                self.note("default_factory", _FACTORY.__get__(value))
+
+    def _partial(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.note("a function", function)
+        name = function.__name__ if issubclass(type(function), _FUNCTIONS) else type(function).__name__
+        self.note(f"an argument of {name}", args)
+        self.note(f"an argument of {name}", keywords)
+
+    def _class(self, cls: type) -> None:
+        for base in mro(cls):
+            if id(base) in self.seen or _is_library(module_of(base)):
+                continue
+            self.seen.add(id(base))
+            self.outside.held.append(Held(base.__name__, base, contents(base, type), Attribute("", base.__name__)))
+            for name, member in class_dict(base).items():
+                if name in self.named or is_special(name):
+                    self._member(base, name, member)
+                else:
+                    self.waiting.setdefault(name, []).append((base, name, member))
+
+    def _member(self, cls: type, name: str, member: Any) -> None:
+        if issubclass(type(member), (staticmethod, classmethod, property)):
+            self.left.append(member)
+        elif type(member) is types.FunctionType or not is_special(name):
+            self.note((cls.__name__, name), member)
+
+    def _function(self, function: types.FunctionType) -> None:
+        code, space = function.__code__, function.__globals__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            value = _content(cell)
+            if name != "__class__" and value is not _UNBOUND:
+                self.outside.cells.append((name, cell, value))
+                self.note(name, value)
+        if _is_library(function.__module__):  # the user's are what it was given
+            return
+        for held in (function.__defaults__, function.__kwdefaults__, function.__dict__):
+            self.note(function.__name__, held)
+        read = _read(code)
+        for name in read.names:
+            if name not in self.named:
+                self.named.add(name)
+                for member in self.waiting.pop(name, ()):
+                    self._member(*member)
+        modules = list(self._imported(space, read)) if read.imports else []
+        modules += self._bound(space, read.names, read.binds or "__getattr__" in space)
+        seen: set[int] = set()
+        for module in modules:  # grows: what the code names of a module may be a module
+            held = attributes_of(module) or {}
+            if id(module) not in seen and not _is_library(held.get("__name__")):
+                seen.add(id(module))
+                modules += self._bound(held, read.names)
+
+    def _bound(self, space: dict[str, Any], names: tuple[str, ...], makes: bool = False) -> list[types.ModuleType]:
+        """Note those of the names that a module has (or may come to have) and what they stand for. Returns modules."""
+        modules = []
+        for name in names:
+            value = space.get(name, _UNBOUND)
+            if value is _UNBOUND and not makes:
+                continue
+            if (id(space), name) not in self.bound:
+                self.bound.add((id(space), name))
+                self.outside.names.append((name, space, value))
+                self.note(name, value)
+            if issubclass(type(value), types.ModuleType):
+                modules.append(value)
+        return modules
+
+    def _imported(self, space: dict[str, Any], read: _Read) -> Iterator[types.ModuleType]:
+        for name in read.names:
+            module = sys.modules.get(name) or sys.modules.get(f"{space.get('__package__')}.{name}")
+            if module is not None:
+                yield module
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What the code of a function says: the names in it, strings that may be names too; whether it binds names of its
+    module; whether it imports."""
+
+    names: tuple[str, ...]
+    binds: bool
+    imports: bool
+
+
+@functools.lru_cache(maxsize=8192)
+def _read(code: types.CodeType) -> _Read:
+    codes = [code]
+    for one in codes:
+        codes += [inner for inner in one.co_consts if type(inner) is types.CodeType]
+    operations = {operation for one in codes for operation in one.co_code[::2]}
+    strings = (text for one in codes for text in one.co_consts if type(text) is str and text.isidentifier())
+    names = dict.fromkeys([*(name for one in codes for name in one.co_names), *strings])
+    return _Read(tuple(names), not _BINDS.isdisjoint(operations), _IMPORTS in operations)
+
+
+def _is_library(module: Any) -> bool:
+    return type(module) is str and module.partition(".")[0] in _LIBRARIES
+
+
+def _keeps_stand_ins(cached: Any) -> bool:
+    """Whether a function with a cache keeps a stand-in, as a result or as an argument."""
+    left, seen = gc.get_referents(cached), {id(cached)}
+    for value in left:
+        if id(value) in seen:
             continue
-        outside.names.append((name, code.__globals__, value))
-        if isinstance(value, types.FunctionType):
-            _follow(value, outside, seen)
-        elif isinstance(value, (list, dict, set)):  # objects, such as loggers, keep accounts of their own
-            _note(name, value, outside, seen)
-
-
-def _note(name: str, value: Any, outside: Outside, seen: set[int]) -> None:
-    if isinstance(value, nn.Module):
-        value = value.__dict__
-    collect(name, value, outside.held, seen, Attribute("", name))
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
+        seen.add(id(value))
+        kind = type(value)
+        if value is FakeTensor or issubclass(kind, FakeTensor):
+            return True
+        if not issubclass(kind, (type, types.ModuleType, types.FunctionType, nn.Module)) and len(seen) < _LARGEST_CACHE:
+            left += gc.get_referents(value)
+    return False
 
 
 def _content(cell: types.CellType) -> Any:

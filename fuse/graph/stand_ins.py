@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fuse.graph.attributes import Change, Held, changes
+from fuse.graph.contents import contents
 from fuse.graph.signature import Attribute
 
 _REGISTRIES = ("_parameters", "_buffers")
@@ -84,9 +85,8 @@ def standing_in(model: nn.Module, twin: Callable[[Tensor], Tensor]) -> Iterator[
                     continue
                 fake = {key: None if tensor is None else twin(tensor) for key, tensor in real.items()}
                 registry = StandIns(real, fake)
-                placed.append(
-                    (module, name, registry, Held(type(module).__name__, fake, dict(real), Attribute(path, "")))
-                )
+                held = Held(type(module).__name__, fake, contents(real, dict), Attribute(path, ""))
+                placed.append((module, name, registry, held))
                 module.__dict__[name] = registry
         yield assigned
     finally:

@@ -33,6 +33,7 @@ from fuse.graph.capture import capture
 from fuse.graph.collecting import without_collecting
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
+from fuse.graph.kept import Assigns
 from fuse.graph.learned import Learning, ReadLine
 from fuse.graph.signature import Attribute, Signature
 from fuse.rewrite import registry
@@ -85,7 +86,7 @@ class Compiled:
     ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
     ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
     ``rebuild`` gives the result second. ``family``: the other specialisations of such calls. ``passing``: another call
-    may not run eager."""
+    may not run eager. ``once``: another call is captured again."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -99,6 +100,7 @@ class Compiled:
     learning: Learning | None = None
     family: Family[Compiled] | None = None
     passing: bool = False
+    once: bool = False
 
 
 @dataclass
@@ -134,6 +136,7 @@ class Engine:
         self._in_vain: Counter[Hashable] = Counter()  # captures of calls that may be captured another time
         self._lock = threading.RLock()
         self._warned: set[str] = set()
+        self._changing: tuple[CallGuard, ...] = ()  # of calls that were seen to change something, once
         self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,7 +171,7 @@ class Engine:
             Missed: it is a specialisation that does not serve this call.
         """
         if compiled.program is None or compiled.rebuild is None:
-            return self._eager(args, kwargs, compiled.reason)
+            return self._eager(args, kwargs, compiled.reason, warn=not compiled.once)
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self._eager(args, kwargs, reason)
@@ -285,7 +288,7 @@ class Engine:
             if found is None:
                 with without_collecting():
                     compiled = self._compile(args, kwargs, leaves, spec)
-                if not self._is_passing(compiled, leaves, spec):
+                if not (compiled.once or self._is_passing(compiled, leaves, spec)):
                     self._remember(compiled)
                 given = compiled.carried.extend(leaves, spec)[0] if compiled.carried else leaves
                 found = compiled, compiled.guard.pick((*given, *compiled.guard.state))
@@ -352,6 +355,8 @@ class Engine:
             assigned = error.assigned if isinstance(error, CaptureError) else ()
             unwatched = frozenset(Attribute(*pair) for pair in assigned)
             declined = self._declined(leaves, spec, Fallback(self._name(), "", str(error)), unwatched)
+            if isinstance(error, Assigns) or assigned:
+                declined = self._tried_again(declined, leaves, spec)
             return replace(declined, passing=isinstance(error, CaptureError) and error.depends)
         except FaultWarning:  # warnings are errors here, which is the user's wish
             raise
@@ -460,6 +465,16 @@ class Engine:
         guard = call_guard(leaves, spec, [*sorted(first.values()), *state], self._tensors())
         return Compiled(guard, None, reason=reason, unwatched=unwatched | set(self._kept))
 
+    def _tried_again(self, declined: Compiled, leaves: Sequence[Any], spec: Any) -> Compiled:
+        """Let the first call that changes something run eager without more ado: a cache that it fills is there for the
+        next, which then changes nothing and is captured."""
+        if any(guard.match(leaves, spec, modes()) is not None for guard in self._changing):
+            return declined
+        self._changing = (declined.guard, *self._changing)[:LARGEST_VARIANTS]
+        assert declined.reason is not None
+        hope = f"{declined.reason.reason}; the next such call is captured if it changes nothing"
+        return replace(declined, reason=replace(declined.reason, reason=hope), once=True)
+
     def _never_settles(self, leaves: Sequence[Any], spec: Any) -> Fallback | None:
         """Why a call is not compiled once more: what earlier ones left behind was different each time."""
         if not self._kept:
@@ -484,10 +499,11 @@ class Engine:
 
     # ---- eager -----------------------------------------------------------------------------------------------------
 
-    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None) -> Any:
+    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None, warn: bool = True) -> Any:
         result = self.model(*args, **kwargs)
         if reason is not None:
-            self._warn(f"{self._name()} runs eager: {reason.reason}")
+            if warn:
+                self._warn(f"{self._name()} runs eager: {reason.reason}")
             self._observed = LastRun(fallbacks=(reason,))
         return result
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import types
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -24,6 +25,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
+from fuse.graph.contents import Contents, attributes_of, class_dict, contents, module_of, mro
 from fuse.graph.signature import Attribute, InputSpec, held_tensor
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -121,22 +123,26 @@ class StateGuard:
 
     def _snapshot(self, value: Any) -> Any:
         """A value that compares equal to ``value`` as long as that has not changed."""
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if issubclass(kind, Tensor):
             return _Same(value) if value.numel() == 1 else value
-        if type(value) is list:
+        if kind is list:
             return [self._snapshot(item) for item in value]
-        if isinstance(value, dict):
+        if kind is dict or kind is OrderedDict:
             return {key: self._snapshot(item) for key, item in value.items()}
-        if type(value) is set:
+        if kind is set:
             return set(value)
-        if type(value) is tuple:
+        if kind is tuple:
             return tuple(self._snapshot(item) for item in value)
-        if isinstance(value, nn.Module):
+        if issubclass(kind, (dict, list, set, deque)):  # its class may have its own idea of what is in it
+            held = contents(value)
+            return _Holding(value, held, [self._snapshot(item) for item in held.values])
+        if issubclass(kind, nn.Module):
             for module in value.modules():
                 self._watch_module(module)
-        elif _is_plain_object(value) and id(value) not in self._seen:
+        elif _is_plain_object(kind) and id(value) not in self._seen and (own := attributes_of(value)) is not None:
             self._seen.add(id(value))
-            self._pairs.append(({key: self._snapshot(item) for key, item in vars(value).items()}, vars(value)))
+            self._pairs.append(({key: self._snapshot(item) for key, item in own.items()}, own))
         return value
 
 
@@ -152,6 +158,23 @@ class _Same:
         return other is self.value
 
 
+class _Holding:
+    """Equal to one container only, as long as it holds what it held (``inside`` are snapshots of it); its class is not
+    asked."""
+
+    __slots__ = ("inside", "keys", "value")
+
+    def __init__(self, value: object, held: Contents, inside: list[Any]) -> None:
+        self.value = value
+        self.keys = held.keys
+        self.inside = inside
+
+    def __eq__(self, other: object) -> bool:
+        now = contents(other)
+        same_keys = now.keys is self.keys or list(map(id, now.keys or ())) == list(map(id, self.keys or ()))
+        return other is self.value and same_keys and self.inside == now.values
+
+
 class _Any:
     """Equal to everything."""
 
@@ -162,13 +185,12 @@ class _Any:
 _ANY = _Any()
 
 
-def _is_plain_object(value: Any) -> bool:
-    """An instance of a Python class that holds settings, such as a configuration; nothing of fuse's own, as a fused
-    part of the model holds."""
-    kinds = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
-    if isinstance(value, kinds) or callable(value) or type(value).__module__.startswith("fuse."):
-        return False
-    return isinstance(getattr(value, "__dict__", None), dict)
+def _is_plain_object(kind: type) -> bool:
+    """Whether objects of a class hold settings, such as a configuration; nothing of fuse's own, as a fused part of the
+    model holds, and nothing that can be called."""
+    callables = any("__call__" in class_dict(base) for base in mro(kind))
+    other = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
+    return not (callables or issubclass(kind, other) or str(module_of(kind)).startswith("fuse."))
 
 
 def same_value(a: object, b: object) -> bool:

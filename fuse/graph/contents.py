@@ -1,0 +1,198 @@
+"""What Python objects hold, read and put back without running any code of their classes.
+
+    table = Lazy(relu=nn.ReLU)                  __getitem__ of the class makes a module, keys() counts, __eq__ raises
+    contents(table)                             what dict.keys and dict.values say, whatever the class says
+    put_back(table, before)                     the very objects that were there, in their order
+
+A class may make its values when it is asked, count who asks, or raise. So each kind of object is read and written by
+the methods of the built-in type at its base.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import threading
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_BASES: tuple[type, ...] = (OrderedDict, dict, list, deque, set, tuple, frozenset, types.MappingProxyType, type)
+_BY_ID = {id(base): base for base in _BASES}  # asking a class for its hash asks its metaclass
+_IMMUTABLE = (tuple, frozenset, types.MappingProxyType)
+_DICTS = (dict, OrderedDict)
+_UNSET = object()
+
+mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+"""The bases of a class, whatever its metaclass says."""
+
+class_dict: Callable[[type], types.MappingProxyType[str, Any]] = type.__dict__["__dict__"].__get__
+"""What a class itself defines, whatever its metaclass says."""
+
+module_of: Callable[[type], Any] = type.__dict__["__module__"].__get__
+"""The name of the module that a class says it was made in."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an object held: ``keys`` of a dictionary or names of attributes, None where places have none, and
+    ``values``. ``base`` is the built-in type whose methods read it."""
+
+    base: type
+    keys: list[Any] | None
+    values: list[Any]
+
+    def is_of(self, value: Any) -> bool:
+        """Whether ``value`` still holds these very objects in this order."""
+        if not self.values and self.base is not type and self.base is not object:
+            return not self.base.__len__(value)  # type: ignore[attr-defined]  # all containers have it
+        now = contents(value, self.base)
+        return _identical(now.values, self.values) and (self.keys is None or _identical(now.keys or [], self.keys))
+
+
+def base_of(value: Any) -> type:
+    """The built-in container that an object is an instance of; ``type`` for a class, ``object`` for any other.
+
+    >>> class Table(dict): pass
+    >>> base_of(Table()), base_of(Table), base_of(3)
+    (<class 'dict'>, <class 'type'>, <class 'object'>)
+    """
+    kind = type(value)
+    found = _BY_ID.get(id(kind))
+    if found is None:
+        found = next((base for base in _BASES if issubclass(kind, base)), object)
+    return found
+
+
+def is_mutable(base: type) -> bool:
+    """Whether containers of this kind can be changed in place."""
+    return base not in _IMMUTABLE
+
+
+def contents(value: Any, base: type | None = None) -> Contents:
+    """What an object holds at present: the attributes of a class, the slots of an object that is no container.
+
+    >>> class Makes(dict):
+    ...     def __getitem__(self, key):
+    ...         raise AssertionError("asked")
+    >>> contents(Makes(a=1)).keys, contents(Makes(a=1)).values
+    (['a'], [1])
+    """
+    base = base_of(value) if base is None else base
+    if base is dict or base is OrderedDict:
+        return Contents(base, list(base.keys(value)), list(base.values(value)))
+    if base is types.MappingProxyType:
+        return Contents(base, None, gc.get_referents(value))
+    if base is type:
+        named = [(name, item) for name, item in class_dict(value).items() if not is_special(name)]
+        return Contents(base, [name for name, _ in named], [item for _, item in named])
+    if base is object:
+        slots = [(name, slot.__get__(value)) for name, slot in _slots(type(value)).items() if _is_set(slot, value)]
+        return Contents(base, [name for name, _ in slots], [item for _, item in slots])
+    return Contents(base, None, list(base.__iter__(value)))  # type: ignore[attr-defined]  # sequences and sets have it
+
+
+def put_back(value: Any, before: Contents) -> None:
+    """Let an object hold again what it held. References that are dead by now stay away."""
+    if before.base in _DICTS:
+        _put_back_items(value, before)
+    elif before.base is list:
+        list.__setitem__(value, slice(None), before.values)
+    elif before.base is set:
+        set.clear(value)
+        set.update(value, [item for item in before.values if not _is_dead(item)])
+    elif before.base is deque:
+        deque.clear(value)
+        deque.extend(value, before.values)
+    elif before.base is type:
+        _put_back_attributes(value, before, type.__setattr__, type.__delattr__)
+    elif before.base is object:
+        slots = _slots(type(value))
+        _put_back_attributes(
+            value, before, lambda v, name, item: slots[name].__set__(v, item), lambda v, name: slots[name].__delete__(v)
+        )
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """The dictionary of an object's attributes; None where there is none.
+
+    >>> attributes_of(types.SimpleNamespace(a=1)), attributes_of(3)
+    ({'a': 1}, None)
+    """
+    held: dict[str, Any]
+    kind = type(value)
+    if kind is threading.local:  # another dictionary in each thread
+        held = threading.local.__getattribute__(value, "__dict__")
+        return held
+    for base in mro(kind):
+        found = class_dict(base).get("__dict__")
+        if type(found) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+            held = found.__get__(value)  # type: ignore[union-attr]  # it is a descriptor, by its type
+            return held
+    return None
+
+
+def is_special(name: Any) -> bool:
+    """Whether a class keeps accounts of Python's own under this name.
+
+    >>> is_special("__annotations__"), is_special("registry")
+    (True, False)
+    """
+    return type(name) is str and ((name.startswith("__") and name.endswith("__")) or name == "_abc_impl")
+
+
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    return {
+        name: member
+        for base in mro(kind)
+        if base is not object and "__slots__" in class_dict(base)
+        for name, member in class_dict(base).items()
+        if type(member) is types.MemberDescriptorType
+    }
+
+
+def _is_set(slot: types.MemberDescriptorType, value: Any) -> bool:
+    try:
+        slot.__get__(value)
+    except AttributeError:
+        return False
+    return True
+
+
+def _identical(now: list[Any], then: list[Any]) -> bool:
+    return len(now) == len(then) and all(map(operator.is_, now, then))
+
+
+def _is_dead(value: Any) -> bool:
+    return issubclass(type(value), weakref.ref) and weakref.ref.__call__(value) is None
+
+
+def _put_back_items(value: Any, before: Contents) -> None:
+    base: Any = before.base
+    entries = zip(before.keys or (), before.values, strict=True)
+    pairs = [(key, item) for key, item in entries if not (_is_dead(key) or _is_dead(item))]
+    keys = list(base.keys(value))
+    if len(keys) >= len(pairs) and all(key is then for key, (then, _) in zip(keys, pairs, strict=False)):
+        for key in keys[len(pairs) :]:
+            base.__delitem__(value, key)
+    else:
+        base.clear(value)
+    for key, item in pairs:
+        if dict.get(value, key, _UNSET) is not item:
+            base.__setitem__(value, key, item)
+
+
+def _put_back_attributes(
+    value: Any, before: Contents, assign: Callable[[Any, str, Any], None], delete: Callable[[Any, str], None]
+) -> None:
+    now = contents(value, before.base)
+    then = dict(zip(before.keys or (), before.values, strict=True))
+    held = dict(zip(now.keys or (), now.values, strict=True))
+    for name in held.keys() - then.keys():
+        delete(value, name)
+    for name, item in then.items():
+        if held.get(name, _UNSET) is not item:
+            assign(value, name, item)
