@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fuse.graph.load import LoadedModel
 
+T = TypeVar("T")
 Verb = Callable[..., int]
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -101,6 +102,16 @@ class Request:
         for note in loaded.notes:
             to.say(note)
         return loaded
+
+    def with_model(self, to: Output, use: Callable[[LoadedModel], T]) -> T:
+        """What ``use`` makes of the model on fake tensors; on real ones, with a note, where it needs values."""
+        from fuse.graph.evaluating import NoData
+
+        try:
+            return use(self.load(to, real=False))
+        except NoData as why:
+            to.say(f"loaded for real, with its weights allocated, because {why}")
+            return use(self.load(to, real=True))
 
     def with_patterns(self) -> AbstractContextManager[None]:
         """The patterns of the files that ``--patterns`` names are registered for as long as this lasts."""

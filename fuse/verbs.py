@@ -18,6 +18,9 @@ from fuse.errors import FuseError
 from fuse.flags import Output, Request, names, output_verb, path_option, target_verb, tolerance_options
 
 if TYPE_CHECKING:
+    from fuse.graph.load import LoadedModel
+    from fuse.report.explain import Explanation
+    from fuse.report.show import Report
     from fuse.rewrite.installed import BrokenPlugin
 
 GOOD, FAILED = 0, 1
@@ -46,26 +49,31 @@ def commands(context: click.Context) -> None:
 def show(request: Request, to: Output, graph: Path | None, kernels: bool) -> int:
     """Count kernel launches before and after the passes.
 
-    Predicted: the model is not run, and its weights are not allocated.
+    Predicted: the model is not run, and its weights are not allocated, except for values that it reads and for what
+    cannot be captured.
     """
     if kernels and to.as_json:
         raise FuseError("--kernels prints source, not JSON; leave one of the two flags out")
     from fuse.report.show import show as make_report
     from fuse.report.table import report_table
 
-    loaded, passes = request.load(to, real=False), request.passes()
-    with to.stage("capturing and running the passes"):
-        report = make_report(
-            loaded.model,
-            loaded.args,
-            loaded.kwargs,
-            passes=passes,
-            device=request.device,
-            train=request.train,
-            fuel=request.fuel,
-            target=request.target,
-            record=to.as_json,
-        )
+    passes = request.passes()
+
+    def made(loaded: LoadedModel) -> Report:
+        with to.stage("capturing and running the passes"):
+            return make_report(
+                loaded.model,
+                loaded.args,
+                loaded.kwargs,
+                passes=passes,
+                device=request.device,
+                train=request.train,
+                fuel=request.fuel,
+                target=request.target,
+                record=to.as_json,
+            )
+
+    report = request.with_model(to, made)
     if graph is not None:
         from fuse.report.draw import draw
 
@@ -241,13 +249,15 @@ def explain(request: Request, to: Output, pattern: str) -> int:
     from fuse.report.explain import explanation_table
     from fuse.rewrite.patterns import registry
 
-    loaded, passes = request.load(to, real=False), request.passes()
+    passes = request.passes()
     file, name = registry.split(pattern)
     chosen = registry.load(file, name) if file is not None else registry.find(pattern)
-    with to.stage("capturing and matching"):
-        explanation = find_reason(
-            loaded.model, loaded.args, loaded.kwargs, chosen, passes=passes, target=request.target
-        )
+
+    def found(loaded: LoadedModel) -> Explanation:
+        with to.stage("capturing and matching"):
+            return find_reason(loaded.model, loaded.args, loaded.kwargs, chosen, passes=passes, target=request.target)
+
+    explanation = request.with_model(to, found)
     to.emit(explanation.to_dict(), lambda: explanation_table(explanation))
     return GOOD
 

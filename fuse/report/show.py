@@ -1,4 +1,4 @@
-"""A model's launches before and after the passes, predicted: nothing is run and no weight is allocated.
+"""A model's launches before and after the passes, predicted: the model is not run and no weight is allocated.
 
 model -> capture -> count what eager dispatched -> passes -> count the graph that is left -> Report
 """
@@ -21,8 +21,11 @@ from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unk
 from fuse.cost.memory import StepMemory, step_memory
 from fuse.cost.optimizers import optimizer_launches
 from fuse.cost.profiles import DeviceProfile
+from fuse.errors import CaptureError
 from fuse.graph.capture import capture
+from fuse.graph.evaluating import NoData
 from fuse.graph.joint import Joint, capture_joint
+from fuse.graph.learned import ReadLine
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of
 from fuse.report.loops import Loop, loops
@@ -32,6 +35,7 @@ from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.saved import settle
 from fuse.runtime.footprint import peak_of_program
+from fuse.runtime.steps import Fallback
 
 SCHEMA_VERSION = 2
 
@@ -55,6 +59,8 @@ class Report:
     ``optimizer`` has the launches of a step of torch's optimizers for the parameters that get gradients, by optimizer
     and way (``loop``, ``foreach``, ``fused``); the passes do not change them. ``step_memory`` is what the whole step
     holds at most, before and after, and how much of the latter is kept from the forward to the backward pass.
+    ``reads`` are the values that ``forward`` reads, by line, and what of them the graph is made for. ``fallbacks`` say
+    why the call runs eager, where it does: then nothing is left to count but what eager launches.
     ``record`` has every node, rewrite, candidate and kernel, where it was asked for (``docs/report.md``).
     """
 
@@ -72,6 +78,8 @@ class Report:
     backward: Report | None = None
     optimizer: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     step_memory: StepMemory | None = None
+    reads: tuple[ReadLine, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
     record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -118,6 +126,8 @@ class Report:
                 for one in self.ledger.failed
             ],
             "unknown_ops": list(self.unknown_ops),
+            "reads": [asdict(one) for one in self.reads],
+            "fallbacks": [asdict(one) for one in self.fallbacks],
             "seconds": dict(self.seconds),
             **({"backward": self.backward.to_dict()} if self.backward else {}),
             **({"step_memory": asdict(self.step_memory)} if self.step_memory else {}),
@@ -156,7 +166,8 @@ def show(
     """Count the kernel launches of ``model(*args, **kwargs)`` before and after the passes.
 
     Args:
-        model: captured as it is, on real or fake tensors; its values are neither read nor changed.
+        model: captured as it is, on real or fake tensors; it is not changed. Values are computed, from real tensors,
+            only where ``forward`` reads some; what cannot be captured is counted while a copy of the call runs.
         passes: names of the passes to run; by default all that are enabled.
         device: the profile for which small operators are predicted (``cpu``, ``v100``, ``h200``).
         train: capture the call in training mode (dropout and the like) with its gradients, then restore the mode; the
@@ -166,7 +177,8 @@ def show(
         record: keep every rewrite and every candidate in the report's ``record``, which takes about as long again.
 
     Raises:
-        FuseError: the model cannot be captured, or a pass or the device is unknown.
+        NoData: ``forward`` reads values, or cannot be captured, and tensors are fake.
+        FuseError: the model fails in eager too, or a pass or the device is unknown.
 
     >>> report = show(nn.Linear(3, 2), (torch.zeros(4, 3),))
     >>> report.before.launches, report.after.launches, report.device
@@ -176,15 +188,29 @@ def show(
     started = time.perf_counter()
     joint: Joint | None = None
     eager: Joint | None = None
-    with modules_of(model) if record else nullcontext():
-        if train:
-            from fuse.rewrite.differentiating import by_loops
+    try:
+        with modules_of(model) if record else nullcontext():
+            if train:
+                from fuse.rewrite.differentiating import by_loops
 
-            with _training(model):
-                joint = eager = capture_joint(model, args, kwargs, differentiate=by_loops(passes, fuel))
-                if joint.rolled:  # eager launches what autograd does step by step
-                    eager = capture_joint(model, args, kwargs)
-        graph = joint.forward if joint else capture(model, args, kwargs)
+                with _training(model):
+                    joint = eager = capture_joint(model, args, kwargs, differentiate=by_loops(passes, fuel))
+                    if joint.rolled:  # eager launches what autograd does step by step
+                        eager = capture_joint(model, args, kwargs)
+            graph = joint.forward if joint else capture(model, args, kwargs)
+    except NoData:
+        raise
+    except CaptureError as why:
+        from fuse.report.as_eager import graphs_of_eager, has_data
+
+        if not has_data(model, args, kwargs or {}):
+            raise NoData(str(why)) from why
+        try:
+            with _training(model) if train else nullcontext():
+                halves = graphs_of_eager(model, args, kwargs or {}, train)
+        except Exception:  # what fails in eager too has been said
+            raise why from why.__cause__
+        return _report_of_eager(halves, profile, passes, str(why), target or type(model).__name__, record)
     seconds = time.perf_counter() - started
     half = _Half(graph, eager.forward if eager else graph, profile, passes, fuel, seconds, record)
     backward: Report | None = None
@@ -200,6 +226,26 @@ def show(
         backward = other.report(f"{name}, backward", device)
         memory = step_memory(half.dispatches + other.dispatches, graph, joint.backward, saved)
     return replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
+
+
+def _report_of_eager(
+    halves: tuple[GraphModule, GraphModule | None],
+    profile: DeviceProfile,
+    passes: Sequence[str] | None,
+    why: str,
+    name: str,
+    record: bool,
+) -> Report:
+    """The report of a call that runs eager: nothing changes."""
+
+    def unchanged(half: GraphModule, label: str) -> Report:
+        report = _Half(half, half, profile, passes, None, 0.0, record).report(label, profile.name)
+        lines = tuple(replace(line, after=line.before) for line in report.lines)
+        return replace(report, after=report.before, lines=lines)
+
+    forward, backward = halves
+    behind = unchanged(backward, f"{name}, backward") if backward else None
+    return replace(unchanged(forward, name), backward=behind, fallbacks=(Fallback(name, "", why),))
 
 
 def _trained(joint: Joint) -> list[torch.dtype]:
@@ -248,6 +294,7 @@ class _Half:
             ledger=self.ledger,
             before_sketch=self.sketch,
             graph=self.graph,
+            reads=learning.lines if (learning := self.graph.meta["signature"].learning) else (),
             record=record_of(self.ledger, self.dispatches, self.graph) if self.ledger.recording else None,
         )
 

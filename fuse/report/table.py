@@ -18,6 +18,14 @@ TOP_LINES = 6
 TOP_LOOPS = 4
 TOP_REASONS = 12
 
+_GUARDED = {
+    "truth": "its truth",
+    "number": "the number",
+    "values": "all values",
+    "none": "any value: computed in each call",
+}
+"""What of a value that is read the graph is made for."""
+
 
 def report_table(report: Report) -> RenderableType:
     """Everything ``show`` found, in the order in which a reader asks for it."""
@@ -111,6 +119,11 @@ def _sections(report: Report) -> Iterator[RenderableType]:
             [line.source or "(no line)", f"{line.before:,}", f"{line.after:,}"] for line in report.lines[:TOP_LINES]
         ]
         yield columns(["launches by line", "before", "after"], rows)
+    for fallback in report.fallbacks:
+        yield Text(f"runs eager as it is: {fallback.reason}")
+    if report.reads:
+        rows = [[one.source or "(no line)", _GUARDED[one.guard], f"{one.count:,}"] for one in report.reads]
+        yield columns(["values read", "the graph is made for", "reads"], rows, numbers_from=2)
     yield from _loops(report)
     if report.fired:
         rows = [

@@ -55,6 +55,8 @@ def test_json_has_exactly_the_documented_keys() -> None:
         "rejected",
         "failed",
         "unknown_ops",
+        "reads",
+        "fallbacks",
         "seconds",
     ]
     assert list(values["before"]) == list(values["after"]) == COUNT_KEYS
