@@ -13,6 +13,7 @@ if __name__ == "__main__":
         "capture",
         "recurrent",
         "limit",
+        "busy",
         "first_call",
         "lstm",
         "cells",

@@ -41,22 +41,22 @@ def bench(*arguments: str) -> dict[str, Any]:
     return {"command": f"fuse {shlex.join(command)}", **report}
 
 
-def conditions(name: str) -> dict[str, Any]:
+def conditions(name: str, load: float | None = None) -> dict[str, Any]:
     """What the figures of ``python -m benchmarks.NAME`` hold for.
 
-    ``load_average`` is that of the minute before the end: above the cores, something else was running.
+    ``load_average`` is that of the minute before the end, unless told: above the cores, something else was running.
     """
     return {
         "command": f"python -m benchmarks.{name}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": machine(),
         "versions": versions(),
-        "load_average": round(os.getloadavg()[0], 2),
+        "load_average": round(os.getloadavg()[0] if load is None else load, 2),
     }
 
 
-def save(name: str, cases: Sequence[dict[str, Any]]) -> None:
+def save(name: str, cases: Sequence[dict[str, Any]], load: float | None = None) -> None:
     """Write ``cases`` to ``benchmarks/results/NAME.json`` with what they hold for."""
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({**conditions(name), "cases": list(cases)}, indent=1) + "\n")
+    path.write_text(json.dumps({**conditions(name, load), "cases": list(cases)}, indent=1) + "\n")
     print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)

@@ -147,6 +147,28 @@ def limit_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def busy_table(results: dict[str, Any]) -> list[str]:
+    """A row a case and situation: times of a call, and ratios by median and by mean."""
+    shown = not overloaded(results)
+    lines = [
+        "| what | beside | eager ms, median, 90th percentile, mean | tuned layer ms | fuse ms "
+        "| eager / fuse, median, mean | tuned / fuse |",
+        f"|---|---{'|--:' * 5}|",
+    ]
+    for case in results["cases"][0]["cases"]:
+        for found in results["cases"]:
+            times = found["cases"][case]
+            cells = [case, found["situation"]]
+            for rival in ("eager", "tuned", "fuse"):
+                figures = [f"{times[rival][of]:.2f}" for of in ("median", "p90", "mean")] if rival in times else []
+                cells.append(", ".join(figures) if shown and figures else LEFT_OUT)
+            for rival in ("eager", "tuned"):
+                both = [f"{times[rival][of] / times['fuse'][of]:.2f}" for of in ("median", "mean") if rival in times]
+                cells.append(", ".join(both) if shown and both else LEFT_OUT)
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def capture_table(results: dict[str, Any]) -> list[str]:
     """A row a length: what it takes to capture a loop and to run all passes over it."""
     lines = [
@@ -394,6 +416,7 @@ DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "measured.md", ROOT / "docs" / 
 TABLES = {
     "albert": albert_table,
     "blocks": blocks_table,
+    "busy": busy_table,
     "capture": capture_table,
     "cells": speed_table,
     "crf_share": crf_share_table,

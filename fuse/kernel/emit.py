@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, cast
 
 from fuse.kernel.index import Affine
@@ -38,6 +39,9 @@ EARLY_WORK = PARALLEL_WORK // 2
 """The same where waking them is to be tried."""
 FEW_ROWS = 4
 """Iterations for each processor below which it matters that they are not shared out evenly."""
+
+CHUNKS = 64
+"""Parts of a sum that threads share out: always as many, so that its bits do not depend on the number of threads."""
 
 _INDENT = "    "
 _IDENTITY = {"sum": "0", "prod": "1", "any": "false", "all": "true"}
@@ -178,6 +182,8 @@ def _loop(loop: Loop, depth: int, threads: Threads) -> list[str]:
     lines = []
     if _reduces_in_lanes(loop, threads):
         return [pad + line for line in _in_lanes(loop)]
+    if sums := _sums_to_share_out(loop, threads):
+        return [pad + line for line in _in_chunks(loop, sums, threads)]
     pragma = _pragma(loop, threads)
     if pragma:
         lines.append(f"{pad}#pragma omp {pragma}")
@@ -246,6 +252,40 @@ def _in_lanes(loop: Loop) -> list[str]:
         f"{_INDENT}}}",
         "}",
         *after,
+    ]
+
+
+def _sums_to_share_out(loop: Loop, threads: Threads) -> list[Accumulator]:
+    """What a loop that is split over threads adds up, where the order of rounding matters."""
+    common = _common_sums(loop) if threads == "inside" else None
+    sums = list(loop.reduces) if common is None and _splits(loop, threads) else common or []
+    rounded = any(a.op in ("sum", "prod") and a.ctype in ("float", "double") for a in sums)
+    in_order = any(a.op in ("argmax", "argmin") for a in sums)
+    return sums if rounded and not in_order else []
+
+
+def _in_chunks(loop: Loop, sums: Sequence[Accumulator], threads: Threads) -> list[str]:
+    """Each chunk of the iterations comes to sums of its own, which are added up in order."""
+    chunk = f"{loop.atom}_chunk"
+    inside = replace(
+        loop,
+        kind="vector" if loop.kind == "vector" else "serial",
+        bounds=(f"{loop.extent} * {chunk} / {CHUNKS}", f"{loop.extent} * ({chunk} + 1) / {CHUNKS}"),
+    )
+    condition = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if threads == "asked in the call" else ""
+    heading = f"for (int64_t {chunk} = 0; {chunk} < {CHUNKS}; ++{chunk}) {{"
+    own = [f"{a.ctype} {a.name} = {identity(a.op, a.ctype)};" for a in sums]
+    kept = [f"{a.name}_parts[{chunk}] = {a.name};" for a in sums]
+    added = [f"{a.name} = {combined(a.op, a.name, f'{a.name}_parts[{chunk}]')};" for a in sums]
+    return [
+        *(f"{a.ctype} {a.name}_parts[{CHUNKS}];" for a in sums),
+        f"#pragma omp parallel for{condition}",
+        heading,
+        *(_INDENT + line for line in [*own, *_loop(inside, 0, "one"), *kept]),
+        "}",
+        heading,
+        *(_INDENT + line for line in added),
+        "}",
     ]
 
 

@@ -224,6 +224,11 @@ def packing(
     return f"fuse_pack({where}, {16 * panels}, {source}, {strides}, {depth}, {column}, {columns});"
 
 
+def waiting(share: str, count: int) -> list[str]:
+    """Lines that wait for the other threads, and take what is theirs where they were sent away: up to ``count``."""
+    return ["if (!team->wait(member)) return 0;", f"if (team->members == 1) last_{share} = {count};"]
+
+
 def multiplications(frame: Frame) -> int:
     """Multiplications of one step's products."""
     products = [s for s in frame.step.stages if isinstance(s, Product)]

@@ -32,6 +32,7 @@ from fuse.kernel.loop_frame import (
     starts_of,
     state_pointers,
     step_pointers,
+    waiting,
 )
 from fuse.kernel.loop_stages import PANEL, Kept, Product, padded_columns, panels_in_block
 
@@ -68,11 +69,12 @@ def rows_text(frame: Frame, name: str) -> Share:
         size = product.left.shape[1] * padded_columns(product.result.shape[1])
         workspace.take(f"weights_{number}", ctypes.storage(real), size, real.itemsize)
         packed += _packed(frame, number, product)
+        packed += waiting("row", batch) if batch > 1 else []
     lines = [f"static int {name}_share(char *const *args, fuse_team *team, int64_t member) {{"]
     lines += indented(1, head + workspace.lines)
     if batch > 1:
         lines += indented(1, [f"const int64_t first_row = {batch} * member / team->members;"])
-        lines += indented(1, [f"const int64_t last_row = {batch} * (member + 1) / team->members;"])
+        lines += indented(1, [f"int64_t last_row = {batch} * (member + 1) / team->members;"])
     lines += indented(1, packed)
     lines += text_of(share_of_rows(before, batch), 1)
     lines += indented(1, ["for (int64_t t = 0; t < steps; ++t) {"])
@@ -104,7 +106,7 @@ def _kept(frame: Frame, stage: Kept) -> Destination:
 
 
 def _packed(frame: Frame, number: int, product: Product) -> list[str]:
-    """Lines that pack a weight, each thread some of its blocks, and wait for the others."""
+    """Lines that pack a weight, each thread some of its blocks."""
     columns, depth = product.result.shape[1], product.left.shape[1]
     panels = panels_in_block(columns)
     width = PANEL * panels
@@ -115,7 +117,7 @@ def _packed(frame: Frame, number: int, product: Product) -> list[str]:
     for panel in range(panels):
         column = f"{width} * block + {PANEL * panel}"
         lines.append(_INDENT + packing(target, panels, panel, product.right, name, depth, column, columns))
-    return [*lines, "}", "team->wait();"]
+    return [*lines, "}"]
 
 
 def _multiplied(frame: Frame, number: int, product: Product, batch: int) -> list[str]:

@@ -37,6 +37,7 @@ from fuse.kernel.loop_frame import (
     starts_of,
     state_pointers,
     step_pointers,
+    waiting,
 )
 from fuse.kernel.loop_stages import MOST_PANELS, PANEL, Kept, Product
 from fuse.kernel.nest import Target, store
@@ -160,7 +161,7 @@ def units_text(frame: Frame, name: str) -> Share:
             workspace.take(f"sums_{group.number}_memory", ctype, domain.blocks * sums, real.itemsize)
     share = [
         f"const int64_t first_block = {domain.blocks} * member / team->members;",
-        f"const int64_t last_block = {domain.blocks} * (member + 1) / team->members;",
+        f"int64_t last_block = {domain.blocks} * (member + 1) / team->members;",
     ]
     packed = [line for group in groups for line in _packed(frame, group, domain)]
     sources, start_names, starts = starts_of(frame)
@@ -170,7 +171,8 @@ def units_text(frame: Frame, name: str) -> Share:
         1, ["for (int64_t block = first_block; block < last_block; ++block) {", *indented(1, packed), "}"]
     )
     lines += indented(1, _copied(sources, start_names, starts, domain))
-    lines += indented(1, ["team->wait();", "for (int64_t t = 0; t < steps; ++t) {"])
+    wait = waiting("block", domain.blocks)
+    lines += indented(1, [*wait, "for (int64_t t = 0; t < steps; ++t) {"])
     lines += indented(2, step_pointers(frame))
     for phase in phases:
         text = _phase_text(frame, phase, groups, domain)
@@ -178,7 +180,7 @@ def units_text(frame: Frame, name: str) -> Share:
             not isinstance(statement, Loop) for statement in phase.statements
         )  # another phase may name the same
         lines += [*indented(2, ["{"]), *indented(1, text), *indented(2, ["}"])] if named else text
-        lines += indented(2, ["team->wait();"])
+        lines += indented(2, wait)
     lines += indented(1, ["}"])
     for state in frame.states:
         lines += indented(1, state_pointers(frame, state, "steps")[:1])

@@ -22,6 +22,7 @@ struct Step {
     int64_t arguments;  // index of the first of its arguments
     int64_t count;      // number of arguments
     int64_t detail;     // index of the first of its details
+    Least least;        // of a kernel that threads share out
 };
 
 enum StepKind : int64_t { KERNEL = 0, COPY = 1, PRODUCT_F32 = 2, PRODUCT_F64 = 3, BATCH_F32 = 4, BATCH_F64 = 5 };
@@ -48,11 +49,31 @@ struct ProductDetail {
 };
 
 struct Program {
-    const Step *steps;
+    Step *steps;
     const Argument *arguments;
     const int64_t *details;
     int64_t workspace;  // the base whose first bytes are scratch for resolved pointers
 };
+
+using Kernel = int (*)(char *const *);
+
+int run_kernel(Step &step, char *const *pointers) {
+    const Kernel kernel = reinterpret_cast<Kernel>(step.function);
+#ifdef _OPENMP
+    const int64_t allowed = step.least.nanoseconds < 0 ? 1 : omp_get_max_threads();
+    if (allowed > 1) {
+        const int64_t start = nanoseconds();
+        const Turn turn = crowd.begin(start, allowed);
+        if (turn.members < allowed) omp_set_num_threads(turn.members);  // of this thread's kernels alone
+        const int failed = kernel(pointers);
+        if (turn.members < allowed) omp_set_num_threads(allowed);
+        const int64_t end = nanoseconds();
+        crowd.end(end, end - start, turn, step.least);
+        return failed;
+    }
+#endif
+    return kernel(pointers);
+}
 
 template <typename Item>
 void copy_row(char *to, const char *from, const CopyDimension &row) {
@@ -133,14 +154,14 @@ void product(const Step &step, const int64_t *detail, char **pointers, bool grou
 extern "C" int64_t fuse_run(const Program *program, int64_t first, int64_t last, char *const *bases) {
     int64_t kernels = 0, libraries = 0;
     char **pointers = reinterpret_cast<char **>(bases[program->workspace]);
-    for (const Step *step = program->steps + first; step < program->steps + last; ++step) {
+    for (Step *step = program->steps + first; step < program->steps + last; ++step) {
         const Argument *argument = program->arguments + step->arguments;
         const int64_t *detail = program->details + step->detail;
         for (int64_t i = 0; i < step->count; ++i) pointers[i] = bases[argument[i].base] + argument[i].offset;
         switch (step->kind) {
             case KERNEL:  // which finds its sizes, if it has any, behind its arguments
                 pointers[step->count] = reinterpret_cast<char *>(const_cast<int64_t *>(detail));
-                if (reinterpret_cast<int (*)(char *const *)>(step->function)(pointers)) return -1;
+                if (run_kernel(*step, pointers)) return -1;
                 ++kernels;
                 break;
             case COPY:

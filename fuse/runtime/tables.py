@@ -25,7 +25,8 @@ from fuse.runtime.steps import CopyStep, KernelStep, Place, ProductStep, PythonS
 _KERNEL, _COPY = 0, 1
 _PRODUCT = {torch.float32: 2, torch.float64: 3}
 _BATCH = {torch.float32: 4, torch.float64: 5}
-_STEP_FIELDS = 5
+_STEP_FIELDS = 7
+_SHARED_OUT, _BY_ONE_THREAD = 0, -1
 _POINTER_BYTES = 8
 
 
@@ -42,8 +43,10 @@ class Tables:
         """Append a native step; ``address`` gives base and offset of a place."""
         places: tuple[Place, ...]
         detail = len(self.details)
+        least = _BY_ONE_THREAD
         if isinstance(step, KernelStep):
             kind, function = _KERNEL, self.functions[step.kernel.name]
+            least = _SHARED_OUT if step.kernel.parallel else _BY_ONE_THREAD
             places = (*step.reads, *step.writes)
             self.details.extend(step.sizes)
         elif isinstance(step, CopyStep):
@@ -57,7 +60,7 @@ class Tables:
         first = len(self.arguments) // 2
         for place in places:
             self.arguments.extend(address(place))
-        self.steps.extend((kind, function, first, len(places), detail))
+        self.steps.extend((kind, function, first, len(places), detail, least, 0))
 
     def __len__(self) -> int:
         return len(self.steps) // _STEP_FIELDS
@@ -117,7 +120,8 @@ def _product_detail(product: Product) -> list[int]:
 @cache
 def runner() -> Any:
     """``fuse_run`` of ``runner.cpp``, compiled once for all programs."""
-    source = resources.files("fuse.runtime").joinpath("runner.cpp").read_text()
+    folder = resources.files("fuse.runtime")
+    source = "\n".join(folder.joinpath(name).read_text() for name in ("crowd.h", "runner.cpp"))
     run = build(source).fuse_run
     run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
     run.restype = ctypes.c_int64

@@ -313,7 +313,7 @@ def test_calls_at_the_same_time_do_not_disturb_one_another() -> None:
 def test_threads_wait_once_a_step_and_product_that_needs_it(cell: StepFunction, shared_out: str, waits: int) -> None:
     _, kernel, _ = lowered(example(cell, 4, 8, 128))
     assert f"first_{shared_out}" in kernel.source
-    assert kernel.source.count("team->wait();") == waits  # one of them before the first step
+    assert kernel.source.count("team->wait(") == waits  # one of them before the first step
     assert kernel.parallel
 
 
