@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fuse.kernel.lower import Declined, Kernel
+from fuse.kernel.sized import with_sizes
 
 _TOKEN = re.compile(r"[A-Za-z_]\w*|\d+\.\d*(?:e[+-]?\d+)?f?|\d+|\s+|.", re.DOTALL)
 _TAKEN = re.compile(r"sizes|size_\d+")
@@ -59,7 +60,7 @@ def for_any_length(kernels: Sequence[Kernel], arguments: int) -> list[Kernel] | 
             token = found
         written.append(token)
         line = len(written) if "\n" in token else line
-    source = _with_sizes("".join(written), names.values(), arguments)
+    source = with_sizes("".join(written), list(names.values()), arguments)
     stem = re.sub(r"_[0-9a-f]{8}$", "", kernels[0].name)
     name = f"{stem}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
     source = source.replace(_NAME, name)
@@ -87,11 +88,3 @@ def _sized(tokens: Sequence[str], names: dict[tuple[int, ...], str]) -> str | No
     is_float, is_single = kinds.pop()
     name = names.setdefault(tuple(map(int, values)), f"size_{len(names)}")
     return name if not is_float else f"float({name})" if is_single else f"double({name})"
-
-
-def _with_sizes(text: str, names: Iterable[str], arguments: int) -> str:
-    """The text with the sizes read where the kernel begins."""
-    head, opening, rest = text.partition("(char *const *args) {")
-    lines = [f"    const int64_t *sizes = (const int64_t *)args[{arguments}];"]
-    lines += [f"    const int64_t {name} = sizes[{number}];" for number, name in enumerate(names)]
-    return "\n".join([f"{head}{opening}", *lines, rest.removeprefix("\n")])

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 
 from fuse.kernel import ctypes
 from fuse.kernel.emit import text_of
+from fuse.kernel.extents import larger, smaller
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Let, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import matrices
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, NAMES, PANEL, Frame, Tiled, aligned, threads_for
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS, NAMES, PANEL, Frame, Tiled, aligned, several, threads_for
 from fuse.kernel.product_rows import ProductRows, by_rows
 from fuse.kernel.recipes import Call, Unsupported, apply, recipe
 from fuse.kernel.reductions import softmax_or_zeros
@@ -65,8 +66,9 @@ def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAUL
         -(-extent // (PANEL * count)) * PANEL * count for extent, count in ((length, of_keys), (columns, of_values))
     ]
     stride = padded[0] + PANEL  # a power of two would keep one column of all rows in one set of the cache
-    block = min(max(BLOCK_BYTES // (stride * itemsize) // FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS), MOST_ROWS, rows)
-    own_queries, own_operand = (block * depth if queries.computed else 0), max(keys.computed, values.computed)
+    fitting = larger(BLOCK_BYTES // (stride * itemsize) // FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS)
+    block = smaller(smaller(fitting, MOST_ROWS), rows)
+    own_queries, own_operand = (block * depth if queries.computed else 0), larger(keys.computed, values.computed)
     share = padded[0] * depth + padded[1] * length + block * stride + own_queries + PANEL + own_operand
     share_bytes = aligned(share * itemsize)
     work = images * rows * length * (depth + columns)
@@ -87,7 +89,9 @@ def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAUL
         f"{threads}, {share_bytes}, queries, keys,",
         "                   values, weigh, epilogue);",
     ]
-    return Tiled(frame.around(name, lines), threads * share_bytes + ALIGNMENT, threads > 1, (*HEADERS, "attention.h"))
+    return Tiled(
+        frame.around(name, lines), threads * share_bytes + ALIGNMENT, several(threads), (*HEADERS, "attention.h")
+    )
 
 
 @recipe("_scaled_dot_product_flash_attention_for_cpu")

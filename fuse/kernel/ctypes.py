@@ -8,6 +8,7 @@ import struct
 import torch
 
 from fuse.kernel import dtypes
+from fuse.kernel.extents import Extent
 
 _STORAGE = {
     torch.float64: "double",
@@ -50,6 +51,8 @@ def literal(number: bool | int | float, dtype: torch.dtype) -> str:
     ('int64_t(3)', 'true')
     """
     ctype = register(dtype)
+    if isinstance(number, Extent) and ctype != "bool":
+        return f"{ctype}({number})"
     if ctype == "bool":
         return "true" if number else "false"
     if ctype in ("float", "double"):

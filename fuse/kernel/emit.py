@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, cast
 
+from fuse.kernel.extents import divides
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
@@ -109,6 +110,8 @@ def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
 
 def is_parallel(body: KernelBody, threads: Threads = "if worth it") -> bool:
     """Whether the kernel asks for threads."""
+    if threads == "asked in the call":
+        return bool(works(body))
     return threads != "one" and any(loop_work >= _least_work(threads) for loop_work in works(body))
 
 
@@ -213,7 +216,7 @@ def _uneven(loop: Loop) -> bool:
 
 def _reduces_in_lanes(loop: Loop, threads: Threads) -> bool:
     """Whether a vector loop keeps its sums in lanes of our own."""
-    whole = loop.kind == "vector" and loop.bounds is None and loop.extent % _LANES == 0
+    whole = loop.kind == "vector" and loop.bounds is None and divides(_LANES, loop.extent)
     known = all(a.op in _IN_LANES and a.ctype in ("float", "double") for a in loop.reduces)
     return bool(whole and known and loop.reduces and not _splits(loop, threads))
 

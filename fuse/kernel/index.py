@@ -15,9 +15,10 @@ A stride may be a ``Size``, a number that only the call knows. Offsets then are 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from fuse.kernel.extents import common_divisor
 
 
 @dataclass(frozen=True)
@@ -214,10 +215,10 @@ def _take_digit(flat: Affine, extent: int, extents: Mapping[str, int]) -> tuple[
     least = low_constant + sum(c * (extents[a] - 1) for a, c in low.items() if c < 0)
     if reach >= extent or least < 0:
         for atom, coefficient in sorted(low.items(), key=lambda item: -abs(item[1])):
-            inner = extent // math.gcd(coefficient, extent)
+            inner = extent // common_divisor(coefficient, extent)
             if 1 < inner < extents[atom] and extents[atom] % inner == 0:
                 raise SplitNeeded(atom, inner)
-            inner = math.gcd(extents[atom], inner)
+            inner = common_divisor(extents[atom], inner)
             if 1 < inner < extents[atom]:
                 raise SplitNeeded(atom, inner)
         raise NotAffine("a reshape regroups dimensions in a way that no loop order follows")

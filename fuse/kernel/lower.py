@@ -15,7 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
+from fuse.graph.ends import outputs_of
 from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     elementwise,
     lookups,
@@ -35,11 +36,13 @@ from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
 from fuse.kernel.attention import attention
 from fuse.kernel.dtypes import supported
 from fuse.kernel.emit import Threads, emit, is_parallel
+from fuse.kernel.extents import Conditions, NeedsNumber
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import NotAffine, SplitNeeded, Stride
 from fuse.kernel.product_frame import Tiled
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
 from fuse.kernel.schedule import schedule
+from fuse.kernel.sized import Text, call_at_hand, spelled, with_sizes
 from fuse.kernel.tiled_products import is_reduced, products_below, tiled
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
@@ -101,8 +104,44 @@ def lower(region: GraphModule, threads: Threads = "if worth it", form: Form = DE
     key = f"{structure(region)}\n{threads}" + (f" {form}" if form != DEFAULT else "")
     known = _KERNELS.get(key)
     if known is None:
+        known = _for_sizes(region) if (threads, form) == ("if worth it", DEFAULT) else None
+    if known is None:
         known = _KERNELS[key] = attempt(lambda: _lower(region, key, threads, form))
     return known
+
+
+_TEXTS: dict[str, Text[Kernel]] = {}
+
+
+def _for_sizes(region: GraphModule) -> Kernel | None:
+    """The kernel of ``region`` that serves other sizes too, where these vary; None where it gets one of its own."""
+    if (call := call_at_hand()) is None:
+        return None
+    spelling, numbers = spelled(region, lambda node: _plain_name(node.name) if node.op == "placeholder" else "")
+    text, place = _TEXTS.setdefault(spelling, Text()), call.place(spelling, numbers)
+    found = text.member(region, numbers, place, call.sizes, _lower_for_sizes) if call.sizes else None
+    text.remember(place, numbers)
+    if found is None:
+        return None
+    family, sizes = found
+    return replace(
+        family.made,
+        workspace_bytes=family.conditions.value(family.made.workspace_bytes, sizes),
+        sizes=tuple(zip(family.conditions.sizes, sizes, strict=True)),
+    )
+
+
+def _lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | None:
+    """The kernel of a region whose sizes are known in the call; None where it needs the sizes themselves."""
+    try:
+        with _deep_recursion():
+            kernel = _lower(region, "", "asked in the call", DEFAULT)
+    except (Unsupported, NotAffine, SplitNeeded, NeedsNumber):
+        return None
+    arguments = len(region.graph.find_nodes(op="placeholder")) + len(outputs_of(region.graph))
+    source = with_sizes(kernel.source, conditions.sizes, arguments + bool(kernel.workspace_bytes))
+    name = f"{readable_name(region)}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+    return replace(kernel, name=name, source=source.replace(kernel.name, name))
 
 
 def attempt(lowered: Callable[[], Made]) -> Made | Declined:

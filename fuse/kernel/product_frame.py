@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from fuse.kernel import ctypes
 from fuse.kernel.emit import text_of
+from fuse.kernel.extents import smaller, unless_below, varies
 from fuse.kernel.ir import Buffer
 from fuse.kernel.schedule import range_checks
 from fuse.kernel.values import Patches, Program
@@ -134,7 +135,14 @@ def threads_for(multiplications: int, tasks: int, one_thread: bool) -> int:
     >>> threads_for(1000, 8, False), threads_for(1 << 30, 8, True)
     (1, 1)
     """
-    return 1 if one_thread or multiplications < PARALLEL_PRODUCT else min(tasks, os.cpu_count() or 1)
+    if one_thread:
+        return 1
+    return unless_below(multiplications, PARALLEL_PRODUCT, 1, smaller(tasks, os.cpu_count() or 1))
+
+
+def several(threads: int) -> bool:
+    """Whether there may be more than one thread."""
+    return varies(threads) or threads > 1
 
 
 def halves(number: int) -> list[int]:

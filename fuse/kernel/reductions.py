@@ -58,15 +58,16 @@ def total_of_positive(value: Value, dims: Sequence[int]) -> Value:
 def mean_of(value: Value, dims: Sequence[int]) -> Value:
     count = math.prod(value.shape[d] for d in dims)
     summed = total(value, dims)
-    return apply(operator.truediv, [summed, float(count)], SUM_DTYPE, summed.shape)
+    return apply(operator.truediv, [summed, count], SUM_DTYPE, summed.shape)
 
 
 def variance_of(value: Value, dims: Sequence[int], mean: Value, correction: float) -> Value:
     """The second pass: the sum of squared distances from the mean, over ``n - correction``."""
+    correction = int(correction) if float(correction).is_integer() else correction
     count = math.prod(value.shape[d] for d in dims)
     apart = apply(operator.sub, [convert(value, SUM_DTYPE), mean], SUM_DTYPE, value.shape)
     squares = reduce(apply(squared, [apart], SUM_DTYPE, value.shape), dims, "sum", SUM_DTYPE)
-    return apply(operator.truediv, [squares, max(count - correction, 0.0)], SUM_DTYPE, squares.shape)
+    return apply(operator.truediv, [squares, max(count - correction, 0)], SUM_DTYPE, squares.shape)
 
 
 def _finished(call: Call, value: Value, part: int = 0) -> Value:
@@ -247,7 +248,7 @@ def _normalised(value: Value, mean: Value, reciprocal: Value, weight: Value | No
 def _statistics(value: Value, dims: Sequence[int], epsilon: float) -> tuple[Value, Value]:
     """Mean and ``1 / sqrt(var + epsilon)``, in double."""
     mean = mean_of(value, dims)
-    spread = variance_of(value, dims, mean, 0.0)
+    spread = variance_of(value, dims, mean, 0)
     reciprocal = apply(_reciprocal_root, [spread, epsilon], SUM_DTYPE, spread.shape)
     return mean, reciprocal
 
@@ -304,7 +305,7 @@ def batch_norm_in_training(call: Call) -> tuple[Value, ...]:
     value = call.tensor("input")
     dims = tuple(d for d in range(len(value.shape)) if d != 1)
     mean = mean_of(value, dims)
-    spread = variance_of(value, dims, mean, 0.0)
+    spread = variance_of(value, dims, mean, 0)
     reciprocal = apply(_reciprocal_root, [spread, call["eps"]], SUM_DTYPE, spread.shape)
     per_channel = (value.shape[1], *(1 for _ in value.shape[2:]))
     weight, bias = (None if call[name] is None else view(call[name], per_channel) for name in ("weight", "bias"))
@@ -313,7 +314,7 @@ def batch_norm_in_training(call: Call) -> tuple[Value, ...]:
     if len(call.result) == len(saved):
         return saved
     count = math.prod(value.shape[d] for d in dims)
-    unbiased = apply(lambda x, n, less: x * n / less, [spread, float(count), float(count - 1)], SUM_DTYPE, spread.shape)
+    unbiased = apply(lambda x, n, less: x * n / less, [spread, count, count - 1], SUM_DTYPE, spread.shape)
     moved = []
     for part, (name, now) in enumerate((("running_mean", mean), ("running_var", unbiased)), len(saved)):
         before = view(convert(call[name], SUM_DTYPE), now.shape)

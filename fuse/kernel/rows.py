@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from fuse.kernel import ctypes
 from fuse.kernel.emit import combined, identity
+from fuse.kernel.extents import divides
 from fuse.kernel.form import LANES
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Declare, Let, Load, Statement, Store
@@ -325,7 +326,7 @@ def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str,
     atom, extent = dimensions[last].atoms[-1], dimensions[last].extents[-1]
     if extent <= lanes:
         return atom if extent > 1 else None
-    blocks = [n for n in range(MIN_LANES, lanes + 1) if extent % n == 0]
+    blocks = [n for n in range(MIN_LANES, lanes + 1) if divides(n, extent)]
     block = max(blocks, key=lambda n: (n % 16 == 0, n), default=0)  # whole vectors before long blocks
     if not block:
         return None

@@ -16,6 +16,7 @@ import torch
 from fuse.kernel.convolutions import Window
 from fuse.kernel.dense_convolutions import dense
 from fuse.kernel.expressions import fn
+from fuse.kernel.extents import pinned
 from fuse.kernel.index import Index
 from fuse.kernel.recipes import Call, Number, apply, convert, recipe
 from fuse.kernel.values import Pad, Reindex, Value, view
@@ -34,7 +35,7 @@ def convolution(call: Call) -> Value:
     padded = Pad((*x.shape[:2], x.shape[2] + 2 * padding), x.dtype, x, (0, 0, padding), 0) if padding else x
     wide = torch.float64 if call.dtype == torch.float64 else torch.float32
     result: Value | Number = 0 if bias is None else convert(view(bias, (1, x.shape[1], 1)), wide)
-    for tap in range(weight.shape[2]):
+    for tap in range(pinned(weight.shape[2])):
         operands = [_moved(padded, call.shape, window, tap), _factor(weight, tap)]
         result = apply(fn.fma, [*(convert(o, wide) for o in operands), result], wide, call.shape)
     assert isinstance(result, Value)

@@ -20,6 +20,7 @@ import torch
 
 from fuse.kernel import channels_last, contractions, ctypes
 from fuse.kernel.emit import text_of
+from fuse.kernel.extents import estimate
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine
 from fuse.kernel.ir import Buffer, Let, Loop, Statement
@@ -36,6 +37,7 @@ from fuse.kernel.product_frame import (
     Tiled,
     Walk,
     aligned,
+    several,
     threads_for,
 )
 from fuse.kernel.recipes import Call, Unsupported, convert, recipe
@@ -100,7 +102,7 @@ def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -
         *("    " + line for line in epilogue),
         "    });",
     ]
-    return Tiled(frame.around(name, lines), walk.workspace_bytes, walk.threads > 1, walk.headers)
+    return Tiled(frame.around(name, lines), walk.workspace_bytes, several(walk.threads), walk.headers)
 
 
 def _walk(product: Product, frame: Frame, one_thread: bool, form: Form) -> Walk:
@@ -177,6 +179,7 @@ def by_cost_of_panels(columns: int, depth: int, itemsize: int) -> list[int]:
     >>> by_cost_of_panels(512, 512, 4), by_cost_of_panels(16, 512, 4)
     ([4, 3, 2, 1], [1, 2, 3, 4])
     """
+    columns, depth = estimate(columns), estimate(depth)
     fitting = [p for p in range(1, MOST_PANELS + 1) if p == 1 or depth * p * PANEL * itemsize <= LARGEST_BLOCK]
     return sorted(fitting, key=lambda p: -(-columns // (p * PANEL)) * p * (1 + WIDER_IS_BETTER / p))
 

@@ -15,7 +15,7 @@ from fuse.kernel.emit import text_of
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Let, Statement
 from fuse.kernel.nest import Dimension, Target
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, PANEL, Frame, Tiled, threads_for
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS, PANEL, Frame, Tiled, several, threads_for
 from fuse.kernel.product_rows import ProductRows, by_rows
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
@@ -78,4 +78,4 @@ def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAU
         f"                    {ROWS_AT_ONCE}, {stride}, {frame.workspace}, {threads}, finish);",
     ]
     memory = (padded * depth + threads * ROWS_AT_ONCE * stride) * itemsize + ALIGNMENT
-    return Tiled(frame.around(name, lines), memory, threads > 1, (*HEADERS, "whole_rows.h"))
+    return Tiled(frame.around(name, lines), memory, several(threads), (*HEADERS, "whole_rows.h"))

@@ -12,8 +12,9 @@ and stay in the cache of one core.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fuse.kernel.extents import estimate, larger, smaller, varies
 from fuse.kernel.form import Form, by_cost
 from fuse.kernel.product_frame import (
     ALIGNMENT,
@@ -28,7 +29,7 @@ from fuse.kernel.product_frame import (
     threads_for,
     window_text,
 )
-from fuse.kernel.values import Patches, Product
+from fuse.kernel.values import Patches, Product, Value
 
 LARGEST_PLANES = 384 * 1024
 """Bytes of the planes of one thread."""
@@ -84,7 +85,7 @@ class Convolution:
         apart = columns + self.beyond[1]
         if columns < across or self.patches.stride[1] > 1:
             return apart
-        return max(min(self.patches.source.shape[3] + padding, apart), apart - padding, across)
+        return larger(larger(smaller(self.patches.source.shape[3] + padding, apart), apart - padding), across)
 
     def spots(self, share: Share) -> int:
         """Places of a share and what lies between them."""
@@ -123,6 +124,27 @@ class Convolution:
         it."""
         return by_cost(self.shares(), lambda share: self.cycles(share, threads), place)
 
+    def estimated(self) -> Convolution:
+        """The same at the sizes that costs are estimated with."""
+        p = self.patches
+        images = Value(tuple(map(estimate, p.source.shape)), p.dtype)
+        shape, places = tuple(map(estimate, p.shape)), (estimate(p.places[0]), estimate(p.places[1]))
+        return Convolution(replace(p, shape=shape, source=images, places=places), self.outputs)
+
+    def multiplied(self) -> int:
+        """Multiplications of a thread that does all, as far as they take time."""
+        if varies(math.prod(self.patches.shape)):
+            return math.prod(self.patches.shape) * self.outputs
+        return int(self.cycles(self.best(1), 1) * self.channels * PANEL)
+
+    def shared(self, threads: int, place: int) -> Share:
+        """What is walked at once: the best share for the sizes that costs are estimated with, and as much of others."""
+        usual = self.estimated()
+        best = usual.best(estimate(threads), place)
+        if best.columns < usual.patches.places[1]:
+            return best
+        return Share(smaller(self.patches.places[0], best.rows), self.patches.places[1], best.splits)
+
 
 def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool, form: Form) -> Walk:
     """The walk over the tiles of a convolution, whose weights are ``left`` [outputs, depth], one for each group."""
@@ -131,12 +153,11 @@ def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_
     outputs, depth = product.left.shape[-2:]
     groups = product.left.shape[0] if len(product.left.shape) > 2 else 1
     of = Convolution(patches, outputs)
-    work = of.cycles(of.best(1), 1) * of.channels * PANEL
-    threads = threads_for(int(work), of.images * patches.places[0] * outputs, one_thread)
-    share = of.best(threads, form.share)
-    threads, pitch, itemsize = min(threads, of.tasks(share)), of.pitch(share.columns), product.dtype.itemsize
+    threads = threads_for(of.multiplied(), of.images * patches.places[0] * outputs, one_thread)
+    share = of.shared(threads, form.share)
+    threads, pitch, itemsize = smaller(threads, of.tasks(share)), of.pitch(share.columns), product.dtype.itemsize
     most = form.panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
-    panels = min(1 << int(math.log2(most)), 1 << (-(-of.spots(share) // PANEL) - 1).bit_length())
+    panels = min(1 << int(math.log2(most)), 1 << (-(-estimate(of.spots(share)) // PANEL) - 1).bit_length())
     slack = (panels * PANEL + max(of.beyond) + pitch) * itemsize
     distances, planes = aligned(depth * 4), aligned(of.bytes_of_planes(share) + slack)
     images, channels, height, width = patches.source.shape

@@ -36,6 +36,7 @@ from fuse.graph.joint import capture_joint
 from fuse.graph.kept import Assigns
 from fuse.graph.learned import Learning, ReadLine
 from fuse.graph.signature import Attribute, Signature
+from fuse.kernel.sized import lowering_for
 from fuse.rewrite import registry
 from fuse.rewrite.differentiating import by_loops
 from fuse.rewrite.ledger import Failed
@@ -51,6 +52,7 @@ from fuse.runtime.refusals import refused_call, refused_model, without_kernels
 from fuse.runtime.specialised import LARGEST_UNUSED, Confirmation, Family, Missed
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Finish, Ran, Training
+from fuse.runtime.varying import SizesSeen
 
 LARGEST_STATES = 8
 LARGEST_CARRIED = 4
@@ -137,6 +139,7 @@ class Engine:
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._changing: tuple[CallGuard, ...] = ()  # of calls that were seen to change something, once
+        self._sizes = SizesSeen()
         self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -286,7 +289,7 @@ class Engine:
         with self._lock:
             found = self._find(leaves, spec, modes())  # another thread may have made it
             if found is None:
-                with without_collecting():
+                with without_collecting(), lowering_for(self._sizes.varying(leaves, spec)):
                     compiled = self._compile(args, kwargs, leaves, spec)
                 if not (compiled.once or self._is_passing(compiled, leaves, spec)):
                     self._remember(compiled)

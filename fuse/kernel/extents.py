@@ -1,0 +1,392 @@
+"""Sizes that a kernel is told in each call, computed with and compared like any other number.
+
+    rows = Extent 5, a size that varies    rows * 64         Extent 320, written "64 * rows" in C++
+                                           rows * 64 > 64    True, decided: a size that varies is at least 2
+                                           rows > 16         False, noted: the text holds for sizes up to 16
+
+Lowering runs with extents in place of the numbers of one call. An extent is an ``int`` with the value of the call at
+hand, so that no recipe, nest or schedule needs to know of it; it also carries a polynomial in the sizes, and prints as
+that. A comparison that depends on a size is noted as a *condition*. The text of a kernel is a function of its region
+and of the decisions that were taken, so that it serves every call whose sizes meet all conditions.
+
+Some uses need the number itself: a float, a shift, a text of fixed form. They *pin* the extent: the condition is that
+it equals its value. Decisions by cost alone look at :func:`estimate`, which notes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+LEAST = 2
+"""The least value of a size that varies: 0 and 1 are lowered apart, because they broadcast."""
+
+Monomial = tuple[str, ...]
+"""Names of factors, sorted; none for a plain number."""
+Terms = tuple[tuple[Monomial, int], ...]
+"""A polynomial: monomials with their coefficients, none of them 0, sorted."""
+
+
+@dataclass
+class Conditions:
+    """The sizes of one kernel, and what was decided about them while it was lowered.
+
+    ``usual`` are the values of sizes that costs are estimated with. ``noted`` has each comparison as a Python
+    expression over the names of sizes, and its outcome. ``quotients`` has the factors that are no sizes, divisions and
+    remainders, by their C++ text: each as a Python expression.
+    """
+
+    sizes: tuple[str, ...] = ()
+    usual: tuple[int, ...] = ()
+    noted: dict[str, bool] = field(default_factory=dict)
+    quotients: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def size(self, name: str, value: int, usual: int | None = None) -> Extent:
+        """A new size, called ``name`` in C++ and in conditions; costs are estimated with its ``usual`` value."""
+        assert value >= LEAST
+        self.sizes += (name,)
+        self.usual += (value if usual is None else usual,)
+        self.noted[f"{name} >= {LEAST}"] = True
+        return Extent(value, (((name,), 1),), self)
+
+    def python(self, terms: Terms) -> str:
+        """A polynomial as a Python expression."""
+        products = ("*".join([f"({c})", *(self.quotients.get(f, f) for f in factors)]) for factors, c in terms)
+        return "(" + ("+".join(products) or "0") + ")"
+
+    def function(self, expression: str) -> Callable[..., Any]:
+        """A Python expression over the sizes as a function of them, in their order."""
+        if expression not in self.functions:
+            self.functions[expression] = eval(f"lambda {', '.join(self.sizes)}: {expression}", {"__builtins__": {}})
+        return self.functions[expression]
+
+    def value(self, number: int, sizes: tuple[int, ...]) -> int:
+        """A number that was computed from the sizes, for other sizes."""
+        value: int = self.function(self.python(terms_of(number)))(*sizes)
+        return value
+
+    def met(self) -> Callable[..., bool]:
+        """A function that says of other sizes whether every decision would come out as it did."""
+        tests = (text if outcome else f"not {text}" for text, outcome in self.noted.items())
+        return self.function(" and ".join(tests) or "True")
+
+
+class NeedsNumber(Exception):
+    """A size is used in a way that has no text; the kernel has to be lowered for its value."""
+
+
+class Extent(int):
+    """A number with the value of the call at hand, which follows from sizes by a polynomial.
+
+    >>> conditions = Conditions()
+    >>> rows = conditions.size("rows", 5)
+    >>> flat = rows * 64
+    >>> flat, f"{flat + 1}", flat // 64, flat > 64, conditions.noted
+    ((64 * rows), '(64 * rows + 1)', rows, True, {'rows >= 2': True})
+    >>> rows > 16, conditions.noted
+    (False, {'rows >= 2': True, '((-16)+(1)*rows) > 0': False})
+    >>> conditions.met()(12), conditions.met()(20)
+    (True, False)
+    """
+
+    terms: Terms
+    conditions: Conditions
+
+    def __new__(cls, value: int, terms: Terms, conditions: Conditions) -> Extent:
+        made = super().__new__(cls, value)
+        made.terms = terms
+        made.conditions = conditions
+        return made
+
+    def _made(self, value: int, terms: dict[Monomial, int]) -> int:
+        kept = tuple(sorted(item for item in terms.items() if item[1]))
+        return Extent(value, kept, self.conditions) if any(m for m, _ in kept) else value
+
+    # ---- arithmetic ----------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, int):
+            return pinned(self) + other
+        total = dict(self.terms)
+        for monomial, coefficient in terms_of(other):
+            total[monomial] = total.get(monomial, 0) + coefficient
+        return self._made(plain(self) + plain(other), total)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> int:
+        return self._made(-plain(self), {m: -c for m, c in self.terms})
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        if not isinstance(other, int):
+            return pinned(self) * other
+        product: dict[Monomial, int] = {}
+        for one, a in self.terms:
+            for two, b in terms_of(other):
+                monomial = tuple(sorted(one + two))
+                product[monomial] = product.get(monomial, 0) + a * b
+        return self._made(plain(self) * plain(other), product)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> int:
+        return divided(self, other)
+
+    def __rfloordiv__(self, other: int) -> int:
+        return divided(other, self)
+
+    def __mod__(self, other: int) -> int:
+        return remaining(self, other)
+
+    def __rmod__(self, other: int) -> int:
+        return remaining(other, self)
+
+    def __divmod__(self, other: int) -> tuple[int, int]:
+        return divided(self, other), remaining(self, other)
+
+    def __rdivmod__(self, other: int) -> tuple[int, int]:
+        return divided(other, self), remaining(other, self)
+
+    # ---- comparison ----------------------------------------------------------------------------------------------
+
+    def _compared(self, other: object, symbol: str) -> Any:
+        if not isinstance(other, int):
+            return NotImplemented if not isinstance(other, float) else _COMPARED[symbol](pinned(self), other)
+        apart = self + -other
+        outcome = _COMPARED[symbol](plain(apart), 0)
+        if not isinstance(apart, Extent) or least(apart) > 0 or least(-apart) > 0:
+            return outcome
+        self.conditions.noted[f"{self.conditions.python(apart.terms)} {symbol} 0"] = outcome
+        return outcome
+
+    def __eq__(self, other: object) -> Any:
+        return (isinstance(other, Extent) and other.terms == self.terms) or self._compared(other, "==")
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared(other, "!=")
+
+    def __lt__(self, other: object) -> Any:
+        return self._compared(other, "<")
+
+    def __le__(self, other: object) -> Any:
+        return self._compared(other, "<=")
+
+    def __gt__(self, other: object) -> Any:
+        return self._compared(other, ">")
+
+    def __ge__(self, other: object) -> Any:
+        return self._compared(other, ">=")
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __hash__(self) -> int:
+        return _HASH  # equal for all: sets and dictionaries have to compare them
+
+    # ---- text ----------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        parts = [" * ".join([*([str(c)] if c != 1 or not m else []), *m]) for m, c in reversed(self.terms)]
+        text = " + ".join(parts).replace("+ -", "- ")
+        return f"({text})" if " " in text else text
+
+    __repr__ = __str__
+
+    def __format__(self, form: str) -> str:
+        return str(self) if not form else format(pinned(self), form)
+
+    # ---- uses of the number itself -------------------------------------------------------------------------------
+
+    def __int__(self) -> int:
+        return pinned(self)
+
+    def __float__(self) -> float:
+        return float(pinned(self))
+
+    def __truediv__(self, other: float) -> float:
+        return pinned(self) / other
+
+    def __rtruediv__(self, other: float) -> float:
+        return other / pinned(self)
+
+    def __abs__(self) -> int:
+        return self if self >= 0 else -self
+
+    def __ceil__(self) -> int:
+        return self
+
+    def __floor__(self) -> int:
+        return self
+
+    def bit_length(self) -> int:
+        return pinned(self).bit_length()
+
+    def _pins(self, *others: object) -> NoReturn:
+        raise NeedsNumber("a size is used bit by bit")
+
+    __pow__ = __rpow__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _pins
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _pins
+
+
+_HASH = 0x5EED
+_COMPARED: dict[str, Callable[[float, float], bool]] = {
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+
+def plain(number: int) -> int:
+    """The value in the call at hand; nothing is noted, so no text may depend on it."""
+    return int.__int__(number) if isinstance(number, Extent) else number
+
+
+def estimate(number: int) -> int:
+    """The number to go by in a choice between ways that are all right: whichever is taken, it serves every size."""
+    return number.conditions.value(number, number.conditions.usual) if isinstance(number, Extent) else number
+
+
+def smaller(one: int, other: int) -> int:
+    """The smaller number; where that depends on sizes, it is found in the call."""
+    if not varies(one - other):
+        return min(one, other)
+    return _computed(
+        f"fuse_minimum<int64_t>({one}, {other})",
+        "({0} if {0} < {1} else {1})",
+        min(plain(one), plain(other)),
+        one,
+        other,
+    )
+
+
+def larger(one: int, other: int) -> int:
+    """The larger number; where that depends on sizes, it is found in the call."""
+    return -smaller(-one, -other)
+
+
+def unless_below(number: int, bound: int, otherwise: int, chosen: int) -> int:
+    """``chosen``, but ``otherwise`` where ``number`` is below ``bound``; the call finds out where sizes decide."""
+    if not varies(number):
+        return otherwise if number < bound else chosen
+    value = otherwise if plain(number) < bound else chosen
+    return _computed(
+        f"({number} < {bound} ? {otherwise} : {chosen})",
+        "({2} if {0} < {1} else {3})",
+        plain(value),
+        number,
+        bound,
+        otherwise,
+        chosen,
+    )
+
+
+def pinned(number: int) -> int:
+    """The number itself: the kernel serves only sizes that give it."""
+    if not isinstance(number, Extent):
+        return number
+    assert number == plain(number)
+    return plain(number)
+
+
+def varies(number: object) -> bool:
+    """Whether a number is only known in the call."""
+    return isinstance(number, Extent)
+
+
+def divides(divisor: int, number: int) -> bool:
+    """Whether ``number`` is a multiple of ``divisor`` for all sizes; unlike ``%``, this notes nothing.
+
+    >>> rows = Conditions().size("rows", 8)
+    >>> divides(16, rows * 64), divides(16, rows), divides(4, 8)
+    (True, False, True)
+    """
+    if isinstance(number, Extent):
+        return all(c % divisor == 0 for _, c in number.terms)
+    return number % divisor == 0
+
+
+def common_divisor(one: int, other: int) -> int:
+    """The greatest number that divides both for all sizes."""
+    return math.gcd(*(c for n in (one, other) for _, c in terms_of(n)))
+
+
+def terms_of(number: int) -> Terms:
+    """A number as a polynomial."""
+    if isinstance(number, Extent):
+        return number.terms
+    return (((), int(number)),) if number else ()
+
+
+def divided(number: int, divisor: int) -> int:
+    """``number // divisor``, a polynomial where every monomial can be divided."""
+    found = _exact(number, divisor)
+    return _quotient("fuse_floor_divide<int64_t>", "//", number, divisor) if found is None else found
+
+
+def remaining(number: int, divisor: int) -> int:
+    """``number % divisor``, 0 where every monomial can be divided."""
+    found = _exact(number, divisor)
+    return _quotient("fuse_remainder<int64_t>", "%", number, divisor) if found is None else number - found * divisor
+
+
+def _exact(number: int, divisor: int) -> int | None:
+    """``number / divisor`` where that is a polynomial with whole coefficients."""
+    if not isinstance(number, Extent) and number >= 0 and least(divisor) > number:
+        return 0
+    if len(terms_of(divisor)) != 1:
+        return None
+    ((factors, coefficient),) = terms_of(divisor)
+    found: dict[Monomial, int] = {}
+    for monomial, c in terms_of(number):
+        left = _without(monomial, factors)
+        if left is None or c % coefficient:
+            return None
+        found[left] = c // coefficient
+    return _any(number, divisor)._made(plain(number) // plain(divisor), found)
+
+
+def _quotient(function: str, symbol: str, number: int, divisor: int) -> int:
+    """A number that is no polynomial: a factor with a text of its own."""
+    value = plain(number) // plain(divisor) if symbol == "//" else plain(number) % plain(divisor)
+    return _computed(f"{function}({number}, {divisor})", f"({{0}} {symbol} {{1}})", value, number, divisor)
+
+
+def _computed(text: str, python: str, value: int, *of: int) -> Extent:
+    """A number that the call computes: a factor with a text of its own. ``python`` says it of the numbers ``of``."""
+    conditions = _any(*of).conditions
+    conditions.quotients[text] = python.format(*(conditions.python(terms_of(number)) for number in of))
+    return Extent(value, (((text,), 1),), conditions)
+
+
+def _any(*numbers: int) -> Extent:
+    return next(number for number in numbers if isinstance(number, Extent))
+
+
+def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
+    """``monomial / factors``; None where that is no monomial."""
+    left = list(monomial)
+    for factor in factors:
+        if factor not in left:
+            return None
+        left.remove(factor)
+    return tuple(left)
+
+
+def least(number: int) -> float:
+    """The least value of a number that grows with all sizes; minus infinity where it may not grow."""
+    terms = terms_of(number)
+    if any(m and (c < 0 or any("(" in factor for factor in m)) for m, c in terms):
+        return -math.inf
+    return sum(c * math.prod([LEAST] * len(m)) for m, c in terms)

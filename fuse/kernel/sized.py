@@ -1,0 +1,358 @@
+"""One kernel for all calls of a region, where calls differ in sizes.
+
+    add [5, 64], tanh [5, 64]      seen before
+    add [7, 64], tanh [7, 64]      lowered now       ->      add [n, 64], tanh [n, 64]  while  n >= 2
+    add [9, 64], tanh [9, 64]      is the same kernel, told n = 9
+
+A region is *spelled* as a text without its numbers, and the numbers. Where an equal text came with other numbers
+before, those that differ are written down as polynomials in the sizes that are known to vary, and the region is lowered
+with extents (:mod:`fuse.kernel.extents`) in their place. The kernel then serves every call with this text whose other
+numbers are equal, whose polynomials hold, and whose sizes meet the conditions that were noted: all of it is checked for
+each call, nothing is assumed of sizes that were not seen.
+
+The caller says which calls vary in sizes (:func:`lowering_for`). Regions of one call, too, may have one text and other
+numbers, as those of several layers: each is compared with that in its place in other calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from fuse.kernel.extents import LEAST, Conditions, Terms, plain, terms_of
+
+Made = TypeVar("Made")
+
+LARGEST_REFERENCES = 8
+"""Calls that are remembered of one text."""
+LARGEST_FAMILIES = 8
+"""Kernels for varying sizes of one text; beyond, each call has its own, as without."""
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call whose regions are lowered: its sizes that vary from call to call, and the numbers of each text so far."""
+
+    sizes: frozenset[int]
+    numbers: dict[str, list[Numbers]] = field(default_factory=dict)
+
+    def place(self, text: str, numbers: Numbers) -> int:
+        """Which of the regions with this text these numbers are of: several layers may have regions alike."""
+        found = self.numbers.setdefault(text, [])
+        if numbers not in found:
+            found.append(numbers)
+        return found.index(numbers)
+
+
+_CALL: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+@contextlib.contextmanager
+def lowering_for(sizes: frozenset[int]) -> Iterator[None]:
+    """Regions that are lowered inside are those of one call.
+
+    ``sizes`` are those that vary from call to call. Where there are some, regions get kernels for all sizes, if they
+    can.
+    """
+    token = _CALL.set(Call(sizes))
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+
+
+def call_at_hand() -> Call | None:
+    """The call whose regions are lowered; None where nobody said so."""
+    return _CALL.get()
+
+
+# ---- texts and numbers -----------------------------------------------------------------------------------------------
+
+
+def spelled(region: GraphModule, name_of: Callable[[Node], str]) -> tuple[str, Numbers]:
+    """A region as a text without its whole numbers, and these numbers in order."""
+    numbers: list[int] = []
+
+    def take(number: int) -> int:
+        numbers.append(number)
+        return number
+
+    lines = []
+    places = {node: place for place, node in enumerate(region.graph.nodes)}
+    for node in region.graph.nodes:
+        args = _text_of((node.args, node.kwargs), places)
+        _mapped((node.args, node.kwargs), take)
+        layouts = [_layout_text(value) for value in _parts(node.meta.get("val"))]
+        for value in _parts(node.meta.get("val")):
+            _sized(value, take)
+        source = node.meta.get("source", "")
+        lines.append(
+            f"{node.op} {name_of(node)} {node.target if node.op != 'placeholder' else ''} {args} {layouts} {source}"
+        )
+    return "\n".join(lines), tuple(numbers)
+
+
+def with_numbers(region: GraphModule, numbers: Sequence[int]) -> GraphModule:
+    """A copy of a region with other numbers in the places of its own; its values are tensors of no memory."""
+    rest = iter(numbers)
+
+    def take(_: int) -> int:
+        return next(rest)
+
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in region.graph.nodes:
+        args, kwargs = _mapped((node.args, node.kwargs), take, copies)
+        made = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        made.meta = dict(node.meta)
+        if "val" in node.meta:
+            value = node.meta["val"]
+            parts = [_sized(part, take) for part in _parts(value)]
+            made.meta["val"] = type(value)(parts) if isinstance(value, (tuple, list)) else parts[0]
+        copies[node] = made
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def _mapped(argument: Any, take: Callable[[int], int], nodes: dict[Node, Node] | None = None) -> Any:
+    """An argument with every whole number replaced by what ``take`` gives for it, from left to right."""
+    if type(argument) is int:
+        return take(argument)
+    if isinstance(argument, Node):
+        return nodes[argument] if nodes is not None else argument
+    if isinstance(argument, (tuple, list)):
+        return type(argument)([_mapped(item, take, nodes) for item in argument])
+    if isinstance(argument, dict):
+        return {key: _mapped(item, take, nodes) for key, item in argument.items()}
+    return argument
+
+
+def _text_of(argument: Any, places: dict[Node, int]) -> str:
+    if type(argument) is int:
+        return "#"
+    if isinstance(argument, Node):
+        return f"%{places[argument]}"
+    if isinstance(argument, (tuple, list)):
+        return f"{type(argument).__name__}({', '.join(_text_of(item, places) for item in argument)})"
+    if isinstance(argument, dict):
+        return f"{{{', '.join(f'{key}: {_text_of(item, places)}' for key, item in argument.items())}}}"
+    return repr(argument)
+
+
+def _layout_text(value: Any) -> str:
+    return f"{value.dtype} {value.dim()} {value.device} {value.layout}" if isinstance(value, Tensor) else repr(value)
+
+
+def _sized(value: Any, take: Callable[[int], int]) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    shape = tuple(map(take, value.shape))
+    return SizedTensor(value, shape, tuple(map(take, value.stride())))
+
+
+class SizedTensor(Tensor):
+    """A tensor without memory, whose shape and strides may be extents."""
+
+    _shape: tuple[int, ...]
+    _strides: tuple[int, ...]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own classes do
+
+    @staticmethod
+    def __new__(cls, like: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> SizedTensor:
+        made: SizedTensor = Tensor._make_wrapper_subclass(
+            cls, list(map(plain, shape)), strides=list(map(plain, strides)), dtype=like.dtype, device=like.device
+        )
+        made._shape, made._strides = shape, strides
+        return made
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    @property
+    def shape(self) -> Any:  # type: ignore[override]  # nobody sets it
+        return self._shape
+
+    def stride(self, dim: int | None = None) -> Any:
+        return self._strides if dim is None else self._strides[dim]
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._shape if dim is None else self._shape[dim]
+
+    def numel(self) -> int:
+        return math.prod(self._shape)
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # as it is called
+        raise TypeError(f"{op} of a tensor without memory")
+
+
+def with_sizes(source: str, names: Sequence[str], arguments: int) -> str:
+    """The text of a kernel that finds its sizes behind so many arguments."""
+    head, opening, rest = source.partition("(char *const *args) {")
+    lines = [f"    const int64_t *sizes = (const int64_t *)args[{arguments}];"]
+    lines += [f"    const int64_t {name} = sizes[{number}];" for number, name in enumerate(names)]
+    return "\n".join([f"{head}{opening}", *lines, rest.removeprefix("\n")])
+
+
+# ---- relations -------------------------------------------------------------------------------------------------------
+
+Relation = tuple[int | Terms, ...]
+"""What each number of a text is: always the same, or a polynomial in the sizes."""
+
+
+def relation_of(
+    now: Numbers, references: Sequence[Numbers], apart: frozenset[int] = frozenset()
+) -> tuple[tuple[int, ...], Relation] | None:
+    """How the numbers of a text follow from sizes: where each size stands, and what every number is.
+
+    The sizes are the smallest numbers that differ and follow from no others: as a multiple of one, of two of them, or
+    one and a bit; numbers ``apart`` follow from none. None where there is nothing to relate to.
+
+    >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
+    ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
+    """
+    alike = [o for o in references if all(a == b or min(a, b) >= LEAST for a, b in zip(now, o, strict=True))]
+    columns = list(zip(now, *alike, strict=True))
+    vary = {place for place, column in enumerate(columns) if len(set(column)) > 1}
+    if not vary:
+        return None
+    sizes: list[tuple[int, ...]] = []
+    known: dict[tuple[int, ...], Terms] = {}
+    for column in sorted({columns[place] for place in vary}, key=lambda c: (max(map(abs, c)), c)):
+        terms = None if column[0] in apart else _follows(column, sizes)
+        if terms is None:
+            terms = (((f"n{len(sizes)}",), 1),)
+            sizes.append(column)
+        known[column] = terms
+    places = tuple(columns.index(size) for size in sizes)
+    return places, tuple(known[column] if place in vary else column[0] for place, column in enumerate(columns))
+
+
+def _follows(column: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> Terms | None:
+    """The polynomial that gives a number in each call, if it is a simple one."""
+    for i, one in enumerate(sizes):
+        for j, two in [(None, (1,) * len(one)), *enumerate(sizes)]:
+            factor = column[0] // (one[0] * two[0])
+            if factor and all(c == factor * a * b for c, a, b in zip(column, one, two, strict=True)):
+                factors = (f"n{i}",) if j is None else tuple(sorted((f"n{i}", f"n{j}")))
+                return ((factors, factor),)
+    for i, one in enumerate(sizes):
+        other = next((k for k in range(len(one)) if one[k] != one[0]), 0)
+        rise, rest = divmod(column[other] - column[0], (one[other] - one[0]) or 1)
+        shift = column[0] - rise * one[0]
+        if rise and not rest and all(c == rise * a + shift for c, a in zip(column, one, strict=True)):
+            return (((), shift), ((f"n{i}",), rise))
+    return None
+
+
+def _lifted(relation: Relation, sizes: Numbers, usual: Numbers) -> tuple[Conditions, Numbers]:
+    """The numbers of the call with these sizes, those that vary as extents."""
+    conditions = Conditions()
+    values = {f"n{i}": conditions.size(f"n{i}", *pair) for i, pair in enumerate(zip(sizes, usual, strict=True))}
+    numbers = []
+    for number in relation:
+        if isinstance(number, tuple):
+            number = sum((math.prod((values[f] for f in factors), start=c) for factors, c in number), start=0)
+        numbers.append(number)
+    return conditions, tuple(numbers)
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+
+Lower = Callable[[GraphModule, Conditions], Made | None]
+
+
+@dataclass(frozen=True)
+class Family(Generic[Made]):
+    """What was made for all calls of a text whose numbers follow from sizes alike.
+
+    ``numbers`` computes the numbers of a call from its sizes, ``met`` says whether they meet the conditions.
+    """
+
+    made: Made
+    conditions: Conditions
+    places: tuple[int, ...]
+    numbers: Callable[..., Numbers]
+    met: Callable[..., bool]
+
+    def sizes(self, numbers: Numbers) -> Numbers | None:
+        """The sizes of a call with these numbers; None where it is no member."""
+        sizes = tuple(numbers[place] for place in self.places)
+        return sizes if self.numbers(*sizes) == numbers and self.met(*sizes) else None
+
+
+@dataclass
+class Text(Generic[Made]):
+    """What is known of regions with one text: the numbers of some, and families. ``failures`` bounds the attempts."""
+
+    references: dict[int, list[Numbers]] = field(default_factory=dict)
+    families: list[Family[Made]] = field(default_factory=list)
+    failures: int = 0
+
+    def remember(self, place: int, numbers: Numbers) -> None:
+        """Keep the numbers of the region in this place of a call."""
+        known = self.references.setdefault(place, [])
+        if numbers not in known:
+            self.references[place] = [*known[-LARGEST_REFERENCES + 1 :], numbers]
+
+    def member(
+        self, region: GraphModule, numbers: Numbers, place: int, apart: frozenset[int], lower: Lower[Made]
+    ) -> tuple[Family[Made], Numbers] | None:
+        """The family that a call with these numbers belongs to, and its sizes; a new one if need be and possible.
+
+        ``lower`` makes what serves a region whose numbers are extents, or None.
+        """
+        others = self.references.get(place, [])
+        for family in self.families:
+            if (sizes := family.sizes(numbers)) is not None:
+                return family, sizes
+        if len(self.families) + self.failures >= LARGEST_FAMILIES:
+            return None
+        found = relation_of(numbers, others, apart)
+        if found is None:
+            return None
+        places, relation = found
+        made = _family(region, numbers, others, places, relation, lower)
+        if made is None:
+            self.failures += 1
+            return None
+        self.families.insert(0, made)
+        return made, tuple(numbers[place] for place in places)
+
+
+def _family(
+    region: GraphModule,
+    numbers: Numbers,
+    others: Sequence[Numbers],
+    places: tuple[int, ...],
+    relation: Relation,
+    lower: Lower[Made],
+) -> Family[Made] | None:
+    """What serves a region at all sizes, lowered for those of this call, and once more for those of another."""
+    now = tuple(numbers[place] for place in places)
+    conditions, lifted = _lifted(relation, now, now)
+    made = lower(with_numbers(region, lifted), conditions)
+    if made is None:
+        return None
+    expected = ", ".join(conditions.python(n if isinstance(n, tuple) else terms_of(n)) for n in relation)
+    family = Family(made, conditions, places, conditions.function(f"({expected},)"), conditions.met())
+    assert family.sizes(numbers) is not None
+    for other in others:  # the same must come out, or something was not noted
+        if (sizes := family.sizes(other)) is not None:
+            again, lifted = _lifted(relation, sizes, now)
+            return family if lower(with_numbers(region, lifted), again) == made else None
+    return family

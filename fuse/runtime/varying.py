@@ -1,0 +1,44 @@
+"""Which sizes of a model's calls vary, told by the calls that came.
+
+model(x [5, 3, 64])     captured, kernels for these sizes
+model(x [7, 4, 64])     5 and 3 became 7 and 4: captured, kernels for any such sizes (fuse/kernel/sized.py)
+model(x [9, 6, 64])     captured, the same kernels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fuse.kernel.extents import LEAST
+
+Shapes = tuple[tuple[int, ...], ...]
+LARGEST_KINDS = 16
+"""Kinds of calls that are remembered: numbers and dtypes of tensors, and structure."""
+
+
+class SizesSeen:
+    """The sizes that calls of one model came with."""
+
+    def __init__(self) -> None:
+        self._first: dict[object, list[Shapes]] = {}
+
+    def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int]:
+        """The sizes of a call that other calls of its kind had otherwise; the call is remembered."""
+        kind = (structure, tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves))
+        now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+        seen = self._first.setdefault(kind, [])
+        found = {
+            b
+            for shapes in seen
+            for one, other in zip(shapes, now, strict=True)
+            for a, b in zip(one, other, strict=True)
+            if a != b and min(a, b) >= LEAST
+        }
+        if now not in seen and len(seen) < LARGEST_KINDS:
+            seen.append(now)
+        while len(self._first) > LARGEST_KINDS:
+            del self._first[next(iter(self._first))]
+        return frozenset(found)
