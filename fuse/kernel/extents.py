@@ -197,7 +197,8 @@ class Extent(int):
     def __str__(self) -> str:
         parts = [" * ".join([*([str(c)] if c != 1 or not m else []), *m]) for m, c in reversed(self.terms)]
         text = " + ".join(parts).replace("+ -", "- ")
-        return f"({text})" if " " in text else text
+        is_single = len(parts) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1
+        return text if is_single else f"({text})"
 
     __repr__ = __str__
 

@@ -119,7 +119,7 @@ def _for_sizes(region: GraphModule) -> Kernel | None:
         return None
     spelling, numbers = spelled(region, lambda node: _plain_name(node.name) if node.op == "placeholder" else "")
     text, place = _TEXTS.setdefault(spelling, Text()), call.place(spelling, numbers)
-    found = text.member(region, numbers, place, call.sizes, _lower_for_sizes) if call.sizes else None
+    found = text.member(region, numbers, place, call.sizes, lower_for_sizes) if call.sizes else None
     text.remember(place, numbers)
     if found is None:
         return None
@@ -131,7 +131,7 @@ def _for_sizes(region: GraphModule) -> Kernel | None:
     )
 
 
-def _lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | None:
+def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | None:
     """The kernel of a region whose sizes are known in the call; None where it needs the sizes themselves."""
     try:
         with _deep_recursion():

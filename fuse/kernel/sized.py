@@ -249,16 +249,17 @@ def _follows(column: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> Terms
             if factor and all(c == factor * a * b for c, a, b in zip(column, one, two, strict=True)):
                 factors = (f"n{i}",) if j is None else tuple(sorted((f"n{i}", f"n{j}")))
                 return ((factors, factor),)
+    lines = []
     for i, one in enumerate(sizes):
         other = next((k for k in range(len(one)) if one[k] != one[0]), 0)
         rise, rest = divmod(column[other] - column[0], (one[other] - one[0]) or 1)
         shift = column[0] - rise * one[0]
         if rise and not rest and all(c == rise * a + shift for c, a in zip(column, one, strict=True)):
-            return (((), shift), ((f"n{i}",), rise))
-    return None
+            lines.append((abs(rise), abs(shift), (((), shift), ((f"n{i}",), rise))))
+    return min(lines)[2] if lines else None
 
 
-def _lifted(relation: Relation, sizes: Numbers, usual: Numbers) -> tuple[Conditions, Numbers]:
+def lifted(relation: Relation, sizes: Numbers, usual: Numbers) -> tuple[Conditions, Numbers]:
     """The numbers of the call with these sizes, those that vary as extents."""
     conditions = Conditions()
     values = {f"n{i}": conditions.size(f"n{i}", *pair) for i, pair in enumerate(zip(sizes, usual, strict=True))}
@@ -344,8 +345,8 @@ def _family(
 ) -> Family[Made] | None:
     """What serves a region at all sizes, lowered for those of this call, and once more for those of another."""
     now = tuple(numbers[place] for place in places)
-    conditions, lifted = _lifted(relation, now, now)
-    made = lower(with_numbers(region, lifted), conditions)
+    conditions, values = lifted(relation, now, now)
+    made = lower(with_numbers(region, values), conditions)
     if made is None:
         return None
     expected = ", ".join(conditions.python(n if isinstance(n, tuple) else terms_of(n)) for n in relation)
@@ -353,6 +354,6 @@ def _family(
     assert family.sizes(numbers) is not None
     for other in others:  # the same must come out, or something was not noted
         if (sizes := family.sizes(other)) is not None:
-            again, lifted = _lifted(relation, sizes, now)
-            return family if lower(with_numbers(region, lifted), again) == made else None
+            again, values = lifted(relation, sizes, now)
+            return family if lower(with_numbers(region, values), again) == made else None
     return family

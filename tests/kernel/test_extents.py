@@ -1,0 +1,125 @@
+"""Sizes that are known in the call only: arithmetic, decisions, and what is noted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuse.kernel.extents import (
+    Conditions,
+    Extent,
+    NeedsNumber,
+    divides,
+    estimate,
+    larger,
+    pinned,
+    smaller,
+    unless_below,
+    varies,
+)
+
+Formula = Callable[[int, int], int]
+SIZES = st.integers(2, 40)
+
+
+def formulas() -> st.SearchStrategy[Formula]:
+    """Numbers computed from two sizes, as kernels compute theirs."""
+    leaves = st.one_of(
+        st.just(lambda a, b: a),
+        st.just(lambda a, b: b),
+        st.integers(-3, 70).map(lambda number: lambda a, b: number),
+    )
+    pairs = (
+        lambda f, g: lambda a, b: f(a, b) + g(a, b),
+        lambda f, g: lambda a, b: f(a, b) - g(a, b),
+        lambda f, g: lambda a, b: f(a, b) * g(a, b),
+        lambda f, g: lambda a, b: f(a, b) // (abs(g(a, b)) + 1),
+        lambda f, g: lambda a, b: f(a, b) % (abs(g(a, b)) + 1),
+        lambda f, g: lambda a, b: -(-f(a, b) // 16) * 16 if f(a, b) > g(a, b) else g(a, b) - 1,
+        lambda f, g: lambda a, b: smaller(f(a, b), g(a, b)),
+        lambda f, g: lambda a, b: larger(f(a, b), g(a, b)),
+        lambda f, g: lambda a, b: unless_below(f(a, b), 20, 1, g(a, b)),
+        lambda f, g: lambda a, b: pinned(f(a, b)) if f(a, b) == g(a, b) else f(a, b),
+    )
+    return st.recursive(
+        leaves,
+        lambda inner: st.builds(lambda pair, f, g: pair(f, g), st.sampled_from(pairs), inner, inner),
+        max_leaves=6,
+    )
+
+
+@given(formulas(), SIZES, SIZES, SIZES, SIZES)
+def test_a_number_computed_from_sizes_is_right_for_all_sizes_that_meet_the_conditions(
+    formula: Formula, a: int, b: int, other_a: int, other_b: int
+) -> None:
+    conditions = Conditions()
+    number = formula(conditions.size("a", a), conditions.size("b", b))
+    assert int.__int__(number) == formula(a, b)
+    if conditions.met()(other_a, other_b):
+        assert conditions.value(number, (other_a, other_b)) == formula(other_a, other_b)
+
+
+@given(formulas(), SIZES, SIZES)
+def test_the_conditions_hold_for_the_sizes_that_they_were_noted_for(formula: Formula, a: int, b: int) -> None:
+    conditions = Conditions()
+    formula(conditions.size("a", a), conditions.size("b", b))
+    assert conditions.met()(a, b)
+
+
+def test_text_is_a_polynomial_in_the_sizes() -> None:
+    conditions = Conditions()
+    rows, columns = conditions.size("rows", 5), conditions.size("columns", 7)
+    assert f"{rows * columns * 4 - 1}" == "(4 * columns * rows - 1)"
+    assert str(rows // 2) == "fuse_floor_divide<int64_t>(rows, 2)"
+    assert str(rows * 64 // 64) == "rows"
+    assert rows - rows == 0
+    assert not varies(rows - rows)
+
+
+def test_what_follows_for_all_sizes_is_not_noted() -> None:
+    conditions = Conditions()
+    rows = conditions.size("rows", 5)
+    assert rows * 64 > 64
+    assert rows != 0
+    assert rows * 3 % 3 == 0
+    assert 1 % rows == 1
+    assert rows == conditions.size("rows", 5)
+    assert list(conditions.noted) == ["rows >= 2"]
+
+
+def test_costs_are_estimated_without_a_note() -> None:
+    conditions = Conditions()
+    rows = conditions.size("rows", 5, usual=8)
+    assert estimate(rows * 2 + 1) == 17
+    assert divides(4, rows * 8)
+    assert not divides(4, rows)
+    assert list(conditions.noted) == ["rows >= 2"]
+
+
+def test_a_use_of_the_number_itself_pins_it() -> None:
+    conditions = Conditions()
+    rows = conditions.size("rows", 5)
+    assert (rows / 2, float(rows), int(rows), f"{rows:03d}") == (2.5, 5.0, 5, "005")
+    assert conditions.met()(5)
+    assert not conditions.met()(6)
+
+
+def test_sets_and_dictionaries_compare_extents() -> None:
+    conditions = Conditions()
+    rows, columns = conditions.size("rows", 5), conditions.size("columns", 5)
+    assert len({(rows, 64), (columns, 64)}) == 1
+    assert not conditions.met()(5, 6)
+
+
+def test_bits_of_a_size_have_no_text() -> None:
+    with pytest.raises(NeedsNumber):
+        Conditions().size("rows", 5) >> 1
+
+
+def test_a_number_without_sizes_is_a_plain_one() -> None:
+    rows = Conditions().size("rows", 5)
+    assert type(rows - rows + 3) is int
+    assert type(rows * 1) is Extent

@@ -1,0 +1,127 @@
+"""One kernel for all sizes of a region."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fuse.kernel.lower import Kernel, lower, lower_for_sizes
+from fuse.kernel.sized import lifted, lowering_for, relation_of, spelled, with_numbers
+
+Function = Callable[[Tensor], tuple[Tensor, ...]]
+Shape = tuple[int, ...]
+
+FUNCTIONS: dict[str, Function] = {
+    "pointwise": lambda x: (torch.tanh(x) + 1,),
+    "broadcast": lambda x: (x + x[:1],),
+    "softmax": lambda x: (torch.softmax(x, -1),),
+    "layer_norm": lambda x: (F.layer_norm(x, (16,)),),
+    "mean over a size": lambda x: (x.mean(0),),
+    "variance over a size": lambda x: (x.var(1),),
+    "concatenation": lambda x: (torch.cat([x, x * 2], 1),),
+    "padding": lambda x: (F.pad(x, (0, 0, 1, 2)),),
+    "transposed": lambda x: (x.transpose(0, 1).contiguous(),),
+    "two views": lambda x: (x.reshape(x.shape[0], -1) * 2, x + 1),
+    "maximum": lambda x: (x.amax(1) + 1, x.argmax(1)),
+}
+
+
+def kernels(function: Function, shapes: Sequence[Shape], name: str) -> list[Kernel]:
+    """The kernels of calls one after another, each knowing which sizes differ from those of the first."""
+    made = []
+    for shape in shapes:
+        graph = make_fx(function, tracing_mode="fake")(torch.empty(shape))
+        for node in graph.graph.nodes:
+            node.meta["source"] = name  # no test's texts are those of another
+        sizes = frozenset(b for a, b in zip(shapes[0], shape, strict=True) if a != b)
+        with lowering_for(sizes):
+            kernel = lower(graph)
+        assert isinstance(kernel, Kernel), kernel
+        made.append(kernel)
+    return made
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_third_call_runs_the_kernel_of_the_second(name: str) -> None:
+    first, second, third = kernels(FUNCTIONS[name], [(5, 3, 16), (7, 4, 16), (31, 9, 16)], name)
+    assert not first.sizes
+    assert second.source == third.source
+    assert second.sizes != third.sizes
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@settings(max_examples=10, deadline=None)
+@given(sizes=st.tuples(*[st.integers(2, 90)] * 2), others=st.tuples(*[st.integers(2, 90)] * 2))
+def test_a_text_depends_on_sizes_by_its_conditions_only(
+    name: str, sizes: tuple[int, int], others: tuple[int, int]
+) -> None:
+    regions = [make_fx(FUNCTIONS[name], tracing_mode="fake")(torch.empty(*shape, 16)) for shape in ((91, 37), (43, 59))]
+    now, before = (spelled(region, str)[1] for region in regions)
+    found = relation_of(now, [before], frozenset({91, 37}))
+    assert found is not None
+    relation = found[1]
+    conditions, numbers = lifted(relation, sizes, sizes)
+    made = lower_for_sizes(with_numbers(regions[0], numbers), conditions)
+    if made is not None and conditions.met()(*others):
+        again, numbers = lifted(relation, others, sizes)
+        assert lower_for_sizes(with_numbers(regions[0], numbers), again) == made
+
+
+def test_a_size_of_one_has_a_kernel_of_its_own() -> None:
+    _, _, single = kernels(FUNCTIONS["broadcast"], [(5, 3, 16), (7, 4, 16), (1, 4, 16)], "size one")
+    assert not single.sizes
+
+
+def test_another_dtype_or_number_has_a_kernel_of_its_own() -> None:
+    _, second = kernels(lambda x: (x * 2.5,), [(5, 3, 16), (7, 4, 16)], "numbers")
+    (other,) = kernels(lambda x: (x * 3.5,), [(9, 6, 16)], "numbers")
+    assert second.sizes
+    assert other.source != second.source
+
+
+def test_without_a_call_nothing_is_remembered() -> None:
+    graphs = [make_fx(FUNCTIONS["pointwise"], tracing_mode="fake")(torch.empty(n, 16)) for n in (3, 4, 5)]
+    made = [lower(graph) for graph in graphs]
+    assert not any(kernel.sizes for kernel in made if isinstance(kernel, Kernel))
+
+
+def test_regions_of_one_text_in_one_call_are_told_apart() -> None:
+    """Two layers of other widths, in calls whose rows vary: widths stay constants."""
+
+    def layers(rows: int) -> list[Kernel]:
+        graphs = [make_fx(FUNCTIONS["pointwise"], tracing_mode="fake")(torch.empty(rows, width)) for width in (32, 64)]
+        with lowering_for(frozenset({rows}) if rows != 5 else frozenset()):
+            made = [lower(graph) for graph in graphs]
+        return [kernel for kernel in made if isinstance(kernel, Kernel)]
+
+    layers(5)
+    narrow, wide = layers(7)
+    assert "32 * n0" in narrow.source
+    assert "64 * n0" in wide.source
+
+
+def test_numbers_are_related_to_the_fewest_sizes() -> None:
+    now, before = (7, 4, 28, 28 * 16, 18), (5, 3, 15, 15 * 16, 16)
+    found = relation_of(now, [before], frozenset({7, 4}))
+    assert found is not None
+    places, relation = found
+    assert places == (1, 0)
+    assert relation == (
+        ((("n1",), 1),),
+        ((("n0",), 1),),
+        ((("n0", "n1"), 1),),
+        ((("n0", "n1"), 16),),
+        (((), 11), (("n1",), 1)),
+    )
+
+
+def test_equal_numbers_are_related_to_nothing() -> None:
+    assert relation_of((7, 4), [(7, 4)]) is None
+    assert relation_of((7, 4), [(1, 4)]) is None

@@ -1,0 +1,178 @@
+"""Calls whose sizes vary: right at every size, and compiled for few of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuse
+from fuse.runtime import toolchain
+from fuse.runtime.module import Fused
+from fuse.runtime.varying import SizesSeen
+
+
+class Plain(nn.Module):
+    """Two layers, a residual and norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow, self.norm = nn.Linear(16, 64), nn.Linear(64, 16), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.norm(self.narrow(F.gelu(self.wide(x))) + x), -1)
+
+
+class Attention(nn.Module):
+    """Causal attention, time first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, batch, _ = x.shape
+        q, k, v = self.all(x).view(steps, batch, 3, 2, 8).permute(2, 1, 3, 0, 4)
+        later = torch.ones(steps, steps, dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(-1, -2) / 3).masked_fill(later, float("-inf")).softmax(-1)
+        return self.out((weights @ v).permute(2, 0, 1, 3).reshape(steps, batch, 16))
+
+
+class Windows(nn.Module):
+    """Windows of 8 steps, the last one padded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, 0, 0, 0, -x.shape[0] % 8))
+        windows = padded.view(-1, 8, *x.shape[1:])
+        return (windows - windows.mean(1, keepdim=True)).reshape(padded.shape)[: x.shape[0]]
+
+
+class Convolution(nn.Module):
+    """A convolution over time, and a mean over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over_time = nn.Conv1d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.over_time(x.permute(1, 2, 0))).mean(-1)
+
+
+class Branch(nn.Module):
+    """Another formula for long inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if x.shape[0] > 20 else torch.sigmoid(x) * x.shape[0]
+
+
+class Divided(nn.Module):
+    """A mean by hand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(0) * (1 / x.shape[0]) - x[-1]
+
+
+class Several(nn.Module):
+    """As many results as there are steps."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.exp(step) for step in x)
+
+
+MODELS: list[Callable[[], nn.Module]] = [Plain, Attention, Windows, Convolution, Branch, Divided, Several]
+
+
+@pytest.fixture
+def compiled_sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that the C++ compiler is given from now on."""
+    sources: list[str] = []
+    original = toolchain.compile_in
+
+    def counted(directory: Path, source: str, *rest: object) -> toolchain.Outcome:
+        sources.append(source)
+        return original(directory, source, *rest)
+
+    monkeypatch.setattr(toolchain, "compile_in", counted)
+    return sources
+
+
+def shapes(count: int, seed: int = 0) -> list[tuple[int, int]]:
+    """Random lengths and batch sizes, some of them 1."""
+    numbers = random.Random(seed)
+    return [(numbers.randint(2, 40), numbers.randint(1, 6)) for _ in range(count)]
+
+
+def assert_right(model: nn.Module, fused: Fused, inputs: Sequence[Tensor]) -> None:
+    """Results like eager's, against float64."""
+    double = type(model)().double()
+    double.load_state_dict(model.state_dict())
+    for x in inputs:
+        got, eager, reference = (_several(one) for one in (fused(x), model(x), double(x.double())))
+        assert not fused.last_run.fallbacks
+        for one, other, expected in zip(got, eager, reference, strict=True):
+            torch.testing.assert_close(one.double(), expected, rtol=1e-4, atol=1e-5)
+            assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+
+
+def _several(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else result
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_results_are_right_at_every_size(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    with torch.no_grad():
+        assert_right(model, fuse.compile(model), [torch.randn(*shape, 16) for shape in shapes(10)])
+
+
+@pytest.mark.parametrize("make", [Plain, Attention, Convolution], ids=lambda make: make.__name__)
+def test_the_compiler_runs_for_few_of_many_sizes(
+    make: Callable[[], nn.Module], compiled_sources: list[str], empty_cache: Path
+) -> None:
+    model = make().eval()
+    fused = fuse.compile(model)
+    compiling = 0
+    with torch.no_grad():
+        for steps, batch in [(5, 3), (9, 4), (33, 6), (17, 2), (12, 5), (40, 3), (6, 6), (25, 2)]:
+            before = len(compiled_sources)
+            fused(torch.randn(steps, batch, 16))
+            compiling += len(compiled_sources) > before
+    assert compiling <= 3
+
+
+def test_training_is_right_at_every_size() -> None:
+    torch.manual_seed(0)
+    model = Plain()
+    fused = fuse.compile(model)
+    double = Plain().double()
+    double.load_state_dict(model.state_dict())
+    for shape in shapes(6):
+        x = torch.randn(*shape, 16)
+        for one, values in ((fused, x), (double, x.double())):
+            one.zero_grad()
+            one(values).square().mean().backward()
+        for (name, parameter), reference in zip(model.named_parameters(), double.parameters(), strict=True):
+            assert parameter.grad is not None
+            assert reference.grad is not None
+            torch.testing.assert_close(parameter.grad.double(), reference.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_a_size_varies_once_calls_differ_in_it() -> None:
+    seen = SizesSeen()
+    assert seen.varying([torch.empty(5, 3, 16)], None) == frozenset()
+    assert seen.varying([torch.empty(7, 3, 16)], None) == frozenset({7})
+    assert seen.varying([torch.empty(7, 4, 16)], None) == frozenset({7, 4})
+
+
+def test_sizes_of_one_and_calls_of_another_kind_do_not_vary() -> None:
+    seen = SizesSeen()
+    assert seen.varying([torch.empty(1, 3, 16)], None) == frozenset()
+    assert seen.varying([torch.empty(7, 3, 16)], None) == frozenset()
+    assert seen.varying([torch.empty(8, 3, 16, dtype=torch.float64)], None) == frozenset()
+    assert seen.varying([torch.empty(8, 3)], None) == frozenset()
