@@ -1,4 +1,4 @@
-"""fuse: see, fuse and count the small kernels of a PyTorch model.
+"""fuse (installed as torch-fuse): see, fuse and count the small kernels of a PyTorch model.
 
 Names are resolved on first use, so that ``fuse --help`` answers without importing torch.
 """

@@ -15,7 +15,7 @@ import click
 import fuse
 from fuse import config
 from fuse.errors import FuseError
-from fuse.flags import Output, Request, names, output_verb, path_option, target_verb, tolerance_options
+from fuse.flags import Output, Request, json_text, names, output_verb, path_option, target_verb, tolerance_options
 
 if TYPE_CHECKING:
     from fuse.graph.load import LoadedModel
@@ -211,6 +211,31 @@ def diff(to: Output, before: Path, after: Path) -> int:
 
     changes = compare(read(before), read(after))
     to.emit(changes, lambda: diff_table(changes, str(before), str(after)))
+    return GOOD
+
+
+@commands.command()
+@output_verb(click.argument("name", required=False))
+def example(to: Output, name: str | None) -> int:
+    """Print an example model, or list them all.
+
+    `fuse example lstm_loop -o lstm_loop.py` writes one, for the other verbs to read and for you to change.
+    """
+    from fuse import examples
+
+    if name is not None:
+        source = examples.source(name)
+        to.write(json_text({"name": name, "source": source}) if to.as_json else source.removesuffix("\n"))
+        if to.output is not None:
+            to.say(f"wrote {to.output}; next: fuse show {to.output}")
+        return GOOD
+    from fuse.report.table import columns
+
+    known = examples.summaries()
+    to.emit(
+        {"examples": [{"name": one, "summary": summary} for one, summary in known.items()]},
+        lambda: columns(["example", "is"], [list(row) for row in known.items()], numbers_from=2),
+    )
     return GOOD
 
 

@@ -264,3 +264,13 @@ def test_the_command_is_installed() -> None:
     command = Path(sys.executable).with_name("fuse")
     done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True, env=dict(os.environ))
     assert done.stdout.startswith("fuse, version ")
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parent.parent / "models").glob("*.py")), ids=lambda path: path.stem
+)
+def test_showing_a_model_prints_no_log_of_another_library(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["show", str(file), "--quiet"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert out.splitlines()[2].startswith("predicted")

@@ -290,16 +290,18 @@ def reads_followed(reader: Reader) -> Iterator[None]:
     for name, answer in _ANSWERS.items():
         setattr(FakeTensor, name, asked(name, answer))
     higher: Any = _higher_order
-    compiled = higher._hop_compile_and_call
-    higher._hop_compile_and_call = lambda function, args: (
-        compiled(function, args)
-        if threading.get_ident() != thread or reader.closed
-        else _chosen(compiled, function, args)
-    )
+    compiled = getattr(higher, "_hop_compile_and_call", None)
+    if compiled is not None:  # torch 2.11 has it not: there torch.cond stays what a graph cannot hold
+        higher._hop_compile_and_call = lambda function, args: (
+            compiled(function, args)
+            if threading.get_ident() != thread or reader.closed
+            else _chosen(compiled, function, args)
+        )
     try:
         yield
     finally:
-        higher._hop_compile_and_call = compiled
+        if compiled is not None:
+            higher._hop_compile_and_call = compiled
         for name in _ANSWERS:
             if name in before:
                 setattr(FakeTensor, name, before[name])
