@@ -44,9 +44,12 @@ def commands(context: click.Context) -> None:
 @commands.command(epilog=TRUST)
 @target_verb(
     path_option("--graph", metavar="OUT", help="Draw the graphs before and after into this .svg, .dot or .html file."),
+    path_option(
+        "--html", metavar="OUT", help="Write a page here that walks through every rewrite, the graph and the kernels."
+    ),
     click.option("--kernels", is_flag=True, help="Print the source of the generated kernels instead of the report."),
 )
-def show(request: Request, to: Output, graph: Path | None, kernels: bool) -> int:
+def show(request: Request, to: Output, graph: Path | None, html: Path | None, kernels: bool) -> int:
     """Count kernel launches before and after the passes.
 
     Predicted: the model is not run, and its weights are not allocated, except for values that it reads and for what
@@ -70,7 +73,7 @@ def show(request: Request, to: Output, graph: Path | None, kernels: bool) -> int
                 train=request.train,
                 fuel=request.fuel,
                 target=request.target,
-                record=to.as_json,
+                record=to.as_json or html is not None,
             )
 
     report = request.with_model(to, made)
@@ -82,6 +85,11 @@ def show(request: Request, to: Output, graph: Path | None, kernels: bool) -> int
         to.say(f"wrote {', '.join(str(path) for path in drawing.written)}")
         if drawing.hint is not None:
             to.say(drawing.hint)
+    if html is not None:
+        from fuse.report.viewing import view
+
+        view(report.to_dict(), html)
+        to.say(f"wrote {html}; open it in a browser")
     if kernels:
         from fuse.kernel.listing import listing
 

@@ -85,11 +85,11 @@ class _Writer:
 
     def _values(self, values: dict[str, Any]) -> dict[str, Any]:
         """Fields of a row, without those that say nothing."""
-        if source := values.pop("source", ""):
-            values["at"] = self.place(source)
+        source = values.pop("source", "")
         if values.get("called") is not None:
             values["called"] = asdict(values["called"])
-        return {name: value for name, value in values.items() if value not in ("", 0, (), None, False)}
+        said = {name: value for name, value in values.items() if value not in ("", 0, (), None, False)}
+        return {**said, "at": self.place(source)} if source else said
 
     def rewrites(self, ledger: Ledger) -> Iterator[dict[str, Any]]:
         """Every delta; those with a number with what the ledger says of them."""

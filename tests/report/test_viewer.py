@@ -1,0 +1,389 @@
+"""The page of ``fuse show --html`` in a real browser: no network, by mouse and by keyboard alone, names as text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from benchmarks.viewer import FLAGS, browser, generated
+from fuse.errors import FuseError
+from fuse.report.viewing import embedded, page, view
+
+PROGRAM = browser()
+HOSTILE = "</script><script>document.title = 'taken'</script><img src=x onerror=alert(1)>\u2028"
+
+
+class Cell(nn.Module):
+    """A loop of equal steps, and two products that could have been one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(8, 8)
+        self.left, self.right = nn.Linear(8, 64), nn.Linear(8, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(4, 8)
+        for t in range(6):
+            h = torch.tanh(self.step(h) + x[t]) + h.detach().exp()
+        return self.left(h) * self.right(h).relu()
+
+
+def report() -> fuse.report.show.Report:
+    torch.manual_seed(0)
+    return fuse.show(Cell().eval(), (torch.ones(6, 4, 8),), target="cell.py", record=True)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    if PROGRAM is None:
+        pytest.skip("no chromium is installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        program = started.chromium.launch(executable_path=PROGRAM, args=list(FLAGS))
+        yield program
+        program.close()
+
+
+@pytest.fixture(scope="module")
+def shown() -> fuse.report.show.Report:
+    return report()
+
+
+@pytest.fixture(scope="module")
+def path(shown: fuse.report.show.Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "cell.html"
+    view(shown.to_dict(), path)
+    return path
+
+
+class Opened:
+    """A page, what it asked the network for, and what it complained of."""
+
+    def __init__(self, running: Any, path: Path, address: str = "") -> None:
+        self.tab = running.new_page(viewport={"width": 1400, "height": 900})
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.tab.on("console", lambda message: self._complained(message.text))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("dialog", lambda dialog: self.complaints.append("a dialog"))
+        self.tab.goto(path.as_uri() + address)
+        self.tab.wait_for_selector("html[data-ready]")
+
+    def _complained(self, text: str) -> None:
+        if "willReadFrequently" not in text:  # these tests read the canvas, the page does not
+            self.complaints.append(text)
+
+    def until(self, expression: str) -> None:
+        """Wait for an expression to hold. The page's policy lets nobody evaluate text inside it."""
+        for _ in range(200):
+            if self.ask(f"() => Boolean({expression})"):
+                return
+            self.tab.wait_for_timeout(25)
+        raise AssertionError(f"never: {expression}")
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.tab.keyboard.press(key)
+
+    def text(self, selector: str) -> str:
+        return " ".join(self.tab.inner_text(selector).split())
+
+    def ask(self, expression: str, given: Any = None) -> Any:
+        return self.tab.evaluate(expression, given)
+
+
+@pytest.fixture
+def opened(running: Any, path: Path) -> Iterator[Opened]:
+    one = Opened(running, path)
+    yield one
+    assert one.complaints == []
+    assert [url for url in one.requests if not url.startswith(("file:", "data:"))] == []
+    one.tab.close()
+
+
+NAMES = "() => fuseViewer.sheet.replay.sorted(0).map((id) => fuseViewer.sheet.replay.rows.get(id).name)"
+
+
+def test_a_page_opens_from_disk_with_one_request_and_no_complaint(opened: Opened) -> None:
+    assert len(opened.requests) == 1
+    assert opened.text("h1") == "cell.py"
+    assert "launches" in opened.text("#summary")
+    assert opened.ask("() => fuseViewer.shown[0].picture.layout.shapes.length") > 5
+    assert opened.ask("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_stepping_shows_the_graph_that_fuel_gives(opened: Opened, shown: fuse.report.show.Report) -> None:
+    recording = shown.ledger.recording
+    assert recording is not None
+    last = len(shown.ledger.rewrites)
+    for step in (last, 0, 1, last // 2, last - 1, last):
+        opened.ask("(step) => { const slider = document.getElementById('slider'); slider.value = step; }", step)
+        opened.tab.dispatch_event("#slider", "input")
+        opened.until(f"fuseViewer.step === {step}")
+        state = recording.after(step)
+        assert opened.ask(NAMES) == [state.rows[node].name for node in state.nodes(0)]
+        assert f"--fuel {step}" in opened.text("#where")
+    opened.press("ArrowLeft")
+    assert f"rewrite {last - 1} of {last}" in opened.text("#where")
+    opened.press("ArrowRight")
+    assert f"rewrite {last} of {last}" in opened.text("#where")
+
+
+def test_what_a_rewrite_changed_is_marked_and_the_graph_before_it_can_be_seen(opened: Opened) -> None:
+    assert opened.ask("() => fuseViewer.shown[0].picture.layout.shapes.some((item) => item.news)")
+    after = opened.ask(NAMES)
+    opened.press("b")
+    assert opened.tab.get_attribute("#before", "aria-pressed") == "true"
+    assert opened.ask(NAMES) != after
+    assert opened.ask("() => fuseViewer.shown[0].picture.layout.shapes.some((item) => item.news === 'erased')")
+    opened.press("b")
+    assert opened.ask(NAMES) == after
+
+
+MARKED = "() => fuseViewer.shown[0].picture.layout.shapes.filter((item) => item.marked).length"
+
+
+def test_line_operator_and_kernel_lead_to_each_other(opened: Opened, shown: fuse.report.show.Report) -> None:
+    assert shown.record is not None
+    kernel = shown.record["kernels"][0]
+    line = kernel["lines"][0]
+    number = int(line.rpartition(":")[2])
+    opened.tab.click(f"#source .line[data-number='{number}']")
+    assert opened.text("#details h2") == line
+    assert opened.ask(MARKED) > 0
+    opened.tab.click(f"#details >> text='{kernel['name']}'")
+    assert opened.text("#details h2") == kernel["name"]
+    marked = opened.tab.locator("#source .line.marked").evaluate_all(
+        "all => all.map(one => Number(one.dataset.number))"
+    )
+    assert marked == sorted({int(one.rpartition(":")[2]) for one in kernel["lines"]})
+    opened.tab.locator("#code .line", has_text=line).first.click()
+    assert opened.text("#details h2") == line
+    opened.tab.locator("#details dd .link").last.click()
+    assert opened.tab.locator("#source .line.marked").count() == 1
+
+
+def test_boxes_open_and_close(opened: Opened) -> None:
+    count = "() => fuseViewer.shown[0].picture.layout.shapes.length"
+    opened.press("ArrowLeft")
+    opened.ask(
+        """() => {
+          const view = fuseViewer.shown[0], box = view.picture.layout.shapes.find((item) => item.open);
+          const { camera, canvas } = view.picture, place = canvas.getBoundingClientRect();
+          const at = { bubbles: true, pointerId: 1 };
+          at.clientX = place.left + (box.left + 12) * camera.zoom - camera.x;
+          at.clientY = place.top + (box.top + 14) * camera.zoom - camera.y;
+          window.before = view.picture.layout.shapes.length;
+          canvas.setPointerCapture = () => {};
+          for (const kind of ["pointerdown", "pointerup"]) canvas.dispatchEvent(new PointerEvent(kind, at));
+        }"""
+    )
+    assert opened.ask(count) < opened.ask("() => window.before")
+    opened.until("location.hash.includes('close=')")
+
+
+def test_search_finds_operators_lines_kernels_and_reasons(opened: Opened, shown: fuse.report.show.Report) -> None:
+    assert shown.record is not None
+    reason = shown.record["declined"][0]["reason"]
+    for word, sort in (
+        ("relu", "operator"),
+        ("torch.tanh", "line"),
+        (shown.record["kernels"][0]["name"], "kernel"),
+        (reason, "reason"),
+    ):
+        opened.press("/")
+        opened.tab.fill("#search", word)
+        assert sort in opened.tab.locator("#results .sort").all_inner_texts()
+        opened.press("Escape")
+    opened.press("/")
+    opened.tab.keyboard.type("relu")
+    opened.press("ArrowDown", "ArrowUp", "Enter")
+    assert opened.text("#details h2")
+    assert opened.ask(MARKED) > 0
+
+
+def test_a_reason_is_four_actions_away_and_names_the_command(opened: Opened, shown: fuse.report.show.Report) -> None:
+    """One to the list, one to the reason, one to the candidate."""
+    assert shown.record is not None
+    declined = shown.record["declined"][0]
+    opened.tab.click("#tab-declined")
+    opened.tab.locator("#list .row", has_text=declined["reason"]).first.click()
+    opened.tab.locator("#list .row.inner").first.click()
+    assert declined["reason"] in opened.text("#details")
+    assert "fuse explain cell.py" in opened.text("#details .command")
+    assert opened.ask(MARKED) > 0
+
+
+def test_everything_is_reached_by_the_keyboard(opened: Opened) -> None:
+    opened.press("n", "n")
+    assert opened.ask(MARKED) > 0
+    opened.press("Escape")
+    assert opened.ask(MARKED) == 0
+    opened.tab.focus("#list")
+    step = opened.ask("() => fuseViewer.step")
+    opened.press("ArrowUp")
+    assert opened.ask("() => fuseViewer.step") < step
+    opened.press("2")
+    assert opened.tab.input_value("#layer") == "launches"
+    opened.press("?")
+    assert opened.tab.is_visible("#keys")
+    opened.press("Escape")
+    focusable = opened.ask(
+        """() => [...document.querySelectorAll('button, input, select, canvas, .list, .code')]
+          .filter((one) => one.tabIndex < 0).length"""
+    )
+    assert focusable == 0
+
+
+@pytest.mark.parametrize("layer", ["launches", "bytes", "flops", "time", "memory", "declined"])
+def test_layers_put_figures_on_the_graph(opened: Opened, layer: str) -> None:
+    opened.ask("() => document.getElementById('slider').focus()")
+    opened.ask("() => { const s = document.getElementById('slider'); s.value = 0; }")
+    opened.tab.dispatch_event("#slider", "input")
+    opened.until("fuseViewer.step === 0")
+    opened.tab.select_option("#layer", layer)
+    assert opened.ask("() => fuseViewer.shown[0].picture.layout.shapes.some((item) => item.badge)")
+
+
+def test_launches_on_the_picture_are_those_of_the_report(opened: Opened, shown: fuse.report.show.Report) -> None:
+    opened.tab.select_option("#layer", "launches")
+    total = "() => fuseViewer.shown[0].tree.root.items.reduce((sum, item) => sum + item.amount, 0)"
+    assert opened.ask(total) == shown.after.launches
+
+
+def test_the_address_holds_what_is_shown(running: Any, path: Path) -> None:
+    first = Opened(running, path)
+    first.press("ArrowLeft", "3", "n")
+    first.until("location.hash.includes('select=')")
+    state = "() => [fuseViewer.step, fuseViewer.layer, fuseViewer.selection.id]"
+    address, said = re.sub(r"^[^#]*", "", first.tab.url), first.ask(state)
+    second = Opened(running, path, address)
+    assert second.ask(state) == said
+    assert second.complaints == first.complaints == []
+    for one in (first, second):
+        one.tab.close()
+
+
+def test_dark_and_printed_pages_are_drawn(opened: Opened) -> None:
+    pixel = """() => {
+      const { canvas } = fuseViewer.shown[0].picture;
+      return [...canvas.getContext('2d').getImageData(2, canvas.height - 3, 1, 1).data].slice(0, 3);
+    }"""
+    opened.tab.wait_for_timeout(100)
+    light = opened.ask(pixel)
+    opened.tab.click("#theme")
+    opened.tab.wait_for_timeout(100)
+    dark = opened.ask(pixel)
+    assert sum(light) > 700
+    assert sum(dark) < 120
+    assert opened.tab.pdf()[:4] == b"%PDF"
+
+
+def test_the_picture_is_not_blank(opened: Opened) -> None:
+    """Coarsely: paper, ink, and the fill of a product are there."""
+    opened.tab.wait_for_timeout(100)
+    colours = opened.ask(
+        """() => {
+          const { canvas, looks } = fuseViewer.shown[0].picture;
+          const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+          const seen = new Set();
+          const hex = (n) => n.toString(16).padStart(2, '0');
+          for (let i = 0; i < data.length; i += 4) seen.add('#' + [...data.slice(i, i + 3)].map(hex).join(''));
+          return [seen.size, seen.has(looks.gemm.fill), seen.has(looks.pointwise.fill)];
+        }"""
+    )
+    assert colours[0] > 30
+    assert colours[1:] == [True, True]
+
+
+def test_names_of_the_model_are_text(running: Any, tmp_path: Path) -> None:
+    values = json.loads(json.dumps(report().to_dict()))
+    record = values["record"]
+    values["target"] = HOSTILE
+    for row in record["start"]:
+        row["name"] += HOSTILE
+        row["value"] = HOSTILE + row.get("value", "")
+    for place in record["places"]:
+        place["module"] = HOSTILE.replace(".", "")
+    record["files"] = {path: text + HOSTILE for path, text in record["files"].items()}
+    for group in record["declined"]:
+        group["reason"] += HOSTILE
+    for kernel in record["kernels"]:
+        kernel["name"] += HOSTILE
+        kernel["code"] += "\n// " + HOSTILE
+    path = tmp_path / "hostile.html"
+    view(values, path)
+    assert path.read_text(encoding="utf-8").count("</script") == 2
+    one = Opened(running, path)
+    for tab in ("#tab-declined", "#tab-rewrites"):
+        one.tab.click(tab)
+    one.press("n", "/")
+    one.tab.keyboard.type("script")
+    one.tab.wait_for_timeout(200)
+    assert one.tab.title() == HOSTILE.strip("\u2028") or one.tab.title().startswith("</script>")
+    assert one.tab.locator("img").count() == 0
+    assert one.tab.locator("script").count() == 2
+    assert one.complaints == []
+    assert len(one.requests) == 1
+    one.tab.close()
+
+
+def test_training_has_a_page_for_each_pass(running: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    path = tmp_path / "train.html"
+    view(fuse.show(model, (torch.ones(3, 4),), train=True, target="m.py", record=True).to_dict(), path)
+    one = Opened(running, path)
+    assert one.tab.locator("#sheet option").all_inner_texts() == ["forward", "backward"]
+    names = one.ask(NAMES)
+    one.tab.select_option("#sheet", "1")
+    assert one.ask(NAMES) != names
+    assert one.complaints == []
+    one.tab.close()
+
+
+def test_a_frame_of_a_large_graph_takes_not_much_longer_than_one_of_a_small_graph(running: Any, tmp_path: Path) -> None:
+    paint = """() => {
+      const { picture } = fuseViewer.shown[0], times = [];
+      picture.camera.zoom = 0.8;
+      picture.camera.x = picture.layout.width * 0.4 - 300;
+      for (let i = 0; i < 60; i += 1) {
+        picture.camera.y = (picture.layout.height * 0.8 - 800) * i / 60;
+        const started = performance.now();
+        for (let k = 0; k < 5; k += 1) picture.paint();
+        times.push(performance.now() - started);
+      }
+      return times.sort((a, b) => a - b)[30];
+    }"""
+    took = []
+    for nodes in (1_000, 20_000):
+        path = tmp_path / f"{nodes}.html"
+        sheet = {"name": "forward", "report": generated(nodes, nodes // 4)}
+        path.write_text(page("generated", [sheet], "cpu"), encoding="utf-8")
+        assert path.stat().st_size < 10e6
+        one = Opened(running, path)
+        took.append(min(one.ask(paint) for _ in range(3)))
+        one.tab.close()
+    assert took[1] <= 3 * took[0] + 1
+
+
+def test_json_inside_a_page_ends_nothing() -> None:
+    text = embedded({HOSTILE: [HOSTILE, "<!--", "\u2029"]})
+    assert not {"<", "\u2028", "\u2029"} & set(text)
+    assert json.loads(text) == {HOSTILE: [HOSTILE, "<!--", "\u2029"]}
+
+
+def test_a_report_without_its_record_says_how_to_have_one(tmp_path: Path) -> None:
+    values = fuse.show(nn.Tanh(), (torch.ones(3),)).to_dict()
+    with pytest.raises(FuseError, match="record=True"):
+        view(values, tmp_path / "x.html")
+    with pytest.raises(FuseError, match=r"must end in \.html"):
+        view(values, tmp_path / "x.svg")
