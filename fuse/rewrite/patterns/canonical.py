@@ -8,7 +8,6 @@ beside a floating tensor are floats. What no rule knows is spelled as it is.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.rewrite.patterns import views
 from fuse.rewrite.patterns.rules import Arguments, Rule, made_by_rule, operand, rule_for
-from fuse.rewrite.patterns.terms import FILL, KNOWN, PART, Look, Term, Terms, look_of
+from fuse.rewrite.patterns.terms import FILL, KNOWN, PART, Look, Term, Terms, look_of, shortest
 
 _DIMENSIONS = frozenset(["dim", "dims", "dim0", "dim1"])
 _OPERANDS = frozenset(["self", "other", "exponent"])
@@ -128,7 +127,8 @@ def _with_numbers(terms: Terms, schema: _Schema, arguments: Arguments) -> Argume
         if name in schema.tensors - _NUMBERS and isinstance(value, (int, float, complex)):
             value = terms.number(value, beside)
         elif isinstance(value, Term) and value.name == FILL and _acts_as_number(value, beside):
-            value = _shortest(value.value, value.dtype, beside.dtype)
+            coarse = value.dtype == torch.float32 and beside.dtype not in (torch.float64, torch.complex128)
+            value = shortest(value.value) if coarse else value.value
             value = value if schema.rule is not None and name in _NUMBERS else terms.number(value, beside)
         found[name] = value
     return found
@@ -140,14 +140,6 @@ def _acts_as_number(fill: Term, beside: Term) -> bool:
         return True
     numbers = fill.dtype != torch.bool and beside.dtype != torch.bool
     return not fill.shape and numbers and (beside.dtype.is_floating_point or not fill.dtype.is_floating_point)
-
-
-def _shortest(value: Any, dtype: torch.dtype, beside: torch.dtype) -> Any:
-    """The shortest decimal that is ``value`` in float32: what was written, where arithmetic is no finer than that."""
-    if dtype != torch.float32 or beside in (torch.float64, torch.complex128) or not math.isfinite(value):
-        return value
-    candidates = (float(f"{value:.{digits}g}") for digits in range(6, 10))
-    return next((short for short in candidates if torch.tensor(short, dtype=dtype).item() == value), value)
 
 
 def _as_it_is(terms: Terms, schema: _Schema, arguments: Arguments, look: Any) -> Term:

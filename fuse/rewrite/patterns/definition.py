@@ -7,6 +7,8 @@ def swish(x):                          class ResidualTail:
                                            def replace(self, x, weight, skip): ...
                                            def backward(self, grad, x, weight, skip): ...
                                            def examples(self): ...
+
+A pair of functions, as other matchers take them, is a pattern too: :mod:`fuse.rewrite.patterns.pairs`.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ def define(
     """
     name = source.__name__
     if not inspect.isclass(source):
-        return _pattern(name, source, source, {}, priority, enabled, finite, tuple(overlaps))
+        return pattern_of(name, source, source, {}, priority, enabled, finite, tuple(overlaps))
     methods = {key for key, value in vars(source).items() if callable(value) and not key.startswith("_")}
     if "pattern" not in methods:
         raise FuseError(f"pattern {name!r} has no method 'pattern'")
@@ -121,10 +123,10 @@ def define(
         raise FuseError(f"pattern {name!r} has a method {unknown[0]!r}; known are {', '.join(sorted(METHODS))}")
     instance: Any = source()
     parts = {key: getattr(instance, key) for key in methods - {"pattern"}}
-    return _pattern(name, source, instance.pattern, parts, priority, enabled, finite, tuple(overlaps))
+    return pattern_of(name, source, instance.pattern, parts, priority, enabled, finite, tuple(overlaps))
 
 
-def _pattern(
+def pattern_of(
     name: str,
     source: Any,
     function: Callable[..., Any],
@@ -134,6 +136,7 @@ def _pattern(
     finite: bool,
     overlaps: tuple[str, ...],
 ) -> Pattern:
+    """The pattern of ``function`` and of the other methods in ``parts``; ``source`` is what its author wrote."""
     parameters = _parameters(name, function)
     replace = parts.get("replace")
     if replace is not None and _names(replace) != [one.name for one in parameters]:
@@ -191,5 +194,7 @@ def _names(function: Callable[..., Any]) -> Sequence[str]:
 
 
 def _place(function: Callable[..., Any]) -> str:
-    code = inspect.unwrap(function).__code__
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return ""
     return f"{Path(code.co_filename).name}:{code.co_firstlineno}"

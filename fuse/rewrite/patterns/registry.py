@@ -21,9 +21,10 @@ from typing import Any, TypeVar, overload
 from fuse.errors import FuseError
 from fuse.rewrite.installed import BrokenPlugin, Installed
 from fuse.rewrite.patterns import handed
-from fuse.rewrite.patterns.definition import Pattern, define
+from fuse.rewrite.patterns.definition import Failure, Match, Pattern, define
 from fuse.rewrite.patterns.domain import class_of
 from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.pairs import define_pair
 
 Source = TypeVar("Source")
 
@@ -39,11 +40,28 @@ _installed: Installed[Pattern] = Installed(
 def pattern(source: Source) -> Source: ...
 @overload
 def pattern(
+    source: Callable[..., Any],
+    replace: Callable[..., Any],
+    *,
+    examples: Any = None,
+    name: str | None = None,
+    check: Callable[[Match], Failure | None] | None = None,
+    priority: int = 0,
+    enabled: bool = True,
+    finite: bool = False,
+    overlaps: Iterable[str] = (),
+) -> Pattern: ...
+@overload
+def pattern(
     *, priority: int = 0, enabled: bool = True, finite: bool = False, overlaps: Iterable[str] = ()
 ) -> Callable[[Source], Source]: ...
 def pattern(
     source: Any = None,
+    replace: Any = None,
     *,
+    examples: Any = None,
+    name: str | None = None,
+    check: Callable[[Match], Failure | None] | None = None,
     priority: int = 0,
     enabled: bool = True,
     finite: bool = False,
@@ -51,7 +69,15 @@ def pattern(
 ) -> Any:
     """Register a function of tensors, or a class with a method ``pattern``, as a pattern of its own name.
 
+    Or a pair of functions, as ``torch.fx.subgraph_rewriter.replace_pattern`` and Inductor's ``register_replacement``
+    take them: what ``source`` computes is replaced by what ``replace`` does.
+
     Args:
+        replace: the second of a pair; its parameters are those of the first, by position.
+        examples: of a pair: arguments that it runs with, or a list of such; a parameter that is given a number there,
+            or has one as its default, may be any number in a graph.
+        name: of a pair; that of the first function where none is given.
+        check: of a pair: asked for each match, as the method of a class is.
         priority: of two patterns that match the same node, the one with the higher priority gets it.
         enabled: whether it runs in the pass ``match_patterns``; else ``fuse explain`` alone knows it.
         overlaps: names of patterns that compete with this one on purpose; `fuse check-pattern` says nothing of those.
@@ -71,14 +97,21 @@ def pattern(
     'x * sigmoid(x)'
     >>> unregister("swish")
     """
+    if replace is not None:
+        options: dict[str, Any] = {"priority": priority, "enabled": enabled, "finite": finite, "overlaps": overlaps}
+        return _register(define_pair(source, replace, examples, name=name, check=check, **options))
     if source is None:
         return functools.partial(pattern, priority=priority, enabled=enabled, finite=finite, overlaps=overlaps)
-    made = define(source, priority, enabled, finite, overlaps)
+    _register(define(source, priority, enabled, finite, overlaps))
+    return source
+
+
+def _register(made: Pattern) -> Pattern:
     known = _installed.by_name.get(made.name)
     if known is not None and known.origin != made.origin:
         raise FuseError(f"pattern {made.name!r} is registered twice, by {known.origin} and by {made.origin}")
     _installed.by_name[made.name] = made
-    return source
+    return made
 
 
 def unregister(name: str) -> None:

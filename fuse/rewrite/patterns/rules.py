@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from fuse.rewrite.patterns import views
-from fuse.rewrite.patterns.terms import NUMBER, Look, Term, Terms
+from fuse.rewrite.patterns.terms import NUMBER, Look, Term, Terms, shortest
 
 Arguments = dict[str, Any]
 """An operator's arguments by the names of its schema, tensors as terms."""
@@ -89,16 +89,18 @@ def mul(terms: Terms, x: Term, y: Term, look: Look) -> Term:
             return other
     if x is y:
         return power(terms, x, terms.number(2, x), look)
-    x, y = (_rounded(terms, term) if term.name == NUMBER else term for term in (x, y))
+    x, y = (_rounded(terms, term, look) if term.name == NUMBER else term for term in (x, y))
     return views.pointwise(terms, "mul", [x, y], look, commutative=True)
 
 
-def _rounded(terms: Terms, number: Term) -> Term:
-    """A factor without its last digit, in which c and 1 / (1 / c) may differ."""
+def _rounded(terms: Terms, number: Term, look: Look) -> Term:
+    """A factor without its last digits, in which c and 1 / (1 / c) may differ; in float32 it is rounded to that."""
     value = number.value
-    return (
-        terms.make(NUMBER, (), number.look, [("value", float(f"{value:.15g}"))]) if isinstance(value, float) else number
-    )
+    if not isinstance(value, float):
+        return number
+    fine = look.dtype in (torch.float64, torch.complex128)
+    rounded = float(f"{value:.15g}") if fine else shortest(value)
+    return terms.make(NUMBER, (), number.look, [("value", value)], known_as=(("value", rounded),))
 
 
 def power(terms: Terms, x: Term, exponent: Term, look: Look) -> Term:

@@ -45,7 +45,9 @@ def _of_function(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:
         held = [cell.cell_contents for cell in plain.__closure__ or ()]
         named = [plain.__globals__[name] for name in _names(code) if name in plain.__globals__]
         for value in (*held, *named, plain.__defaults__):
-            own = isinstance(value, types.FunctionType) and not value.__module__.startswith("torch")
+            own = isinstance(value, (types.FunctionType, types.MethodType)) and not (value.__module__ or "").startswith(
+                "torch"
+            )
             yield from _of_function(value, seen) if own else [_of_value(value)]
 
 
@@ -70,6 +72,8 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def _of_value(value: Any) -> str:
     if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
         return value.__name__
+    if isinstance(value, (types.FunctionType, type)):  # of torch, whose version is part of the key
+        return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__}({', '.join(map(_of_value, value))})"
     return repr(value)

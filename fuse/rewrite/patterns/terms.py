@@ -13,6 +13,8 @@ Terms are for comparing only. No graph that runs is ever made from them.
 from __future__ import annotations
 
 import hashlib
+import math
+import struct
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,10 +121,15 @@ class Terms:
         *,
         elementwise: bool = False,
         commutative: bool = False,
+        known_as: tuple[tuple[str, Any], ...] | None = None,
     ) -> Term:
-        """The term of these operands, as it stands; :mod:`fuse.rewrite.patterns.canonical` spells it."""
+        """The term of these operands, as it stands; :mod:`fuse.rewrite.patterns.canonical` spells it.
+
+        Constants that are ``known_as`` others make one term with those.
+        """
         operands, constants = tuple(operands), tuple(constants)
-        key = (name, tuple([term.serial for term in operands]), repr(constants) if constants else "", look)
+        told = constants if known_as is None else known_as
+        key = (name, tuple([term.serial for term in operands]), repr(told) if told else "", look)
         known = self._known.get(key)
         if known is None:
             serial = len(self._known)
@@ -163,6 +170,29 @@ class Terms:
         """A tensor of equal elements, rounded to its dtype."""
         assert look.dtype is not None
         return self.make(FILL, (), look, [("value", torch.tensor(value, dtype=look.dtype).item())])
+
+
+def shortest(value: Any) -> Any:
+    """The shortest decimal that is ``value`` in float32: what was written, where arithmetic is no finer than that.
+
+    >>> shortest(0.10000000149011612), shortest(2**-0.5) == shortest(1 / 2**0.5), shortest(1e300)
+    (0.1, True, 1e+300)
+    """
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    try:
+        rounded = _in_float32(value)
+        if math.isinf(rounded):
+            return value
+        candidates = (float(f"{rounded:.{digits}g}") for digits in range(6, 10))
+        return next((short for short in candidates if _in_float32(short) == rounded), value)
+    except OverflowError:
+        return value
+
+
+def _in_float32(value: float) -> float:
+    found: float = struct.unpack("f", struct.pack("f", value))[0]
+    return found
 
 
 def look_of(value: Any) -> Any:
