@@ -21,10 +21,21 @@ from fuse.kernel import ctypes
 from fuse.kernel.emit import text_of
 from fuse.kernel.extents import larger, smaller
 from fuse.kernel.form import DEFAULT, Form
-from fuse.kernel.ir import Buffer, Let, Statement
+from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import matrices
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, NAMES, PANEL, Frame, Tiled, aligned, several, threads_for
+from fuse.kernel.product_frame import (
+    ALIGNMENT,
+    HEADERS,
+    NAMES,
+    PANEL,
+    ROW_OF_BLOCK,
+    Frame,
+    Tiled,
+    aligned,
+    several,
+    threads_for,
+)
 from fuse.kernel.product_rows import ProductRows, by_rows
 from fuse.kernel.recipes import Call, Unsupported, apply, recipe
 from fuse.kernel.reductions import softmax_or_zeros
@@ -212,7 +223,7 @@ class _Operands:
 
     def _computed(self, value: Value) -> list[str]:
         """Lines that write rows of ``value`` to ``memory``, one behind the other."""
-        own = Buffer("own", self.real, "scratch")
+        own = Buffer("own", value.dtype, "scratch")
 
         def build(dimensions: list[Dimension]) -> list[Statement]:
             builder = builder_for(dimensions, self.inputs, self.program.value_names)
@@ -224,8 +235,8 @@ class _Operands:
             store(builder, [(Target(value, own, (0, 0, 1)), tuple(d.index() for d in dimensions))])
             for _ in atoms:
                 builder.close()
-            place = f"memory + (row - first_row) * {value.shape[2]}"
-            return by_rows(builder.blocks[0].statements, image, row, Let("own", "auto", place))
+            pointer = Pointer("own", "memory", ROW_OF_BLOCK * value.shape[2])
+            return by_rows(builder.blocks[0].statements, image, row, pointer)
 
         return text_of(with_splits(value.shape, build), 1)
 
@@ -236,15 +247,14 @@ class _Operands:
 def _between(program: Program, first: Product, second: Product, inputs: list[Buffer], stride: int) -> list[str]:
     """Lines that turn scores into the left operand of the second product, in place."""
     reductions = reductions_below([second.left])
-    real = ctypes.storage(first.dtype)
-    scores = Buffer("scores", real, "scratch")
+    scores = Buffer("scores", first.dtype, "scratch")
     target = Target(second.left, scores, (*(0 for _ in second.left.shape[1:]), 1))
     nest = ProductRows([target], first, scores, inputs, program.value_names, reductions)
 
     def build(dimensions: list[Dimension]) -> list[Statement]:
         statements = nest.build(dimensions)
         images, rows = nest.image_and_row()
-        pointer = Let("scores", "auto", f"block + (row - first_row) * {stride}")
+        pointer = Pointer("scores", "block", ROW_OF_BLOCK * stride)
         return by_rows(statements, images, rows, pointer)
 
     return text_of(with_splits(nest.shape, build), 1)

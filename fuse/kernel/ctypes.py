@@ -42,6 +42,20 @@ def register(dtype: torch.dtype) -> str:
     return _STORAGE[dtypes.register(dtype)]
 
 
+def loaded(dtype: torch.dtype, text: str) -> str:
+    """An element of memory in a register."""
+    return f"fuse_to_float({text})" if dtype in dtypes.HALVES else text
+
+
+def stored(dtype: torch.dtype, text: str) -> str:
+    """A register as an element of memory.
+
+    >>> stored(torch.bfloat16, "x")
+    'fuse_to_bf16(x)'
+    """
+    return f"{_STORAGE[dtype].replace('fuse', 'fuse_to')}({text})" if dtype in dtypes.HALVES else text
+
+
 def literal(number: bool | int | float, dtype: torch.dtype) -> str:
     """``number`` as a C++ literal of the register type of ``dtype``, exactly.
 

@@ -2,21 +2,32 @@
 
 ``Builder`` keeps the stack of open loops. Asked for an element at an index, it appends loads and arithmetic to the
 outermost loop in which all that they depend on is known (so what does not change in a loop is computed outside of it),
-and answers with the C++ name that holds the element. An element that was asked for before is not computed again while
-its loop is open.
+and answers with the variable that holds the element, or the number that it is. An element that was asked for before is
+not computed again while its loop is open.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 
-from fuse.kernel import ctypes, printer
 from fuse.kernel.dtypes import register
-from fuse.kernel.expressions import Variable, applied
+from fuse.kernel.expressions import (
+    Expression,
+    Literal,
+    Operation,
+    Position,
+    Variable,
+    applied,
+    both,
+    converted,
+    position,
+    select,
+)
 from fuse.kernel.index import Affine, Index, NotAffine, offset
 from fuse.kernel.ir import Accumulator, Buffer, Indirect, Let, Load, Loop, LoopKind, Statement
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Product, Reduce, Reindex, Value
@@ -25,6 +36,10 @@ MAX_PIECES_IN_EXPRESSION = 8
 MAX_NAMES = 30_000
 """Elements that one kernel may name. A chain of pieces within pieces reads each under its own condition, and doubles
 with every link: beyond this, compiling would take minutes."""
+
+
+_Key = tuple[int, Index, Expression | None]
+"""A value by its ``id``, an index and a guard."""
 
 
 @dataclass
@@ -36,8 +51,8 @@ class Block:
     extent: int
     kind: LoopKind
     statements: list[Statement] = field(default_factory=list)
-    known: dict[tuple[int, Index, str], str] = field(default_factory=dict)
-    before: list[dict[tuple[int, Index, str], str]] | None = None
+    known: dict[_Key, Expression] = field(default_factory=dict)
+    before: list[dict[_Key, Expression]] | None = None
 
 
 @dataclass
@@ -54,7 +69,7 @@ class Builder:
     blocks: list[Block] = field(default_factory=lambda: [Block("", 1, "serial")])
     depths: dict[str, int] = field(default_factory=dict)
     used_names: dict[str, int] = field(default_factory=dict)
-    results: dict[int, tuple[str, Index]] = field(default_factory=dict)
+    results: dict[int, tuple[Variable, Index]] = field(default_factory=dict)
     stored: dict[int, tuple[Buffer, Affine, Index]] = field(default_factory=dict)
     kept_alive: list[Value] = field(default_factory=list)
     reach: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -78,7 +93,7 @@ class Builder:
         extent, bounds = block.extent, None
         if block.before is not None:  # what is known of some values need not hold for others
             first, last = self.reach.pop(block.atom)
-            extent, bounds = last + 1 - first, (str(first), str(last + 1))
+            extent, bounds = last + 1 - first, (position(first), position(last + 1))
             for outer, known in zip(self.blocks, block.before, strict=True):
                 outer.known = known
         loop = Loop(block.atom, extent, tuple(block.statements), block.kind, reduces, bounds)
@@ -89,7 +104,7 @@ class Builder:
         self.blocks[-1].statements.append(statement)
 
     def fresh(self, hint: str) -> str:
-        """A C++ name: the hint, with a number when it is taken (by another name or by a buffer)."""
+        """A name: the hint, with a number when it is taken (by another name or by a buffer)."""
         if len(self.used_names) > MAX_NAMES:
             raise NotAffine(f"a kernel would compute more than {MAX_NAMES:,} elements one by one")
         name, count = hint, self.used_names.get(hint, 0)
@@ -106,48 +121,43 @@ class Builder:
 
     # ---- elements ----------------------------------------------------------------------------------------------------
 
-    def element(self, value: Value, index: Index, guard: str = "") -> str:
-        """The name (or literal) of ``value[index]``; where ``guard`` is false, nothing is read and it is arbitrary.
+    def element(self, value: Value, index: Index, guard: Expression | None = None) -> Expression:
+        """The variable (or number) that is ``value[index]``; arbitrary where ``guard`` is false: nothing is read.
 
         Raises:
             SplitNeeded, NotAffine: see :mod:`fuse.kernel.index`.
         """
         key = (id(value), index, guard)
         for block in self.blocks:
-            if name := block.known.get(key):
-                return name
-        name, depth = self._compute(value, index, guard)
-        self.blocks[depth].known[key] = name
+            if (known := block.known.get(key)) is not None:
+                return known
+        found = self._compute(value, index, guard)
+        self.blocks[self.depth(found)].known[key] = found
         self.kept_alive.append(value)
-        return name
+        return found
 
-    def _compute(self, value: Value, index: Index, guard: str) -> tuple[str, int]:
+    def _compute(self, value: Value, index: Index, guard: Expression | None) -> Expression:
         if id(value) in self.stored:
             buffer, where, at = self.stored[id(value)]
             if index == at:
-                return self._load(buffer, value.dtype, where, (), guard, buffer.name)
+                return self._load(buffer, where, (), guard, buffer.name)
         match value:
             case Input():
                 where = offset(index, value.strides)
                 buffer = self.inputs[value.position]
-                return self._load(buffer, value.dtype, where, (), guard, buffer.name)
+                return self._load(buffer, where, (), guard, buffer.name)
             case Constant():
-                return ctypes.literal(value.number, value.dtype), 0
+                return Literal(register(value.dtype), value.number)
             case Iota():
-                position = index[value.dim] * int(value.step) + int(value.start)
-                text = f"{ctypes.register(value.dtype)}({position})"
-                return self._let("position", value.dtype, text, self.depth_of(position), position.atoms())
+                where = index[value.dim] * int(value.step) + int(value.start)
+                return self._let("position", converted(position(where), torch.int64, value.dtype))
             case Map():
                 args = [self.element(a, index, guard) for a in value.args]
                 if value.is_copy:
-                    return args[0], self.depth(args[0])
-                named = [Variable(register(v.dtype), a) for v, a in zip(value.args, args, strict=True)]
-                text = printer.text(applied(value.formula, named))
-                hint = self.names.get(id(value), "value")
-                return self._let(hint, value.dtype, text, max((self.depth(a) for a in args), default=0))
+                    return args[0]
+                return self._let(self.names.get(id(value), "value"), applied(value.formula, args))
             case Reindex():
-                name = self.element(value.source, value.where(index, self.extents), guard)
-                return name, self.depth(name)
+                return self.element(value.source, value.where(index, self.extents), guard)
             case Reduce():
                 return self._result(value, index)
             case Concat():
@@ -160,41 +170,47 @@ class Builder:
                 raise NotAffine("a product's result is read in another order than it is computed")
         raise NotAffine(f"{type(value).__name__} has no element")
 
-    def depth(self, name: str) -> int:
-        return self.depths.get(name, 0)
+    def depth(self, expression: Expression | None) -> int:
+        """The number of the innermost loop around all that an expression depends on."""
+        match expression:
+            case Variable():
+                return self.depths.get(expression.name, 0)
+            case Position():
+                return self.depth_of(expression.index)
+            case Operation():
+                return max(map(self.depth, expression.operands), default=0)
+            case _:
+                return 0
 
-    def _let(
-        self, hint: str, dtype: torch.dtype, text: str, depth: int, atoms: tuple[str, ...] = ()
-    ) -> tuple[str, int]:
-        name = self.fresh(hint)
-        self.blocks[depth].statements.append(Let(name, ctypes.register(dtype), text, atoms))
-        self.depths[name] = depth
-        return name, depth
+    def _let(self, hint: str, value: Expression) -> Expression:
+        return self._defined(Let(self.fresh(hint), value), self.depth(value))
+
+    def _defined(self, statement: Let | Load, depth: int) -> Variable:
+        self.blocks[depth].statements.append(statement)
+        self.depths[statement.name] = depth
+        return statement.variable
 
     def _load(
         self,
         buffer: Buffer,
-        dtype: torch.dtype,
         where: Affine,
         indirect: tuple[Indirect, ...],
-        guard: str,
+        guard: Expression | None,
         hint: str,
-    ) -> tuple[str, int]:
-        depth = max([self.depth_of(where), self.depth(guard), *(self.depth(term.variable) for term in indirect)])
+    ) -> Variable:
+        depth = max([self.depth_of(where), self.depth(guard), *(self.depth(term.position) for term in indirect)])
         name = self.fresh(f"{hint}_element" if buffer.role == "scratch" else f"{hint}_at")
-        self.blocks[depth].statements.append(Load(name, ctypes.register(dtype), buffer, where, indirect, guard))
-        self.depths[name] = depth
-        return name, depth
+        return self._defined(Load(name, buffer, where, indirect, guard), depth)
 
-    def _result(self, value: Reduce, index: Index) -> tuple[str, int]:
+    def _result(self, value: Reduce, index: Index) -> Expression:
         if id(value) not in self.results:
             raise NotAffine("a reduction feeds another over different dimensions")
-        name, at = self.results[id(value)]
+        result, at = self.results[id(value)]
         if at != index:
             raise NotAffine("the result of a reduction is read in another order than it is computed")
-        return name, self.depth(name)
+        return result
 
-    def _piece(self, value: Concat, index: Index, guard: str) -> tuple[str, int]:
+    def _piece(self, value: Concat, index: Index, guard: Expression | None) -> Expression:
         """The piece that holds the index: a chain of conditions, each piece read only where it holds.
 
         Pieces that the index never comes to are left out; where it is only ever in one, there is no condition.
@@ -209,43 +225,34 @@ class Builder:
             start = end
         if len(reached) > MAX_PIECES_IN_EXPRESSION:
             raise NotAffine("many pieces are read in the middle of a kernel")
-        text, names = "", []
+        found: list[tuple[Expression, Expression]] = []
         for piece, start, end in reached or [(value.pieces[0], 0, 0)]:
             shifted = (*index[: value.dim], along + -start, *index[value.dim + 1 :])
             if len(reached) < 2:
-                name = self.element(piece, shifted, guard)
-                return name, self.depth(name)
-            inside, _ = self._test(f"({along}) >= {start} && ({along}) < {end}", along, guard)
-            name = self.element(piece, shifted, inside)
-            names += [inside, name]
-            text += f"{inside} ? {name} : "
-        depth = max(self.depth(n) for n in names)
-        return self._let("piece", value.dtype, f"({text}{names[-1]})", depth)
+                return self.element(piece, shifted, guard)
+            inside = self._inside([_within(along, start, end)], guard)
+            found.append((inside, self.element(piece, shifted, inside)))
+        whole = found[-1][1]
+        for inside, element in reversed(found):
+            whole = select(inside, element, whole)
+        return self._let("piece", whole)
 
-    def _padded(self, value: Pad, index: Index, guard: str) -> tuple[str, int]:
-        conditions, shifted, atoms = [], [], []
-        fill = ctypes.literal(value.fill, value.dtype)
-        for position, before, own in zip(index, value.before, value.source.shape, strict=True):
-            inner = position + -before
+    def _padded(self, value: Pad, index: Index, guard: Expression | None) -> Expression:
+        conditions, shifted = [], []
+        fill = Literal(register(value.dtype), value.fill)
+        for where, before, own in zip(index, value.before, value.source.shape, strict=True):
+            inner = where + -before
             first, last = self._range(inner)
             if last < 0 or first >= own:
-                return fill, 0
+                return fill
             if first < 0 or last >= own:
                 self._note_borders(inner, own)
-                conditions.append(f"({inner}) >= 0 && ({inner}) < {own}")
-                atoms.append(inner)
+                conditions.append(_within(inner, 0, own))
             shifted.append(inner)
         if not conditions:
-            name = self.element(value.source, tuple(shifted), guard)
-            return name, self.depth(name)
-        joined = atoms[0]
-        for more in atoms[1:]:
-            joined = Affine(tuple(sorted({*joined.terms, *more.terms})), 0)
-        inside, _ = self._test(" && ".join(conditions), joined, guard)
-        name = self.element(value.source, tuple(shifted), inside)
-        return self._let(
-            "padded", value.dtype, f"({inside} ? {name} : {fill})", max(self.depth(inside), self.depth(name))
-        )
+            return self.element(value.source, tuple(shifted), guard)
+        inside = self._inside(conditions, guard)
+        return self._let("padded", select(inside, self.element(value.source, tuple(shifted), inside), fill))
 
     def _range(self, index: Affine) -> tuple[float, float]:
         """The least and the largest number that an index comes to, were it not for guards."""
@@ -264,17 +271,21 @@ class Builder:
         inside = -(index.constant // step), (extent - 1 - index.constant) // step + 1
         self.borders[atom] = max(first, inside[0]), min(last, inside[1])
 
-    def _test(self, text: str, over: Affine, guard: str) -> tuple[str, int]:
-        depth = max(self.depth_of(over), self.depth(guard))
-        return self._let("inside", torch.bool, f"{guard} && {text}" if guard else text, depth, over.atoms())
+    def _inside(self, conditions: Sequence[Expression], guard: Expression | None) -> Expression:
+        return self._let("inside", reduce(both, conditions if guard is None else [guard, *conditions]))
 
-    def _gathered(self, value: Gather, index: Index, guard: str) -> tuple[str, int]:
+    def _gathered(self, value: Gather, index: Index, guard: Expression | None) -> Expression:
         table, extent = value.table, value.table.shape[value.dim]
         row = self.element(value.positions, value.position_index(index), guard)
         if value.wraps:
-            row, _ = self._let("row", torch.int64, f"({row} < 0 ? {row} + {extent} : {row})", self.depth(row))
+            row = self._let("row", select(row < 0, row + extent, row))
         strides = table.strides[: value.dim] + table.strides[value.dim + 1 :]
         buffer = self.inputs[table.position]
         where = offset(value.rest(index), strides)
         looked_up = Indirect(row, table.strides[value.dim], extent)
-        return self._load(buffer, table.dtype, where, (looked_up,), guard, buffer.name)
+        return self._load(buffer, where, (looked_up,), guard, buffer.name)
+
+
+def _within(where: Affine, start: int, end: int) -> Expression:
+    at = position(where)
+    return both(at >= start, at < end)

@@ -11,25 +11,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, cast
 
+import torch
+
+from fuse.kernel import ctypes
+from fuse.kernel.expressions import Expression, Variable, position
 from fuse.kernel.extents import divides
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
-    Barrier,
+    Buffer,
     Comment,
-    Contract,
     Declare,
     Fail,
     KernelBody,
     Let,
     Load,
     Loop,
+    Pointer,
     Scope,
     Statement,
     Store,
+    better,
+    combined,
+    identity,
 )
-from fuse.kernel.values import ReduceOp
+from fuse.kernel.printer import calls, text
 
 PARALLEL_WORK = 65_536
 """Statements executed from which a loop is split over threads; below, waking them costs more.
@@ -45,26 +52,6 @@ CHUNKS = 64
 """Parts of a sum that threads share out: always as many, so that its bits do not depend on the number of threads."""
 
 _INDENT = "    "
-_IDENTITY = {"sum": "0", "prod": "1", "any": "false", "all": "true"}
-_LIMITS = {
-    "float": ("-__builtin_inff()", "__builtin_inff()"),
-    "double": ("-__builtin_inf()", "__builtin_inf()"),
-    "int64_t": ("INT64_MIN", "INT64_MAX"),
-    "int32_t": ("INT32_MIN", "INT32_MAX"),
-    "int16_t": ("INT16_MIN", "INT16_MAX"),
-    "int8_t": ("INT8_MIN", "INT8_MAX"),
-    "uint8_t": ("0", "UINT8_MAX"),
-    "bool": ("false", "true"),
-}
-_COMBINE = {
-    "sum": "{0} + {1}",
-    "prod": "{0} * {1}",
-    "max": "fuse_maximum({0}, {1})",
-    "min": "fuse_minimum({0}, {1})",
-    "largest": "fuse_larger({0}, {1})",
-    "any": "{0} || {1}",
-    "all": "{0} && {1}",
-}
 _CLAUSE = {
     "sum": "+",
     "prod": "*",
@@ -92,15 +79,18 @@ def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
     """
     lines = [f"// {line}" for line in body.lines]
     lines.append(f'extern "C" int {name}(char *const *args) {{')
-    for position, buffer in enumerate((*body.inputs, *body.outputs)):
-        qualifier = "const " if buffer.role == "input" else ""
-        lines.append(
-            f"{_INDENT}{qualifier}{buffer.ctype} *{buffer.name} = ({qualifier}{buffer.ctype} *)args[{position}];"
-        )
+    for number, buffer in enumerate((*body.inputs, *body.outputs)):
+        lines.append(_INDENT + argument(buffer, number))
     for statement in body.statements:
         lines += _statement(statement, 1, threads)
     lines += [f"{_INDENT}return 0;", "}"]
     return "\n".join(lines) + "\n"
+
+
+def argument(buffer: Buffer, number: int) -> str:
+    """The line that names an argument of a kernel."""
+    pointer = f"{'const ' if buffer.role == 'input' else ''}{ctypes.storage(buffer.dtype)} *"
+    return f"{pointer}{buffer.name} = ({pointer})args[{number}];"
 
 
 def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
@@ -133,16 +123,14 @@ def _least_work(threads: Threads) -> int:
 
 
 def work(statement: Statement) -> int:
-    """Statements executed, arithmetic counted by the length of its text: a rough measure of time."""
+    """Statements executed, those that call functions counted several times: a rough measure of time."""
     match statement:
         case Loop():
             return statement.extent * sum(work(s) for s in statement.body)
         case Scope():
             return sum(work(s) for s in statement.body)
         case Let():
-            return 8 if "fuse_" in statement.text else 1
-        case Contract():
-            return statement.rows * statement.columns * statement.depth
+            return 8 if calls(statement.value) else 1
         case _:
             return 1
 
@@ -151,31 +139,29 @@ def _statement(statement: Statement, depth: int, threads: Threads = "one") -> li
     pad = _INDENT * depth
     match statement:
         case Load():
-            return [f"{pad}const {statement.ctype} {statement.name} = {_load(statement)};"]
+            return [f"{pad}const {_typed(statement.variable)} = {_load(statement)};"]
         case Let():
-            return [f"{pad}const {statement.ctype} {statement.name} = {_unwrapped(statement.text)};"]
+            return [f"{pad}const {_typed(statement.variable)} = {text(statement.value)};"]
+        case Pointer():
+            where = f"{statement.base} + {statement.offset}".replace("+ -", "- ")
+            return [f"{pad}const auto {statement.name} = {where};"]
         case Store():
-            value = _to_storage(statement.buffer.ctype, statement.text)
+            value = ctypes.stored(statement.buffer.dtype, text(statement.value))
             return [f"{pad}{statement.buffer.name}[{statement.offset}] = {value};"]
         case Accumulator():
             return [pad + line for line in _accumulator(statement)]
         case Accumulate():
             return [pad + _accumulate(statement)]
         case Declare():
-            return [f"{pad}alignas(64) {statement.buffer.ctype} {statement.buffer.name}[{statement.buffer.extent}];"]
+            buffer = statement.buffer
+            return [f"{pad}alignas(64) {ctypes.storage(buffer.dtype)} {buffer.name}[{buffer.extent}];"]
         case Fail():
             return [f"{pad}if ({statement.condition}) return 1;"]
         case Comment():
             return [f"{pad}// {statement.text}"]
-        case Barrier():
-            return []  # outside of a partition there is one thread, which waits for nobody
-        case Contract():
-            return [pad + line for line in _contract(statement)]
         case Scope():
             inner = [line for s in statement.body for line in _statement(s, depth + 1, threads)]
             return [f"{pad}{{", *inner, f"{pad}}}"]
-        case Loop() if statement.kind == "partition":
-            return _partition(statement, depth)
         case Loop():
             return _loop(statement, depth, threads)
 
@@ -217,7 +203,7 @@ def _uneven(loop: Loop) -> bool:
 def _reduces_in_lanes(loop: Loop, threads: Threads) -> bool:
     """Whether a vector loop keeps its sums in lanes of our own."""
     whole = loop.kind == "vector" and loop.bounds is None and divides(_LANES, loop.extent)
-    known = all(a.op in _IN_LANES and a.ctype in ("float", "double") for a in loop.reduces)
+    known = all(a.op in _IN_LANES and a.dtype.is_floating_point for a in loop.reduces)
     return bool(whole and known and loop.reduces and not _splits(loop, threads))
 
 
@@ -227,16 +213,16 @@ def _in_lanes(loop: Loop) -> list[str]:
     lines, after, before, body = [], [], [], []
     for accumulator in loop.reduces:
         name, lanes = accumulator.name, f"{accumulator.name}_lanes"
-        start = identity(accumulator.op, accumulator.ctype)
-        lines.append(f"alignas(64) {accumulator.ctype} {lanes}[{_LANES}];")
+        start = text(identity(accumulator.op, accumulator.dtype))
+        lines.append(f"alignas(64) {ctypes.register(accumulator.dtype)} {lanes}[{_LANES}];")
         lines.append(f"fuse_start_lanes<{_LANES}>({lanes}, {start});")
-        both = f"[](auto a, auto b) {{ return {combined(accumulator.op, 'a', 'b')}; }}"
+        both = f"[](auto a, auto b) {{ return {_combined(accumulator, 'a', 'b')}; }}"
         across = f"fuse_across<{_LANES // 2}>({lanes}, {both})"
-        after.append(f"{name} = {combined(accumulator.op, name, across)};")
+        after.append(f"{name} = {_combined(accumulator, name, across)};")
     for statement in loop.body:
         if isinstance(statement, Accumulate):
             lane = f"{statement.accumulator.name}_lanes[{loop.atom} - {first}]"
-            body.append(f"{lane} = {combined(statement.accumulator.op, lane, statement.text)};")
+            body.append(f"{lane} = {_combined(statement.accumulator, lane, statement.value)};")
         elif isinstance(statement, Load) and _reads_truths(statement, loop.atom):
             lanes = f"{statement.name}_lanes"
             where = statement.offset.without(loop.atom) + Affine.of(first)
@@ -262,7 +248,7 @@ def _sums_to_share_out(loop: Loop, threads: Threads) -> list[Accumulator]:
     """What a loop that is split over threads adds up, where the order of rounding matters."""
     common = _common_sums(loop) if threads == "inside" else None
     sums = list(loop.reduces) if common is None and _splits(loop, threads) else common or []
-    rounded = any(a.op in ("sum", "prod") and a.ctype in ("float", "double") for a in sums)
+    rounded = any(a.op in ("sum", "prod") and a.dtype.is_floating_point for a in sums)
     in_order = any(a.op in ("argmax", "argmin") for a in sums)
     return sums if rounded and not in_order else []
 
@@ -270,18 +256,19 @@ def _sums_to_share_out(loop: Loop, threads: Threads) -> list[Accumulator]:
 def _in_chunks(loop: Loop, sums: Sequence[Accumulator], threads: Threads) -> list[str]:
     """Each chunk of the iterations comes to sums of its own, which are added up in order."""
     chunk = f"{loop.atom}_chunk"
+    first = Affine.of(chunk) * loop.extent
     inside = replace(
         loop,
         kind="vector" if loop.kind == "vector" else "serial",
-        bounds=(f"{loop.extent} * {chunk} / {CHUNKS}", f"{loop.extent} * ({chunk} + 1) / {CHUNKS}"),
+        bounds=(position(first) // CHUNKS, position(first + loop.extent) // CHUNKS),
     )
     condition = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if threads == "asked in the call" else ""
     heading = f"for (int64_t {chunk} = 0; {chunk} < {CHUNKS}; ++{chunk}) {{"
-    own = [f"{a.ctype} {a.name} = {identity(a.op, a.ctype)};" for a in sums]
+    own = [line for a in sums for line in _accumulator(a)]
     kept = [f"{a.name}_parts[{chunk}] = {a.name};" for a in sums]
-    added = [f"{a.name} = {combined(a.op, a.name, f'{a.name}_parts[{chunk}]')};" for a in sums]
+    added = [f"{a.name} = {_combined(a, a.name, f'{a.name}_parts[{chunk}]')};" for a in sums]
     return [
-        *(f"{a.ctype} {a.name}_parts[{CHUNKS}];" for a in sums),
+        *(f"{ctypes.register(a.dtype)} {a.name}_parts[{CHUNKS}];" for a in sums),
         f"#pragma omp parallel for{condition}",
         heading,
         *(_INDENT + line for line in [*own, *_loop(inside, 0, "one"), *kept]),
@@ -295,7 +282,7 @@ def _in_chunks(loop: Loop, sums: Sequence[Accumulator], threads: Threads) -> lis
 def _reads_truths(load: Load, atom: str) -> bool:
     """Whether a loop over ``atom`` loads bools that lie side by side: with these among floats, compilers give up."""
     return (
-        load.ctype == load.buffer.ctype == "bool"
+        load.buffer.dtype is torch.bool
         and not (load.guard or load.indirect)
         and load.offset.step(atom) == Affine((), 1)
     )
@@ -320,47 +307,9 @@ def _pragma(loop: Loop, threads: Threads) -> str:
     return "simd" + clauses if simd else ""
 
 
-def _partition(loop: Loop, depth: int) -> list[str]:
-    """Shares at the same time, whatever the number of threads: what stands between two barriers is one loop over the
-    shares, of which a static schedule gives each thread the same ones every time."""
-    pad = _INDENT * depth
-    worthwhile = int(work(loop) >= PARALLEL_WORK)
-    team = f"{pad}#pragma omp parallel num_threads({loop.extent}) if({worthwhile})"
-    return [team, f"{pad}{{", *_shares(loop, loop.body, depth + 1), f"{pad}}}"]
-
-
-def _shares(partition: Loop, statements: Sequence[Statement], depth: int) -> list[str]:
-    pad = _INDENT * depth
-    lines: list[str] = []
-    between: list[Statement] = []
-
-    def finish() -> None:
-        if between:
-            share = Loop(partition.atom, partition.extent, tuple(between))
-            lines.extend([f"{pad}#pragma omp for schedule(static) nowait", *_loop(share, depth, "one")])
-            between.clear()
-
-    for statement in statements:
-        if isinstance(statement, Barrier):
-            finish()
-            lines.append(f"{pad}#pragma omp barrier")
-        elif isinstance(statement, Loop) and statement.kind == "sequential" and _waits(statement):
-            finish()
-            lines.append(f"{pad}{_heading(statement)}")
-            lines += [*_shares(partition, statement.body, depth + 1), f"{pad}}}"]
-        else:
-            between.append(statement)
-    finish()
-    return lines
-
-
-def _waits(loop: Loop) -> bool:
-    return any(isinstance(s, Barrier) or (isinstance(s, Loop) and _waits(s)) for s in loop.body)
-
-
 def _heading(loop: Loop) -> str:
-    first, last = loop.bounds or ("0", str(loop.extent))
-    return f"for (int64_t {loop.atom} = {first}; {loop.atom} < {last}; ++{loop.atom}) {{"
+    first, last = loop.bounds or (position(0), position(loop.extent))
+    return f"for (int64_t {loop.atom} = {text(first)}; {text(position(loop.atom) < last)}; ++{loop.atom}) {{"
 
 
 def _common_sums(loop: Loop) -> list[Accumulator] | None:
@@ -368,7 +317,7 @@ def _common_sums(loop: Loop) -> list[Accumulator] | None:
     if loop.kind != "serial" or loop.bounds is not None or work(loop) < PARALLEL_WORK:
         return None
     inside = list(_statements(loop))
-    own = any(isinstance(s, (Accumulator, Declare)) or (isinstance(s, Loop) and s.kind == "sequential") for s in inside)
+    own = any(isinstance(s, (Accumulator, Declare)) for s in inside)
     loaded = {s.buffer.name for s in inside if isinstance(s, Load)}
     stored = {s.buffer.name for s in inside if isinstance(s, Store)}
     sums = {a.name: a for s in inside if isinstance(s, Loop) for a in s.reduces}
@@ -396,83 +345,44 @@ def _perfectly_nested(loop: Loop) -> int:
 
 
 def _clause(accumulator: Accumulator) -> str:
-    table = _CLAUSE if accumulator.ctype in ("float", "double") else _INTEGER_CLAUSE
+    table = _CLAUSE if accumulator.dtype.is_floating_point else _INTEGER_CLAUSE
     return table[accumulator.op]
 
 
-def identity(op: ReduceOp, ctype: str) -> str:
-    """The value that a reduction starts from, as C++ text."""
-    lowest, highest = _LIMITS[ctype]
-    return {"max": lowest, "min": highest, "largest": lowest, "argmax": "0", "argmin": "0"}.get(op) or _IDENTITY[op]
-
-
-def combined(op: ReduceOp, so_far: str, element: str) -> str:
-    """``op(so_far, element)`` as C++ text; not for arg-reductions."""
-    return _COMBINE[op].format(so_far, element)
+def _combined(accumulator: Accumulator, so_far: str, element: Expression | str) -> str:
+    """``op(so_far, element)``, as compilers know it from loops that reduce."""
+    if isinstance(element, str):
+        element = Variable(accumulator.dtype, element)
+    if accumulator.op == "sum" and not accumulator.dtype.is_floating_point:
+        return f"{so_far} + {text(element)}"
+    return text(combined(accumulator.op, Variable(accumulator.dtype, so_far), element))
 
 
 def _accumulator(accumulator: Accumulator) -> list[str]:
-    lines = [f"{accumulator.ctype} {accumulator.name} = {identity(accumulator.op, accumulator.ctype)};"]
+    start = text(identity(accumulator.op, accumulator.dtype))
+    lines = [f"{_typed(Variable(accumulator.dtype, accumulator.name))} = {start};"]
     if accumulator.op in ("argmax", "argmin"):
-        lines.append(f"int64_t {accumulator.name}_at = -1;")
+        lines.append(f"{_typed(accumulator.result)} = -1;")
     return lines
 
 
 def _accumulate(statement: Accumulate) -> str:
-    name, text = statement.accumulator.name, statement.text
-    op = statement.accumulator.op
+    accumulator, value = statement.accumulator, statement.value
+    name, op = accumulator.name, accumulator.op
     if op in ("argmax", "argmin"):
-        symbol = ">" if op == "argmax" else "<"
-        better = f"{name}_at < 0 || {text} {symbol} {name} || ({text} != {text} && {name} == {name})"
-        return f"if ({better}) {{ {name} = {text}; {name}_at = {statement.position}; }}"
-    return f"{name} = {combined(op, name, text)};"
+        test = text(better(op, value, Variable(accumulator.dtype, name), accumulator.result))
+        return f"if ({test}) {{ {name} = {text(value)}; {name}_at = {statement.position}; }}"
+    return f"{name} = {_combined(accumulator, name, value)};"
 
 
 def _load(load: Load) -> str:
     where = str(load.offset)
     for term in load.indirect:
-        where += f" + {term.variable} * {term.stride}" if term.stride != 1 else f" + {term.variable}"
-    text = f"{load.buffer.name}[{where}]"
-    if load.buffer.ctype in ("fuse_bf16", "fuse_f16"):
-        text = f"fuse_to_float({text})"
-    return f"{load.guard} ? {text} : {load.ctype}(0)" if load.guard else text
+        where += f" + {text(term.position)} * {term.stride}" if term.stride != 1 else f" + {text(term.position)}"
+    element = ctypes.loaded(load.buffer.dtype, f"{load.buffer.name}[{where}]")
+    otherwise = f"{ctypes.register(load.buffer.dtype)}(0)"
+    return f"{text(load.guard)} ? {element} : {otherwise}" if load.guard is not None else element
 
 
-def _to_storage(ctype: str, text: str) -> str:
-    return {"fuse_bf16": f"fuse_to_bf16({text})", "fuse_f16": f"fuse_to_f16({text})"}.get(ctype, text)
-
-
-def _unwrapped(text: str) -> str:
-    """``(a + b)`` without its outer pair of parentheses."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0 and position < len(text) - 1:
-            return text
-    return text[1:-1]
-
-
-def _contract(statement: Contract) -> list[str]:
-    """A product with packed right operand: over the whole depth, ``panel`` columns of one row stay in registers."""
-    out, left, right = statement.out.name, statement.left.name, statement.right.name
-    panels = -(-statement.columns // statement.panel)
-    element = f"{left}[{statement.left_offset} + m * {statement.left_stride} + k]"
-    first = f"{out}[{statement.out_offset} + m * {statement.out_stride} + p * {statement.panel} + lane]"
-    start = first if statement.accumulate else "0"
-    lanes = f"for (int64_t lane = 0; lane < {statement.panel}; ++lane)"
-    return [
-        f"for (int64_t p = 0; p < {panels}; ++p) {{",
-        f"    for (int64_t m = 0; m < {statement.rows}; ++m) {{",
-        f"        {statement.out.ctype} sums[{statement.panel}];",
-        f"        {lanes} sums[lane] = {start};",
-        f"        for (int64_t k = 0; k < {statement.depth}; ++k) {{",
-        f"            const {statement.left.ctype} a = {element};",
-        f"            const {statement.right.ctype} *b = {right} + (p * {statement.depth} + k) * {statement.panel};",
-        f"            {lanes} sums[lane] = fuse_fma(a, b[lane], sums[lane]);",
-        "        }",
-        f"        {lanes} {first} = sums[lane];",
-        "    }",
-        "}",
-    ]
+def _typed(variable: Variable) -> str:
+    return f"{ctypes.register(variable.dtype)} {variable.name}"

@@ -144,15 +144,21 @@ def operation(operator: str, *operands: Operand) -> Operation:
     >>> str(operation("maximum", x, 0)), operation("less", x, 1).dtype
     ('maximum(x0, 0.0)', torch.bool)
     """
-    dtype = next(operand.dtype for operand in operands if isinstance(operand, Expression))
-    typed = tuple(lifted(operand, dtype) for operand in operands)
-    if any(operand.dtype != dtype for operand in typed):
+    typed = _typed(operator, operands)
+    return Operation(torch.bool if operator in RELATIONS else typed[0].dtype, operator, typed)
+
+
+def _typed(operator: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
+    """Operands of one dtype: a number takes it from the others, and beside an index it is one."""
+    like = next(operand for operand in operands if isinstance(operand, Expression))
+    typed = tuple(operand if isinstance(operand, Expression) else number_like(like, operand) for operand in operands)
+    if any(operand.dtype != like.dtype for operand in typed):
         raise TypeError(f"{operator} of {', '.join(str(operand.dtype) for operand in typed)}")
-    return Operation(torch.bool if operator in RELATIONS else dtype, operator, typed)
+    return typed
 
 
-def lifted(operand: Operand, dtype: torch.dtype) -> Expression:
-    return operand if isinstance(operand, Expression) else Literal(dtype, operand)
+def number_like(like: Expression, number: Scalar) -> Literal | Position:
+    return position(number) if isinstance(like, Position) and isinstance(number, int) else Literal(like.dtype, number)
 
 
 class Functions:
@@ -184,11 +190,10 @@ def either(first: Expression, second: Expression) -> Operation:
 
 def select(condition: Expression, yes: Operand, no: Operand) -> Operation:
     """``yes`` where ``condition`` holds, ``no`` elsewhere; one of them gives the dtype."""
-    dtype = next(branch.dtype for branch in (yes, no) if isinstance(branch, Expression))
-    branches = lifted(yes, dtype), lifted(no, dtype)
-    if condition.dtype != torch.bool or any(branch.dtype != dtype for branch in branches):
-        raise TypeError(f"select by {condition.dtype} of {branches[0].dtype}, {branches[1].dtype}")
-    return Operation(dtype, "select", (condition, *branches))
+    branches = _typed("select", (yes, no))
+    if condition.dtype != torch.bool:
+        raise TypeError(f"select by {condition.dtype}")
+    return Operation(branches[0].dtype, "select", (condition, *branches))
 
 
 def squared(x: Expression) -> Operation:
@@ -213,7 +218,10 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def index(where: Affine) -> Position:
+def position(where: Affine | str | int) -> Position:
+    """An index, a loop variable or a whole number as an expression."""
+    if not isinstance(where, Affine):
+        where = Affine.of(where) if isinstance(where, str) else Affine((), where)
     return Position(torch.int64, where)
 
 
@@ -231,7 +239,7 @@ def parts(expression: Expression) -> Iterator[Expression]:
 def names_in(expression: Expression) -> set[str]:
     """The names of variables, loop variables and sizes in it.
 
-    >>> sorted(names_in(Variable(torch.int64, "row") + index(Affine.of("i") * 4)))
+    >>> sorted(names_in(Variable(torch.int64, "row") + position(Affine.of("i") * 4)))
     ['i', 'row']
     """
     found: set[str] = set()

@@ -118,7 +118,9 @@ class Affine:
         return Affine(terms, self.constant, tuple(item for item in factors if item[1] != ZERO))
 
     def __str__(self) -> str:
-        parts = [atom if c == 1 else f"{c} * {atom}" for atom, c in sorted(self.terms, key=lambda t: -abs(t[1]))]
+        signs = {1: "", -1: "-"}
+        ordered = sorted(self.terms, key=lambda term: (-abs(term[1]), term[1] < 0))
+        parts = [f"{signs[c]}{atom}" if c in signs else f"{c} * {atom}" for atom, c in ordered]
         if self.constant or not (parts or self.sized):
             parts.append(str(self.constant))
         parts += [_scaled(factor, name) for name, factor in self.sized]

@@ -1,47 +1,48 @@
 """The kernel IR: loops over buffers, small enough to print.
 
-A kernel is a list of statements. Memory is touched only by ``Load`` and ``Store`` (and ``Contract``), whose offsets are
+A kernel is a list of statements. Memory is touched only by ``Load`` and ``Store`` whose offsets are
 affine in the loop variables plus optional indirect terms, so that a transformation can reason about them; arithmetic in
-between is C++ text over names that are defined once.
+between is typed expressions (:mod:`fuse.kernel.expressions`) over names that are defined once. Nothing in it is text of
+a target.
 
     for i in 64 (parallel):
         best = -inf
         for j in 768 (vector, reduces best):       x = load a[768*i + j];  best = max(best, x)
         for j in 768 (vector):                     store b[768*i + j] = x - best
-
-Loops over time are ``sequential``: their body runs once a step, in order, over ``Buffer``s with role ``carried``. A
-``partition`` loop runs one share of the work in each of its iterations, all at the same time, and a ``Barrier`` inside
-waits for every share: names do not outlive it (a thread may run several shares, one after another up to the barrier),
-so what crosses it goes through a buffer.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal as OneOf
 
+import torch
+
+from fuse.kernel.dtypes import register
+from fuse.kernel.expressions import Expression, Literal, Operand, Operation, Variable, both, either, fn, operation
 from fuse.kernel.index import ZERO, Affine, Stride
 from fuse.kernel.values import ReduceOp
 
-BufferRole = Literal["input", "output", "scratch", "carried", "packed"]
-LoopKind = Literal["serial", "vector", "parallel", "sequential", "partition"]
+BufferRole = OneOf["input", "output", "scratch"]
+LoopKind = OneOf["serial", "vector", "parallel"]
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of ``extent`` elements of C type ``ctype``; inputs and outputs are arguments, the rest is local."""
+    """Memory of ``extent`` elements; inputs and outputs are arguments, the rest is local."""
 
     name: str
-    ctype: str
+    dtype: torch.dtype
     role: BufferRole
     extent: int = 0
 
 
 @dataclass(frozen=True)
 class Indirect:
-    """``stride * variable``; the variable was checked to lie in ``range(extent)``."""
+    """``stride * position``; the position was checked to lie in ``range(extent)``."""
 
-    variable: str
+    position: Expression
     stride: Stride
     extent: int
 
@@ -51,28 +52,42 @@ class Load:
     """``name = buffer[offset + sum of indirect terms]``, or zero where ``guard`` is false."""
 
     name: str
-    ctype: str
     buffer: Buffer
     offset: Affine
     indirect: tuple[Indirect, ...] = ()
-    guard: str = ""
+    guard: Expression | None = None
+
+    @property
+    def variable(self) -> Variable:
+        return Variable(register(self.buffer.dtype), self.name)
 
 
 @dataclass(frozen=True)
 class Let:
-    """``name = text``: arithmetic on names defined before. ``atoms`` are the loop variables that ``text`` names."""
+    """``name = value``: arithmetic on names defined before."""
 
     name: str
-    ctype: str
-    text: str
-    atoms: tuple[str, ...] = ()
+    value: Expression
+
+    @property
+    def variable(self) -> Variable:
+        return Variable(self.value.dtype, self.name)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """``name`` is the memory of ``base`` from element ``offset`` on."""
+
+    name: str
+    base: str
+    offset: Affine
 
 
 @dataclass(frozen=True)
 class Store:
     buffer: Buffer
     offset: Affine
-    text: str
+    value: Expression
 
 
 @dataclass(frozen=True)
@@ -80,46 +95,56 @@ class Accumulator:
     """Declares ``name`` with the identity of ``op``; arg-reductions keep ``name`` and ``name_at``."""
 
     name: str
-    ctype: str
+    dtype: torch.dtype
     op: ReduceOp
+
+    @property
+    def result(self) -> Variable:
+        """What has been accumulated."""
+        if self.op in ("argmax", "argmin"):
+            return Variable(torch.int64, f"{self.name}_at")
+        return Variable(self.dtype, self.name)
 
 
 @dataclass(frozen=True)
 class Accumulate:
-    """``accumulator = op(accumulator, text)``; arg-reductions remember ``position``."""
+    """``accumulator = op(accumulator, value)``; arg-reductions remember ``position``."""
 
     accumulator: Accumulator
-    text: str
+    value: Expression
     position: Affine = ZERO
 
 
-@dataclass(frozen=True)
-class Contract:
-    """``out[m, n] (+)= sum_k left[m, k] * right[k, n]``.
+_COMBINING = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 
-    ``right`` is packed in panels of ``panel`` columns: ``[n/panel][k][panel]``.
+
+def combined(op: ReduceOp, so_far: Operand, element: Operand) -> Operation:
+    """``op(so_far, element)``; not for arg-reductions.
+
+    >>> str(combined("max", Variable(torch.float32, "best"), Variable(torch.float32, "x")))
+    'maximum(best, x)'
     """
-
-    out: Buffer
-    left: Buffer
-    right: Buffer
-    rows: int
-    columns: int
-    depth: int
-    out_offset: Affine = ZERO
-    left_offset: Affine = ZERO
-    left_stride: int = 0
-    out_stride: int = 0
-    panel: int = 16
-    accumulate: bool = False
+    return operation(_COMBINING.get(op, "larger"), so_far, element)
 
 
-@dataclass(frozen=True)
-class Barrier:
-    """All shares of the enclosing ``partition`` loop wait for one another.
+def better(op: ReduceOp, element: Expression, so_far: Expression, at: Expression) -> Operation:
+    """Whether an arg-reduction goes on with ``element``: the first one, a better one, the first NaN."""
+    beats = element > so_far if op == "argmax" else element < so_far
+    return either(either(at < 0, beats), both(fn.unequal(element, element), fn.equal(so_far, so_far)))
 
-    It stands directly in that loop, or in a ``sequential`` loop in it.
+
+def identity(op: ReduceOp, dtype: torch.dtype) -> Literal:
+    """The number that a reduction starts from.
+
+    >>> identity("sum", torch.float32).number, identity("min", torch.int8).number
+    (0, 127)
     """
+    if dtype.is_floating_point:
+        lowest, highest = -math.inf, math.inf
+    else:
+        lowest, highest = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    starts = {"prod": 1, "all": 1, "max": lowest, "largest": lowest, "min": highest}
+    return Literal(dtype, starts.get(op, 0))
 
 
 @dataclass(frozen=True)
@@ -145,7 +170,7 @@ class Comment:
 class Loop:
     """``for atom in range(extent)``; ``reduces`` names the accumulators that a vector loop combines lane by lane.
 
-    ``bounds`` are C++ texts of the first iteration and the one behind the last, where only a share of them is run.
+    ``bounds`` are the first iteration and the one behind the last, where only a share of them is run.
     """
 
     atom: str
@@ -153,7 +178,7 @@ class Loop:
     body: tuple[Statement, ...]
     kind: LoopKind = "serial"
     reduces: tuple[Accumulator, ...] = ()
-    bounds: tuple[str, str] | None = None
+    bounds: tuple[Expression, Expression] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +188,7 @@ class Scope:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Let | Store | Accumulator | Accumulate | Contract | Barrier | Declare | Fail | Comment | Loop | Scope
+Statement = Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | Fail | Comment | Loop | Scope
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
+from fuse.kernel.expressions import position
+from fuse.kernel.index import Affine
 from fuse.kernel.ir import Accumulate, Accumulator, Declare, Fail, Load, Loop, Scope, Statement, Store
 from fuse.kernel.loop_frame import Frame, elements
 from fuse.kernel.loop_stages import Product
@@ -41,8 +43,8 @@ def _share(statement: Statement, batch: int) -> Statement:
             return Scope(tuple(_share(s, batch) for s in statement.body))
         case Loop():
             trips = statement.extent // batch
-            bounds = (f"first_row * {trips}", f"last_row * {trips}") if trips > 1 else ("first_row", "last_row")
-            return replace(statement, bounds=bounds)
+            first, last = (position(Affine.of(name) * trips) for name in ("first_row", "last_row"))
+            return replace(statement, bounds=(first, last))
         case _:
             return statement
 

@@ -203,7 +203,7 @@ def _renamed(statement: Statement, names: Mapping[str, str]) -> Statement:
         return replace(statement, body=tuple(_renamed(s, names) for s in statement.body))
     if isinstance(statement, Store) and statement.buffer.role == "output":
         buffer = statement.buffer
-        return replace(statement, buffer=Buffer(names[buffer.name], buffer.ctype, buffer.role))
+        return replace(statement, buffer=Buffer(names[buffer.name], buffer.dtype, buffer.role))
     return statement
 
 

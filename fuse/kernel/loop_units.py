@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from fuse.kernel import ctypes
 from fuse.kernel.elements import Builder
 from fuse.kernel.emit import text_of
+from fuse.kernel.expressions import Expression
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, Loop, Statement
 from fuse.kernel.loop_frame import (
@@ -105,19 +106,18 @@ class _TileBuilder(Builder):
     sums: dict[int, tuple[Product, _Group]] = field(default_factory=dict)
     in_progress: dict[int, Kept] = field(default_factory=dict)
 
-    def _compute(self, value: Value, index: Index, guard: str) -> tuple[str, int]:
+    def _compute(self, value: Value, index: Index, guard: Expression | None) -> Expression:
         if isinstance(value, Input) and value.position in self.sums:
             return self._sum(*self.sums[value.position], index, guard)
         if isinstance(value, Input) and value.position in self.in_progress:
             if index != self.domain.index:
                 raise NotAffine("a unit reads what another one computes at the same time")
-            name = self.element(self.in_progress[value.position].value, index, guard)
-            return name, self.depth(name)
+            return self.element(self.in_progress[value.position].value, index, guard)
         if isinstance(value, Gather):
             raise NotAffine("a look-up in a loop over units")
         return super()._compute(value, index, guard)
 
-    def _sum(self, product: Product, group: _Group, index: Index, guard: str) -> tuple[str, int]:
+    def _sum(self, product: Product, group: _Group, index: Index, guard: Expression | None) -> Expression:
         row, unit = self.domain.index
         distance = index[1] + unit * -1
         if index[0] != row or distance.terms:
@@ -125,9 +125,8 @@ class _TileBuilder(Builder):
         group.outlives |= group.phase < self.phase
         panel = group.panel(product, distance.constant)
         where = row * PANEL + Affine.of("lane") + panel * self.domain.rows * PANEL
-        real = group.left.dtype
-        buffer = Buffer(f"sums_{group.number}", ctypes.storage(real), "scratch")
-        return self._load(buffer, real, where, (), guard, buffer.name)
+        buffer = Buffer(f"sums_{group.number}", group.left.dtype, "scratch")
+        return self._load(buffer, where, (), guard, buffer.name)
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,7 @@ def _nest(
 ) -> tuple[Statement, ...]:
     """Loops over blocks, rows and lanes that store ``destinations``."""
     step = frame.step
-    inputs = [Buffer(step.names[i], ctypes.storage(v.dtype), "input") for i, v in enumerate(step.inputs)]
+    inputs = [Buffer(step.names[i], v.dtype, "input") for i, v in enumerate(step.inputs)]
     extents = {"block": domain.blocks, "row": domain.rows, "lane": PANEL}
     builder = _TileBuilder(
         inputs, extents, dict(step.value_names), domain=domain, phase=phase, sums=sums, in_progress=in_progress
@@ -252,9 +251,7 @@ def _nest(
     atoms = ("block", "row", "lane") if domain.rows > 1 else ("block", "lane")
     for atom in atoms:
         builder.open(atom, "vector" if atom == "lane" else "serial")
-    targets = [
-        Target(d.value, Buffer(d.name, ctypes.storage(d.value.dtype), "output"), d.strides) for d in destinations
-    ]
+    targets = [Target(d.value, Buffer(d.name, d.value.dtype, "output"), d.strides) for d in destinations]
     store(builder, [(target, domain.index) for target in targets])
     for _ in atoms:
         builder.close()

@@ -62,6 +62,6 @@ def store(builder: Builder, stores: Sequence[tuple[Target, Index]]) -> None:
 
     Every element is computed before the first store: an output may be the memory of an input that is still to be read.
     """
-    names = [builder.element(target.value, index) for target, index in stores]
-    for name, (target, index) in zip(names, stores, strict=True):
-        builder.add(Store(target.buffer, offset(index, target.strides) + target.start, name))
+    elements = [builder.element(target.value, index) for target, index in stores]
+    for element, (target, index) in zip(elements, stores, strict=True):
+        builder.add(Store(target.buffer, offset(index, target.strides) + target.start, element))

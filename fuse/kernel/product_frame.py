@@ -14,9 +14,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fuse.kernel import ctypes
-from fuse.kernel.emit import text_of
+from fuse.kernel.emit import argument, text_of
+from fuse.kernel.expressions import position
 from fuse.kernel.extents import smaller, unless_below, varies
+from fuse.kernel.index import Affine
 from fuse.kernel.ir import Buffer
 from fuse.kernel.schedule import range_checks
 from fuse.kernel.values import Patches, Program
@@ -54,6 +55,11 @@ NAMES = (
     "window",
 )
 """What such a kernel calls things itself."""
+
+OF_BLOCK = position("first_row"), position("last_row")
+"""The rows of a block: the first, and the one behind the last."""
+ROW_OF_BLOCK = Affine.of("row") + Affine.of("first_row") * -1
+"""The number of a row in its block."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +113,9 @@ class Frame:
     def of(program: Program) -> Frame:
         names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
         inputs = [
-            Buffer(f"{n}_" if n in NAMES else n, ctypes.storage(v.dtype), "input")
-            for n, v in zip(names, program.inputs, strict=True)
+            Buffer(f"{n}_" if n in NAMES else n, v.dtype, "input") for n, v in zip(names, program.inputs, strict=True)
         ]
-        outputs = [Buffer(f"out{i}", ctypes.storage(o.value.dtype), "output") for i, o in enumerate(program.outputs)]
+        outputs = [Buffer(f"out{i}", o.value.dtype, "output") for i, o in enumerate(program.outputs)]
         return Frame(program, inputs, outputs)
 
     @property
@@ -122,9 +127,8 @@ class Frame:
         """The source of the kernel that runs ``body``, where no look-up is out of range."""
         lines = [f"// {line}" for line in self.program.lines]
         lines.append(f'extern "C" int {name}(char *const *args) {{')
-        for position, buffer in enumerate((*self.inputs, *self.outputs)):
-            const = "const " if buffer.role == "input" else ""
-            lines.append(f"    {const}{buffer.ctype} *{buffer.name} = ({const}{buffer.ctype} *)args[{position}];")
+        arguments = enumerate((*self.inputs, *self.outputs))
+        lines += [f"    {argument(buffer, number)}" for number, buffer in arguments]
         lines += [*text_of(range_checks(self.program, self.inputs), 1), *body, "    return 0;", "}"]
         return "\n".join(lines) + "\n"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fuse.kernel.index import ZERO, NotAffine
-from fuse.kernel.ir import Buffer, Let, Loop, Statement
+from fuse.kernel.ir import Buffer, Loop, Pointer, Statement
 from fuse.kernel.nest import Target
-from fuse.kernel.product_frame import NAMES
+from fuse.kernel.product_frame import NAMES, OF_BLOCK
 from fuse.kernel.rows import RowNest
 from fuse.kernel.tiled_products import digits_of, place_of_product, taken_apart
 from fuse.kernel.values import Product, Reduce
@@ -53,11 +53,11 @@ class ProductRows(RowNest):
         return images, rows
 
 
-def by_rows(statements: Sequence[Statement], images: Digits, rows: Digits, pointer: Let) -> list[Statement]:
+def by_rows(statements: Sequence[Statement], images: Digits, rows: Digits, pointer: Pointer) -> list[Statement]:
     """``statements`` without their loops over images and rows, in one loop over the rows of a block."""
     outer = {atom for atom, _ in (*images, *rows)}
     body = (*taken_apart("row", rows), pointer, *_peeled(statements, outer))
-    return [*taken_apart("image", images), Loop("row", 0, body, bounds=("first_row", "last_row"))]
+    return [*taken_apart("image", images), Loop("row", 0, body, bounds=OF_BLOCK)]
 
 
 def _peeled(statements: Sequence[Statement], atoms: Collection[str]) -> Iterator[Statement]:

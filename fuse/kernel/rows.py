@@ -17,12 +17,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fuse.kernel import ctypes
-from fuse.kernel.emit import combined, identity
+import torch
+
+from fuse.kernel.dtypes import register
+from fuse.kernel.expressions import Literal, Variable, position, select
 from fuse.kernel.extents import divides
 from fuse.kernel.form import LANES
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
-from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Declare, Let, Load, Statement, Store
+from fuse.kernel.ir import (
+    Accumulate,
+    Accumulator,
+    Buffer,
+    Declare,
+    Let,
+    Load,
+    Statement,
+    Store,
+    better,
+    combined,
+    identity,
+)
 from fuse.kernel.memory_order import strides_of_loops
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.values import Map, Reduce, Reindex, Value
@@ -109,9 +123,7 @@ class RowNest:
     def _stage(self, stage: list[Reduce], keep: list[Value]) -> None:
         """Reductions of one stage share a loop, which vectorises over the row."""
         builder = self.builder
-        accumulators = [
-            Accumulator(builder.fresh(f"{v.op}_so_far"), ctypes.register(v.source.dtype), v.op) for v in stage
-        ]
+        accumulators = [Accumulator(builder.fresh(f"{v.op}_so_far"), register(v.source.dtype), v.op) for v in stage]
         for accumulator in accumulators:
             builder.add(accumulator)
         scratch = [(value, self._declare_scratch(value)) for value in keep]
@@ -125,12 +137,10 @@ class RowNest:
             builder.close(tuple(accumulators) if i == 0 else ())
         self._use_kept(scratch)
         for value, accumulator in zip(stage, accumulators, strict=True):
-            name = builder.fresh(value.op)
-            positions = value.op in ("argmax", "argmin")
-            text = f"{accumulator.name}_at" if positions else accumulator.name
-            builder.add(Let(name, ctypes.register(value.dtype), text))
-            builder.depths[name] = depth
-            builder.results[id(value)] = (name, self._result_index(value))
+            result = Let(builder.fresh(value.op), accumulator.result)
+            builder.add(result)
+            builder.depths[result.name] = depth
+            builder.results[id(value)] = (result.variable, self._result_index(value))
 
     # ---- loops over lanes --------------------------------------------------------------------------------------------
 
@@ -154,14 +164,14 @@ class RowNest:
     def _start_in_lanes(self, value: Reduce) -> _Running:
         builder, lane = self.builder, self.lane
         assert lane
-        ctype = ctypes.register(value.source.dtype)
-        best = self._declare(f"{value.op}_so_far", ctype, builder.extents[lane])
+        dtype = register(value.source.dtype)
+        best = self._declare(f"{value.op}_so_far", dtype, builder.extents[lane])
         positions = value.op in ("argmax", "argmin")
-        at = self._declare(f"{value.op}_at", "int64_t", builder.extents[lane]) if positions else None
+        at = self._declare(f"{value.op}_at", torch.int64, builder.extents[lane]) if positions else None
         builder.open(lane, "vector")
-        builder.add(Store(best, Affine.of(lane), identity(value.op, ctype)))
+        builder.add(Store(best, Affine.of(lane), identity(value.op, dtype)))
         if at:
-            builder.add(Store(at, Affine.of(lane), "-1"))
+            builder.add(Store(at, Affine.of(lane), Literal(torch.int64, -1)))
         builder.close()
         return _Running(value, best, at)
 
@@ -170,25 +180,22 @@ class RowNest:
         assert lane
         where, value = Affine.of(lane), state.value
         index = self._source_index(value)
-        name = builder.element(value.source, index)
+        element = builder.element(value.source, index)
         so_far = self._read(state.best, where)
         if state.at is None:
-            builder.add(Store(state.best, where, combined(value.op, so_far, name)))
+            builder.add(Store(state.best, where, combined(value.op, so_far, element)))
             return
         at = self._read(state.at, where)
-        position = _position_in_row(value, index)
-        symbol = ">" if value.op == "argmax" else "<"
-        better = builder.fresh("better")
-        test = f"{at} < 0 || {name} {symbol} {so_far} || ({name} != {name} && {so_far} == {so_far})"
-        builder.add(Let(better, "bool", test))
-        builder.add(Store(state.best, where, f"{better} ? {name} : {so_far}"))
-        builder.add(Store(state.at, where, f"{better} ? int64_t({position}) : {at}"))
+        found = Let(builder.fresh("better"), better(value.op, element, so_far, at))
+        builder.add(found)
+        builder.add(Store(state.best, where, select(found.variable, element, so_far)))
+        builder.add(Store(state.at, where, select(found.variable, position(_position_in_row(value, index)), at)))
 
-    def _read(self, buffer: Buffer, where: Affine) -> str:
-        name = self.builder.fresh(f"{buffer.name}_lane")
-        self.builder.add(Load(name, buffer.ctype, buffer, where))
-        self.builder.depths[name] = len(self.builder.blocks) - 1
-        return name
+    def _read(self, buffer: Buffer, where: Affine) -> Variable:
+        load = Load(self.builder.fresh(f"{buffer.name}_lane"), buffer, where)
+        self.builder.add(load)
+        self.builder.depths[load.name] = len(self.builder.blocks) - 1
+        return load.variable
 
     def _keep_row_values(self, stage: list[Reduce]) -> None:
         """What follows from the stage's results alone (a mean, a reciprocal) is computed once a row."""
@@ -206,9 +213,7 @@ class RowNest:
             needed = [v for v in below if isinstance(v, Reduce)]
             if id(value) in builder.stored or not needed or any(id(v) not in ready for v in needed):
                 continue
-            buffer = self._declare(
-                self.names.get(id(value), "row_value"), ctypes.register(value.dtype), builder.extents[lane]
-            )
+            buffer = self._declare(self.names.get(id(value), "row_value"), register(value.dtype), builder.extents[lane])
             builder.open(lane, "vector")
             at = self._row_index(value)
             builder.add(Store(buffer, Affine.of(lane), builder.element(value, at)))
@@ -250,8 +255,8 @@ class RowNest:
             raise NotAffine("two reductions run over different numbers of elements")
         at = reshape(self.index, self.shape, source, self.builder.extents)
         inner = set(self.reduced)
-        for d, position in enumerate(at):
-            if any((atom in inner) != (d in value.dims) for atom in position.atoms()):
+        for d, where in enumerate(at):
+            if any((atom in inner) != (d in value.dims) for atom in where.atoms()):
                 raise NotAffine("two reductions run over different dimensions")
         if math.prod(source[d] for d in value.dims) != math.prod(self.builder.extents[a] for a in self.reduced):
             raise NotAffine("two reductions run over different dimensions")
@@ -262,8 +267,8 @@ class RowNest:
 
     # ---- scratch -----------------------------------------------------------------------------------------------------
 
-    def _declare(self, hint: str, ctype: str, extent: int) -> Buffer:
-        buffer = Buffer(self.builder.fresh(hint), ctype, "scratch", extent)
+    def _declare(self, hint: str, dtype: torch.dtype, extent: int) -> Buffer:
+        buffer = Buffer(self.builder.fresh(hint), dtype, "scratch", extent)
         self.builder.add(Declare(buffer))
         return buffer
 
@@ -272,7 +277,7 @@ class RowNest:
 
     def _declare_scratch(self, value: Value) -> Buffer:
         extent = math.prod(self.builder.extents[a] for a in self._row_atoms())
-        return self._declare(f"{self.names.get(id(value), 'kept')}_row", ctypes.register(value.dtype), extent)
+        return self._declare(f"{self.names.get(id(value), 'kept')}_row", register(value.dtype), extent)
 
     def _scratch_offset(self) -> Affine:
         atoms = self._row_atoms()
@@ -280,8 +285,8 @@ class RowNest:
 
     def _keep(self, scratch: Sequence[tuple[Value, Buffer]]) -> None:
         for value, buffer in scratch:
-            name = self.builder.element(value, self._full_index(value))
-            self.builder.add(Store(buffer, self._scratch_offset(), name))
+            element = self.builder.element(value, self._full_index(value))
+            self.builder.add(Store(buffer, self._scratch_offset(), element))
 
     def _use_kept(self, scratch: Sequence[tuple[Value, Buffer]]) -> None:
         for value, buffer in scratch:

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fuse.kernel import ctypes, printer
 from fuse.kernel.dtypes import register
-from fuse.kernel.expressions import Variable, converted
+from fuse.kernel.expressions import converted
 from fuse.kernel.index import offset
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Let, Statement, Store
 from fuse.kernel.nest import Dimension, Target, builder_for
@@ -63,15 +62,14 @@ def scan_nest(
     along = dimensions[scan.dim].atoms
     for atom in rows:
         builder.open(atom, "parallel")
-    so_far = Accumulator(builder.fresh(f"{scan.op}_so_far"), ctypes.register(scan.source.dtype), scan.op)
+    so_far = Accumulator(builder.fresh(f"{scan.op}_so_far"), register(scan.source.dtype), scan.op)
     builder.add(so_far)
     for atom in along:
         builder.open(atom, "serial")
     builder.add(Accumulate(so_far, builder.element(scan.source, index)))
-    result = builder.fresh(scan.op)
-    total = Variable(register(scan.source.dtype), so_far.name)
-    builder.add(Let(result, ctypes.register(scan.dtype), printer.text(converted(total, scan.source.dtype, scan.dtype))))
-    builder.add(Store(target.buffer, offset(index, target.strides) + target.start, result))
+    result = Let(builder.fresh(scan.op), converted(so_far.result, scan.source.dtype, scan.dtype))
+    builder.add(result)
+    builder.add(Store(target.buffer, offset(index, target.strides) + target.start, result.variable))
     for _ in (*along, *rows):
         builder.close()
     return builder.blocks[0].statements

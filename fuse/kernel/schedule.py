@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from fuse.kernel import ctypes
+from fuse.kernel.dtypes import register
 from fuse.kernel.elements import Builder
+from fuse.kernel.expressions import either
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded, contiguous_strides
 from fuse.kernel.ir import (
@@ -80,7 +81,7 @@ def _levels(stores: Stores, inputs: list[Buffer], names: Names, form: Form) -> l
 
 def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
     """A reduction and the array that holds it, whose name no value has."""
-    buffer = Buffer(f"HELD_{number}", ctypes.register(value.dtype), "scratch", math.prod(value.shape))
+    buffer = Buffer(f"HELD_{number}", register(value.dtype), "scratch", math.prod(value.shape))
     return Output(value, contiguous_strides(value.shape)), buffer
 
 
@@ -115,12 +116,12 @@ def range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
         shape = value.positions.shape
         atoms = [f"p{number}_{d}" for d in range(len(shape))]
         builder = Builder(inputs, dict(zip(atoms, shape, strict=True)), program.value_names)
-        outside = Accumulator(f"out_of_range_{number}", "bool", "any")
+        outside = Accumulator(f"out_of_range_{number}", torch.bool, "any")
         builder.add(outside)
         for i, atom in enumerate(atoms):
             builder.open(atom, "vector" if i == len(atoms) - 1 else "serial")
-        name = builder.element(value.positions, tuple(Affine.of(a) for a in atoms))
-        builder.add(Accumulate(outside, f"({name} < {least} || {name} >= {extent})"))
+        found = builder.element(value.positions, tuple(Affine.of(a) for a in atoms))
+        builder.add(Accumulate(outside, either(found < least, found >= extent)))
         for i in range(len(atoms)):
             builder.close((outside,) if i == 0 else ())
         statements += _scoped([*builder.blocks[0].statements, Fail(outside.name)])
@@ -128,11 +129,11 @@ def range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
 
 
 def _argument(name: str, dtype: torch.dtype, role: BufferRole) -> Buffer:
-    return Buffer(name, ctypes.storage(dtype), role)
+    return Buffer(name, dtype, role)
 
 
 def _renamed(buffer: Buffer, name: str | None) -> Buffer:
-    return Buffer(name, buffer.ctype, buffer.role) if name else buffer
+    return Buffer(name, buffer.dtype, buffer.role) if name else buffer
 
 
 def _squeezed(output: Output) -> Output:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fuse.kernel.expressions import names_in
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Accumulate, Let, Load, Loop, Scope, Statement, Store
 
@@ -53,7 +54,7 @@ def _offsets(statement: Statement) -> list[Affine]:
 
 def _mergeable(statement: Statement, outer: str, inner: Loop) -> bool:
     if isinstance(statement, Let):
-        return not {outer, inner.atom} & set(statement.atoms)
+        return not {outer, inner.atom} & names_in(statement.value)
     if not isinstance(statement, (Load, Store)):
         return False
     return all(o.step(outer) == o.step(inner.atom) * inner.extent for o in _offsets(statement))

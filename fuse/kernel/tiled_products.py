@@ -20,17 +20,20 @@ import torch
 
 from fuse.kernel import channels_last, contractions, ctypes
 from fuse.kernel.emit import text_of
+from fuse.kernel.expressions import position, select
 from fuse.kernel.extents import estimate
 from fuse.kernel.form import DEFAULT, Form
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine
-from fuse.kernel.ir import Buffer, Let, Loop, Statement
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size
+from fuse.kernel.ir import Buffer, Let, Loop, Pointer, Statement
 from fuse.kernel.nest import Dimension, Target, builder_for, store
 from fuse.kernel.placement import Blocks, blocks, placement
 from fuse.kernel.product_frame import (
     ALIGNMENT,
     MOST_PANELS,
     NAMES,
+    OF_BLOCK,
     PANEL,
+    ROW_OF_BLOCK,
     Frame,
     Operand,
     Right,
@@ -240,7 +243,7 @@ def _nest(
         raise NotAffine("the product has one column")
     if len(column_atoms) > 2:
         raise NotAffine("the columns of a product are taken apart in more than two dimensions")
-    sums = Buffer("sums", ctypes.storage(product.dtype), "scratch")
+    sums = Buffer("sums", product.dtype, "scratch")
     builder.stored[id(product)] = (sums, place[-1], place)
     atoms = [a for a, _ in (*image_atoms, *row_atoms, *column_atoms)]
     for atom in atoms:
@@ -299,9 +302,9 @@ def _unwrapped(statements: Sequence[Statement], loops: int) -> tuple[list[Statem
 def _rows(product: Product, atoms: Sequence[tuple[str, int]], body: Sequence[Statement]) -> Statement:
     """One loop over the rows of a tile, each taken apart into the loop variables of the nest."""
     digits = taken_apart("row", atoms)
-    sums = "tile + (row - first_row) * tile_stride - first_column"
-    digits.append(Let("sums", f"{ctypes.storage(product.dtype)} *", sums))
-    return Loop("row", product.shape[-2], (*digits, *body), bounds=("first_row", "last_row"))
+    start = ROW_OF_BLOCK.times(Size("tile_stride", 0)) + Affine.of("first_column") * -1
+    digits.append(Pointer("sums", "tile", start))
+    return Loop("row", product.shape[-2], (*digits, *body), bounds=OF_BLOCK)
 
 
 def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
@@ -309,8 +312,8 @@ def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
     digits: list[Statement] = []
     step = 1
     for number, (atom, extent) in reversed(list(enumerate(atoms))):
-        text = f"{name} / {step}" if step > 1 else name
-        digits.append(Let(atom, "int64_t", f"{text} % {extent}" if number else text))
+        counted = position(name) // step if step > 1 else position(name)
+        digits.append(Let(atom, counted % position(extent) if number else counted))
         step *= extent
     return digits
 
@@ -318,21 +321,22 @@ def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
 def _columns(body: Sequence[Statement], atoms: Sequence[tuple[str, int]]) -> list[Statement]:
     """The loops over columns, limited to those of a tile."""
     found: list[Statement] = []
+    first, last = (position(name) for name in ("first_column", "last_column"))
     for statement in body:
         if isinstance(statement, Loop) and statement.atom == atoms[0][0]:
             if len(atoms) == 1:
-                found.append(replace(statement, bounds=("first_column", "last_column")))
+                found.append(replace(statement, bounds=(first, last)))
                 continue
             (outer, _), (inner, extent) = atoms
-            start = f"{outer} * {extent}"
+            start = Affine.of(outer) * extent
             bounds = (
-                f"(first_column > {start} ? first_column - {start} : 0)",
-                f"(last_column < {start} + {extent} ? last_column - {start} : {extent})",
+                select(first > position(start), position(Affine.of("first_column") + start * -1), 0),
+                select(last < position(start + extent), position(Affine.of("last_column") + start * -1), extent),
             )
             within = tuple(
                 replace(s, bounds=bounds) if isinstance(s, Loop) and s.atom == inner else s for s in statement.body
             )
-            all_bounds = (f"first_column / {extent}", f"(last_column - 1) / {extent} + 1")
+            all_bounds = (first // extent, position(Affine.of("last_column") + (extent - 1)) // extent)
             found.append(replace(statement, body=within, bounds=all_bounds))
         else:
             found.append(statement)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from fuse.kernel import ctypes
 from fuse.kernel.emit import text_of
 from fuse.kernel.form import DEFAULT, Form
-from fuse.kernel.ir import Buffer, Let, Statement
+from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Target
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, PANEL, Frame, Tiled, several, threads_for
+from fuse.kernel.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, Frame, Tiled, several, threads_for
 from fuse.kernel.product_rows import ProductRows, by_rows
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
@@ -56,13 +56,13 @@ def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAU
         raise Unsupported("the rows of the left operand do not lie in order in memory")
     targets = [Target(o.value, buffer, o.strides) for o, buffer in zip(program.outputs, frame.outputs, strict=True)]
     reductions = reductions_below(target.value for target in targets)
-    sums = Buffer("scores", real, "scratch")
+    sums = Buffer("scores", product.dtype, "scratch")
     nest = ProductRows(targets, product, sums, frame.inputs, program.value_names, reductions)
     stride = padded + PANEL
 
     def build(dimensions: list[Dimension]) -> list[Statement]:
         statements = nest.build(dimensions)
-        pointer = Let("scores", "auto", f"block + (row - first_row) * {stride}")
+        pointer = Pointer("scores", "block", ROW_OF_BLOCK * stride)
         return by_rows(statements, *nest.image_and_row(), pointer)
 
     body = text_of(with_splits(nest.shape, build), 1)

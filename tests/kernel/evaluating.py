@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fuse.kernel.evaluate import evaluate
-from fuse.kernel.expressions import Operation, Position, index, parts
+from fuse.kernel.expressions import Operation, Position, parts, position
 from fuse.kernel.index import Affine, Index
 from fuse.kernel.values import (
     Concat,
@@ -56,7 +56,7 @@ def _value(value: Value, inputs: Sequence[Tensor], known: dict[int, Tensor], wid
         case Constant():
             return torch.full(value.shape, value.number, dtype=wide)
         case Iota():
-            return _at(value.shape, index(_grid(value)[value.dim] * int(value.step) + int(value.start))).to(wide)
+            return _at(value.shape, position(_grid(value)[value.dim] * int(value.step) + int(value.start))).to(wide)
         case Map():
             arguments = [_in_register(known[id(argument)], argument.dtype, widened) for argument in value.args]
             return evaluate(value.formula, arguments, widened=widened).to(wide).expand(value.shape)
@@ -77,7 +77,7 @@ def _value(value: Value, inputs: Sequence[Tensor], known: dict[int, Tensor], wid
         case Gather():
             at = _grid(value)
             rows = _read(known[id(value.positions)], value.position_index(at), value.shape)
-            rest = [_at(value.shape, index(i)) for i in value.rest(at)]
+            rest = [_at(value.shape, position(i)) for i in value.rest(at)]
             return known[id(value.table)][(*rest[: value.dim], rows, *rest[value.dim :])]
         case Product():
             return known[id(value.left)] @ known[id(value.right)]
@@ -92,14 +92,14 @@ def _grid(value: Value) -> Index:
     return tuple(Affine.of(f"i{d}") for d in range(len(value.shape)))
 
 
-def _at(shape: tuple[int, ...], position: Position) -> Tensor:
+def _at(shape: tuple[int, ...], where: Position) -> Tensor:
     """An index at every element of ``shape``."""
     ranges = torch.meshgrid(*(torch.arange(n) for n in shape), indexing="ij") if shape else ()
-    return evaluate(position, (), {f"i{d}": r for d, r in enumerate(ranges)}).expand(shape)
+    return evaluate(where, (), {f"i{d}": r for d, r in enumerate(ranges)}).expand(shape)
 
 
 def _read(source: Tensor, where: Index, shape: tuple[int, ...]) -> Tensor:
-    return source[tuple(_at(shape, index(i)) for i in where)] if where else source.expand(shape)
+    return source[tuple(_at(shape, position(i)) for i in where)] if where else source.expand(shape)
 
 
 def _reduced(source: Tensor, value: Reduce) -> Tensor:
