@@ -1,0 +1,202 @@
+"""A target of the kernel IR that is not C++: it prints Python, a NumPy number at a time, and runs it.
+
+    for i in range(0, 4):                     for (int64_t i = 0; i < 4; ++i) {
+        x_at = load(x, 2 * i)                     const float x_at = x[2 * i];
+        store(out0, i, x_at * f32(0.5))           out0[i] = x_at * 0.5f;
+                                              }
+
+It shows that the IR says all that a target needs to know, and says what it means where C++ and it differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fuse.kernel.dtypes import register
+from fuse.kernel.evaluate import evaluate
+from fuse.kernel.expressions import (
+    CALL,
+    CHOICE,
+    SYMBOLS,
+    Expression,
+    Form,
+    Literal,
+    Notation,
+    Operation,
+    Parameter,
+    Position,
+    Variable,
+    name_of,
+    render,
+)
+from fuse.kernel.ir import (
+    Accumulate,
+    Accumulator,
+    Comment,
+    Declare,
+    Fail,
+    KernelBody,
+    Let,
+    Load,
+    Loop,
+    Scope,
+    Statement,
+    Store,
+    better,
+    combined,
+    identity,
+)
+
+NUMPY: Mapping[torch.dtype, type[Any]] = {
+    torch.float64: np.float64,
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.uint16,  # its bits
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.int16: np.int16,
+    torch.int8: np.int8,
+    torch.uint8: np.uint8,
+    torch.bool: np.bool_,
+}
+PYTHON_FORMS = {
+    "select": Form("{1} if {0} else {2}", CHOICE, (CHOICE + 1, CHOICE + 1, CHOICE)),
+    "and": Form("({} and {})", CALL, (0, 0)),
+    "or": Form("({} or {})", CALL, (0, 0)),
+    "quotient": Form("({} // {})", CALL, (0, 0)),
+}
+
+
+def text(expression: Expression) -> str:
+    return render(expression, Notation(_leaf, _form))
+
+
+def _leaf(leaf: Expression) -> str:
+    match leaf:
+        case Literal():
+            return f"{name_of(leaf.dtype)}({float(leaf.number) if leaf.dtype.is_floating_point else leaf.number!r})"
+        case Variable():
+            return leaf.name
+        case Position():
+            return f"int64({leaf.index})"
+    raise TypeError(f"{type(leaf).__name__} stands for nothing in Python")
+
+
+def _form(whole: Operation) -> Form:
+    """Symbols bind in Python as in C, but for comparisons, which it chains: each stands in parentheses."""
+    form = PYTHON_FORMS.get(whole.operator) or SYMBOLS.get(whole.operator)
+    if form is None:
+        arguments = ", ".join(["{}"] * len(whole.operands))
+        return Form(f"call({whole.operator!r}, {whole.dtype}, {arguments})", CALL, (0,) * len(whole.operands))
+    return Form(f"({form.template})", CALL, (CALL,) * len(form.operands))
+
+
+def python_of(body: KernelBody) -> str:
+    """The source of a function ``kernel`` of arrays, inputs first, which answers whether an index was in range."""
+    names = [buffer.name for buffer in (*body.inputs, *body.outputs)]
+    lines = [f"def kernel({', '.join(names)}):", *_block(body.statements), "    return True"]
+    return "\n".join(lines)
+
+
+def _block(statements: Iterable[Statement]) -> list[str]:
+    return ["    " + line for statement in statements for line in _lines(statement)] or ["    pass"]
+
+
+def _lines(statement: Statement) -> list[str]:
+    match statement:
+        case Load():
+            return [_load(statement)]
+        case Let():
+            return [f"{statement.name} = {text(statement.value)}"]
+        case Store():
+            place = f"{statement.buffer.name}, {statement.offset}, {statement.buffer.dtype}"
+            return [f"store({place}, {text(statement.value)})"]
+        case Accumulator():
+            start = [f"{statement.name} = {text(identity(statement.op, statement.dtype))}"]
+            return [*start, f"{statement.result.name} = int64(-1)"] if statement.op.startswith("arg") else start
+        case Accumulate():
+            return _accumulate(statement)
+        case Declare():
+            return [f"{statement.buffer.name} = array({statement.buffer.extent}, {statement.buffer.dtype})"]
+        case Fail():
+            return [f"if {statement.condition}: return False"]
+        case Comment():
+            return [f"# {statement.text}"]
+        case Loop():
+            first, last = map(text, statement.bounds) if statement.bounds else ("0", str(statement.extent))
+            return [f"for {statement.atom} in range({first}, {last}):", *_block(statement.body)]
+        case Scope():
+            return ["if True:", *_block(statement.body)]
+    raise TypeError(f"{type(statement).__name__} has no Python")
+
+
+def _load(load: Load) -> str:
+    looked_up = (f"int({text(term.position)}) * {term.stride}" for term in load.indirect)
+    where = " + ".join([str(load.offset), *looked_up])
+    element = f"{load.name} = load({load.buffer.name}, {where}, {load.buffer.dtype})"
+    if load.guard is None:
+        return element
+    return f"{element} if {text(load.guard)} else {name_of(register(load.buffer.dtype))}(0)"
+
+
+def _accumulate(statement: Accumulate) -> list[str]:
+    accumulator, value = statement.accumulator, statement.value
+    so_far = Variable(accumulator.dtype, accumulator.name)
+    if not accumulator.op.startswith("arg"):
+        return [f"{so_far.name} = {text(combined(accumulator.op, so_far, value))}"]
+    test = text(better(accumulator.op, value, so_far, accumulator.result))
+    position = f"int64({statement.position})"
+    return [f"if {test}: {so_far.name}, {accumulator.result.name} = {text(value)}, {position}"]
+
+
+# ---- what the printed source calls -----------------------------------------------------------------------------------
+
+
+def load(memory: Any, where: int, dtype: torch.dtype) -> Any:
+    element = memory[where]
+    if dtype is torch.bfloat16:
+        return (np.uint32(element) << np.uint32(16)).view(np.float32)
+    return np.float32(element) if dtype is torch.float16 else element
+
+
+def store(memory: Any, where: int, dtype: torch.dtype, value: Any) -> None:
+    if dtype is torch.bfloat16:
+        value = torch.tensor(float(value)).bfloat16().view(torch.uint16).item()
+    memory[where] = value
+
+
+def array(extent: int, dtype: torch.dtype) -> Any:
+    return np.zeros(extent, NUMPY[dtype])
+
+
+def call(operator: str, dtype: torch.dtype, *operands: Any) -> Any:
+    """A function: the meaning of its operator."""
+    given = [torch.from_numpy(np.asarray(operand)) for operand in operands]
+    parameters = tuple(Parameter(value.dtype, i) for i, value in enumerate(given))
+    return NUMPY[dtype](evaluate(Operation(dtype, operator, parameters), given).numpy())
+
+
+SPACE: dict[str, Any] = {"load": load, "store": store, "array": array, "call": call, "torch": torch}
+SPACE |= {"inf": math.inf, "nan": math.nan, **{name_of(dtype): number for dtype, number in NUMPY.items()}}
+
+
+def run(body: KernelBody, tensors: Sequence[Tensor]) -> bool:
+    """Run a kernel in Python on the memory of ``tensors``, inputs first."""
+    space = dict(SPACE)
+    exec(python_of(body), space)
+    kernel: Callable[..., bool] = space["kernel"]
+    with np.errstate(all="ignore"):
+        return kernel(*(_memory(tensor) for tensor in tensors))
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The elements of a tensor's memory from its first one on."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((extent,), (1,))
+    return (flat.view(torch.uint16) if tensor.dtype is torch.bfloat16 else flat).numpy()

@@ -1,0 +1,73 @@
+"""Kernels that are printed as Python: points, rows, levels, scans and look-ups, without a line of C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fuse.check.compare import compare
+from fuse.kernel.lower import program_of
+from fuse.kernel.schedule import schedule
+from tests.kernel.python_target import python_of, run
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+X, Y = numbers(5, 6), numbers(5, 6, seed=1)
+CASES: Mapping[str, tuple[Any, ...]] = {
+    "points": (lambda x, y: torch.tanh(x) * (1 - y * y), X, Y),
+    "broadcast and transposed": (lambda x, y: (x.t() + y).relu(), X, numbers(5)),
+    "two orders of stores": (lambda x: (x.exp(), x.t().contiguous() * 2), X),
+    "padded": (lambda x: functional.pad(x, (1, 2, 0, 1), value=3.0) * 2, X),
+    "pieces": (lambda x, y: torch.cat([x, y * 2, x], 1) + 1, X, Y),
+    "halves": (lambda x, y: (x * y + x) * y, X.bfloat16(), Y.bfloat16()),
+    "float16": (lambda x, y: (x * y + x) * y, X.half(), Y.half()),
+    "integers wrap around": (lambda x: x * 37 + 100, torch.arange(-128, 128, dtype=torch.int8)),
+    "bits": (lambda x, y: (x & y) | ~x, torch.arange(64), torch.arange(64) * 5),
+    "bools": (lambda x, y: (x > 0) & ~(y > 0), X, Y),
+    "triangle": (lambda x: torch.tril(x) - torch.triu(x, 1), X),
+    "pool": (lambda x: functional.max_pool2d(x, 3, 2, 1), numbers(1, 2, 7, 7)),
+    "sum": (lambda x: x.sum(), X),
+    "rows": (lambda x: torch.softmax(x * 2, -1), X),
+    "columns in lanes": (lambda x: torch.softmax(x, 0), X),
+    "norm": (lambda x, w: functional.layer_norm(x, (6,), w), X, numbers(6)),
+    "extremes and positions": (lambda x: (x.max(1), x.argmin(1)), X),
+    "positions in lanes": (lambda x: x.argmin(0), X),
+    "levels": (lambda x: x.amax(-1) - x.amax(-1).mean(0), X),
+    "truths": (lambda x: ((x > 0).any(1), (x > -1).all(1)), X),
+    "embedding": (lambda w, i: functional.embedding(i, w) * 2, X, torch.tensor([4, 0, 2])),
+    "indexed from the end": (lambda w, i: w[i] + 1, X, torch.tensor([-1, 0, 2])),
+    "loss": (lambda x, t: functional.nll_loss(x, t), X, torch.tensor([1, 0, 5, 2, 2])),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_python_computes_what_eager_does(lowered: Callable[..., Any], name: str) -> None:
+    function, *args = CASES[name]
+    case = lowered(function, *args)
+    with torch.no_grad():
+        results = torch.utils._pytree.tree_leaves(function(*args))
+    out = [torch.full_like(result, 7) for result in results]
+    assert run(schedule(program_of(case.graph)), [*case.inputs, *out])
+    for mine, theirs in zip(out, results, strict=True):
+        assert not (problem := compare("", mine, theirs).problem), problem
+
+
+def test_an_index_out_of_range_writes_nothing(lowered: Callable[..., Any]) -> None:
+    case = lowered(lambda w, i: functional.embedding(i, w), X, torch.tensor([4, 0]))
+    out = torch.full((2, 6), 7.0)
+    assert not run(schedule(program_of(case.graph)), [X, torch.tensor([4, 5]), out])
+    assert (out == 7).all()
+
+
+def test_the_source_reads_like_the_loops(lowered: Callable[..., Any]) -> None:
+    source = python_of(schedule(program_of(lowered(lambda x: x * 0.5, X).graph)))
+    assert "_at = load(" in source
+    assert "* float32(0.5))" in source
