@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-WIDTH = 48
+WIDTH = 64
 
 
 class Block(nn.Module):

@@ -92,6 +92,42 @@ class Evaluation:
         return result
 
 
+class Keys:
+    """Numbers for nodes, equal where the same operators compute the same of the same inputs, in whichever recording.
+
+    >>> graphs = torch.fx.Graph(), torch.fx.Graph()
+    >>> made = [graph.call_function(torch.ops.aten.mul.Tensor, (graph.placeholder("x"), 2)) for graph in graphs]
+    >>> Keys(Draws()).of(made[0]) == Keys(Draws()).of(made[1])
+    True
+    """
+
+    def __init__(self, draws: Draws, given: Callable[[Node], Tensor] | None = None) -> None:
+        self._draws = draws
+        self._given = given
+        self._known: dict[Node, int] = {}
+
+    def of(self, node: Node) -> int:
+        """The number of ``node``."""
+        waiting = [node]
+        while waiting:
+            one = waiting[-1]
+            missing = [operand for operand in one.all_input_nodes if operand not in self._known]
+            waiting.extend(missing)
+            if not missing:
+                self._known[waiting.pop()] = self._key(one)
+        return self._known[node]
+
+    def _key(self, node: Node) -> int:
+        if node.op == "placeholder":
+            held = self._given(node) if self._given and str(node.target).startswith("constant_") else None
+            if held is None or isinstance(held, FakeTensor):
+                return hash(str(node.target))
+            return hash((str(node.target), id(held) if held.numel() > 1 else held.item()))
+        args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
+        drawn = self._draws.nodes.index(node) if node in self._draws.nodes else -1
+        return hash((str(node.target), repr(args), repr(kwargs), drawn))
+
+
 def _without_autocast() -> torch.autocast:
     """Recorded operators are those behind autocast's choice of dtypes."""
     return torch.autocast("cpu", enabled=False)

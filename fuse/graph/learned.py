@@ -10,7 +10,7 @@ A program that was specialised on what Python learned computes it again in each 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,13 +23,15 @@ Guard = Literal["truth", "number", "values"]
 @dataclass(frozen=True)
 class Learned:
     """One thing that Python learned at the user's line ``source``: ``leaf`` of the values that the program gives beside
-    its results, at ``place`` if that holds several, was ``expected``."""
+    its results, at ``place`` if that holds several, was ``expected``. ``key`` is equal where the same operators compute
+    it from the same inputs."""
 
     source: str
     guard: Guard
     leaf: int
     place: int | None
     expected: object
+    key: int = 0
 
     def __str__(self) -> str:
         if self.guard == "truth":
@@ -64,6 +66,20 @@ class Learning:
     learned: tuple[Learned, ...]
     lines: tuple[ReadLine, ...]
 
+    def told(self, values: Sequence[Tensor | None]) -> dict[int, object]:
+        """What is learned from these values, by keys."""
+        return {
+            one.key: bits(_element(value, one.place))
+            for one in self.learned
+            if one.guard != "values" and (value := values[one.leaf]) is not None
+        }
+
+    def fits(self, told: Mapping[int, object]) -> bool:
+        """Whether nothing that was learned is otherwise in ``told``."""
+        return all(
+            one.guard == "values" or one.key not in told or told[one.key] == bits(one.expected) for one in self.learned
+        )
+
     def difference(self, values: Sequence[Tensor | None]) -> Learned | None:
         """The first thing that is not as it was learned; ``values`` begin with those given beside the results."""
         told: dict[int, object] = {}
@@ -83,6 +99,10 @@ class Learning:
             if found is not one.expected and bits(found) != bits(one.expected):
                 return one
         return None
+
+
+def _element(value: Tensor, place: int | None) -> object:
+    return (value if place is None else value[place]).item()
 
 
 def bits(number: object) -> object:

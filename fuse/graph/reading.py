@@ -27,7 +27,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse.errors import CaptureError
-from fuse.graph.evaluating import Evaluation
+from fuse.graph.evaluating import Evaluation, Keys
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.read_numbers import is_number, known, node_of, read_number
@@ -70,6 +70,7 @@ class Reader:
         self.facts: dict[tuple[Node, Guard], _Fact] = {}
         self._known = known
         self._evaluation = Evaluation(given, functional.draws)
+        self._keys = Keys(functional.draws, given)
         self._read: list[str] = []  # lines, one for each read
 
     # ---- for numbers -------------------------------------------------------------------------------------------------
@@ -210,7 +211,9 @@ class Reader:
                 if not together:
                     tensors.append(self.tensor(fact.node))
                 where = place if together else None
-                learned.append(Learned(fact.source, guard, len(tensors) - 1, where, fact.expected))
+                learned.append(
+                    Learned(fact.source, guard, len(tensors) - 1, where, fact.expected, self._keys.of(fact.node))
+                )
         places: dict[Node, int] = {}
         for number in filter(is_number, leaves):
             if (node := node_of(number)) not in places:

@@ -34,7 +34,7 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
 from fuse.graph.kept import Assigns
-from fuse.graph.learned import Learning, ReadLine
+from fuse.graph.learned import Learned, Learning, ReadLine
 from fuse.graph.signature import Attribute, Signature
 from fuse.kernel.sized import lowering_for
 from fuse.rewrite import registry
@@ -87,8 +87,8 @@ class Compiled:
     that was declared to vary. ``training`` runs the calls that need gradients; ``program`` is its forward half.
     ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
     ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
-    ``rebuild`` gives the result second. ``family``: the other specialisations of such calls. ``passing``: another call
-    may not run eager. ``once``: another call is captured again."""
+    ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
+    calls. ``passing``: another call may not run eager. ``once``: another call is captured again."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -100,6 +100,7 @@ class Compiled:
     carried: Carried | None = None
     unwatched: frozenset[Attribute] = frozenset()
     learning: Learning | None = None
+    confirmation: Confirmation | None = None
     family: Family[Compiled] | None = None
     passing: bool = False
     once: bool = False
@@ -162,7 +163,7 @@ class Engine:
                 except Missed as miss:
                     return self._eager(args, kwargs, found[0].family.in_vain(self._name(), miss.learned))
         if found[0].family is not None:
-            return self._specialised(found[0].family, args, kwargs, leaves, spec)
+            return self._specialised(found, args, kwargs, leaves, spec)
         return self._served(*found, args, kwargs)
 
     def _served(
@@ -205,18 +206,30 @@ class Engine:
         return compiled.carried.assign(result) if compiled.carried else result
 
     def _specialised(
-        self, family: Family[Compiled], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
+        self,
+        first: tuple[Compiled, tuple[Any, ...]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: Sequence[Any],
+        spec: Any,
     ) -> Any:
-        """The result of a call from the member of ``family`` that its values confirm, a new one if need be."""
+        """The result of a call, for which ``first`` was found, from the specialisation that its values confirm; a new
+        one if need be."""
+        family = first[0].family
+        assert family is not None
         if family.reason is not None:
             return self._eager(args, kwargs, family.reason)
-        alike = [(one, tensors) for one, tensors in self._matching(leaves, spec, modes()) if one.family is family]
-        missed = None
-        for compiled, tensors in family.ordered(alike, lambda pair: pair[0]):
+        missed: Learned | None = None
+        told: dict[int, object] = {}
+        for compiled, tensors in self._members(first, leaves, spec):
+            assert compiled.confirmation is not None
+            if told and not compiled.confirmation.learning.fits(told):
+                continue
             try:
                 result = self._served(compiled, tensors, args, kwargs)
             except Missed as miss:
                 missed = missed or miss.learned
+                told.update(miss.told)
                 continue
             family.served(compiled)
             return result
@@ -231,6 +244,20 @@ class Engine:
             except Missed as miss:  # fused and eager operators differ in what they round
                 missed = missed or miss.learned
         return self._eager(args, kwargs, family.in_vain(self._name(), missed))
+
+    def _members(
+        self, first: tuple[Compiled, tuple[Any, ...]], leaves: Sequence[Any], spec: Any
+    ) -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
+        """The specialisations that may serve a call for which ``first`` was found, the likely one first."""
+        family = first[0].family
+        assert family is not None
+        begins = family.likely() in (None, first[0])
+        if begins:
+            yield first
+        alike = [pair for pair in self._matching(leaves, spec, modes()) if pair[0].family is family]
+        for pair in family.ordered(alike, lambda pair: pair[0]):
+            if not begins or pair[0] is not first[0]:
+                yield pair
 
     def _new(
         self, compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
@@ -377,8 +404,9 @@ class Engine:
                 return self._compile(args, kwargs, leaves, spec, family)
         sources = sources_of(signature.inputs, self.model, len(leaves))
         guard = call_guard(*given, sources, self._tensors())
+        confirmation = None
         if (learning := signature.learning) is not None and learning.learned:
-            program.confirm = Confirmation(learning)
+            program.confirm = confirmation = Confirmation(learning)
             family = family or Family(made=1)
         return Compiled(
             guard,
@@ -390,6 +418,7 @@ class Engine:
             carried=carry,
             unwatched=frozenset(self._kept),
             learning=learning,
+            confirmation=confirmation,
             family=family,
         )
 

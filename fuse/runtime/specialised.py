@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -38,11 +38,13 @@ CLOSE = 1e-4
 
 
 class Missed(Exception):
-    """A specialisation does not serve this call: ``learned`` is otherwise now, or the program raised (None)."""
+    """A specialisation does not serve this call: ``learned`` is otherwise now, or the program raised (None). ``told``:
+    what is learned now, by keys."""
 
-    def __init__(self, learned: Learned | None) -> None:
+    def __init__(self, learned: Learned | None, told: Mapping[int, object] | None = None) -> None:
         super().__init__(str(learned) if learned else "raised")
         self.learned = learned
+        self.told = told or {}
 
 
 class Confirmation:
@@ -68,7 +70,7 @@ class Confirmation:
                 self.learning, learned=tuple(_as_computed(one, values) for one in self.learning.learned)
             )
         if different := self.learning.difference(values):
-            raise Missed(different)
+            raise Missed(different, self.learning.told(values))
 
 
 def _as_computed(learned: Learned, values: Sequence[Tensor | None]) -> Learned:
@@ -119,6 +121,10 @@ class Family(Generic[T]):
                 tried.insert(0, tried.pop(place))
         return tried
 
+    def likely(self) -> T | None:
+        """The member that is tried first, if one is known to follow the last."""
+        return self._follows.get(id(self._last), self._last)
+
     def served(self, member: T, again: bool = True) -> None:
         """``member`` served a call; ``again``: not the one that it was made for."""
         with self._lock:
@@ -126,7 +132,7 @@ class Family(Generic[T]):
                 self._follows[id(self._last)] = member
             self._last = member
             self._used |= again
-            self._balance = min(self._balance + 1, PATIENCE)
+            self._balance = min(self._balance + again, PATIENCE)
 
     def grows(self) -> bool:
         """Whether one more specialisation is made."""
@@ -144,6 +150,6 @@ class Family(Generic[T]):
         with self._lock:
             self._balance -= 1
             reason = Fallback(name, source, f"a value that forward reads{where} differs from call to call")
-            if not self._used or self._balance <= -PATIENCE:
+            if self._balance <= -(PATIENCE if self._used else LARGEST_UNUSED):
                 self.reason = reason
         return reason
