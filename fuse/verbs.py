@@ -211,13 +211,21 @@ def bench(
 
 @commands.command()
 @output_verb(
-    click.argument("before", type=click.Path(path_type=Path)), click.argument("after", type=click.Path(path_type=Path))
+    click.argument("before", type=click.Path(path_type=Path)),
+    click.argument("after", type=click.Path(path_type=Path)),
+    path_option("--html", metavar="OUT", help="Write a page here with both graphs side by side, aligned by line."),
 )
-def diff(to: Output, before: Path, after: Path) -> int:
+def diff(to: Output, before: Path, after: Path, html: Path | None) -> int:
     """Compare two reports that `fuse show --json -o FILE` saved."""
     from fuse.report.diff import compare, diff_table, read
 
-    changes = compare(read(before), read(after))
+    old, new = read(before), read(after)
+    if html is not None:
+        from fuse.report.aligned import diff_page
+
+        diff_page(old, new, (str(before), str(after)), html)
+        to.say(f"wrote {html}; open it in a browser")
+    changes = compare(old, new)
     to.emit(changes, lambda: diff_table(changes, str(before), str(after)))
     return GOOD
 

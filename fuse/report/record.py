@@ -76,6 +76,8 @@ class _Writer:
 
     def files(self) -> dict[str, str]:
         """The text of the user's files, by path, as far as they can be read."""
+        for path in self._paths:
+            linecache.checkcache(path)
         texts = {path: "".join(linecache.getlines(path)) for path in self._paths if path}
         return {path: text for path, text in texts.items() if text}
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fuse
 from benchmarks.viewer import FLAGS, browser, generated
 from fuse.errors import FuseError
+from fuse.report.aligned import diff_page
 from fuse.report.viewing import embedded, page, view
 
 PROGRAM = browser()
@@ -347,6 +348,32 @@ def test_training_has_a_page_for_each_pass(running: Any, tmp_path: Path) -> None
     one.tab.select_option("#sheet", "1")
     assert one.ask(NAMES) != names
     assert one.complaints == []
+    one.tab.close()
+
+
+def test_two_reports_share_one_selection(running: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    old = fuse.show(Cell().eval(), (torch.ones(6, 4, 8),), target="cell.py", record=True, fuel=0).to_dict()
+    path = tmp_path / "diff.html"
+    diff_page(old, report().to_dict(), ("old.json", "new.json"), path)
+    one = Opened(running, path)
+    assert one.ask("() => fuseViewer.shown.length") == 2
+    marked = (
+        "(side) => fuseViewer.shown[side].picture.layout.shapes.filter((item) => item.marked).map((item) => item.label)"
+    )
+    one.press("n", "n")
+    assert one.ask(marked, 0)
+    one.tab.locator("#list .row:not(.head)").first.click()
+    assert one.ask(marked, 0) or one.ask(marked, 1)
+    one.tab.locator("#source .line.known", has_text="torch.tanh").click()
+    assert one.ask(marked, 0)
+    assert one.ask(marked, 1)
+    assert one.ask("() => fuseViewer.shown[1].picture.layout.shapes.some((item) => item.news === 'made')")
+    one.press("/")
+    one.tab.keyboard.type("relu")
+    one.press("Enter")
+    assert one.complaints == []
+    assert len(one.requests) == 1
     one.tab.close()
 
 

@@ -43,7 +43,8 @@ const app = {
   showViews: false,
   before: false,
   tab: "rewrites",
-  get sheet() { return this.shown[0].sheet; },
+  side: 0, // of two reports, the one that was last selected in
+  get sheet() { return this.shown[this.side].sheet; },
   get step() { return this.sheet.replay.at + (this.before ? 1 : 0); },
 };
 
@@ -197,7 +198,7 @@ function linked(sheet, selection) {
 function mark() {
   app.shown.forEach((view, number) => {
     for (const item of view.picture.layout.shapes) item.marked = false;
-    const selection = number ? app.other : app.selection;
+    const selection = number === app.side ? app.selection : app.other;
     for (const id of linked(view.sheet, selection).nodes) {
       const item = view.tree.drawn.get(id);
       if (item) item.marked = true;
@@ -207,13 +208,16 @@ function mark() {
 }
 
 /** Select something; `from` is the view it was selected in. */
-function select(selection, { reveal = true, view = app.shown[0] } = {}) {
+function select(selection, { reveal = true, view = app.shown[app.side] } = {}) {
   if (selection && selection.type === "reason" && !DATA.match) {
     const candidate = app.sheet.record.declined[selection.group].candidates[selection.place ?? 0];
     if (candidate.nodes.some((id) => !app.sheet.replay.rows.has(id))) { app.before = false; app.selection = selection; go(candidate.after, false); }
   }
   app.selection = app.other = selection;
-  if (DATA.match && selection) [app.selection, app.other] = across(selection, view);
+  if (DATA.match && selection) {
+    app.side = app.shown.indexOf(view);
+    app.other = across(selection, app.side);
+  }
   mark();
   if (reveal && selection) {
     app.shown.forEach((one) => {
@@ -282,7 +286,7 @@ function listed(things, most = 14) {
 
 function showDetails() {
   const place = $("details"), { selection, sheet } = app;
-  const kinds = { node: nodeDetails, line: lineDetails, kernel: kernelDetails, reason: reasonDetails, difference: differenceDetails };
+  const kinds = { node: nodeDetails, line: lineDetails, kernel: kernelDetails, reason: reasonDetails };
   place.replaceChildren(...(selection && kinds[selection.type] ? kinds[selection.type](selection, sheet) : overview(sheet)));
 }
 
@@ -308,7 +312,7 @@ function overview(sheet) {
 function nodeDetails({ id, ids }, sheet) {
   const row = sheet.replay.rows.get(id);
   if (!row) return [el("p", "quiet", "This operator is not in the graph at this step.")];
-  const item = app.shown[0].tree.drawn.get(id);
+  const item = app.shown[app.side].tree.drawn.get(id);
   const place = row.at === undefined ? null : sheet.record.places[row.at];
   const made = [el("h2", "", row.called && item && item.label ? `${row.name} · ${item.label}` : row.name)];
   const users = [...sheet.replay.rows.values()].filter((one) => one.uses.includes(id)).map((one) => one.id);
@@ -321,7 +325,7 @@ function nodeDetails({ id, ids }, sheet) {
     ["kernel", kernel !== undefined ? button("link", sheet.record.kernels[kernel].name, "Show the kernel", () => select({ type: "kernel", number: kernel })) : null],
     ["launches", row.launches ? count(row.launches) : null], ["traffic", row.bytes ? scaled(row.bytes, "B") : null], ["arithmetic", row.flops ? scaled(row.flops) : null],
     ["shown for", ids && ids.length > 1 ? plural(ids.length, "equal operator") : null]]));
-  if (item && app.shown[0].tree.canOpen(item)) made.push(el("p", "", null, button("", item.open ? "close" : "open", "(o)", () => toggle(item))));
+  if (item && app.shown[app.side].tree.canOpen(item)) made.push(el("p", "", null, button("", item.open ? "close" : "open", "(o)", () => toggle(item))));
   const refusals = sheet.declinedOf.get(id) || [];
   if (refusals.length) {
     made.push(el("h3", "", "Tried, and declined"));
@@ -599,7 +603,7 @@ const remember = soon(() => {
   const { selection } = app;
   if (!DATA.match && app.step !== app.sheet.replay.length) said.set("step", app.step);
   if (app.sheets.indexOf(app.sheet) && !DATA.match) said.set("sheet", app.sheets.indexOf(app.sheet));
-  if (selection) said.set("select", { node: () => `node.${selection.id}`, line: () => `line.${selection.source}`, kernel: () => `kernel.${selection.number}`, reason: () => `reason.${selection.group}${selection.place === undefined ? "" : "." + selection.place}`, difference: () => "" }[selection.type]());
+  if (selection) said.set("select", { node: () => `node.${selection.id}`, line: () => `line.${selection.source}`, kernel: () => `kernel.${selection.number}`, reason: () => `reason.${selection.group}${selection.place === undefined ? "" : "." + selection.place}` }[selection.type]());
   if (app.layer !== "kind") said.set("layer", app.layer);
   if (app.showViews) said.set("views", "1");
   if (app.before) said.set("before", "1");
@@ -697,6 +701,10 @@ function begin() {
   document.title = DATA.title;
   const { before, after, device } = app.sheets[0].report;
   $("summary").append(...(DATA.match ? [DATA.summary] : [el("b", "", count(before.launches)), " → ", el("b", "", count(after.launches)), " launches   ·   ", el("b", "", scaled(before.bytes, "B")), " → ", el("b", "", scaled(after.bytes, "B")), ` memory traffic   ·   ${device}, predicted`]));
+  if (DATA.match) {
+    $("tab-rewrites").textContent = "Differences";
+    for (const id of ["back", "slider", "forth", "before", "where"]) $(id).hidden = true;
+  }
   $("sheets").hidden = Boolean(DATA.match) || app.sheets.length < 2;
   const options = (place, pairs) => place.replaceChildren(...pairs.map(([value, text]) => { const one = el("option", "", text); one.value = value; return one; }));
   options($("sheet"), app.sheets.map((sheet, number) => [number, sheet.name]));

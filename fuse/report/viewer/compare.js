@@ -3,20 +3,14 @@
 const toOther = DATA.match ? [new Map(DATA.match.nodes), new Map(DATA.match.nodes.map(([a, b]) => [b, a]))] : null;
 const lineToOther = DATA.match ? [new Map(DATA.match.lines), new Map(DATA.match.lines.map(([a, b]) => [b, a]))] : null;
 
-/** A selection made in one report, and what it is in each of the two. */
-function across(selection, view) {
-  const side = app.shown.indexOf(view);
-  const other = { ...selection };
+/** What a selection made in one report is in the other; null where it is nothing there. */
+function across(selection, side) {
   if (selection.type === "node") {
-    other.ids = (selection.ids || [selection.id]).map((id) => toOther[side].get(id)).filter((id) => id !== undefined);
-    other.id = other.ids[0];
-    if (!other.ids.length) return side ? [null, selection] : [selection, null];
-  } else if (selection.type === "line") {
-    other.source = lineToOther[side].get(selection.source) || "";
-  } else if (selection.type === "reason" || selection.type === "kernel") {
-    return side ? [null, selection] : [selection, null];
+    const ids = (selection.ids || [selection.id]).map((id) => toOther[side].get(id)).filter((id) => id !== undefined);
+    return ids.length ? { type: "node", id: ids[0], ids } : null;
   }
-  return side ? [other, selection] : [selection, other];
+  if (selection.type === "line") return lineToOther[side].has(selection.source) ? { type: "line", source: lineToOther[side].get(selection.source) } : null;
+  return null;
 }
 
 /** Operators that only one of the two has. */
@@ -39,5 +33,3 @@ function differenceRows() {
   }
   return rows.length ? rows : [{ type: "none", text: "the two do not differ" }];
 }
-
-function differenceDetails() { return []; }
