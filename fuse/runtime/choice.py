@@ -6,9 +6,10 @@
 
 ``ways.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
 operands are made up in the layouts that the call has, and what is called from Python is measured with what that costs.
-The rule: products on their own are a kernel on processors of AMD, but for the smallest and thinnest. There the library
-of PyTorch's usual builds (MKL) took 1.0 to 3 times as long, packing included (one call, two threads, 2 to 1000 rows, 32
-to 4096 columns); it also keeps what it packs into, 0.1 to 2 MB that no plan knows of.
+The rule: products on their own are a kernel where the library's are slow (``blas.py`` measures that once a machine),
+but for the smallest and thinnest. On AMD's processors the library of PyTorch's usual builds (MKL) took 1.0 to 3 times
+as long, packing included (one call, two threads, 2 to 1000 rows, 32 to 4096 columns); it also keeps what it packs
+into, 0.1 to 2 MB that no plan knows of.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse.kernel.lower import Declined, Kernel, lower, structure
-from fuse.runtime import cpu, tuning
+from fuse.runtime import blas, tuning
 from fuse.runtime.lone import region_of
 from fuse.runtime.onednn import LibraryCall, call_of
 from fuse.runtime.trials import Run, run_of_call, run_of_library, runs_of_kernels
@@ -81,9 +82,10 @@ def _fastest(
 
 
 def is_for_a_kernel(node: Node) -> bool:
-    """Whether this is a product that MKL is slow at, and large enough to compile a kernel for."""
-    if node.target is aten.convolution.default or not cpu.is_amd():
+    """Whether this is a product that the library is slow at, and large enough to compile a kernel for."""
+    if node.target is aten.convolution.default:
         return False
     rows, columns = node.meta["val"].shape
     depth = node.args[-1].meta["val"].shape[0]  # type: ignore[union-attr]  # the right operand
-    return bool(rows >= FEWEST_ROWS and columns >= FEWEST_COLUMNS and rows * columns * depth >= LARGE)
+    is_large = bool(rows >= FEWEST_ROWS and columns >= FEWEST_COLUMNS and rows * columns * depth >= LARGE)
+    return is_large and blas.is_slow()

@@ -56,16 +56,6 @@ def model() -> str:
     return _told("model name") or platform.processor()
 
 
-@functools.cache
-def is_amd() -> bool:
-    """Whether the processor is one of AMD's, on which MKL runs slower kernels than it could.
-
-    >>> is_amd() == is_amd()
-    True
-    """
-    return _told("vendor_id") == "AuthenticAMD"
-
-
 def _told(field: str) -> str:
     """What the system says of the first core under this name; nothing where it says nothing."""
     try:

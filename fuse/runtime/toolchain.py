@@ -109,6 +109,9 @@ def find() -> Toolchain:
 def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     """The options that only make libraries faster, less those the compiler is known to reject.
 
+    Libraries are for this machine's processor, or for the one that ``$FUSE_PROCESSOR`` names as the compiler does
+    (``x86-64-v3``: AVX2, no AVX-512), so that one machine can show what others would run.
+
     Only GCC gets OpenMP: torch has GCC's runtime loaded. Clang would load its own beside it, with a second set of
     threads that ``torch.set_num_threads`` does not govern.
 
@@ -117,7 +120,8 @@ def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     """
     options = ["-fno-math-errno", "-fno-trapping-math"]
     # Arm's compilers take the processor, architecture and tuning in one, with -mcpu.
-    options += ["-march=native", "-mprefer-vector-width=512"] if cpu.is_x86() else ["-mcpu=native"]
+    processor = os.environ.get("FUSE_PROCESSOR") or "native"
+    options += [f"-march={processor}", "-mprefer-vector-width=512"] if cpu.is_x86() else [f"-mcpu={processor}"]
     options += ["-fopenmp"] if toolchain.is_gcc else []
     rejected = _rejected.get(toolchain, frozenset())
     return tuple(option for option in options if option not in rejected)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fuse
-from fuse.runtime import choice, cpu, tuning, ways
+from fuse.runtime import blas, choice, tuning, ways
 from fuse.testing import assert_fuses
 
 
@@ -127,12 +127,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("amd", "rows", "columns", "kernels"), CASES)
+@pytest.mark.parametrize(("slow", "rows", "columns", "kernels"), CASES)
 def test_large_products_on_their_own_are_kernels_where_the_library_is_slow(
-    amd: bool, rows: int, columns: int, kernels: int, monkeypatch: pytest.MonkeyPatch
+    slow: bool, rows: int, columns: int, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FUSE_TUNE", raising=False)
-    monkeypatch.setattr(cpu, "is_amd", lambda: amd)
+    monkeypatch.setattr(blas, "is_slow", lambda: slow)
     fused, x = fuse.compile(Large(columns)), torch.randn(rows, 512)
     with torch.no_grad():
         torch.testing.assert_close(fused(x), x @ fused.weight, rtol=1e-4, atol=1e-4)
@@ -140,9 +140,21 @@ def test_large_products_on_their_own_are_kernels_where_the_library_is_slow(
 
 
 def test_equal_products_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "is_amd", lambda: True)
+    monkeypatch.setattr(blas, "is_slow", lambda: True)
     fused = fuse.compile(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)))
     with torch.no_grad():
         fused(torch.randn(32, 64))
     assert fused.compiled is not None
     assert (fused.last_run.kernels, len(fused.compiled.program.kernels)) == (3, 1)
+
+
+def test_what_the_library_takes_is_measured_once_a_machine(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+    measured = iter([2.0, 1.0])
+    monkeypatch.setattr(blas, "times_slower", lambda: next(measured))
+    for _ in range(2):  # as in two processes: the second reads what the first has kept
+        blas.is_slow.cache_clear()
+        assert blas.is_slow()
+    monkeypatch.setattr(torch, "__version__", "another")
+    blas.is_slow.cache_clear()
+    assert not blas.is_slow()
+    blas.is_slow.cache_clear()

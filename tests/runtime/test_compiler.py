@@ -198,3 +198,18 @@ def test_a_usual_build_warns_of_nothing_and_leaves_one_file(empty_cache):
         compiler.build(ANSWER)
     assert len([file for file in empty_cache.rglob("*") if file.is_file()]) == 1
     assert cache.directory() == empty_cache
+
+
+@pytest.mark.skipif(not cpu.is_x86(), reason="the name is of a processor of x86")
+def test_libraries_may_be_built_for_another_processor(monkeypatch):
+    source = """extern "C" int has_avx512() {
+    #ifdef __AVX512F__
+        return 1;
+    #else
+        return 0;
+    #endif
+    }"""
+    monkeypatch.setenv("FUSE_PROCESSOR", "x86-64-v3")
+    assert compiler.build(source).has_avx512() == 0
+    monkeypatch.setenv("FUSE_PROCESSOR", "")
+    assert compiler.build(source).has_avx512() == ("avx512f" in cpu.features().split())
