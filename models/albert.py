@@ -13,6 +13,10 @@ implementations in use, attention is written out, gelu is its tanh form in singl
 attention mask anew and turns it into 0 or -10000: the small operators, and the cast, that a platform has to deal with.
 
 ``--set size=base`` and ``--set size=large`` are the published sizes, ``--set task=classification`` is the other head.
+
+With ``--set packed=True`` several texts share a row, and the mask holds the number of each token's text, which sees
+itself only. Every layer casts these numbers to the dtype of its input, where neighbours become equal in bfloat16: the
+fault that ``fuse precision`` is to name. ``--set cast_in_layers=False`` is the model mended.
 """
 
 from __future__ import annotations
@@ -54,6 +58,10 @@ max_positions = 512
 num_segments = 2
 num_classes = 2
 norm_epsilon = 1e-12
+packed = False
+cast_in_layers = True
+text_length = 8
+first_text = 30001
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -79,6 +87,13 @@ class Embeddings(nn.Module):
         return self.to_hidden(self.norm(embedded))
 
 
+def of_other_texts(texts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether query and key (B, 1, S, S) are of different texts; ``texts`` (B, S) holds the number of each token's."""
+    if cast_in_layers:
+        texts = texts.to(dtype)
+    return texts[:, None, :, None] != texts[:, None, None, :]
+
+
 class Attention(nn.Module):
     """Multi-head self-attention on (B, S, H), written out; the mask (B, S) is 1 for tokens and 0 for padding."""
 
@@ -99,8 +114,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         query, key, value = (self.split_heads(project(x)) for project in (self.query, self.key, self.value))
         scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(hidden_size // num_heads)
-        mask = attention_mask[:, None, None, :].to(x.dtype)
-        scores = scores + (1.0 - mask) * -10000.0
+        if packed:
+            scores = scores.masked_fill(of_other_texts(attention_mask, x.dtype), -10000.0)
+        else:
+            mask = attention_mask[:, None, None, :].to(x.dtype)
+            scores = scores + (1.0 - mask) * -10000.0
         context = torch.matmul(torch.softmax(scores, dim=-1), value)
         return self.output(context.transpose(1, 2).flatten(2))
 
@@ -176,9 +194,11 @@ def example_inputs() -> dict[str, Tensor]:
     first is padding."""
     real_tokens = torch.ones(batch_size, seq_length, dtype=torch.int64)
     real_tokens[1:, seq_length - seq_length // 4 :] = 0
+    if packed:
+        real_tokens = first_text + torch.arange(batch_size * seq_length).view(batch_size, seq_length) // text_length
     second_segment = (torch.arange(seq_length) >= seq_length // 2).to(torch.int64)
     return {
-        "input_ids": torch.randint(1, vocab_size, (batch_size, seq_length)) * real_tokens,
+        "input_ids": torch.randint(1, vocab_size, (batch_size, seq_length)) * (real_tokens > 0),
         "attention_mask": real_tokens,
         "token_type_ids": second_segment.repeat(batch_size, 1),
     }

@@ -12,6 +12,7 @@ from fuse.passes import constant_folding as constant_folding
 from fuse.passes import dead_code as dead_code
 from fuse.passes import draw_ahead as draw_ahead
 from fuse.passes import draw_apart as draw_apart
+from fuse.passes import drop_roundings as drop_roundings
 from fuse.passes import expand_lstm_layers as expand_lstm_layers
 from fuse.passes import fold_batch_norm as fold_batch_norm
 from fuse.passes import forward_writes as forward_writes
@@ -32,6 +33,7 @@ from fuse.passes import plain_fills as plain_fills
 from fuse.passes import product_epilogues as product_epilogues
 from fuse.passes import roll_loops as roll_loops
 from fuse.passes import roll_whole_loops as roll_whole_loops
+from fuse.passes import simplify_casts as simplify_casts
 from fuse.passes import start_sums as start_sums
 from fuse.passes import sum_over_steps as sum_over_steps
 from fuse.passes import unused_steps as unused_steps

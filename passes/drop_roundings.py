@@ -1,0 +1,39 @@
+"""Leave out roundings that a later cast undoes; only where asked for, as results change.
+
+    a = x.bfloat16()
+    b = a.float()       ->   b = x          (x is float32)
+
+What is read is then not rounded in between, so that results come nearer to float32's, and are not eager's bit for bit:
+``fuse.compile(model, precision="relaxed")``, or ``--extend-select drop_roundings``. Declined where the layout of the
+result would change, and where it would share memory with an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import GraphModule
+
+from fuse.passes.no_ops import leave_out, obstacle
+from fuse.passes.simplify_casts import holds, is_cast, operand
+from fuse.rewrite import effects
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+
+@register_pass(after="simplify_casts", before=("constant_folding", "roll_whole_loops"), enabled=False)
+def drop_roundings(graph: GraphModule) -> Iterator[Verdict]:
+    """Leave out roundings that a later cast undoes; results change."""
+    escaping = effects.escaping(graph)
+    for node in [node for node in graph.graph.nodes if is_cast(node)]:
+        rounded = operand(node)
+        if not is_cast(rounded):
+            continue
+        origin = operand(rounded)
+        first, between, last = (one.meta["val"].dtype for one in (origin, rounded, node))
+        if first != last or not first.is_floating_point or not between.is_floating_point or holds(first, between):
+            continue
+        if reason := obstacle(node, origin, escaping):
+            yield declined(node, reason)
+        else:
+            yield rewrite((rounded, node), leave_out, node, origin, escaping)
