@@ -59,7 +59,8 @@ class Precision:
     """The dtype that a model runs in, and the operators that stay in float32; prints as the code that makes it.
 
     ``dtype`` is ``bf16``, ``f16`` or ``autocast`` (torch's rules, bfloat16). Each of ``keep`` names a line
-    (``"model.py:41"``) or one function there (``"model.py:41:softmax"``).
+    (``"model.py:41"``) or one function there (``"model.py:41:softmax"``). ``relaxed`` lets ``fuse.compile`` leave out
+    roundings that a later cast undoes: nearer to float32, and not what eager gives bit for bit.
 
     Raises:
         FuseError: no such dtype, or an entry of ``keep`` that names no line.
@@ -70,6 +71,7 @@ class Precision:
 
     dtype: str = "bf16"
     keep: tuple[str, ...] = ()
+    relaxed: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -79,7 +81,8 @@ class Precision:
                 raise FuseError(f"keep takes lines as 'model.py:41' or 'model.py:41:softmax', not {entry!r}")
 
     def __repr__(self) -> str:
-        return f"fuse.Precision({self.dtype!r}, keep={self.keep!r})"
+        relaxed = ", relaxed=True" if self.relaxed else ""
+        return f"fuse.Precision({self.dtype!r}, keep={self.keep!r}{relaxed})"
 
     @property
     def narrow(self) -> torch.dtype:

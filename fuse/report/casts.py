@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class CastLine:
-    """The casts from one dtype to another at one line. ``bytes`` and ``microseconds`` are of all that eager launches."""
+    """The casts from one dtype to another at one line. ``bytes`` and ``microseconds`` are of what eager launches."""
 
     source: str
     casts: str
@@ -33,9 +33,7 @@ class CastLine:
     microseconds: float
 
 
-def cast_lines(
-    dispatches: Sequence[Dispatch], graph: GraphModule, profile: DeviceProfile
-) -> tuple[CastLine, ...]:
+def cast_lines(dispatches: Sequence[Dispatch], graph: GraphModule, profile: DeviceProfile) -> tuple[CastLine, ...]:
     """The lines with casts, those that move most first."""
     before: dict[tuple[str, str], list[int]] = {}
     for one in dispatches:

@@ -28,6 +28,7 @@ from fuse.graph.joint import Joint, capture_joint
 from fuse.graph.learned import ReadLine
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of
+from fuse.report.casts import CastLine, cast_lines
 from fuse.report.loops import Loop, loops
 from fuse.report.record import record_of
 from fuse.report.sketch import Sketch, sketch
@@ -61,6 +62,7 @@ class Report:
     holds at most, before and after, and how much of the latter is kept from the forward to the backward pass.
     ``reads`` are the values that ``forward`` reads, by line, and what of them the graph is made for. ``fallbacks`` say
     why the call runs eager, where it does: then nothing is left to count but what eager launches.
+    ``casts`` are the lines that change dtypes, the one that moves most bytes first.
     ``record`` has every node, rewrite, candidate and kernel, where it was asked for (``docs/report.md``).
     """
 
@@ -80,6 +82,7 @@ class Report:
     step_memory: StepMemory | None = None
     reads: tuple[ReadLine, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
+    casts: tuple[CastLine, ...] = ()
     record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -129,6 +132,7 @@ class Report:
             "reads": [asdict(one) for one in self.reads],
             "fallbacks": [asdict(one) for one in self.fallbacks],
             "seconds": dict(self.seconds),
+            **({"casts": [asdict(line) for line in self.casts]} if self.casts else {}),
             **({"backward": self.backward.to_dict()} if self.backward else {}),
             **({"step_memory": asdict(self.step_memory)} if self.step_memory else {}),
             **({"optimizer": {name: dict(ways) for name, ways in self.optimizer.items()}} if self.optimizer else {}),
@@ -295,6 +299,7 @@ class _Half:
             before_sketch=self.sketch,
             graph=self.graph,
             reads=learning.lines if (learning := self.graph.meta["signature"].learning) else (),
+            casts=cast_lines(self.dispatches, self.graph, self.profile),
             record=record_of(self.ledger, self.dispatches, self.graph) if self.ledger.recording else None,
         )
 

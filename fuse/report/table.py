@@ -124,6 +124,16 @@ def _sections(report: Report) -> Iterator[RenderableType]:
     if report.reads:
         rows = [[one.source or "(no line)", _GUARDED[one.guard], f"{one.count:,}"] for one in report.reads]
         yield columns(["values read", "the graph is made for", "reads"], rows, numbers_from=2)
+    if report.casts:
+        rows = [
+            [
+                *(one.source or "(no line)", one.casts, f"{one.before:,}", f"{one.after:,}"),
+                *(scaled(one.bytes, "B"), f"{one.microseconds:.1f}"),
+            ]
+            for one in report.casts[:TOP_LINES]
+        ]
+        heads = ["casts by line", "from", "before", "after", "bytes before", "modelled us"]
+        yield columns(heads, rows, numbers_from=2)
     yield from _loops(report)
     if report.fired:
         rows = [

@@ -46,7 +46,8 @@ def compile(
             again; where the three do not correspond, each length is captured, with one warning.
         precision: the dtype to run in, ``"bf16"``, ``"f16"`` or ``"autocast"``, or a :class:`fuse.Precision` that also
             names the operators that stay in float32, as ``fuse precision`` recommends them. The weights stay float32;
-            gradients come back in float32.
+            gradients come back in float32. ``"relaxed"`` leaves the dtypes as they are, and leaves out roundings that
+            a later cast undoes.
 
     Raises:
         FuseError: ``model`` is not a module, a pass or precision does not exist, or ``forward`` has no such argument.
@@ -64,7 +65,9 @@ def compile(
     if not isinstance(model, nn.Module):
         raise FuseError(f"fuse.compile takes an nn.Module, not a {type(model).__name__}; wrap a function in a module")
     registry.select(passes)  # an unknown name is an error now, not at the first call
-    if precision is not None:
+    if precision == "relaxed" or (isinstance(precision, Precision) and precision.relaxed):
+        passes = [info.name for info in registry.select(passes, extend_select=["drop_roundings"])]
+    if precision is not None and precision != "relaxed":
         model = in_precision(model, Precision(precision) if isinstance(precision, str) else precision)
     return Fused(Engine(model, freeze, passes, dynamic_shapes=dynamic_shapes))
 

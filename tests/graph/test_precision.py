@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fuse
+import fuse.runtime.module
 from fuse.errors import FuseError
 from fuse.graph.precision import Precision, Watch, in_precision
 
@@ -155,3 +156,31 @@ def test_a_compiled_model_trains_with_a_gradient_scaler() -> None:
     assert fused.last_run.fallbacks == ()
     assert losses[0][-1] < losses[0][0]
     assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=5e-3)
+
+
+class Rounds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x.bfloat16().float()) + 1
+
+
+@pytest.mark.parametrize("precision", ["relaxed", Precision("autocast", relaxed=True)])
+def test_relaxed_leaves_roundings_out(precision: str | Precision) -> None:
+    x, model = torch.randn(8, 8), Rounds()
+    with torch.no_grad():
+        assert torch.allclose(fuse.compile(model)(x), model(x), atol=1e-6)
+        assert torch.allclose(fuse.compile(model, precision=precision)(x), torch.tanh(x) + 1, atol=1e-6)
+    assert not torch.allclose(model(x), torch.tanh(x) + 1, atol=1e-6)
+
+
+def test_a_frozen_weight_is_cast_once_for_all() -> None:
+    model, x = Net().eval(), X
+    with torch.no_grad():
+        frozen, thawed = (fuse.compile(model, precision="bf16", freeze=freeze) for freeze in (True, False))
+        assert torch.equal(frozen(x, MASK), thawed(x, MASK))
+
+    def read(fused: fuse.runtime.module.Fused) -> set[torch.dtype]:
+        weights = [node.meta["val"] for node in fused.compiled.graph.graph.find_nodes(op="placeholder") if node.users]
+        return {value.dtype for value in weights if value.dim() == 2 and value.shape != x.shape}
+
+    assert read(frozen) == {torch.bfloat16}
+    assert read(thawed) == {torch.float32}

@@ -65,3 +65,30 @@ def test_json_holds_every_operator_and_the_code(model: Path, capsys: pytest.Capt
 def test_a_target_that_is_none_is_an_error(model: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["precision", str(model), "--target", target]) == 2
     assert target in capsys.readouterr().err
+
+
+MIXED = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x, ids):
+        for _ in range(3):
+            x = torch.relu(x * 2) + ids.to(x.dtype)
+        return x.float()
+def get_init_inputs(): return []
+def get_inputs(): return [torch.randn(64, 16).bfloat16(), torch.arange(16)]
+"""
+
+
+def test_show_lists_casts_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mixed.py"
+    path.write_text(MIXED)
+    assert run(["show", str(path), "--json", "--ignore", "fuse_pointwise"]) == 0
+    casts = json.loads(capsys.readouterr().out)["casts"]
+    assert [(one["source"], one["casts"], one["before"], one["bytes"]) for one in casts] == [
+        ("mixed.py:7", "bfloat16 to float32", 1, 64 * 16 * 6),
+        ("mixed.py:6", "int64 to bfloat16", 3, 3 * 16 * 10),
+    ]
+    assert casts[1]["after"] == 1  # equal casts are one
+    assert casts[1]["microseconds"] >= 3
+    assert run(["show", str(path)]) == 0
+    assert "casts by line" in capsys.readouterr().out
