@@ -1,4 +1,4 @@
-"""Write the tables of README.md, docs/measured.md and docs/mutation.md from the measured JSON, or check them.
+"""Write the tables of README.md and of docs (measured, mutation, precision) from the measured JSON, or check them.
 
     <!-- figures: lstm -->          | model | eager | ...
     (anything)                ->    | ... from benchmarks/results/lstm.json
@@ -198,6 +198,26 @@ def overhead_table(results: dict[str, Any]) -> list[str]:
         f"| each call: the same line at no kernels | {chain['fixed_microseconds']:.1f} |",
         f"| Python's share of a call: {small['what']} | {small['microseconds_in_python']:.1f} |",
     ]
+
+
+def precision_table(results: dict[str, Any]) -> list[str]:
+    """A row a model and dtype: decibels of the result, and how many operators stay in float32 for the target."""
+    lines = [
+        "| model | dtype | SQNR dB | operators kept | SQNR dB with them | fused | launches |",
+        f"|---|---{'|--:' * 5}|",
+    ]
+    for case in results["cases"]:
+        named = [f"`models/{case['model']}.py`", case["dtype"]]
+        if case.get("keep") is None:
+            lines.append(f"| {' | '.join(named)} | {case['reason']} | | | | |")
+            continue
+        decibels = [
+            f"{case[name]:.1f}" if case[name] is not None else LEFT_OUT for name in ("before", "after", "fused")
+        ]
+        launches = " -> ".join(f"{n:,}" for n in case["launches"])
+        cells = [*named, decibels[0], str(len(case["keep"])), *decibels[1:], launches]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def first_call_table(results: dict[str, Any]) -> list[str]:
@@ -411,7 +431,10 @@ def conditions(results: dict[str, Any]) -> str:
     )
 
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "measured.md", ROOT / "docs" / "mutation.md")
+DOCUMENTS = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("measured.md", "mutation.md", "precision.md")),
+)
 
 TABLES = {
     "albert": albert_table,
@@ -432,6 +455,7 @@ TABLES = {
     "mutation": mutation_table,
     "op_db": op_db_table,
     "overhead": overhead_table,
+    "precision": precision_table,
     "recurrent": recurrent_table,
     "recurrent_in_short": short_recurrent_table,
     "training": speed_table,
