@@ -31,7 +31,7 @@ Terms = tuple[tuple[Monomial, int], ...]
 
 @dataclass
 class Conditions:
-    """The sizes of one kernel, and what was decided about them while it was lowered.
+    """The sizes of one kernel, their values in the call at hand, and what was decided about them in lowering.
 
     ``usual`` are the values of sizes that costs are estimated with. ``noted`` has each comparison as a Python
     expression over the names of sizes, and its outcome. ``quotients`` has the factors that are no sizes, divisions and
@@ -39,6 +39,7 @@ class Conditions:
     """
 
     sizes: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
     usual: tuple[int, ...] = ()
     noted: dict[str, bool] = field(default_factory=dict)
     quotients: dict[str, str] = field(default_factory=dict)
@@ -50,7 +51,12 @@ class Conditions:
         self.sizes += (name,)
         self.usual += (value if usual is None else usual,)
         self.noted[f"{name} >= {LEAST}"] = True
-        return Extent(value, (((name,), 1),), self)
+        self.values += (value,)
+        return self.extent(name)
+
+    def extent(self, name: str) -> Extent:
+        """The size with this name."""
+        return Extent(self.values[self.sizes.index(name)], (((name,), 1),), self)
 
     def python(self, terms: Terms) -> str:
         """A polynomial as a Python expression."""

@@ -9,13 +9,14 @@ result y:     y_steps (result)   ->  y (this step's place)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from fuse.graph.loop import LoopSpec
 from fuse.kernel import ctypes
+from fuse.kernel.extents import varies
 from fuse.kernel.index import ZERO, Size, Stride, contiguous_strides
 from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
 from fuse.kernel.loop_sizes import sizes_of, strides_in
@@ -38,21 +39,30 @@ class Workspace:
 
     size: int = 0
     lines: list[str] = field(default_factory=list)
+    last: str = "workspace"
 
     def take(self, name: str, ctype: str, elements: int, itemsize: int) -> None:
         """Declare ``name``, a pointer to ``elements`` of ``ctype``."""
-        self.lines.append(f"{ctype} *{name} = ({ctype} *)(workspace + {self.size});")
+        if varies(self.size):  # the sum of what was taken would be long
+            self.lines.append(f"{ctype} *{name} = ({ctype} *)fuse_aligned((char *)({self.last}));")
+        else:
+            self.lines.append(f"{ctype} *{name} = ({ctype} *)(workspace + {self.size});")
+        self.last = f"{name} + {elements}"
         self.size += -(-elements * itemsize // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A loop about to be written down: its step, how it is driven, and the tensors around it."""
+    """A loop about to be written down: its step, how it is driven, and the tensors around it.
+
+    ``told`` are sizes that vary between calls, beside those of every loop.
+    """
 
     step: Step
     spec: LoopSpec
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
+    told: tuple[Size, ...] = ()
 
     @property
     def states(self) -> tuple[Input, ...]:
@@ -62,7 +72,15 @@ class Frame:
     def sizes(self) -> tuple[Size, ...]:
         """What the kernel is told in every call, in this order."""
         names = [self.step.names[position] for position in range(len(self.operands))]
-        return sizes_of(self.spec, self.operands, self.results, names, self.step.result_names)
+        own = sizes_of(self.spec, self.operands, self.results, names, self.step.result_names)
+        return (*own, *self.told)
+
+    def reads_sizes(self, names: Container[str] | None = None) -> list[str]:
+        """Lines that name sizes: all of them, or those with these names."""
+        argument = len(self.operands) + len(self.results) + 1
+        lines = [f"const int64_t *sizes = (const int64_t *)args[{argument}];"]
+        named = (pair for pair in enumerate(self.sizes) if names is None or pair[1].name in names)
+        return [*lines, *(f"const int64_t {size} = sizes[{number}];" for number, size in named)]
 
     def name(self, value: Input) -> str:
         return self.step.names[value.position]
@@ -108,8 +126,7 @@ def pointers(frame: Frame, workspace: Workspace) -> list[str]:
         lines.append(f"{ctype} *{name} = ({ctype} *)args[{len(frame.operands) + number}];")
     last = len(frame.operands) + len(frame.results)
     lines.append(f"char *workspace = fuse_aligned(args[{last}]);")
-    lines.append(f"const int64_t *sizes = (const int64_t *)args[{last + 1}];")
-    lines += [f"const int64_t {size} = sizes[{number}];" for number, size in enumerate(frame.sizes)]
+    lines += frame.reads_sizes()
     for state in frame.states:
         workspace.take(
             f"{frame.name(state)}_memory", ctypes.storage(state.dtype), 2 * elements(state), state.dtype.itemsize

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from torch import Tensor
 
-from fuse.graph.loop import Loop
+from fuse.graph.loop import Loop, StepInput
 from fuse.kernel.emit import PARALLEL_WORK
+from fuse.kernel.extents import Conditions, NeedsNumber, smaller
+from fuse.kernel.index import Size
 from fuse.kernel.loop_frame import ALIGNMENT, Frame, Share, indented
 from fuse.kernel.loop_rows import rows_text
 from fuse.kernel.loop_sizes import sizes_of, strides_in
+from fuse.kernel.loop_stages import plain_name
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.loop_units import units_text
-from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, structure
+from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
+from fuse.kernel.product_frame import several
+from fuse.kernel.sized import Numbers, Text, call_at_hand, spelled, with_numbers
 
 HEADERS = ("threads.h", "products.h")
 
@@ -65,6 +70,8 @@ def lower_loop(
     key = loop_structure(loop, operands, results)
     found = made.get(key) if made is not None else None
     if found is None:
+        if (serving := _for_sizes(loop, operands, results)) is not None:
+            return serving
         found = _lowered(loop, operands, results)
         if made is not None:
             made[key] = found
@@ -87,21 +94,60 @@ def loop_structure(loop: Loop, operands: Sequence[Tensor], results: Sequence[Ten
     return structure(loop.body, named=False), how, tuple(strides), tuple(ends), tuple(dtypes)
 
 
-def _lowered(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | Declined:
+def _lowered(
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], told: tuple[Size, ...] = ()
+) -> Kernel | Declined:
     if not loop.spec.carries:
         return Declined("no state is carried from step to step")
     schedules: tuple[tuple[Schedule, bool], ...] = ((units_text, False), (rows_text, False), (rows_text, True))
     for schedule, cut in schedules:
-        found = attempt(lambda: _scheduled(loop, operands, results, schedule, cut))  # noqa: B023 (called at once)
+        found = attempt(lambda: _scheduled(loop, operands, results, told, schedule, cut))  # noqa: B023 (called at once)
         if isinstance(found, Kernel):
             break
     return found
 
 
+_TEXTS: dict[str, Text[Kernel]] = {}
+
+
+def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | None:
+    """The kernel of a loop that serves other sizes too, where these vary; None where it gets one of its own."""
+    if (call := call_at_hand()) is None:
+        return None
+    spec = loop.spec
+    beside = (
+        spec.trip_count,
+        spec.carries,
+        spec.backwards,
+        [astuple(r) for r in spec.step_inputs],
+        *operands,
+        *results,
+    )
+    spelling, numbers = spelled(loop.body, lambda node: plain_name(node.name), beside)
+
+    def lowered(values: Numbers, conditions: Conditions) -> Kernel | None:
+        body, (steps, _, _, reads, *tensors) = with_numbers(loop.body, values, beside)
+        other = Loop(body, replace(spec, trip_count=steps, step_inputs=tuple(StepInput(*read) for read in reads)))
+        told = tuple(Size(name, conditions.extent(name)) for name in conditions.sizes)
+        try:
+            made = _lowered(other, tensors[: len(operands)], tensors[len(operands) :], told)
+        except NeedsNumber:
+            return None
+        return made if isinstance(made, Kernel) else None
+
+    place = call.place(spelling, numbers)
+    return serve(_TEXTS.setdefault(spelling, Text()), numbers, place, call.sizes, lowered)
+
+
 def _scheduled(
-    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], schedule: Schedule, cut: bool
+    loop: Loop,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    told: tuple[Size, ...],
+    schedule: Schedule,
+    cut: bool,
 ) -> Kernel:
-    return _kernel(Frame(read_step(loop, operands, cut), loop.spec, tuple(operands), tuple(results)), schedule)
+    return _kernel(Frame(read_step(loop, operands, cut), loop.spec, tuple(operands), tuple(results), told), schedule)
 
 
 def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
@@ -113,21 +159,22 @@ def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
     name = "_".join(["loop", *parts, digest])
     source = comment + (share.text + entry).replace("LOOP", name)
     sizes = tuple((size.name, size.value) for size in frame.sizes)
-    parallel = threads_that_pay(share, frame.spec.trip_count) > 1
+    parallel = several(threads_that_pay(share, frame.spec.trip_count))
     return Kernel(name, source, frozenset(), parallel, share.workspace + ALIGNMENT, sizes, HEADERS)
 
 
 def threads_that_pay(share: Share, steps: int) -> int:
     """How many threads a loop of so many steps asks for."""
-    return share.threads if share.work is None else min(share.threads, 1 + share.work * steps // PARALLEL_WORK)
+    return share.threads if share.work is None else smaller(share.threads, 1 + share.work * steps // PARALLEL_WORK)
 
 
 def _entry(frame: Frame, share: Share) -> str:
     """The kernel itself: it asks for the threads that pay, as :func:`threads_that_pay` says."""
-    threads, lines = str(share.threads), []
-    if share.work is not None and share.threads > 1:
+    threads = str(share.threads)
+    lines = frame.reads_sizes({size.name for size in frame.told}) if frame.told else []
+    if share.work is not None and several(share.threads):
         sizes = len(frame.operands) + len(frame.results) + 1
-        lines = [
+        lines += [
             f"const int64_t steps = *(const int64_t *)args[{sizes}];",
             f"const int64_t threads = 1 + {share.work} * steps / {PARALLEL_WORK};",
         ]

@@ -20,6 +20,7 @@ from fuse.kernel import ctypes
 from fuse.kernel.elements import Builder
 from fuse.kernel.emit import text_of
 from fuse.kernel.expressions import Expression
+from fuse.kernel.extents import larger, smaller, varies
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, Loop, Statement
 from fuse.kernel.loop_frame import (
@@ -71,7 +72,7 @@ class _Group:
 
     def on_stack(self, rows: int) -> bool:
         """Whether a thread keeps the sums of one block at a time, and little of it."""
-        return not self.outlives and self.sums(rows) * self.left.dtype.itemsize <= LARGEST_ON_STACK
+        return not (varies(rows) or self.outlives) and self.sums(rows) * self.left.dtype.itemsize <= LARGEST_ON_STACK
 
     def panel(self, product: Product, distance: int) -> int:
         """The number of a panel, which is packed if nobody asked for it before."""
@@ -185,7 +186,7 @@ def units_text(frame: Frame, name: str) -> Share:
         lines += indented(1, state_pointers(frame, state, "steps")[:1])
     lines += indented(1, _copied(frame.states, frame.step.names, lasts_of(frame), domain))
     lines += ["    return 0;", "}"]
-    threads = max(1, min(domain.blocks, multiplications(frame) // WORK_FOR_A_THREAD))
+    threads = larger(1, smaller(domain.blocks, multiplications(frame) // WORK_FOR_A_THREAD))
     return Share("\n".join(lines) + "\n", workspace.size, threads)
 
 
@@ -319,9 +320,11 @@ def _multiplied(frame: Frame, group: _Group, domain: _Domain) -> list[str]:
     for chunk in _chunks(group):
         weights = f"weights_{group.number} + block * {size}" + _plus(chunk.start * depth * PANEL)
         sums = f"sums_{group.number}" + _plus(chunk.start * rows * PANEL)
-        lines.append(
-            f"fuse_product<{len(chunk)}, {rows}>({sums}, {PANEL}, {rows * PANEL}, {left}, {weights}, {depth});"
-        )
+        places = f"{sums}, {PANEL}, {rows * PANEL}, {left}, {weights}, {depth}"
+        if varies(rows):
+            lines.append(f"fuse_product_even<{len(chunk)}>({places}, {rows});")
+        else:
+            lines.append(f"fuse_product<{len(chunk)}, {rows}>({places});")
     return lines
 
 

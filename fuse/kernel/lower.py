@@ -42,7 +42,7 @@ from fuse.kernel.index import NotAffine, SplitNeeded, Stride
 from fuse.kernel.product_frame import Tiled
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
 from fuse.kernel.schedule import schedule
-from fuse.kernel.sized import Text, call_at_hand, spelled, with_sizes
+from fuse.kernel.sized import Lower, Numbers, Text, call_at_hand, spelled, with_numbers, with_sizes
 from fuse.kernel.tiled_products import is_reduced, products_below, tiled
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
@@ -118,16 +118,29 @@ def _for_sizes(region: GraphModule) -> Kernel | None:
     if (call := call_at_hand()) is None:
         return None
     spelling, numbers = spelled(region, lambda node: _plain_name(node.name) if node.op == "placeholder" else "")
-    text, place = _TEXTS.setdefault(spelling, Text()), call.place(spelling, numbers)
-    found = text.member(region, numbers, place, call.sizes, lower_for_sizes) if call.sizes else None
+    return serve(
+        _TEXTS.setdefault(spelling, Text()),
+        numbers,
+        call.place(spelling, numbers),
+        call.sizes,
+        lambda values, conditions: lower_for_sizes(with_numbers(region, values)[0], conditions),
+    )
+
+
+def serve(
+    text: Text[Kernel], numbers: Numbers, place: int, apart: frozenset[int], lower: Lower[Kernel]
+) -> Kernel | None:
+    """The kernel of the family that a call belongs to, told the sizes of the call; the call is remembered."""
+    found = text.member(numbers, place, apart, lower) if apart else None
     text.remember(place, numbers)
     if found is None:
         return None
     family, sizes = found
+    of = family.conditions
     return replace(
         family.made,
-        workspace_bytes=family.conditions.value(family.made.workspace_bytes, sizes),
-        sizes=tuple(zip(family.conditions.sizes, sizes, strict=True)),
+        workspace_bytes=of.value(family.made.workspace_bytes, sizes),
+        sizes=tuple((name, of.value(number, sizes)) for name, number in family.made.sizes),
     )
 
 
@@ -141,7 +154,8 @@ def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | Non
     arguments = len(region.graph.find_nodes(op="placeholder")) + len(outputs_of(region.graph))
     source = with_sizes(kernel.source, conditions.sizes, arguments + bool(kernel.workspace_bytes))
     name = f"{readable_name(region)}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
-    return replace(kernel, name=name, source=source.replace(kernel.name, name))
+    sizes = tuple((size, conditions.extent(size)) for size in conditions.sizes)
+    return replace(kernel, name=name, source=source.replace(kernel.name, name), sizes=sizes)
 
 
 def attempt(lowered: Callable[[], Made]) -> Made | Declined:
@@ -153,7 +167,7 @@ def attempt(lowered: Callable[[], Made]) -> Made | Declined:
     try:
         with _deep_recursion():
             return lowered()
-    except (Unsupported, NotAffine) as why:
+    except (Unsupported, NotAffine, NeedsNumber) as why:
         return Declined(str(why))
     except SplitNeeded as need:
         return Declined(f"the loop over {need.atom} would have to be split")

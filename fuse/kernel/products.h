@@ -185,7 +185,33 @@ static inline void fuse_product(Real *out, int64_t row_stride, int64_t gate_stri
     }
 }
 
-// The same for a number of rows that only the call knows.
+// So many rows, which are few enough for registers.
+template <int Gates, int Rows, typename Real>
+static inline void fuse_product_few(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left,
+                                    int64_t left_stride, const fuse_packed<Real> &right, int64_t depth, int64_t rows) {
+    if (rows == Rows) {
+        fuse_product_gates<Rows, Gates>(out, row_stride, gate_stride, left, left_stride, right, depth);
+    } else if constexpr (Rows > 1) {
+        fuse_product_few<Gates, Rows - 1>(out, row_stride, gate_stride, left, left_stride, right, depth, rows);
+    }
+}
+
+// The same for a number of rows that only the call knows, in even shares.
+template <int Gates, typename Real>
+static inline void fuse_product_even(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left,
+                                     int64_t left_stride, const Real *packed, int64_t depth, int64_t rows) {
+    constexpr int most = fuse_most_rows<Gates, Real>;
+    const fuse_packed<Real> right = {packed, Gates * 16};
+    const int64_t shares = (rows + most - 1) / most;
+    for (int64_t share = 0, first = 0; share < shares; ++share) {
+        const int64_t count = rows / shares + (share < rows % shares);
+        fuse_product_few<Gates, most>(out + first * row_stride, row_stride, gate_stride, left + first * left_stride,
+                                      left_stride, right, depth, count);
+        first += count;
+    }
+}
+
+// The same with no heed to how evenly.
 template <int Gates, int AtMost = 0, typename Real>
 static inline void fuse_product_rows(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left,
                                      int64_t left_stride, const Real *packed, int64_t depth, int64_t rows) {

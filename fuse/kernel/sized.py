@@ -79,8 +79,8 @@ def call_at_hand() -> Call | None:
 # ---- texts and numbers -----------------------------------------------------------------------------------------------
 
 
-def spelled(region: GraphModule, name_of: Callable[[Node], str]) -> tuple[str, Numbers]:
-    """A region as a text without its whole numbers, and these numbers in order."""
+def spelled(region: GraphModule, name_of: Callable[[Node], str], beside: Any = ()) -> tuple[str, Numbers]:
+    """A region, and the tensors and numbers ``beside`` it, as a text without whole numbers, and these in order."""
     numbers: list[int] = []
 
     def take(number: int) -> int:
@@ -99,11 +99,13 @@ def spelled(region: GraphModule, name_of: Callable[[Node], str]) -> tuple[str, N
         lines.append(
             f"{node.op} {name_of(node)} {node.target if node.op != 'placeholder' else ''} {args} {layouts} {source}"
         )
+    lines.append(_text_of(beside, places))
+    _mapped(beside, take)
     return "\n".join(lines), tuple(numbers)
 
 
-def with_numbers(region: GraphModule, numbers: Sequence[int]) -> GraphModule:
-    """A copy of a region with other numbers in the places of its own; its values are tensors of no memory."""
+def with_numbers(region: GraphModule, numbers: Sequence[int], beside: Any = ()) -> tuple[GraphModule, Any]:
+    """A copy of a region, and of what is ``beside`` it, with other numbers; tensors in them have no memory."""
     rest = iter(numbers)
 
     def take(_: int) -> int:
@@ -120,7 +122,7 @@ def with_numbers(region: GraphModule, numbers: Sequence[int]) -> GraphModule:
             parts = [_sized(part, take) for part in _parts(value)]
             made.meta["val"] = type(value)(parts) if isinstance(value, (tuple, list)) else parts[0]
         copies[node] = made
-    return GraphModule(torch.nn.Module(), graph)
+    return GraphModule(torch.nn.Module(), graph), _mapped(beside, take)
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -131,6 +133,8 @@ def _mapped(argument: Any, take: Callable[[int], int], nodes: dict[Node, Node] |
     """An argument with every whole number replaced by what ``take`` gives for it, from left to right."""
     if type(argument) is int:
         return take(argument)
+    if isinstance(argument, Tensor):
+        return _sized(argument, take)
     if isinstance(argument, Node):
         return nodes[argument] if nodes is not None else argument
     if isinstance(argument, (tuple, list)):
@@ -143,6 +147,8 @@ def _mapped(argument: Any, take: Callable[[int], int], nodes: dict[Node, Node] |
 def _text_of(argument: Any, places: dict[Node, int]) -> str:
     if type(argument) is int:
         return "#"
+    if isinstance(argument, Tensor):
+        return _layout_text(argument)
     if isinstance(argument, Node):
         return f"%{places[argument]}"
     if isinstance(argument, (tuple, list)):
@@ -274,7 +280,7 @@ def lifted(relation: Relation, sizes: Numbers, usual: Numbers) -> tuple[Conditio
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
-Lower = Callable[[GraphModule, Conditions], Made | None]
+Lower = Callable[[Numbers, Conditions], Made | None]
 
 
 @dataclass(frozen=True)
@@ -311,11 +317,11 @@ class Text(Generic[Made]):
             self.references[place] = [*known[-LARGEST_REFERENCES + 1 :], numbers]
 
     def member(
-        self, region: GraphModule, numbers: Numbers, place: int, apart: frozenset[int], lower: Lower[Made]
+        self, numbers: Numbers, place: int, apart: frozenset[int], lower: Lower[Made]
     ) -> tuple[Family[Made], Numbers] | None:
         """The family that a call with these numbers belongs to, and its sizes; a new one if need be and possible.
 
-        ``lower`` makes what serves a region whose numbers are extents, or None.
+        ``lower`` makes what serves a region with these numbers, extents among them, or None.
         """
         others = self.references.get(place, [])
         for family in self.families:
@@ -327,7 +333,7 @@ class Text(Generic[Made]):
         if found is None:
             return None
         places, relation = found
-        made = _family(region, numbers, others, places, relation, lower)
+        made = _family(numbers, others, places, relation, lower)
         if made is None:
             self.failures += 1
             return None
@@ -336,7 +342,6 @@ class Text(Generic[Made]):
 
 
 def _family(
-    region: GraphModule,
     numbers: Numbers,
     others: Sequence[Numbers],
     places: tuple[int, ...],
@@ -346,7 +351,7 @@ def _family(
     """What serves a region at all sizes, lowered for those of this call, and once more for those of another."""
     now = tuple(numbers[place] for place in places)
     conditions, values = lifted(relation, now, now)
-    made = lower(with_numbers(region, values), conditions)
+    made = lower(values, conditions)
     if made is None:
         return None
     expected = ", ".join(conditions.python(n if isinstance(n, tuple) else terms_of(n)) for n in relation)
@@ -355,5 +360,5 @@ def _family(
     for other in others:  # the same must come out, or something was not noted
         if (sizes := family.sizes(other)) is not None:
             again, values = lifted(relation, sizes, now)
-            return family if lower(with_numbers(region, values), again) == made else None
+            return family if lower(values, again) == made else None
     return family
