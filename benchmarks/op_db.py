@@ -94,7 +94,7 @@ def full_name(op: OpInfo) -> str:
 
 def sweep(op: OpInfo, samples: int = SAMPLES) -> Outcome:
     """Run up to ``samples`` sample inputs of one operator fused, and judge them."""
-    calls = _calls(op, samples)
+    calls = calls_of(op, samples)
     filled = [call for call in calls if not _is_empty(call)]
     empty = [call for call in calls if _is_empty(call)]
     if not calls:
@@ -126,7 +126,7 @@ def _is_empty(call: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.numel() == 0 for leaf in pytree.tree_leaves(call))
 
 
-def _calls(op: OpInfo, samples: int) -> Calls:
+def calls_of(op: OpInfo, samples: int) -> Calls:
     """Sample inputs spread over the listing, those that eager itself accepts."""
     torch.manual_seed(0)
     listed: list[SampleInput] = list(itertools.islice(op.sample_inputs("cpu", torch.float32), LARGEST_LISTING))

@@ -280,17 +280,43 @@ def passes(to: Output) -> int:
 
 
 @commands.command(epilog=TRUST)
-@target_verb(click.argument("pattern"))
-def explain(request: Request, to: Output, pattern: str) -> int:
-    """Say why a pattern did or did not fire, by the candidate that came nearest.
+@target_verb(
+    click.argument("pattern", required=False),
+    click.option("--near", type=click.IntRange(1), metavar="N", help="Rank installed patterns by how close they come."),
+)
+def explain(request: Request, to: Output, pattern: str | None, near: int | None) -> int:
+    """Say why a pattern did or did not fire, by the candidate that came nearest, or what became of a line.
 
-    PATTERN is the name of an installed pattern, or path/to/file.py[:Name], a file that is run like TARGET's.
+    PATTERN is the name of an installed pattern, or path/to/file.py[:Name], a file that is run like TARGET's. With
+    FILE.py:LINE[-LINE] in its place everything is told that was tried on the operators of these lines, by pass and
+    pattern, and why each stayed out.
     """
+    from fuse.report import explain_lines as by_lines
     from fuse.report.explain import explain as find_reason
     from fuse.report.explain import explanation_table
     from fuse.rewrite.patterns import registry
 
+    if (pattern is None) == (near is None):
+        raise FuseError("say what to explain: a PATTERN, FILE.py:LINE[-LINE], or --near N")
     passes = request.passes()
+
+    def close(loaded: LoadedModel) -> list[by_lines.Close]:
+        with to.stage("capturing and matching"):
+            return by_lines.nearest_patterns(loaded.model, loaded.args, loaded.kwargs, passes=passes)
+
+    if pattern is None:
+        patterns = request.with_model(to, close)[:near]
+        to.emit(by_lines.values_of(request.target, patterns), lambda: by_lines.nearest_table(request.target, patterns))
+        return GOOD
+    if lines := by_lines.lines_of(pattern):
+        told = request.with_model(
+            to,
+            lambda one: by_lines.explain_lines(
+                one.model, one.args, one.kwargs, lines, passes=passes, target=request.target
+            ),
+        )
+        to.emit(told.to_dict(), lambda: by_lines.lines_table(told))
+        return GOOD
     file, name = registry.split(pattern)
     chosen = registry.load(file, name) if file is not None else registry.find(pattern)
 

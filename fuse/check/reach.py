@@ -98,7 +98,7 @@ def _lost(pattern: Pattern, way: Way) -> Finding | None:
     """Why ``pattern`` does not fire in what it computes by ``way`` once earlier passes have run; None where it does."""
     graph = captured(pattern, way)
     there, culprit = fires(graph, [pattern], pattern), ""
-    for name in _earlier():
+    for name in earlier_passes():
         run_passes(graph, [name])
         before, there = there, fires(graph, [pattern], pattern)
         culprit = name if before and not there else culprit
@@ -113,7 +113,7 @@ def _lost(pattern: Pattern, way: Way) -> Finding | None:
     return Finding("unreachable", pattern.name, "", f"it does not match its own computation: {reason}")
 
 
-def _earlier() -> list[str]:
+def earlier_passes() -> list[str]:
     """The passes that run before patterns are looked for."""
     names = [info.name for info in registry.select(extend_select=[match_patterns.__name__])]
     return names[: names.index(match_patterns.__name__)]

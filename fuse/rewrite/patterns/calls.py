@@ -8,10 +8,11 @@ place among the distinct ones; what is told of a node is its call, and its opera
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
@@ -45,10 +46,11 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """The calls of one graph, told apart; ``terms`` has what they compute."""
+    """The calls of one graph, told apart; ``terms`` has what they compute. ``constants`` are values that are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Mapping[Node, Tensor | None] | None = None) -> None:
         self.terms = Terms()
+        self.constants = constants or {}
         self._looks: dict[Node, Any] = {}
         self._same_looks: dict[Any, Any] = {}
         self._layouts: dict[Node, Hashable] = {}
@@ -111,8 +113,12 @@ class Calls:
         return Shape(term, last, steps, reading, base.value[0] if base.name == LEAF else -1)
 
     def _fill(self, node: Node) -> Term | None:
-        """The term of a node that makes equal elements."""
+        """The term of a node that makes equal elements, or is given one that is known."""
         if node not in self._fills:
+            value = self.constants.get(node)
+            if value is not None and value.numel() == 1:
+                self._fills[node] = self.terms.constant(value, self.look(node))
+                return self._fills[node]
             makes = (
                 isinstance(node.target, OpOverload) and not node.all_input_nodes and isinstance(self.look(node), Look)
             )

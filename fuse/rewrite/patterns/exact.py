@@ -28,7 +28,7 @@ from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.search import Placement
 from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, look_of
-from fuse.rewrite.patterns.trace import Traced, terms_of
+from fuse.rewrite.patterns.trace import LARGEST_CONSTANT, Traced, terms_of
 from fuse.rewrite.surgery import constant_key
 
 MAX_BINDINGS = 16
@@ -321,7 +321,10 @@ class Cut:
         return known
 
     def _stranger(self, node: Node) -> Term:
-        """The term of a value that is neither an input nor made of inputs: nothing that the pattern has."""
+        """The term of a value that is neither an input nor made of inputs: a constant, or nothing the pattern has."""
+        value = self.index.constants.get(node)
+        if value is not None and value.nbytes <= LARGEST_CONSTANT:
+            return self.table.terms.constant(value, self.index.calls.look(node))
         self.strangers += 1
         look = self.index.calls.look(node)
         return self.table.terms.leaf(("stranger", self.strangers, look), look)

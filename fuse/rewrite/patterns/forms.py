@@ -153,7 +153,7 @@ class Form:
             mode = FakeMode()
             try:
                 environment = Environment(constants, self.choices)
-                self.traces[key] = trace(function, twins(mode, arguments), environment, mode)
+                self.traces[key] = trace(function, twins(mode, arguments), environment, mode, holds=what == "pattern")
             except CaptureError as error:
                 self.traces[key] = str(error)
         return self.traces[key]
@@ -298,7 +298,7 @@ def _roots(
 ) -> tuple[tuple[Term, ...], tuple[Node, ...]]:
     arguments = twins(mode, arguments)
     try:
-        traced = trace(pattern.function, arguments, environment, mode)
+        traced = trace(pattern.function, arguments, environment, mode, holds=True)
     except CaptureError as error:
         raise FuseError(f"pattern {pattern.name!r} ({pattern.source}): {error}") from error
     terms = Terms()

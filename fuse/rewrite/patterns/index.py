@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice, permutations
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.graph.signature import Signature
+from fuse.rewrite.constants import given_constants
 from fuse.rewrite.patterns.calls import Call, Calls, Table, reads
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, Term
@@ -71,7 +72,7 @@ class GraphIndex:
 
     def __init__(self, graph: GraphModule) -> None:
         self.graph = graph
-        self.calls = Calls()
+        self.calls = Calls(self.constants)
         self.place: dict[Node, int] = {}
         self._own: dict[Node, Call | None] = {}
         self._steps: dict[Node, tuple[Step, ...]] = {}
@@ -85,6 +86,11 @@ class GraphIndex:
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 for name in may_make(node.target):
                     self._nodes[name].append(node)
+
+    @cached_property
+    def constants(self) -> Mapping[Node, Tensor | None]:
+        """The placeholders whose values are known."""
+        return given_constants(self.graph)
 
     @property
     def names(self) -> Container[str]:

@@ -6,8 +6,8 @@ pattern(x: f32[4, 8], bias: f32[8])   ->   add(x, bias): the operators that torc
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,27 +23,41 @@ from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import unlogged
 from fuse.graph.function import Function
 from fuse.graph.kept import Plan
+from fuse.rewrite.constants import constant_nodes
+from fuse.rewrite.evaluate import evaluate
 from fuse.rewrite.patterns.canonical import term_of_node
 from fuse.rewrite.patterns.language import Environment, running
-from fuse.rewrite.patterns.terms import Term, Terms
+from fuse.rewrite.patterns.terms import Term, Terms, look_of
+
+LARGEST_CONSTANT = 1 << 20
+"""Bytes of a tensor made of no input that is known by its value."""
 
 
 @dataclass(frozen=True)
 class Traced:
     """The graph of one run; ``inputs`` are its placeholders by the position of the tensor among the arguments.
 
-    ``meta["input"]`` of a placeholder is the parameter that it came in by, and its place there.
+    ``meta["input"]`` of a placeholder is the parameter that it came in by, and its place there. ``constants`` are the
+    values of nodes that depend on no input.
     """
 
     graph: Graph
     inputs: tuple[Node | None, ...]
     outputs: tuple[Node, ...]
+    constants: Mapping[Node, Tensor] = field(default_factory=dict, repr=False)
 
 
 def trace(
-    function: Callable[..., Any], arguments: Sequence[Any], environment: Environment, mode: FakeTensorMode
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    environment: Environment,
+    mode: FakeTensorMode,
+    *,
+    holds: bool = False,
 ) -> Traced:
     """Record ``function(*arguments)`` in ``environment``; arguments are fake tensors of ``mode``, and lists of them.
+
+    ``holds``: it may have tensors of its own, which a graph can be compared with, but not be given.
 
     Raises:
         CaptureError: what the function raised, or something that a pattern cannot do (write to its inputs, say).
@@ -51,6 +65,8 @@ def trace(
     try:
         with running(environment), unlogged():
             module = _Recorder(Function(function), mode, Plan()).run(tuple(arguments), {})
+        if not holds and any(spec.kind != "argument" for spec in module.meta["inputs"]):
+            raise CaptureError("it makes a tensor with torch.tensor(...); take that as a parameter")
     except CaptureError as error:
         raise CaptureError(str(error).replace("forward failed", "it fails")) from error
     keys = [
@@ -59,17 +75,30 @@ def trace(
         for place in range(len(argument) if isinstance(argument, list) else 1)
     ]
     inputs: list[Node | None] = [None] * len(pytree.tree_leaves(list(arguments)))
+    given: dict[Node, Tensor | None] = {}
     for spec, node in zip(module.meta["inputs"], module.graph.find_nodes(op="placeholder"), strict=True):
-        inputs[spec.index] = node
-        node.meta["input"] = keys[spec.index]
-    return Traced(module.graph, tuple(inputs), outputs_of(module.graph))
+        if spec.kind == "argument":
+            inputs[spec.index] = node
+            node.meta["input"] = keys[spec.index]
+        else:
+            given[node] = spec.value
+    return Traced(module.graph, tuple(inputs), outputs_of(module.graph), _constants(module, given))
+
+
+def _constants(module: GraphModule, given: dict[Node, Tensor | None]) -> dict[Node, Tensor]:
+    """The values of the nodes that depend on no input, as constant folding has them in a model."""
+    for node in constant_nodes(module, given):
+        evaluate(node, given, LARGEST_CONSTANT)
+    return {node: value for node, value in given.items() if value is not None}
 
 
 def terms_of(traced: Traced, terms: Terms, leaves: Sequence[Term]) -> dict[Node, Term]:
     """The terms of every node of ``traced``, ``leaves`` standing for its inputs."""
     known = {node: leaf for node, leaf in zip(traced.inputs, leaves, strict=True) if node is not None}
     for node in traced.graph.nodes:
-        if node.op == "call_function":
+        if node in traced.constants:
+            known[node] = terms.constant(traced.constants[node], look_of(node.meta["val"]))
+        elif node.op == "call_function":
             known[node] = term_of_node(terms, node, known.__getitem__)
     return known
 
@@ -94,8 +123,8 @@ class _Recorder(Recorder):
         leaves = list(result) if isinstance(result, (tuple, list)) else [result]
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise CaptureError("it must return a tensor, or a tuple of tensors")
-        if any(spec.kind != "argument" for spec in self.inputs):
-            raise CaptureError("it makes a tensor with torch.tensor(...); take that as a parameter")
+        if any(spec.kind != "argument" and spec.value is None for spec in self.inputs):
+            raise CaptureError("it reads a tensor that is no parameter; take that as a parameter")
         if any(self.functional.aliases[id(fake)].base.version for fake in self.placeholders):
             raise CaptureError("it writes to an input")
         outputs = tuple(self.functional.value(leaf) for leaf in leaves)

@@ -393,6 +393,10 @@ def makes_a_mask(x):
     return x * (torch.arange(x.shape[0]) < 2)
 
 
+def draws(x):
+    return x * torch.rand(2)
+
+
 def returns_a_number(x):
     return torch.exp(x), 3
 
@@ -411,9 +415,8 @@ def hides_a_constant(x):
         (only_views, "computes nothing"),
         (never_runs, r"does not run with any guess; give it examples\(\) that it runs with \(ValueError: not today\)"),
         (writes, "it writes to an input"),
-        (makes_a_tensor, "it makes a tensor with torch.tensor"),
         (returns_a_number, "must return a tensor, or a tuple of tensors"),
-        (makes_a_mask, r"makes a tensor from nothing \(`arange`\)"),
+        (draws, r"makes a tensor from nothing \(`rand`\)"),
         (apart, "falls into parts that share no tensor"),
         (hides_a_constant, r"fuse.const\('c'\) stands in no operator's argument"),
     ],
@@ -421,3 +424,18 @@ def hides_a_constant(x):
 def test_a_pattern_that_cannot_be_looked_for_says_why(source, message):
     with pytest.raises(FuseError, match=message):
         forms(define(source), 1)
+
+
+def test_a_tensor_that_is_made_of_no_input_is_compared_by_its_value(look):
+    assert look(makes_a_tensor, makes_a_tensor, randn(4, 2)).matched
+    assert look(makes_a_tensor, lambda x: torch.tensor([1.0, 2.0]) + x, randn(4, 2)).matched
+    assert not look(makes_a_tensor, lambda x: x + torch.tensor([1.0, 3.0]), randn(4, 2)).matched
+    assert not look(makes_a_tensor, lambda x, y: x + y, randn(4, 2), randn(2)).matched
+    assert look(makes_a_mask, makes_a_mask, randn(6)).matched
+    assert not look(makes_a_mask, lambda x: x * (torch.arange(x.shape[0]) < 3), randn(6)).matched
+
+
+def test_a_tensor_of_one_element_is_a_number(look):
+    assert look(lambda x: torch.exp(x) * 2.5, lambda x: torch.tensor(2.5) * torch.exp(x), randn(4)).matched
+    assert look(lambda x: torch.exp(x) * torch.tensor(2.5), lambda x: 2.5 * torch.exp(x), randn(4)).matched
+    assert not look(lambda x: torch.exp(x) * 2.5, lambda x: torch.tensor(2.6) * torch.exp(x), randn(4)).matched

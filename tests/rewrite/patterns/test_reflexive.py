@@ -1,0 +1,29 @@
+"""A function, given as a pattern, matches itself; ``python -m benchmarks.reflexive`` asks it of every operator."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import op_db
+from benchmarks.reflexive import SETTINGS, sweep
+
+FUNCTIONS = (
+    "addmm clamp masked.cumsum nn.functional.cosine_similarity nn.functional.cross_entropy nn.functional.layer_norm "
+    "nn.functional.smooth_l1_loss std where"
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FUNCTIONS.split())
+def test_a_function_matches_itself_alone_in_a_larger_graph_and_in_a_loop(name: str) -> None:
+    for op in op_db.operators([name]):
+        found = sweep(op, samples=1)
+        assert [one for one in found if not (one.matched or one.registration)] == []
+        assert {one.setting for one in found} == set(SETTINGS)
+
+
+def test_what_cannot_match_is_told_before_any_graph_is() -> None:
+    (op,) = op_db.operators(["ravel"])
+    assert {(one.registration, one.reason) for one in sweep(op, samples=1)} == {
+        (True, "views and casts alone are no pattern")
+    }
