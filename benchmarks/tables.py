@@ -1,4 +1,4 @@
-"""Write the tables of README.md and of docs (measured, mutation, precision) from the measured JSON, or check them.
+"""Write the tables of README.md and docs (measured, mutation, precision, study) from the measured JSON, or check them.
 
     <!-- figures: lstm -->          | model | eager | ...
     (anything)                ->    | ... from benchmarks/results/lstm.json
@@ -220,6 +220,41 @@ def precision_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def study_table(results: dict[str, Any]) -> list[str]:
+    """A row a model and device: the fitted costs, and how far they are off where they were not fitted."""
+    lines = [
+        "| model | device | fixed ms | ms a sample | off at batch 2 | at 4 | at 16 |",
+        f"|---|---{'|--:' * 5}|",
+    ]
+    for case in results["cases"]:
+        rows = [
+            (name, *(f"{one[cost]:.2f}" for cost in ("fixed_ms", "per_sample_ms")), one["errors"])
+            for name, one in case["devices"].items()
+        ]
+        rows.append(("V100 / NPU", "", "", case["ratio_errors"]))
+        for device, fixed, sample, errors in rows:
+            tested = [f"{100 * errors[batch]:+.0f} %" for batch in ("2", "4", "16")]
+            lines.append(f"| {' | '.join([case['model'], device, fixed, sample, *tested])} |")
+    return lines
+
+
+def study_launches_table(results: dict[str, Any]) -> list[str]:
+    """A row a model: launches of a training step, and the fixed milliseconds of each device for one of them."""
+    lines = [
+        "| command | forward | backward | optimizer | fixed us a launch, V100 | NPU |",
+        f"|---{'|--:' * 5}|",
+    ]
+    for case in results["cases"]:
+        counted = case["launches"]
+        step = counted["forward"][0] + counted["backward"][0] + counted["optimizer"]["AdamW"]["foreach"]
+        fixed = [f"{1e3 * case['devices'][name]['fixed_ms'] / step:.1f}" for name in ("V100", "NPU")]
+        halves = [f"{before:,} -> {after:,}" for before, after in (counted["forward"], counted["backward"])]
+        adam = f"{counted['optimizer']['AdamW']['foreach']:,}"
+        cells = [f"`{counted['command']}`", *halves, adam, *fixed]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def first_call_table(results: dict[str, Any]) -> list[str]:
     """A row a length: seconds of the first call, by the clock and of the processor, and of one with another length."""
     lines = [
@@ -433,7 +468,7 @@ def conditions(results: dict[str, Any]) -> str:
 
 DOCUMENTS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("measured.md", "mutation.md", "precision.md")),
+    *(ROOT / "docs" / name for name in ("measured.md", "mutation.md", "precision.md", "study.md")),
 )
 
 TABLES = {
@@ -457,17 +492,19 @@ TABLES = {
     "overhead": overhead_table,
     "precision": precision_table,
     "recurrent": recurrent_table,
+    "study": study_table,
+    "study_launches": study_launches_table,
     "recurrent_in_short": short_recurrent_table,
     "training": speed_table,
 }
-"""Each from the results of its name; ``_in_short`` from those of the whole table."""
+"""Each from the results of its name; ``_in_short`` and ``_launches`` from those of the whole table."""
 
 
 def rendered(text: str) -> str:
     """``text`` with every marked table made anew from its JSON file."""
 
     def table(place: re.Match[str]) -> str:
-        path = RESULTS / f"{place[2].removesuffix('_in_short')}.json"
+        path = RESULTS / f"{re.sub('_(in_short|launches)$', '', place[2])}.json"
         if not path.exists():
             return place[1] + f"Not measured yet: `python -m benchmarks.{path.stem}`.\n" + place[3]
         results = json.loads(path.read_text())
