@@ -41,6 +41,7 @@ from fuse.rewrite import registry
 from fuse.rewrite.differentiating import by_loops
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
+from fuse.runtime.choosing import Chooser, chooser_of
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import Arguments, DeclaredLengths, Refused
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
@@ -88,7 +89,8 @@ class Compiled:
     ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
     ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
     ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
-    calls. ``passing``: another call may not run eager. ``once``: another call is captured again."""
+    calls, between which ``chooser`` chooses. ``passing``: another call may not run eager. ``once``: another call is
+    captured again."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -101,6 +103,7 @@ class Compiled:
     unwatched: frozenset[Attribute] = frozenset()
     learning: Learning | None = None
     confirmation: Confirmation | None = None
+    chooser: Chooser | None = None
     family: Family[Compiled] | None = None
     passing: bool = False
     once: bool = False
@@ -221,6 +224,9 @@ class Engine:
             return self._eager(args, kwargs, family.reason)
         missed: Learned | None = None
         told: dict[int, object] = {}
+        if first[0].chooser is not None and family.wavers():
+            with self._lock:  # which makes its program
+                told = first[0].chooser.told(first[1])
         for compiled, tensors in self._members(first, leaves, spec):
             assert compiled.confirmation is not None
             if told and not compiled.confirmation.learning.fits(told):
@@ -234,7 +240,7 @@ class Engine:
             family.served(compiled)
             return result
         if family.grows():
-            with self._lock, without_collecting():
+            with self._lock, without_collecting(), lowering_for(self._sizes.varying(leaves, spec)):
                 made = self._compile(args, kwargs, leaves, spec, family)
             if made.program is None:
                 return self._eager(args, kwargs, made.reason)
@@ -419,6 +425,7 @@ class Engine:
             unwatched=frozenset(self._kept),
             learning=learning,
             confirmation=confirmation,
+            chooser=graph.meta.get("chooser") if graph is not None else None,
             family=family,
         )
 
@@ -427,6 +434,7 @@ class Engine:
         if self.freeze:
             raise FuseError("the call needs gradients, and the weights are frozen")
         joint = capture_joint(self.model, args, kwargs, self._kept, by_loops(self.passes, self.fuel))
+        joint.forward.meta["chooser"] = chooser_of(joint.forward)
         if joint.backward is None:
             self._rewrite(joint.forward)
             return joint.forward, None
@@ -437,6 +445,8 @@ class Engine:
         graph = capture(self.model, args, kwargs, self._kept)
         if self.freeze:
             freeze(graph, self.model)
+        else:
+            graph.meta["chooser"] = chooser_of(graph)
         self._rewrite(graph, left_out)
         return graph
 

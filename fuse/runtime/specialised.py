@@ -3,7 +3,7 @@
     call -> the specialisation that followed last time  -- confirmed -->  result
                 |  missed: nothing that the caller sees has changed
                 v
-            the others, the most recent first  -- confirmed -->  result
+            the others that fit what was computed by then, the most recent first  -- confirmed -->  result
                 |  all missed
                 v
             captured once more, with what this call reads; eager where that was in vain too often
@@ -32,6 +32,9 @@ LARGEST_UNUSED = 4
 
 PATIENCE = 16
 """Calls in vain, more than others, after which no specialisation is tried any more."""
+
+LARGEST_DOUBT = 0.4
+"""Share of the last eight calls or so in which another than the likely specialisation served."""
 
 CLOSE = 1e-4
 """What a value that is computed fused may differ by, relatively, from what eager operators gave."""
@@ -100,6 +103,7 @@ class Family(Generic[T]):
     reason: Fallback | None = None
     _used: bool = False
     _balance: int = 0
+    _doubt: float = 0.0
     _last: T | None = None
     _follows: dict[int, T] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -125,9 +129,14 @@ class Family(Generic[T]):
         """The member that is tried first, if one is known to follow the last."""
         return self._follows.get(id(self._last), self._last)
 
+    def wavers(self) -> bool:
+        """Whether the likely member is often not the one that serves."""
+        return self._doubt > LARGEST_DOUBT
+
     def served(self, member: T, again: bool = True) -> None:
         """``member`` served a call; ``again``: not the one that it was made for."""
         with self._lock:
+            self._doubt += (float(member is not self.likely()) - self._doubt) / 8
             if self._last is not None:
                 self._follows[id(self._last)] = member
             self._last = member
