@@ -432,6 +432,22 @@ def mutation_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def reads_table(results: dict[str, Any]) -> list[str]:
+    """A row a kind of read: against the same without the read where values stay, else against eager; launches."""
+    shown = not overloaded(results)
+    patterns = ("stay", "alternate", "never repeat")
+    titles = ("stays: without the read / fuse", "alternates: eager / fuse", "never repeats: eager / fuse", "launches")
+    lines = [f"| what is read | {' | '.join(titles)} |", f"|---{'|--:' * 4}|"]
+    for case in results["cases"]:
+        cells = [
+            f"{case['ratios'][pattern]:.2f}{', runs eager' if case['eager'][pattern] else ''}" if shown else LEFT_OUT
+            for pattern in patterns
+        ]
+        launched = " / ".join(str(case["launches"][pattern] or "eager") for pattern in patterns)
+        lines.append(f"| {case['name'].replace('_', ' ')} | {' | '.join(cells)} | {launched} |")
+    return lines
+
+
 def changed_part(before: str, after: str) -> tuple[str, str]:
     """The words in which two lines differ, with three more on each side."""
     ours, theirs = before.split(), after.split()
@@ -491,6 +507,7 @@ TABLES = {
     "op_db": op_db_table,
     "overhead": overhead_table,
     "precision": precision_table,
+    "reads": reads_table,
     "recurrent": recurrent_table,
     "study": study_table,
     "study_launches": study_launches_table,

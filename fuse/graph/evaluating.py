@@ -9,7 +9,8 @@ operators run in their order, from the state that the generator had when the cap
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -128,6 +129,11 @@ class Keys:
         return hash((str(node.target), repr(args), repr(kwargs), drawn))
 
 
-def _without_autocast() -> torch.autocast:
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
     """Recorded operators are those behind autocast's choice of dtypes."""
-    return torch.autocast("cpu", enabled=False)
+    with contextlib.ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
