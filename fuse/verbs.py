@@ -151,6 +151,7 @@ def check(request: Request, to: Output, atol: float | None, rtol: float | None) 
         help="Set this constant to each value in turn; fit launches and time as a + b*NAME.",
     ),
     path_option("--graph", metavar="OUT.svg", help="With --scan: plot the times."),
+    path_option("--profile", metavar="OUT.json[.gz]", help="Write a Chrome trace of one more call of each."),
 )
 def bench(
     request: Request,
@@ -161,11 +162,14 @@ def bench(
     seconds: float,
     scanned: str | None,
     graph: Path | None,
+    profile: Path | None,
 ) -> int:
     """Time eager, fused and other peers, interleaved in one process."""
     _require_this_machine(request)
     if graph is not None and (scanned is None or graph.suffix != ".svg"):
         raise FuseError(f"--graph {graph} plots the times of a --scan into an .svg file")
+    if profile is not None and scanned is not None:
+        raise FuseError("--profile writes the trace of one bench, not of a --scan; leave one of the two flags out")
     from fuse.report.bench import BenchReport, bench_table
     from fuse.report.bench import bench as measure
     from fuse.report.scan import parse_scan, scan, scan_picture, scan_table
@@ -187,10 +191,13 @@ def bench(
                 atol=atol,
                 rtol=rtol,
                 target=request.target,
+                profile=profile,
             )
 
     if scanned is None:
         reports: tuple[BenchReport, ...] = (measured(request, against),)
+        if profile is not None:
+            to.say(f"wrote {profile}; next: fuse trace {profile} --model {request.target}")
         to.emit(reports[0].to_dict(), lambda: bench_table(reports[0]))
     else:
         values, peers = parse_scan(scanned), tuple(dict.fromkeys(["eager", *against]))
@@ -252,6 +259,48 @@ def example(to: Output, name: str | None) -> int:
         {"examples": [{"name": one, "summary": summary} for one, summary in known.items()]},
         lambda: columns(["example", "is"], [list(row) for row in known.items()], numbers_from=2),
     )
+    return GOOD
+
+
+@commands.command()
+@output_verb(
+    click.argument("trace", type=click.Path(path_type=Path)),
+    click.option(
+        "--model", metavar="TARGET", help="Find this model's calls in the trace; say what fuse makes of them."
+    ),
+    click.option("--input", "inputs", multiple=True, metavar="NAME=f32[64,16]", help="Replace an input of the model."),
+    click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a constant of its file first."),
+    path_option("--against", metavar="OTHER.json", help="Compare with another trace."),
+)
+def trace(
+    to: Output, trace: Path, model: str | None, inputs: tuple[str, ...], settings: tuple[str, ...], against: Path | None
+) -> int:
+    """Count the launches of a real run, from a Chrome trace of torch.profiler.
+
+    TRACE is what export_chrome_trace wrote, .json or .json.gz, of anyone's run on a processor or a GPU; fuse bench
+    --profile writes one, too. With --model the file of TARGET is run like that of fuse show.
+    """
+    from fuse.report.trace import compare
+    from fuse.report.trace import trace as read
+    from fuse.report.trace_table import comparison_table, trace_table
+
+    if model is None and (inputs or settings):
+        raise FuseError("--input and --set change the model that --model names; name it, or leave them out")
+    if model is not None and against is not None:
+        raise FuseError("--against compares two traces without a model; leave --model or --against out")
+    loaded = None
+    if model is not None:
+        from fuse.graph.load import load
+
+        loaded = load(model, inputs, settings)
+    with to.stage(f"reading {trace}"):
+        report = read(trace, loaded, model or "")
+        other = read(against) if against is not None else None
+    if other is not None:
+        changes = compare(report, other)
+        to.emit(changes, lambda: comparison_table(changes))
+    else:
+        to.emit(report.to_dict(), lambda: trace_table(report))
     return GOOD
 
 

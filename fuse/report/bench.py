@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,6 +32,7 @@ from fuse.cost.observe import CountingMode
 from fuse.errors import FuseError
 from fuse.report.inductor import generated_code, launches_in
 from fuse.report.machine import machine, versions
+from fuse.report.profile import write_profile
 from fuse.report.table import columns
 from fuse.report.timing import Quartiles, interleaved, quartiles
 
@@ -117,6 +119,7 @@ def bench(
     atol: float | None = None,
     rtol: float | None = None,
     target: str | None = None,
+    profile: Path | None = None,
 ) -> BenchReport:
     """Time ``model(*args, **kwargs)`` fused and as the peers in ``against`` (``eager``, ``compile``, ``tuned``) run it.
 
@@ -126,6 +129,7 @@ def bench(
         seconds: about how long to measure each contender.
         seed: the random state each first call starts from; these results are compared.
         atol, rtol: how far fused may be from eager; both or none, by default what the dtype allows.
+        profile: write a Chrome trace of one more call of each contender into this file.
 
     Raises:
         FuseError: a peer is unknown, or only one of the tolerances is given.
@@ -148,7 +152,7 @@ def bench(
         # Eager is always run once: it is the reference of the results and of the launches.
         for name in dict.fromkeys(["eager", "fused", *against]):
             own, own_args, own_kwargs = copy.deepcopy((modules.get(name, model), args, dict(kwargs or {})))
-            made = _contender(name, own, passes, caches)
+            made = _contender(name, own, passes, caches, profile is not None)
             steps[name] = lambda made=made, inputs=own_args, named=own_kwargs: call(made, inputs, named)  # type: ignore[misc]  # no type for a default
             torch.manual_seed(seed)
             recording: AbstractContextManager[list[str]] = generated_code() if name == "compile" else nullcontext([])
@@ -162,6 +166,8 @@ def bench(
                 last_run = made.last_run
         timed = {name: steps[name] for name in dict.fromkeys(["fused", *against])}
         samples = interleaved(timed, seconds)
+        if profile is not None:
+            write_profile(profile, {name: steps[name] for name in dict.fromkeys(["eager", *against, "fused"])})
     own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs or {})))
     counting, counting_backward = _counted(own, own_args, own_kwargs, train)
     backward = last_run.backward
@@ -222,8 +228,13 @@ def bench_table(report: BenchReport) -> RenderableType:
     )
 
 
-def _contender(name: str, model: nn.Module, passes: Sequence[str] | None, caches: ExitStack) -> Any:
-    """The model as the contender runs it, with its caches empty until ``caches`` closes."""
+def _contender(
+    name: str, model: nn.Module, passes: Sequence[str] | None, caches: ExitStack, profiled: bool = False
+) -> Any:
+    """The model as the contender runs it, with its caches empty until ``caches`` closes.
+
+    Where it is ``profiled``, the kernels of ``torch.compile`` are made to leave events, which costs each a little.
+    """
     if name in ("eager", "tuned"):
         return model
     if name == "fused":
@@ -234,6 +245,7 @@ def _contender(name: str, model: nn.Module, passes: Sequence[str] | None, caches
     torch._dynamo.reset()
     caches.enter_context(fresh_cache())
     caches.enter_context(torch._inductor.config.patch(force_disable_caches=True))
+    caches.enter_context(torch._inductor.config.patch({"cpp.enable_kernel_profile": profiled}))
     return torch.compile(model)
 
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled as _profiled
+from torch._C._profiler import _RecordFunctionFast
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
@@ -42,6 +44,7 @@ from fuse.runtime.steps import (
     PythonStep,
     Ref,
     Schedule,
+    title,
 )
 from fuse.runtime.tables import Tables, runner, scratch_bytes
 
@@ -163,6 +166,7 @@ class Program:
             if not isinstance(step, PythonStep):
                 tables.add(step, lambda place: address(place, bases, homes, arena, self._workspace_base))
         self._tables = tables.freeze()
+        self._titles = tuple(title(step) for step in plan.steps if not isinstance(step, PythonStep))
         self._computing = len(tables) - plan.writing
         self._stretches = _stretches(plan, bases, loops)
         native = all(isinstance(stretch, _Native) for stretch in self._stretches)
@@ -193,19 +197,34 @@ class Program:
                 made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
                 bases.extend(map(Tensor.data_ptr, made))
                 bases.append(workspace.address)
-                launches = self._run(self._tables.address, 0, self._computing, bases.buffer_info()[0])
+                launches = (self._recorded if _profiled() else self._run)(
+                    self._tables.address, 0, self._computing, bases.buffer_info()[0]
+                )
                 if launches < 0:
                     raise PositionOutOfRange
                 values = [None if i is None else made[i] for i in self._picked]
                 if self.confirm is not None:
                     self.confirm(values)
                 if self._computing < self._whole:
-                    launches += self._run(self._tables.address, self._computing, self._whole, bases.buffer_info()[0])
+                    launches += (self._recorded if _profiled() else self._run)(
+                        self._tables.address, self._computing, self._whole, bases.buffer_info()[0]
+                    )
                 return values, launches
             with torch.no_grad():  # what a call returns may be returned, of parameters too
                 return self._run_parts(tensors, workspace, bases)
         finally:
             self._pool.append(workspace)
+
+    def _recorded(self, tables: int, first: int, last: int, bases: int) -> int:
+        """As ``_run``, step by step, each an event of the profiler that runs."""
+        launches = 0
+        for number in range(first, last):
+            with _RecordFunctionFast(self._titles[number]):
+                made: int = self._run(tables, number, number + 1, bases)
+            if made < 0:
+                return made
+            launches += made
+        return launches
 
     def forget_workspaces(self) -> None:
         """Free the memory that calls leave for later ones, so that the next call allocates all that it needs."""
@@ -268,7 +287,9 @@ class Program:
                 for result_number in self._due.get(due, ()):
                     received[self._results[result_number]] = self._make(result_number, slots, bases)
             if isinstance(stretch, _Native):
-                launches = self._run(self._tables.address, stretch.first, stretch.last, bases.buffer_info()[0])
+                launches = (self._recorded if _profiled() else self._run)(
+                    self._tables.address, stretch.first, stretch.last, bases.buffer_info()[0]
+                )
                 if launches < 0:
                     raise PositionOutOfRange
                 native += launches
@@ -281,7 +302,11 @@ class Program:
                 native += launched.kernels + (launched.libraries << 32)
                 aten += launched.aten
             else:
-                result = stretch.run(slots)
+                if _profiled():
+                    with _RecordFunctionFast(title(step)):
+                        result = stretch.run(slots)
+                else:
+                    result = stretch.run(slots)
                 aten += step.launches
             for position, slot, base, predicted in stretch.results:
                 tensor = result if position is None else result[position]
@@ -325,7 +350,9 @@ class Program:
                     launches, calls = self._walk(slots, bases)
                     aten += calls
                 else:
-                    launches = self._run(self._tables.address, 0, self._whole, bases.buffer_info()[0])
+                    launches = (self._recorded if _profiled() else self._run)(
+                        self._tables.address, 0, self._whole, bases.buffer_info()[0]
+                    )
                     if launches < 0:
                         raise PositionOutOfRange
                 native += launches

@@ -168,7 +168,8 @@ class _Scheduler:
         ]
         self.parts[node] = list(anchors)
         self.regions += 1
-        self._kernel(made, inputs, anchors, list(values))
+        kind: ops.Kind = "loop" if isinstance(region, (Loop, LoopWithEnds)) else "region"
+        self._kernel(made, inputs, anchors, list(values), kind, _source(node, region))
 
     def _fitted(
         self, region: torch.nn.Module, node: Node, inputs: Sequence[Node], getters: dict[int, Node]
@@ -213,7 +214,8 @@ class _Scheduler:
         elif (found := product(node)) is not None:
             operands = (found.left, found.right, *([found.bias] if found.bias else []))
             self.anchors[node] = self._buffer("made", node.meta["val"])
-            self.steps.append(ProductStep(found, tuple(map(self._place, operands)), (self._place(node),)))
+            places = tuple(map(self._place, operands))
+            self.steps.append(ProductStep(found, places, (self._place(node),), node.meta.get("source", "")))
         elif not preferred and isinstance(kernel := self._lone_kernel(node), Kernel):
             self._lone(node, kernel)
         else:
@@ -249,7 +251,8 @@ class _Scheduler:
             self.anchors[node] = anchors[0]
         else:
             self.parts[node] = [anchors.get(index) for index in range(len(node.meta["val"]))]
-        self._kernel(kernel, node.all_input_nodes, list(anchors.values()), list(values.values()))
+        kind, source = ops.kind(node.target), node.meta.get("source", "")
+        self._kernel(kernel, node.all_input_nodes, list(anchors.values()), list(values.values()), kind, source)
 
     def _lone_call(self, node: Node, call: LibraryCall) -> None:
         args = tuple(map(self._ref, node.all_input_nodes))
@@ -271,7 +274,13 @@ class _Scheduler:
     # ---- steps -----------------------------------------------------------------------------------------------------
 
     def _kernel(
-        self, kernel: Kernel, inputs: Sequence[Node], anchors: Sequence[tuple[int, int]], values: Sequence[Tensor]
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Node],
+        anchors: Sequence[tuple[int, int]],
+        values: Sequence[Tensor],
+        kind: ops.Kind,
+        source: str,
     ) -> None:
         if kernel.workspace_bytes:
             scratch = torch.empty(kernel.workspace_bytes, dtype=torch.uint8, device="meta")
@@ -279,7 +288,8 @@ class _Scheduler:
         shareable = tuple((i, o) for i, o in sorted(kernel.in_place) if same_layout(inputs[i].meta["val"], values[o]))
         writes = tuple(Place(b, shift + origin_bytes(v)) for (b, shift), v in zip(anchors, values, strict=True))
         sizes = tuple(value for _, value in kernel.sizes)
-        self.steps.append(KernelStep(kernel, tuple(map(self._place, inputs)), writes, shareable, sizes))
+        reads = tuple(map(self._place, inputs))
+        self.steps.append(KernelStep(kernel, reads, writes, shareable, sizes, kind, source))
 
     def _copy(self, source: Node, target: Place, stride: Sequence[int]) -> None:
         value: Tensor = source.meta["val"]
@@ -289,7 +299,13 @@ class _Scheduler:
             )
         self.steps.append(
             CopyStep(
-                (self._place(source),), (target,), value.itemsize, tuple(value.shape), value.stride(), tuple(stride)
+                (self._place(source),),
+                (target,),
+                value.itemsize,
+                tuple(value.shape),
+                value.stride(),
+                tuple(stride),
+                source.meta.get("source", ""),
             )
         )
 
@@ -415,14 +431,14 @@ class _Scheduler:
         for group in launched(planned):
             if len(group) > 1 and isinstance(made := self.lower(self._copies(group)), Kernel):
                 reads = tuple(sources[write][0] for write in group)
-                self.steps.append(KernelStep(made, reads, tuple(Place(w.input_index, 0) for w in group), ()))
+                written, line = tuple(Place(w.input_index, 0) for w in group), group[0].value.meta.get("source", "")
+                self.steps.append(KernelStep(made, reads, written, (), (), "movement", line))
                 continue
             for write in group:
                 target = self.buffers[write.input_index].value
                 (source, stride), place = sources[write], Place(write.input_index, 0)
-                self.steps.append(
-                    CopyStep((source,), (place,), target.itemsize, tuple(target.shape), stride, target.stride())
-                )
+                line, size = write.value.meta.get("source", ""), tuple(target.shape)
+                self.steps.append(CopyStep((source,), (place,), target.itemsize, size, stride, target.stride(), line))
 
     def _copies(self, group: Sequence[Write]) -> GraphModule:
         """A region that copies values into memory that lies as the inputs do that are written."""

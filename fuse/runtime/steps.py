@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fuse.graph.loop import LoopSpec
 from fuse.kernel.lower import Kernel
+from fuse.ops import Kind
 from fuse.runtime.libraries import Product
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -58,7 +59,8 @@ class Ref:
 class KernelStep:
     """One generated kernel. ``shareable`` are its (input, output) positions that may be one place in memory.
 
-    ``sizes`` are the numbers that this call of it is given.
+    ``sizes`` are the numbers that this call of it is given; ``kind`` is what a profile calls it, ``source`` the user's
+    line.
     """
 
     kernel: Kernel
@@ -66,6 +68,8 @@ class KernelStep:
     writes: tuple[Place, ...]
     shareable: tuple[tuple[int, int], ...]
     sizes: tuple[int, ...] = ()
+    kind: Kind = "region"
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class ProductStep:
     product: Product
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class CopyStep:
     size: tuple[int, ...]
     source_stride: tuple[int, ...]
     target_stride: tuple[int, ...]
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,24 @@ class LoopStep:
 
 PythonStep = CallStep | LoopStep
 Step = KernelStep | ProductStep | CopyStep | PythonStep
+
+
+def title(step: Step) -> str:
+    """What a profile calls a step: its kind, its name, and the user's line.
+
+    >>> title(CopyStep((Place(0, 0),), (Place(1, 0),), 4, (2,), (1,), (1,), "model.py:4"))
+    'fuse::movement copy at model.py:4'
+    """
+    if isinstance(step, KernelStep):
+        named = f"{step.kind} {step.kernel.name}"
+    elif isinstance(step, ProductStep):
+        named = "gemm product"
+    elif isinstance(step, CopyStep):
+        named = "movement copy"
+    else:
+        function = step.function if isinstance(step, CallStep) else "loop"
+        named = f"call {str(getattr(function, '__name__', function)).split()[0]}"
+    return f"fuse::{named}" + (f" at {step.source}" if step.source else "")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,228 @@
+"""What a trace of a real run says: launches by kind and line, tiny kernels, gaps, what repeats, and what fuse would do.
+
+trace.json.gz  ->  events  ->  launches  ->  one TraceReport for the whole, and one for each part that was annotated
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fuse.graph.load import LoadedModel
+from fuse.graph.periods import find_runs
+from fuse.ops import REPORTED_KINDS
+from fuse.report.trace_events import events
+from fuse.report.trace_launches import Launch, Recording, recording
+
+SCHEMA_VERSION = 1
+TINY_MICROSECONDS = 10.0
+"""A launch that takes less costs about as much to make as to run."""
+BENCH = "fuse bench: "
+"""How ``fuse bench --profile`` begins the annotation around a contender's call."""
+_REPEATS_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Share:
+    """Launches of one kind or line, and the microseconds that they take."""
+
+    name: str
+    launches: int
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A sequence of ``period`` launches that comes ``count`` times in a row; ``names`` are the first few of one."""
+
+    period: int
+    count: int
+    names: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What fuse's passes make of a model whose calls are in the trace.
+
+    ``calls`` is how often the model's launches were found, one after another; ``before`` and ``after`` are launches of
+    one call. ``obstacle`` says where the trace differs from the model when none was found.
+    """
+
+    target: str
+    calls: int
+    before: int
+    after: int
+    obstacle: str = ""
+
+
+@dataclass(frozen=True)
+class TraceReport:
+    """One trace, or a part of it. Times are microseconds.
+
+    ``busy`` is the time in which a launch runs somewhere, ``span`` that from the first launch's begin to the last
+    one's end: what is left is overhead of the host. ``gaps`` counts the pauses between launches, ``gap`` is their
+    median. ``launching`` is what the host spends in calls that launch on a device. ``unknown`` are names whose kind
+    is not known. ``parts`` are the same for each call of a model that ``fuse bench --profile`` made.
+    """
+
+    name: str
+    on_device: bool
+    launches: int
+    by_kind: tuple[Share, ...]
+    by_line: tuple[Share, ...]
+    tiny: Share
+    gaps: int
+    gap: float
+    busy: float
+    span: float
+    launching: float
+    steps: int
+    repeats: tuple[Repeat, ...]
+    unknown: tuple[str, ...]
+    parts: tuple[TraceReport, ...] = ()
+    rewritten: Rewritten | None = None
+    read: tuple[Launch, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def formula(self) -> str:
+        """Launches as a + b*T, by the repeat that holds most of them; "" where nothing repeats."""
+        if not self.repeats:
+            return ""
+        most = self.repeats[0]
+        return f"{self.launches - most.period * most.count:,} + {most.period:,}*T with T = {most.count:,}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, ready for JSON."""
+        parts = tuple(part.to_dict() for part in self.parts)
+        plain = {name: value for name, value in asdict(replace(self, parts=(), read=())).items() if name != "read"}
+        return {"schema_version": SCHEMA_VERSION, **plain, "formula": self.formula, "parts": parts}
+
+    def __str__(self) -> str:
+        from fuse.report.table import as_text
+        from fuse.report.trace_table import trace_table
+
+        return as_text(trace_table(self))
+
+
+def trace(path: Path, model: LoadedModel | None = None, target: str = "") -> TraceReport:
+    """Read the trace at ``path``; with a ``model``, find its calls in it and say what fuse's passes make of them.
+
+    Raises ``FuseError`` where the file is no Chrome trace, or the model cannot be captured.
+    """
+    read = recording(events(path))
+    launches = read.launches
+    rewritten: Rewritten | None = None
+    if model is not None:
+        from fuse.report.trace_model import matched
+
+        rewritten, launches = matched(launches, model, target)
+    parts = [
+        replace(_report(annotation.name.removeprefix(BENCH), read, inside), launching=0.0)
+        for annotation in read.annotations
+        if annotation.name.startswith(BENCH)
+        and (inside := [one for one in launches if annotation.start <= one.start < annotation.end])
+    ]
+    return replace(_report(str(path), read, launches), parts=tuple(parts), rewritten=rewritten)
+
+
+def compare(one: TraceReport, other: TraceReport) -> dict[str, Any]:
+    """What differs between two traces: launches and microseconds of the first and the second, by kind and by line."""
+
+    def pairs(left: Sequence[Share], right: Sequence[Share]) -> dict[str, list[list[float]]]:
+        first, second = ({share.name: share for share in shares} for shares in (left, right))
+        none = Share("", 0, 0.0)
+        both = {name: (first.get(name, none), second.get(name, none)) for name in [*first, *second]}
+        return {
+            name: [[a.launches, b.launches], [a.microseconds, b.microseconds]]
+            for name, (a, b) in both.items()
+            if a.launches != b.launches or a.microseconds != b.microseconds
+        }
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "traces": [one.name, other.name],
+        "launches": [one.launches, other.launches],
+        "busy": [one.busy, other.busy],
+        "span": [one.span, other.span],
+        "by_kind": pairs(one.by_kind, other.by_kind),
+        "by_line": pairs(one.by_line, other.by_line),
+    }
+
+
+def _report(name: str, read: Recording, launches: Sequence[Launch]) -> TraceReport:
+    kinds = {kind: i for i, kind in enumerate(REPORTED_KINDS)}
+    by_kind = sorted(_shares([(one.kind, one) for one in launches]), key=lambda share: kinds[share.name])  # type: ignore[index]  # names of kinds
+    by_line = sorted(_shares([(one.source, one) for one in launches if one.source]), key=lambda s: -s.launches)
+    tiny = [one for one in launches if one.duration < TINY_MICROSECONDS]
+    distinct = _distinct(launches)
+    gaps = _gaps(distinct)
+    return TraceReport(
+        name=name,
+        on_device=read.on_device,
+        launches=len(launches),
+        by_kind=tuple(by_kind),
+        by_line=tuple(by_line),
+        tiny=Share(f"below {TINY_MICROSECONDS:g} us", len(tiny), sum(one.duration for one in _distinct(tiny))),
+        gaps=len(gaps),
+        gap=statistics.median(gaps) if gaps else 0.0,
+        busy=_covered(distinct),
+        span=max(one.end for one in launches) - launches[0].start if launches else 0.0,
+        launching=read.launching,
+        steps=sum(annotation.name.startswith("ProfilerStep#") for annotation in read.annotations),
+        repeats=_repeats(launches),
+        unknown=tuple(sorted({one.name for one in launches if not one.known})),
+        read=tuple(launches),
+    )
+
+
+def _distinct(launches: Sequence[Launch]) -> list[Launch]:
+    """Each operator once, also one that counts as several launches."""
+    return list({id(one): one for one in launches}.values())
+
+
+def _shares(named: Sequence[tuple[str, Launch]]) -> list[Share]:
+    count: Counter[str] = Counter(name for name, _ in named)
+    time: dict[str, float] = defaultdict(float)
+    for name, one in {(name, id(one)): (name, one) for name, one in named}.values():
+        time[name] += one.duration
+    return [Share(name, launches, time[name]) for name, launches in count.items()]
+
+
+def _gaps(launches: Sequence[Launch]) -> list[float]:
+    """Pauses between one launch and the next of the same thread or stream."""
+    ended: dict[tuple[object, object], float] = {}
+    gaps = []
+    for one in launches:
+        if one.where in ended and one.start > ended[one.where]:
+            gaps.append(one.start - ended[one.where])
+        ended[one.where] = max(one.end, ended.get(one.where, one.end))
+    return gaps
+
+
+def _covered(launches: Sequence[Launch]) -> float:
+    """The time in which at least one of them runs; they are in the order of their begin."""
+    total, until = 0.0, float("-inf")
+    for one in launches:
+        total += max(one.end - max(one.start, until), 0.0)
+        until = max(until, one.end)
+    return total
+
+
+def _repeats(launches: Sequence[Launch]) -> tuple[Repeat, ...]:
+    """What comes three times in a row or more, the longest stretch first."""
+    names = [(one.name, one.source) for one in launches]
+    runs = sorted(find_runs(names), key=lambda run: -run.period * run.count)
+    return tuple(
+        Repeat(
+            run.period,
+            run.count,
+            tuple(name for name, _ in names[run.start : run.start + min(run.period, 8)]),
+            names[run.start][1],
+        )
+        for run in runs[:_REPEATS_SHOWN]
+    )

@@ -1,0 +1,78 @@
+"""The calls of a model, found in a trace of it, with the user's lines and what fuse's passes would make of them.
+
+A trace of torch knows the function that an operator was called from, not the line. Capture knows the lines, and lists
+the operators in the order in which eager runs them: where the same operators follow one another in the trace, the
+lines are those of the capture.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fuse.cost import profiles
+from fuse.cost.count import calls_of_dispatches, count_graph
+from fuse.graph.capture import capture
+from fuse.graph.load import LoadedModel
+from fuse.graph.signature import Dispatch
+from fuse.report.trace import Rewritten
+from fuse.report.trace_launches import Launch
+from fuse.rewrite.pipeline import run_passes
+
+
+def matched(launches: Sequence[Launch], model: LoadedModel, target: str = "") -> tuple[Rewritten, tuple[Launch, ...]]:
+    """What fuse makes of the calls of ``model`` among the launches, and the launches with the lines of those calls."""
+    graph = capture(model.model, model.args, model.kwargs)
+    expected = _expected(graph.meta["signature"].dispatches)
+    names = [name for name, _ in expected]
+    run_passes(graph)
+    after = count_graph(graph, profiles.get("cpu")).launches
+    lined = list(launches)
+    found = _occurrences(names, [one.name for one in launches])
+    for start in found:
+        for at, (_, source) in enumerate(expected, start):
+            lined[at] = replace(lined[at], source=source)
+    obstacle = "" if found else _obstacle(expected, launches)
+    return Rewritten(target or model.name, len(found), len(names), after, obstacle), tuple(lined)
+
+
+def _expected(dispatches: Sequence[Dispatch]) -> list[tuple[str, str]]:
+    """Name and line of every launch of a call, as a trace has them."""
+    calls = zip(dispatches, calls_of_dispatches(dispatches), strict=True)
+    return [(str(dispatch.op._schema.name), dispatch.source) for dispatch, call in calls for _ in range(call.launches)]
+
+
+def _occurrences(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Where ``wanted`` begins in ``names``, without overlap; by a search over bytes, each name being eight of them."""
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    if not wanted or any(name not in numbers for name in wanted):
+        return []
+    text = array("q", (numbers[name] for name in names)).tobytes()
+    sought = array("q", (numbers[name] for name in wanted)).tobytes()
+    found, at = [], text.find(sought)
+    while at >= 0:
+        if at % 8 == 0:
+            found.append(at // 8)
+        at = text.find(sought, at + (len(sought) if at % 8 == 0 else 1))
+    return found
+
+
+def _obstacle(expected: Sequence[tuple[str, str]], launches: Sequence[Launch]) -> str:
+    """Where the best beginning of a call in the trace ends to be one."""
+    names = [one.name for one in launches]
+    if not expected:
+        return "the model launches nothing"
+    starts = [at for at, name in enumerate(names) if name == expected[0][0]][:100]
+    if not starts:
+        return f"{expected[0][0]} at {expected[0][1]}, its first launch, is not in the trace"
+    best = max(_agreeing(expected, names, start) for start in starts)
+    wanted, line = expected[best]
+    return f"{best:,} of its {len(expected):,} launches are in the trace, and then not {wanted} at {line}"
+
+
+def _agreeing(expected: Sequence[tuple[str, str]], names: Sequence[str], start: int) -> int:
+    count = 0
+    while count < len(expected) - 1 and start + count < len(names) and names[start + count] == expected[count][0]:
+        count += 1
+    return count
