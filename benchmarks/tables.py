@@ -458,6 +458,27 @@ def changed_part(before: str, after: str) -> tuple[str, str]:
     return " ".join(ours[first : len(ours) - last]), " ".join(theirs[first : len(theirs) - last])
 
 
+def zoo_table(results: dict[str, Any]) -> list[str]:
+    """A row a package: how many models were checked, are right and ran fused as a whole; then those that did not."""
+    lines = ["| package | models checked | right | without fallback | trained, right | without fallback |"]
+    lines.append(f"|---{'|--:' * 5}|")
+    packages = dict.fromkeys(case["package"] for case in results["cases"])
+    columns: dict[str, dict[str, list[Any]]] = {what: {} for what in ("check", "train")}
+    for case in results["cases"]:
+        for what, found in columns.items():
+            if figures := [value for key, value in case.items() if key.startswith(f"{what}_") and "passed" in value]:
+                found[case["name"]] = figures
+    rows = [(package, [n for n in columns["check"] if n.startswith(f"{package}:")]) for package in packages]
+    for package, names in [*rows, ("together", list(columns["check"]))]:
+        cells = [package, str(len(names))]
+        for found in columns.values():
+            known = [found[name] for name in names if name in found]
+            cells.append(f"{sum(all(one['passed'] for one in figures) for figures in known)} of {len(known)}")
+            cells.append(f"{sum(not any(one['fallbacks'] for one in figures) for figures in known)} of {len(known)}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def overloaded(results: dict[str, Any]) -> bool:
     """Whether the machine had so much else to do that times are not shown."""
     return bool(results["load_average"] > OVERLOADED * results["machine"]["cores"])
@@ -513,6 +534,7 @@ TABLES = {
     "study_launches": study_launches_table,
     "recurrent_in_short": short_recurrent_table,
     "training": speed_table,
+    "zoo": zoo_table,
 }
 """Each from the results of its name; ``_in_short`` and ``_launches`` from those of the whole table."""
 

@@ -338,6 +338,13 @@ class Recorder(TorchDispatchMode):
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._constant(op, args[0])
         args, kwargs = self._known(args), self._known(kwargs)
+        if op is torch.ops.aten.where.self and args[0].dtype is torch.uint8:  # eager takes it, and fake tensors do not
+            count = len(self.dispatches)
+            with self:
+                result = torch.where(args[0] != 0, *args[1:])
+            del self.dispatches[count:]
+            self.dispatches.append(Dispatch(op, args, kwargs, result, source))
+            return result
         result = self.functional.record(op, args, kwargs, lambda: self.fakes.run(op, args, kwargs))
         if reason := numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")

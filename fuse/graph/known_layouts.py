@@ -161,6 +161,19 @@ def _stack(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: 
     return _made(mode, size, tensors[0].dtype)
 
 
+def _grouped_product(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Rows [rows, k] times the matrix [k, n] of the group of each, in every dtype that eager multiplies."""
+    if kwargs or len(args) != 3 or not all(_plain(mode, arg) for arg in args):
+        return NotImplemented
+    rows, matrices, _ = args
+    fits = rows.dim() == 2 and matrices.dim() == 3 and rows.shape[1] == matrices.shape[1]
+    if not fits or rows.dtype is not matrices.dtype:
+        return NotImplemented
+    if matrices.shape[2] * rows.itemsize % 16:  # eager pads the rows of the result
+        return NotImplemented
+    return _made(mode, (rows.shape[0], matrices.shape[2]), rows.dtype)
+
+
 def _same(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """A dense tensor like the first argument, from ``clone(x)`` and ``_softmax(x, dim, half_to_float)``."""
     x, *rest = args
@@ -226,6 +239,7 @@ _RULES: dict[OpOverload, _Rule] = {
         ),
         (_in_place, "add_.Tensor mul_.Tensor relu_"),
         (_product, "addmm bmm mm"),
+        (_grouped_product, "_grouped_mm"),
         (_same, "_log_softmax _softmax clone"),
         (_layer_norm, "native_layer_norm"),
         (_stack, "stack"),

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
 from fuse.graph.capture import capture
 from fuse.graph.collecting import without_collecting
+from fuse.graph.fakes import unlogged
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
 from fuse.graph.kept import Assigns
@@ -322,7 +323,7 @@ class Engine:
         with self._lock:
             found = self._find(leaves, spec, modes())  # another thread may have made it
             if found is None:
-                with without_collecting(), lowering_for(self._sizes.varying(leaves, spec)):
+                with without_collecting(), unlogged(), lowering_for(self._sizes.varying(leaves, spec)):
                     compiled = self._compile(args, kwargs, leaves, spec)
                 if not (compiled.once or self._is_passing(compiled, leaves, spec)):
                     self._remember(compiled)

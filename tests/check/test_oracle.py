@@ -76,6 +76,21 @@ class Noisy(nn.Module):
         return torch.normal(x, 1.0)
 
 
+def test_methods_of_copies_are_equal() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = self.doubled
+
+        def doubled(self, x: Tensor) -> Tensor:
+            return x * 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.step(x).tanh()
+
+    assert check(Chosen(), (torch.ones(3),)).passed
+
+
 def test_models_whose_draws_depend_on_values_are_compared_with_eager() -> None:
     report = check(Noisy(), (X,))
     assert report.passed, str(report)

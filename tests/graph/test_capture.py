@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations
 from torch.utils import _pytree as pytree
 
 from fuse import ops
+from fuse.check.oracle import check
 from fuse.cost.observe import CountingMode
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
@@ -395,3 +396,26 @@ def test_marks_for_the_profiler_are_no_operators(calls: Any) -> None:
     graph = capture(calls(marked), (torch.ones(2),))
     assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_function", "output"]
     assert len(graph.meta["signature"].dispatches) == 1
+
+
+class Chosen(nn.Module):
+    def forward(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(condition, x, y) * 2
+
+
+def test_a_condition_of_bytes_is_followed_as_eager_follows_it() -> None:
+    condition = torch.tensor([0, 1, 2], dtype=torch.uint8)
+    report = check(Chosen(), (condition, torch.randn(3), torch.randn(3)))
+    assert (report.problems, report.fallbacks, report.observed) == ((), (), (2, 1))
+
+
+class Grouped(nn.Module):
+    def forward(self, rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(rows.tanh(), matrices, offs=ends) * 2
+
+
+def test_products_of_groups_are_captured_in_every_dtype_that_eager_has() -> None:
+    ends = torch.tensor([2, 4, 6], dtype=torch.int32)
+    report = check(Grouped(), (torch.randn(6, 8), torch.randn(3, 8, 8), ends))
+    assert (report.problems, report.fallbacks) == ((), ())
+    assert report.observed[0] == report.observed[1] == 3
