@@ -462,7 +462,7 @@ def zoo_table(results: dict[str, Any]) -> list[str]:
     """A row a package: how many models were checked, are right and ran fused as a whole; then those that did not."""
     lines = ["| package | models checked | right | without fallback | trained, right | without fallback |"]
     lines.append(f"|---{'|--:' * 5}|")
-    packages = dict.fromkeys(case["package"] for case in results["cases"])
+    packages = dict.fromkeys(case["name"].partition(":")[0] for case in results["cases"])
     columns: dict[str, dict[str, list[Any]]] = {what: {} for what in ("check", "train")}
     for case in results["cases"]:
         for what, found in columns.items():
