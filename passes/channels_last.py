@@ -32,7 +32,7 @@ from torch.fx.node import map_arg
 from fuse import ops
 from fuse.cost.work import tensors_in
 from fuse.graph.fakes import FakeRunner, unlogged
-from fuse.kernel.product_frame import PANEL
+from fuse.kernel.cpu.product_frame import PANEL
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants
 from fuse.rewrite.evaluate import evaluate, laid_out

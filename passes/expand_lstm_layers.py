@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.kernel.loop_kernel import lower_loop
+from fuse.kernel.cpu.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
 from fuse.passes.roll_whole_loops import better_outside
 from fuse.rewrite import surgery

@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 from fuse.cost.work import tensors_in
 from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
-from fuse.kernel.loop_ends import lower_end
+from fuse.kernel.cpu.loop_ends import lower_end
 from fuse.kernel.lower import Declined, can_lower
 from fuse.rewrite import effects, nested, regions
 from fuse.rewrite.loop_ends import join, readers

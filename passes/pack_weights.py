@@ -25,9 +25,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from fuse.graph.ends import add_placeholder
 from fuse.graph.loop import Loop
+from fuse.kernel.cpu.product_frame import MOST_PANELS, PANEL
+from fuse.kernel.cpu.tiled_products import LARGEST_BLOCK
 from fuse.kernel.lower import Declined, lower
-from fuse.kernel.product_frame import MOST_PANELS, PANEL
-from fuse.kernel.tiled_products import LARGEST_BLOCK, PRODUCT_TYPES
+from fuse.kernel.products import PRODUCT_TYPES
 from fuse.rewrite import nested, regions, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants
 from fuse.rewrite.evaluate import evaluate

@@ -5,7 +5,7 @@
                                            z[tile] = gelu(tile + b) + r[tile]
 
 One launch instead of two, and the product's result is not written to memory and read again. The product is a kernel of
-our own then (``fuse/kernel/tiles.h``, its weight packed in the call; ``windows.h``). A batch norm, an activation and a
+our own then (``tiles.h``, its weight packed in the call; ``windows.h``). A batch norm, an activation and a
 sum behind a convolution are elementwise too: a residual block is a launch for each convolution. The first reader of the
 product takes it in, whatever else it reads; where others read the product too, it is stored besides.
 

@@ -25,7 +25,7 @@ from fuse.graph.fakes import mode_of
 from fuse.graph.loop import of_all_steps
 from fuse.graph.periods import Run, find_runs
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel.loop_kernel import lower_loop
+from fuse.kernel.cpu.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.rewrite import effects, native_loops, regions, surgery
 from fuse.rewrite.collectors import COLLECTORS, dimension_of, pieces_of

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse.check.oracle import CheckReport, check
-from fuse.kernel import emit, loop_kernel, loop_units
+from fuse.kernel.cpu import emit, loop_kernel, loop_units
 from fuse.passes.roll_loops import LEAST_STEPS
 from fuse.rewrite import distributing
 from fuse.rewrite.ledger import Ledger

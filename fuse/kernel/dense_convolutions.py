@@ -2,13 +2,13 @@
 
     conv2d(x, w)[b, o, (y, x)]   =   w[o, (i, v, u)] @ patches(x)[b, (i, v, u), (y, x)]
 
-No matrix of patches is ever in memory (:mod:`fuse.kernel.windows`), and the weight is read as it lies. Images and
+No matrix of patches is ever in memory (:mod:`fuse.kernel.cpu.windows`), and the weight is read as it lies. Images and
 results lie as PyTorch makes them by default: places side by side. A group is an image of its own, with its own weight.
 
     conv2d(x, w)[b, o, (y, x)]   =   patches(x)[b, (y, x), (v, u, i)] @ w[(v, u, i), o]
 
-where the channels of the result lie side by side (``torch.channels_last``, :mod:`fuse.kernel.channels_last`): then the
-weight is what is read a vector at a time.
+where the channels of the result lie side by side (``torch.channels_last``, :mod:`fuse.kernel.cpu.channels_last`): then
+the weight is what is read a vector at a time.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from fuse import ops
 from fuse.kernel.dtypes import supported
 from fuse.kernel.levels import TOO_MANY, too_many
 from fuse.kernel.lower import Declined, can_lower, values_of_call
-from fuse.kernel.tiled_products import products_below
+from fuse.kernel.products import products_below
 from fuse.kernel.values import Concat, Gather
 from fuse.kernel.walks import reductions_below, within_stage
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 Way = TypeVar("Way")
+
+Threads = Literal["one", "if worth it", "early", "inside", "asked in the call"]
+"""Whether an outer loop is split over threads: where its work, known now or in the call, is worth waking them.
+``early``: for less work, too. ``inside``: where a loop cannot be split, or not evenly, those inside it are, and loops
+that all add to the same sums."""
 
 NEAR = 1.25
 """Times the least cost that another way may still be the fastest with."""

@@ -9,8 +9,8 @@ from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
-from fuse.kernel.loop_ends import lower_with_ends
-from fuse.kernel.loop_kernel import Made, lower_loop
+from fuse.kernel.cpu.loop_ends import lower_with_ends
+from fuse.kernel.cpu.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel, lower
 from fuse.rewrite.nested import called_module, kind, walk
 
@@ -21,7 +21,7 @@ def listing(graph: GraphModule) -> str:
     Groups that compute the same share one kernel, and the line above it says how many do; above a loop's kernel stand
     the sizes that it is given, the trip count first. A group that cannot be
     lowered is listed with the reason. The functions that kernels call (``fuse_tanh``, ``fuse_product`` and so on) stand
-    in ``fuse/kernel/vecmath.h`` and the headers beside it.
+    in ``fuse/kernel/cpu/vecmath.h`` and the headers beside it.
 
     >>> import torch, fuse
     >>> listing(fuse.capture(torch.nn.Identity(), (torch.ones(3),)))

@@ -25,28 +25,25 @@ from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
 from fuse.graph.ends import outputs_of
 from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
+    attention,
     elementwise,
     lookups,
     losses,
     movement,
     pooling,
+    products,
     reductions,
     short_convolutions,
 )
-from fuse.kernel.attention import attention
 from fuse.kernel.dtypes import supported
-from fuse.kernel.emit import Threads, emit, is_parallel
 from fuse.kernel.extents import Conditions, NeedsNumber
-from fuse.kernel.form import DEFAULT, Form
+from fuse.kernel.form import DEFAULT, Form, Threads
 from fuse.kernel.index import NotAffine, SplitNeeded, Stride
-from fuse.kernel.product_frame import Tiled
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
-from fuse.kernel.schedule import schedule
 from fuse.kernel.sized import Lower, Numbers, Text, call_at_hand, spelled, with_numbers, with_sizes
-from fuse.kernel.tiled_products import is_reduced, products_below, tiled
+from fuse.kernel.target import TARGETS, target_of
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
-from fuse.kernel.whole_rows import whole_rows
 
 Made = TypeVar("Made")
 
@@ -93,7 +90,7 @@ _KERNELS: dict[str, Kernel | Declined] = {}
 
 
 def lower(region: GraphModule, threads: Threads = "if worth it", form: Form = DEFAULT) -> Kernel | Declined:
-    """The kernel of ``region``, or the reason why there is none. ``threads``: see :func:`fuse.kernel.emit.emit`.
+    """The kernel of ``region``, or the reason why there is none. ``threads``: see :mod:`fuse.kernel.form`.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(torch.randn(4, 8))
@@ -190,19 +187,11 @@ def _deep_recursion() -> Iterator[None]:
 def _lower(region: GraphModule, key: str, threads: Threads, form: Form) -> Kernel:
     program = program_of(region)
     name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    if products := products_below([o.value for o in program.outputs]):
-        made = _with_products(program, len(products))(program, name, threads == "one", form)
-        pairs = _in_place_pairs(program)
-        return Kernel(name, made.source, pairs, made.parallel, made.workspace_bytes, headers=made.headers)
-    body = schedule(program, form)
-    return Kernel(name, emit(body, name, threads), _in_place_pairs(program), is_parallel(body, threads))
-
-
-def _with_products(program: Program, products: int) -> Callable[[Program, str, bool, Form], Tiled]:
-    """What writes down the kernel of a region with so many products."""
-    if products > 1:
-        return attention
-    return whole_rows if any(is_reduced(output.value) for output in program.outputs) else tiled
+    target = target_of(outputs_of(region.graph)[0].meta["val"].device.type)
+    made = target.write(program, name, threads, form)
+    return Kernel(
+        name, made.source, _in_place_pairs(program), made.parallel, made.workspace_bytes, headers=made.headers
+    )
 
 
 def values_of_call(node: Node) -> list[Value] | Declined:
@@ -279,7 +268,7 @@ def _check(value: Any) -> None:
         raise Unsupported(f"a tensor has more than {MAX_RANK} dimensions")
     if value.layout is not torch.strided or value.is_conj() or value.is_neg():
         raise Unsupported("a tensor is sparse or lazily conjugated or negated")
-    if value.device.type != "cpu":
+    if value.device.type not in TARGETS:
         raise Unsupported(f"device {value.device.type} has no emitter yet")
 
 

@@ -36,7 +36,7 @@ from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, form
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop
 from fuse.graph.signature import OutputSpec, Signature
-from fuse.kernel.loop_kernel import lower_loop
+from fuse.kernel.cpu.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
 from fuse.rewrite import effects, own_gradients, registry
 from fuse.rewrite.distributing import Split, split

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator
 
-from fuse.kernel.loop_kernel import HEADERS as LOOP_HEADERS
+from fuse.kernel.cpu.loop_kernel import HEADERS as LOOP_HEADERS
+from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.lower import Kernel
-from fuse.kernel.prelude import prelude, text_of_headers
 from fuse.runtime.compiler import build_many
 from fuse.runtime.steps import KernelStep, LoopStep, Schedule
 

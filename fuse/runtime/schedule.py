@@ -30,8 +30,8 @@ from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Signature
 from fuse.graph.writing import Write, launched, writes
-from fuse.kernel.loop_ends import lower_with_ends
-from fuse.kernel.loop_kernel import Made, lower_loop
+from fuse.kernel.cpu.loop_ends import lower_with_ends
+from fuse.kernel.cpu.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.layout import dense, extent, is_lazy, origin_bytes, part, restrided, same_layout

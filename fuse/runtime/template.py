@@ -6,7 +6,7 @@
 
 The steps of a program are plain data: which kernel, which operator, which bytes of which buffer, which sizes. At all
 captured lengths they must be the same but for whole numbers that grow evenly with the length. Kernels get what differs
-as sizes (:mod:`fuse.kernel.any_length`), so that nothing is compiled for a new length either.
+as sizes (:mod:`fuse.kernel.cpu.any_length`), so that nothing is compiled for a new length either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuse.graph.signature import InputSpec, Signature
-from fuse.kernel.any_length import for_any_length
+from fuse.kernel.cpu.any_length import for_any_length
 from fuse.kernel.lower import Declined, Kernel, lower
 from fuse.runtime.laws import Law, NoLaw, law_of
 from fuse.runtime.libraries import LARGEST_NUMBER

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from fuse.kernel.emit import EARLY_WORK, PARALLEL_WORK, Threads, works
-from fuse.kernel.form import DEFAULT, LANES, Form
+from fuse.kernel.cpu.emit import EARLY_WORK, PARALLEL_WORK, works
+from fuse.kernel.cpu.product_frame import HEADERS, MOST_PANELS, PARALLEL_PRODUCT
+from fuse.kernel.cpu.tiled_products import by_cost_of_panels
+from fuse.kernel.form import DEFAULT, LANES, Form, Threads
 from fuse.kernel.lower import Kernel, lower, program_of
-from fuse.kernel.product_frame import HEADERS, MOST_PANELS, PARALLEL_PRODUCT
 from fuse.kernel.schedule import schedule
-from fuse.kernel.tiled_products import by_cost_of_panels
 
 aten = torch.ops.aten
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuse.kernel.any_length import for_any_length
+from fuse.kernel.cpu.any_length import for_any_length
+from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.lower import Declined, Kernel, lower
-from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build
 from fuse.runtime.laws import law_of
 

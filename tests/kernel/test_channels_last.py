@@ -15,7 +15,7 @@ from torch import nn
 
 import fuse
 from fuse.graph.function import Function
-from fuse.kernel.prelude import prelude, text_of_headers
+from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.runtime import compiler, cpu
 from fuse.testing import assert_fuses
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fuse.kernel import expressions
-from fuse.kernel.ctypes import register as type_name
+from fuse.kernel.cpu.cpp_types import register as type_name
+from fuse.kernel.cpu.prelude import prelude
+from fuse.kernel.cpu.printer import text
 from fuse.kernel.evaluate import evaluate
 from fuse.kernel.expressions import Expression, Operation, Parameter, Variable, applied, both, converted, fn, select
-from fuse.kernel.prelude import prelude
-from fuse.kernel.printer import text
 from fuse.kernel.scalar_operators import COSTS, DEFINITIONS, MEANINGS, RELATIONS
 from fuse.runtime.compiler import build
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuse.kernel.emit import Threads
-from fuse.kernel.form import DEFAULT, Form
+from fuse.kernel.form import DEFAULT, Form, Threads
 from fuse.kernel.lower import Kernel, lower
 
 

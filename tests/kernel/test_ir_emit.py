@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuse.kernel.emit import PARALLEL_WORK, emit, is_parallel
+from fuse.kernel.cpu.emit import PARALLEL_WORK, emit, is_parallel
+from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.expressions import Variable, position
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
@@ -25,7 +26,6 @@ from fuse.kernel.ir import (
     Scope,
     Store,
 )
-from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build
 
 AT_I, AT_J = Affine.of("i"), Affine.of("j")

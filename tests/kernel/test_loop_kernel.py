@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from fuse.graph.capture import capture
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.kernel.loop_kernel import HEADERS, Made, lower_loop
+from fuse.kernel.cpu.loop_kernel import HEADERS, Made, lower_loop
+from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.lower import Declined, Kernel
-from fuse.kernel.prelude import prelude, text_of_headers
 from fuse.runtime import compiler
 
 StepFunction = Callable[..., "Tensor | tuple[Tensor, ...]"]

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.errors import FaultWarning
 from fuse.kernel import recipes
+from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.lower import Declined, Kernel, lower
-from fuse.kernel.prelude import prelude
 from fuse.runtime.compiler import build
 
 X = torch.randn(4, 8)

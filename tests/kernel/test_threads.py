@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.kernel.prelude import text_of_headers
+from fuse.kernel.cpu.prelude import text_of_headers
 from fuse.runtime import compiler
 
 SUMS = """

@@ -7,8 +7,8 @@ import ctypes
 import pytest
 import torch
 
-from fuse.kernel.prelude import prelude, text_of_headers
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS
+from fuse.kernel.cpu.prelude import prelude, text_of_headers
+from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS
 from fuse.runtime import compiler, cpu
 
 SOURCE = """

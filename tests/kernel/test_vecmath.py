@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuse.kernel.prelude import prelude
+from fuse.kernel.cpu.prelude import prelude
 from fuse.runtime import compiler, toolchain
 
 Function = Callable[..., Tensor]

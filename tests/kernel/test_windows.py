@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fuse.kernel.prelude import prelude, text_of_headers
+from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.runtime import compiler, cpu
 from fuse.testing import assert_fuses
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fuse
 from fuse.check.oracle import check
 from fuse.graph.loop_ends import LoopWithEnds
-from fuse.kernel.loop_ends import lower_with_ends
+from fuse.kernel.cpu.loop_ends import lower_with_ends
 from fuse.kernel.lower import Kernel
 from fuse.testing import assert_fuses
 

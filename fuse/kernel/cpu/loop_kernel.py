@@ -15,17 +15,17 @@ from dataclasses import astuple, replace
 from torch import Tensor
 
 from fuse.graph.loop import Loop, StepInput
-from fuse.kernel.emit import PARALLEL_WORK
+from fuse.kernel.cpu.emit import PARALLEL_WORK
+from fuse.kernel.cpu.loop_frame import ALIGNMENT, Frame, Share, indented
+from fuse.kernel.cpu.loop_rows import rows_text
+from fuse.kernel.cpu.loop_units import units_text
+from fuse.kernel.cpu.product_frame import several
 from fuse.kernel.extents import Conditions, NeedsNumber, smaller
 from fuse.kernel.index import Size
-from fuse.kernel.loop_frame import ALIGNMENT, Frame, Share, indented
-from fuse.kernel.loop_rows import rows_text
 from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_stages import plain_name
 from fuse.kernel.loop_step import read_step
-from fuse.kernel.loop_units import units_text
 from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
-from fuse.kernel.product_frame import several
 from fuse.kernel.sized import Numbers, Text, call_at_hand, spelled, with_numbers
 
 HEADERS = ("threads.h", "products.h")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from fuse.kernel import ctypes
+from fuse.kernel.cpu import cpp_types
 from fuse.kernel.expressions import (
     CALL,
     SYMBOLS,
@@ -48,7 +48,7 @@ def calls(expression: Expression) -> bool:
 def _leaf(leaf: Expression) -> str:
     match leaf:
         case Literal():
-            return ctypes.literal(leaf.number, leaf.dtype)
+            return cpp_types.literal(leaf.number, leaf.dtype)
         case Variable():
             return leaf.name
         case Position():
@@ -60,11 +60,11 @@ def _form(whole: Operation) -> Form:
     """Integers wrap around: through unsigned ones, since signed overflow is undefined in C++."""
     name, dtype = whole.operator, whole.operands[-1].dtype
     if name == "convert":
-        return called(f"fuse_cast<{ctypes.register(whole.dtype)}>", 1)
+        return called(f"fuse_cast<{cpp_types.register(whole.dtype)}>", 1)
     if dtype is torch.bool and name in _OF_BOOLS:
         return _OF_BOOLS[name]
     if name in _WRAPPING and not dtype.is_floating_point:
-        return Form(f"{ctypes.register(dtype)}(uint64_t({{}}) {_WRAPPING[name]} uint64_t({{}}))", CALL, (0, 0))
+        return Form(f"{cpp_types.register(dtype)}(uint64_t({{}}) {_WRAPPING[name]} uint64_t({{}}))", CALL, (0, 0))
     return SYMBOLS.get(name) or called(_FUNCTIONS.get(name, f"fuse_{name}"), len(whole.operands))
 
 

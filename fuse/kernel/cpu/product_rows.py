@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from fuse.kernel.cpu.product_frame import NAMES, OF_BLOCK
+from fuse.kernel.cpu.tiled_products import digits_of, place_of_product, taken_apart
 from fuse.kernel.index import ZERO, NotAffine
 from fuse.kernel.ir import Buffer, Loop, Pointer, Statement
 from fuse.kernel.nest import Target
-from fuse.kernel.product_frame import NAMES, OF_BLOCK
 from fuse.kernel.rows import RowNest
-from fuse.kernel.tiled_products import digits_of, place_of_product, taken_apart
 from fuse.kernel.values import Product, Reduce
 
 Digits = Sequence[tuple[str, int]]

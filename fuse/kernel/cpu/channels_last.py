@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fuse.kernel.form import Form, by_cost
-from fuse.kernel.product_frame import (
+from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
     HEADERS,
     PANEL,
@@ -28,6 +27,7 @@ from fuse.kernel.product_frame import (
     threads_for,
     window_text,
 )
+from fuse.kernel.form import Form, by_cost
 from fuse.kernel.values import PatchRows, Product
 
 LARGEST_FIELD = 256 * 1024

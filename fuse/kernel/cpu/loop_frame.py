@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from fuse.graph.loop import LoopSpec
-from fuse.kernel import ctypes
+from fuse.kernel.cpu import cpp_types
 from fuse.kernel.extents import varies
 from fuse.kernel.index import ZERO, Size, Stride, contiguous_strides
 from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
@@ -118,10 +118,10 @@ def pointers(frame: Frame, workspace: Workspace) -> list[str]:
         suffix = (
             "_start" if position < spec.carries else "_steps" if position < spec.carries + len(spec.step_inputs) else ""
         )
-        ctype = ctypes.storage(operand.dtype)
+        ctype = cpp_types.storage(operand.dtype)
         lines.append(f"const {ctype} *{step.names[position]}{suffix} = (const {ctype} *)args[{position}];")
     for number, result in enumerate(frame.results):
-        ctype = ctypes.storage(result.dtype)
+        ctype = cpp_types.storage(result.dtype)
         name = f"{step.names[number]}_last" if number < spec.carries else f"{step.result_names[number]}_steps"
         lines.append(f"{ctype} *{name} = ({ctype} *)args[{len(frame.operands) + number}];")
     last = len(frame.operands) + len(frame.results)
@@ -129,7 +129,7 @@ def pointers(frame: Frame, workspace: Workspace) -> list[str]:
     lines += frame.reads_sizes()
     for state in frame.states:
         workspace.take(
-            f"{frame.name(state)}_memory", ctypes.storage(state.dtype), 2 * elements(state), state.dtype.itemsize
+            f"{frame.name(state)}_memory", cpp_types.storage(state.dtype), 2 * elements(state), state.dtype.itemsize
         )
     return lines
 
@@ -141,18 +141,18 @@ def step_pointers(frame: Frame) -> list[str]:
     for state in frame.states:
         lines += state_pointers(frame, state, "t")
     for position in range(spec.carries, spec.carries + len(spec.step_inputs)):
-        ctype, name = ctypes.storage(frame.operands[position].dtype), step.names[position]
+        ctype, name = cpp_types.storage(frame.operands[position].dtype), step.names[position]
         lines.append(f"const {ctype} *{name} = {name}_steps + {name}_first + t * {name}_pace;")
     for number in range(spec.carries, len(frame.results)):
         result, name = frame.results[number], step.result_names[number]
         first = f"{name}_first + " if spec.backwards else ""
-        lines.append(f"{ctypes.storage(result.dtype)} *{name} = {name}_steps + {first}t * {name}_pace;")
+        lines.append(f"{cpp_types.storage(result.dtype)} *{name} = {name}_steps + {first}t * {name}_pace;")
     return lines
 
 
 def state_pointers(frame: Frame, state: Input, time: str) -> list[str]:
     """The state as it is at ``time``, and where the next one goes."""
-    ctype, name, size = ctypes.storage(state.dtype), frame.name(state), elements(state)
+    ctype, name, size = cpp_types.storage(state.dtype), frame.name(state), elements(state)
     return [
         f"const {ctype} *{name} = {name}_memory + ({time} & 1) * {size};",
         f"{ctype} *{name}_next = {name}_memory + (~{time} & 1) * {size};",
@@ -228,7 +228,7 @@ def stage_memory(frame: Frame, workspace: Workspace, stages: Iterable[Product | 
     """Workspace for the results of stages."""
     for stage in stages:
         result = stage.result
-        workspace.take(frame.name(result), ctypes.storage(result.dtype), elements(result), result.dtype.itemsize)
+        workspace.take(frame.name(result), cpp_types.storage(result.dtype), elements(result), result.dtype.itemsize)
 
 
 def packing(

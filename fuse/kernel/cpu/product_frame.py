@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fuse.kernel.emit import argument, text_of
+from fuse.kernel.cpu.emit import argument, text_of
 from fuse.kernel.expressions import position
 from fuse.kernel.extents import smaller, unless_below, varies
 from fuse.kernel.index import Affine
@@ -63,7 +63,7 @@ ROW_OF_BLOCK = Affine.of("row") + Affine.of("first_row") * -1
 
 
 @dataclass(frozen=True)
-class Tiled:
+class Written:
     """The text of a kernel, as its source but for the name, and what it takes in memory and threads."""
 
     source: str

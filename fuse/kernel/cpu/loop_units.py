@@ -16,14 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fuse.kernel import ctypes
-from fuse.kernel.elements import Builder
-from fuse.kernel.emit import text_of
-from fuse.kernel.expressions import Expression
-from fuse.kernel.extents import larger, smaller, varies
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
-from fuse.kernel.ir import Buffer, Loop, Statement
-from fuse.kernel.loop_frame import (
+from fuse.kernel.cpu import cpp_types
+from fuse.kernel.cpu.emit import text_of
+from fuse.kernel.cpu.loop_frame import (
     ALIGNMENT,
     Destination,
     Frame,
@@ -41,6 +36,11 @@ from fuse.kernel.loop_frame import (
     step_pointers,
     waiting,
 )
+from fuse.kernel.elements import Builder
+from fuse.kernel.expressions import Expression
+from fuse.kernel.extents import larger, smaller, varies
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
+from fuse.kernel.ir import Buffer, Loop, Statement
 from fuse.kernel.loop_stages import MOST_PANELS, PANEL, Kept, Product
 from fuse.kernel.nest import Target, store
 from fuse.kernel.values import Gather, Input, Value
@@ -152,7 +152,7 @@ def units_text(frame: Frame, name: str) -> Share:
     stage_memory(frame, workspace, [s for s in frame.step.stages if isinstance(s, Kept)])
     for group in groups:
         panels, depth, real = len(group.panels), group.left.shape[1], group.left.dtype
-        ctype = ctypes.storage(real)
+        ctype = cpp_types.storage(real)
         workspace.take(f"weights_{group.number}", ctype, domain.blocks * panels * PANEL * depth, real.itemsize)
         sums = group.sums(domain.rows)
         if group.on_stack(domain.rows):
@@ -303,7 +303,7 @@ def _phase_text(frame: Frame, phase: _Phase, groups: Sequence[_Group], domain: _
             if group.on_stack(domain.rows):
                 continue
             place = f"{'block' if group.outlives else 'first_block'} * {group.sums(domain.rows)}"
-            ctype = ctypes.storage(group.left.dtype)
+            ctype = cpp_types.storage(group.left.dtype)
             lines += indented(3, [f"{ctype} *sums_{group.number} = sums_{group.number}_memory + {place};"])
         for group in phase.groups:
             lines += indented(3, _multiplied(frame, group, domain))

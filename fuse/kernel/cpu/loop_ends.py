@@ -22,14 +22,14 @@ from torch.fx import GraphModule, Node
 from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
-from fuse.kernel.emit import emit, is_parallel
+from fuse.kernel.cpu.emit import emit, is_parallel
+from fuse.kernel.cpu.loop_frame import ALIGNMENT
+from fuse.kernel.cpu.loop_kernel import Made, lower_loop
 from fuse.kernel.index import Size
-from fuse.kernel.loop_frame import ALIGNMENT
-from fuse.kernel.loop_kernel import Made, lower_loop
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.lower import Declined, Kernel, attempt, program_of, readable_name, structure
+from fuse.kernel.products import products_below
 from fuse.kernel.schedule import schedule
-from fuse.kernel.tiled_products import products_below
 
 _ENTRY = 'extern "C" int {}('
 
@@ -72,7 +72,7 @@ def lower_with_ends(whole: LoopWithEnds, made: Made | None = None) -> Kernel | D
 
     Args:
         whole: only shapes, strides, dtypes and devices of its values are read.
-        made: as for :func:`fuse.kernel.loop_kernel.lower_loop`.
+        made: as for :func:`fuse.kernel.cpu.loop_kernel.lower_loop`.
 
     Returns:
         A kernel whose arguments are pointers to the operands, the results, ``workspace_bytes`` of memory, and its

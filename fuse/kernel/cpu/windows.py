@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fuse.kernel.extents import estimate, larger, smaller, varies
-from fuse.kernel.form import Form, by_cost
-from fuse.kernel.product_frame import (
+from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
     HEADERS,
     MOST_PANELS,
@@ -29,6 +27,8 @@ from fuse.kernel.product_frame import (
     threads_for,
     window_text,
 )
+from fuse.kernel.extents import estimate, larger, smaller, varies
+from fuse.kernel.form import Form, by_cost
 from fuse.kernel.values import Patches, Product, Value
 
 LARGEST_PLANES = 384 * 1024

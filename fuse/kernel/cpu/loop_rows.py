@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuse.kernel import ctypes
-from fuse.kernel.emit import text_of, work
-from fuse.kernel.index import Affine
-from fuse.kernel.ir import Statement
-from fuse.kernel.loop_batch import rows_of_batch, share_of_rows
-from fuse.kernel.loop_frame import (
+from fuse.kernel.cpu import cpp_types
+from fuse.kernel.cpu.emit import text_of, work
+from fuse.kernel.cpu.loop_batch import rows_of_batch, share_of_rows
+from fuse.kernel.cpu.loop_frame import (
     Destination,
     Frame,
     Share,
@@ -34,6 +32,8 @@ from fuse.kernel.loop_frame import (
     step_pointers,
     waiting,
 )
+from fuse.kernel.index import Affine
+from fuse.kernel.ir import Statement
 from fuse.kernel.loop_stages import PANEL, Kept, Product, padded_columns, panels_in_block
 
 _INDENT = "    "
@@ -67,7 +67,7 @@ def rows_text(frame: Frame, name: str) -> Share:
     for number, product in enumerate(products):
         real = product.result.dtype
         size = product.left.shape[1] * padded_columns(product.result.shape[1])
-        workspace.take(f"weights_{number}", ctypes.storage(real), size, real.itemsize)
+        workspace.take(f"weights_{number}", cpp_types.storage(real), size, real.itemsize)
         packed += _packed(frame, number, product)
         packed += waiting("row", batch) if batch > 1 else []
     lines = [f"static int {name}_share(char *const *args, fuse_team *team, int64_t member) {{"]

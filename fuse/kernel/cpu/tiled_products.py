@@ -16,18 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
-from fuse.kernel import channels_last, contractions, ctypes
-from fuse.kernel.emit import text_of
-from fuse.kernel.expressions import position, select
-from fuse.kernel.extents import estimate
-from fuse.kernel.form import DEFAULT, Form
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size
-from fuse.kernel.ir import Buffer, Let, Loop, Pointer, Statement
-from fuse.kernel.nest import Dimension, Target, builder_for, store
-from fuse.kernel.placement import Blocks, blocks, placement
-from fuse.kernel.product_frame import (
+from fuse.kernel.cpu import channels_last, cpp_types
+from fuse.kernel.cpu.emit import text_of
+from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
     MOST_PANELS,
     NAMES,
@@ -37,55 +28,32 @@ from fuse.kernel.product_frame import (
     Frame,
     Operand,
     Right,
-    Tiled,
     Walk,
     aligned,
     several,
     threads_for,
 )
-from fuse.kernel.recipes import Call, Unsupported, convert, recipe
+from fuse.kernel.cpu.windows import windowed
+from fuse.kernel.expressions import position, select
+from fuse.kernel.extents import estimate
+from fuse.kernel.form import DEFAULT, Form
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size
+from fuse.kernel.ir import Buffer, Let, Loop, Pointer, Statement
+from fuse.kernel.nest import Dimension, Target, builder_for, store
+from fuse.kernel.placement import Blocks, blocks, placement
+from fuse.kernel.products import is_reduced, products_below
+from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
-from fuse.kernel.values import Concat, Map, Output, Patches, PatchRows, Product, Program, Reduce, Reindex, Scan, Value
-from fuse.kernel.walks import children, within_stage
-from fuse.kernel.windows import windowed
+from fuse.kernel.target import Written
+from fuse.kernel.values import Concat, Map, Output, Patches, PatchRows, Product, Program, Reindex, Scan, Value
 
 LARGEST_BLOCK = 768 * 1024
 """Bytes of a packed block, which is to stay in the cache of one core while all rows pass by."""
 WIDER_IS_BETTER = 0.25
 """How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
 
-PRODUCT_TYPES = (torch.float32, torch.float64)
 
-
-_OPERANDS = {
-    "mm": ("self", "mat2"),
-    "addmm": ("mat1", "mat2"),
-    "bmm": ("self", "mat2"),
-    "baddbmm": ("batch1", "batch2"),
-}
-
-
-@recipe(*_OPERANDS)
-def matrix_product(call: Call) -> Value:
-    """``left @ right`` of matrices or batches of them, plus a bias for ``addmm`` and ``baddbmm``."""
-    left, right = map(call.tensor, _OPERANDS[call.op._schema.name.removeprefix("aten::")])
-    if call.dtype not in PRODUCT_TYPES:
-        raise Unsupported(f"products of {call.dtype} are left to the library")
-    product: Value = Product(call.shape, call.dtype, left, right)
-    if "beta" not in call.arguments:
-        return product
-    return convert(
-        contractions.added(product, call.tensor("self"), call["alpha"], call["beta"]),
-        call.dtype,
-    )
-
-
-def products_below(values: Sequence[Value]) -> list[Product]:
-    """Every product that ``values`` are computed from."""
-    return [v for v in within_stage(values, through_reductions=True) if isinstance(v, Product)]
-
-
-def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Tiled:
+def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Written:
     """The kernel of a region that multiplies once.
 
     Raises:
@@ -97,7 +65,7 @@ def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -
     frame = Frame.of(program)
     epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
     walk = _walk(product, frame, one_thread, form)
-    real = ctypes.storage(product.dtype)
+    real = cpp_types.storage(product.dtype)
     lines = [
         *walk.lines,
         "                       [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
@@ -105,7 +73,7 @@ def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -
         *("    " + line for line in epilogue),
         "    });",
     ]
-    return Tiled(frame.around(name, lines), walk.workspace_bytes, several(walk.threads), walk.headers)
+    return Written(frame.around(name, lines), walk.workspace_bytes, several(walk.threads), walk.headers)
 
 
 def _walk(product: Product, frame: Frame, one_thread: bool, form: Form) -> Walk:
@@ -141,7 +109,7 @@ def _right(product: Product, frame: Frame, form: Form) -> Right:
     (depth, columns), itemsize = product.right.shape, product.dtype.itemsize
     if before := _packed_before(product.right):
         name = frame.inputs[before.source.position].name
-        text = f"fuse_prepacked<{ctypes.storage(product.dtype)}> right = {{{name}, {depth}}}"
+        text = f"fuse_prepacked<{cpp_types.storage(product.dtype)}> right = {{{name}, {depth}}}"
         return Right(text, before.width // PANEL, 0)
     panels = form.panels or panels_of(columns, depth, itemsize)
     return Right(matrix(product, frame.inputs), panels, aligned(depth * panels * PANEL * itemsize))
@@ -168,7 +136,7 @@ def matrix(product: Product, inputs: Sequence[Buffer]) -> str:
     """The right operand as C++: its type, its name, and where it lies."""
     right = operand_of(product.right, inputs)
     numbers = ", ".join(map(str, (*right.strides, *product.right.shape)))
-    return f"fuse_matrix<{ctypes.storage(product.dtype)}> right = {{{right.text}, {numbers}}}"
+    return f"fuse_matrix<{cpp_types.storage(product.dtype)}> right = {{{right.text}, {numbers}}}"
 
 
 def panels_of(columns: int, depth: int, itemsize: int) -> int:
@@ -211,20 +179,6 @@ def _check(output: Output, product: Product) -> None:
         raise Unsupported("a product's result is reduced")
     if math.prod(output.value.shape) != math.prod(product.shape):
         raise Unsupported("what follows the product has another number of elements")
-
-
-def is_reduced(value: Value) -> bool:
-    """Whether there is a reduction between ``value`` and the product that it is made of."""
-    seen: set[int] = set()
-    stack = [value]
-    while stack:
-        current = stack.pop()
-        if isinstance(current, Reduce):
-            return True
-        if id(current) not in seen and not isinstance(current, Product):
-            seen.add(id(current))
-            stack.extend(children(current))
-    return False
 
 
 def _nest(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
-from fuse.kernel import ctypes
+from fuse.kernel.cpu import cpp_types
+from fuse.kernel.cpu.printer import calls, text
 from fuse.kernel.expressions import Expression, Variable, position
 from fuse.kernel.extents import divides
+from fuse.kernel.form import Threads
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
@@ -36,7 +38,6 @@ from fuse.kernel.ir import (
     combined,
     identity,
 )
-from fuse.kernel.printer import calls, text
 
 PARALLEL_WORK = 65_536
 """Statements executed from which a loop is split over threads; below, waking them costs more.
@@ -66,12 +67,6 @@ _LANES = 16
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
 
 
-Threads = Literal["one", "if worth it", "early", "inside", "asked in the call"]
-"""Whether an outer loop is split over threads: where its work, known now or in the call, is worth waking them.
-``early``: for less work, too. ``inside``: where a loop cannot be split, or not evenly, those inside it are, and loops
-that all add to the same sums."""
-
-
 def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
     """The C++ text of one kernel: ``extern "C" int name(char *const *args)``, arguments in order, inputs then outputs.
 
@@ -89,7 +84,7 @@ def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
 
 def argument(buffer: Buffer, number: int) -> str:
     """The line that names an argument of a kernel."""
-    pointer = f"{'const ' if buffer.role == 'input' else ''}{ctypes.storage(buffer.dtype)} *"
+    pointer = f"{'const ' if buffer.role == 'input' else ''}{cpp_types.storage(buffer.dtype)} *"
     return f"{pointer}{buffer.name} = ({pointer})args[{number}];"
 
 
@@ -146,7 +141,7 @@ def _statement(statement: Statement, depth: int, threads: Threads = "one") -> li
             where = f"{statement.base} + {statement.offset}".replace("+ -", "- ")
             return [f"{pad}const auto {statement.name} = {where};"]
         case Store():
-            value = ctypes.stored(statement.buffer.dtype, text(statement.value))
+            value = cpp_types.stored(statement.buffer.dtype, text(statement.value))
             return [f"{pad}{statement.buffer.name}[{statement.offset}] = {value};"]
         case Accumulator():
             return [pad + line for line in _accumulator(statement)]
@@ -154,7 +149,7 @@ def _statement(statement: Statement, depth: int, threads: Threads = "one") -> li
             return [pad + _accumulate(statement)]
         case Declare():
             buffer = statement.buffer
-            return [f"{pad}alignas(64) {ctypes.storage(buffer.dtype)} {buffer.name}[{buffer.extent}];"]
+            return [f"{pad}alignas(64) {cpp_types.storage(buffer.dtype)} {buffer.name}[{buffer.extent}];"]
         case Fail():
             return [f"{pad}if ({statement.condition}) return 1;"]
         case Comment():
@@ -214,7 +209,7 @@ def _in_lanes(loop: Loop) -> list[str]:
     for accumulator in loop.reduces:
         name, lanes = accumulator.name, f"{accumulator.name}_lanes"
         start = text(identity(accumulator.op, accumulator.dtype))
-        lines.append(f"alignas(64) {ctypes.register(accumulator.dtype)} {lanes}[{_LANES}];")
+        lines.append(f"alignas(64) {cpp_types.register(accumulator.dtype)} {lanes}[{_LANES}];")
         lines.append(f"fuse_start_lanes<{_LANES}>({lanes}, {start});")
         both = f"[](auto a, auto b) {{ return {_combined(accumulator, 'a', 'b')}; }}"
         across = f"fuse_across<{_LANES // 2}>({lanes}, {both})"
@@ -268,7 +263,7 @@ def _in_chunks(loop: Loop, sums: Sequence[Accumulator], threads: Threads) -> lis
     kept = [f"{a.name}_parts[{chunk}] = {a.name};" for a in sums]
     added = [f"{a.name} = {_combined(a, a.name, f'{a.name}_parts[{chunk}]')};" for a in sums]
     return [
-        *(f"{ctypes.register(a.dtype)} {a.name}_parts[{CHUNKS}];" for a in sums),
+        *(f"{cpp_types.register(a.dtype)} {a.name}_parts[{CHUNKS}];" for a in sums),
         f"#pragma omp parallel for{condition}",
         heading,
         *(_INDENT + line for line in [*own, *_loop(inside, 0, "one"), *kept]),
@@ -379,10 +374,10 @@ def _load(load: Load) -> str:
     where = str(load.offset)
     for term in load.indirect:
         where += f" + {text(term.position)} * {term.stride}" if term.stride != 1 else f" + {text(term.position)}"
-    element = ctypes.loaded(load.buffer.dtype, f"{load.buffer.name}[{where}]")
-    otherwise = f"{ctypes.register(load.buffer.dtype)}(0)"
+    element = cpp_types.loaded(load.buffer.dtype, f"{load.buffer.name}[{where}]")
+    otherwise = f"{cpp_types.register(load.buffer.dtype)}(0)"
     return f"{text(load.guard)} ? {element} : {otherwise}" if load.guard is not None else element
 
 
 def _typed(variable: Variable) -> str:
-    return f"{ctypes.register(variable.dtype)} {variable.name}"
+    return f"{cpp_types.register(variable.dtype)} {variable.name}"

@@ -10,16 +10,18 @@ has to be small enough to stay in the cache of one core.
 
 from __future__ import annotations
 
-from fuse.kernel import ctypes
-from fuse.kernel.emit import text_of
+from fuse.kernel.cpu import cpp_types
+from fuse.kernel.cpu.emit import text_of
+from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, Frame, several, threads_for
+from fuse.kernel.cpu.product_rows import ProductRows, by_rows
+from fuse.kernel.cpu.tiled_products import operand_of, panels_of
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Target
-from fuse.kernel.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, Frame, Tiled, several, threads_for
-from fuse.kernel.product_rows import ProductRows, by_rows
+from fuse.kernel.products import products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
-from fuse.kernel.tiled_products import operand_of, panels_of, products_below
+from fuse.kernel.target import Written
 from fuse.kernel.values import Concat, Patches, Program, Scan
 from fuse.kernel.walks import reductions_below
 
@@ -31,7 +33,7 @@ FEWEST_ROWS = 64
 from here on, 0.85 times with 4 rows."""
 
 
-def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Tiled:
+def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Written:
     """The kernel of a region in which what is made of one product is reduced over its columns.
 
     Raises:
@@ -45,7 +47,7 @@ def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAU
     (rows, columns), depth = product.shape, product.left.shape[1]
     if rows < FEWEST_ROWS:
         raise Unsupported(f"a product's result is reduced, and has fewer than {FEWEST_ROWS} rows")
-    real, itemsize = ctypes.storage(product.dtype), product.dtype.itemsize
+    real, itemsize = cpp_types.storage(product.dtype), product.dtype.itemsize
     panels = form.panels or panels_of(columns, depth, itemsize)
     padded = -(-columns // (PANEL * panels)) * PANEL * panels
     if padded * depth * itemsize > LARGEST_MATRIX:
@@ -78,4 +80,4 @@ def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAU
         f"                    {ROWS_AT_ONCE}, {stride}, {frame.workspace}, {threads}, finish);",
     ]
     memory = (padded * depth + threads * ROWS_AT_ONCE * stride) * itemsize + ALIGNMENT
-    return Tiled(frame.around(name, lines), memory, several(threads), (*HEADERS, "whole_rows.h"))
+    return Written(frame.around(name, lines), memory, several(threads), (*HEADERS, "whole_rows.h"))

@@ -30,6 +30,6 @@ def text_of_headers(names: tuple[str, ...]) -> str:
     >>> "fuse_product" in text_of_headers(("threads.h", "products.h"))
     True
     """
-    folder = files("fuse.kernel")
+    folder = files("fuse.kernel.cpu")
     texts = (folder.joinpath(name).read_text(encoding="utf-8") for name in names)
     return "\n".join(text.replace("#pragma once\n", "") for text in texts)

@@ -1,0 +1,1 @@
+"""Kernels for processors: everything that is C++, vectors, caches or OpenMP."""

@@ -1,0 +1,215 @@
+"""Two products and the softmax between them as one kernel.
+
+    s = q @ k.T * 0.125 + mask         for images (batch and heads), blocks of query rows (parallel):
+    p = softmax(s, -1)          ->         scores = queries[rows] @ keys.T       whole rows, in the nearest cache
+    o = (p @ v).transpose(1, 2)            scores = softmax(scores * 0.125 + mask)        in place
+                                           out[rows] = scores @ values           stored where the transpose has it
+
+``attention.h`` walks the blocks. Generated are the rows between the products (any elementwise operators and reductions
+over keys, in the same stages as everywhere, see ``rows.py``) and the epilogue of the second product
+(``tiled_products.py``). Queries, keys and values are read where they lie, whatever their strides; what is computed on
+the way to them (a scale) is computed a block at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuse.kernel.cpu import cpp_types
+from fuse.kernel.cpu.emit import text_of
+from fuse.kernel.cpu.product_frame import (
+    ALIGNMENT,
+    HEADERS,
+    NAMES,
+    PANEL,
+    ROW_OF_BLOCK,
+    Frame,
+    aligned,
+    several,
+    threads_for,
+)
+from fuse.kernel.cpu.product_rows import ProductRows, by_rows
+from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, taken_apart
+from fuse.kernel.extents import larger, smaller
+from fuse.kernel.form import DEFAULT, Form
+from fuse.kernel.ir import Buffer, Pointer, Statement
+from fuse.kernel.nest import Dimension, Target, builder_for, store
+from fuse.kernel.placement import matrices
+from fuse.kernel.products import products_below
+from fuse.kernel.recipes import Unsupported
+from fuse.kernel.schedule import with_splits
+from fuse.kernel.target import Written
+from fuse.kernel.values import Product, Program, Value, permute, view
+from fuse.kernel.walks import reductions_below
+
+BLOCK_BYTES = 48 * 1024
+"""Bytes of scores at a time, which are to stay in the nearest caches of one core from product to product."""
+MOST_ROWS, FEWEST_ROWS = 96, 6
+DEEPEST = 512
+"""Elements of a query: deeper sums would be rounded more than those of other products (``FUSE_DEPTH_AT_ONCE``)."""
+
+
+def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Written:
+    """The kernel of a region with two products, one of what is made of the other.
+
+    Raises:
+        Unsupported, NotAffine: there is no such kernel; the message is a reason.
+    """
+    first, second = _products(program)
+    frame = Frame.of(program)
+    real, itemsize = cpp_types.storage(first.dtype), first.dtype.itemsize
+    maker = _Operands(program, frame.inputs, real)
+    queries, keys, values = (
+        maker.queries(_batch(first.left)),
+        maker.matrix("keys", permute(_batch(first.right), (0, 2, 1)), turned=True),
+        maker.matrix("values", _batch(second.right), turned=False),
+    )
+    images, rows, depth = _batch(first.left).shape
+    _, length, columns = _batch(second.right).shape
+    if depth > DEEPEST:
+        raise Unsupported(f"queries of more than {DEEPEST} elements are left to the library")
+    of_keys, of_values = (form.panels or panels_of(*shape, itemsize) for shape in ((length, depth), (columns, length)))
+    padded = [
+        -(-extent // (PANEL * count)) * PANEL * count for extent, count in ((length, of_keys), (columns, of_values))
+    ]
+    stride = padded[0] + PANEL  # a power of two would keep one column of all rows in one set of the cache
+    fitting = larger(BLOCK_BYTES // (stride * itemsize) // FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS)
+    block = smaller(smaller(fitting, MOST_ROWS), rows)
+    own_queries, own_operand = (block * depth if queries.computed else 0), larger(keys.computed, values.computed)
+    share = padded[0] * depth + padded[1] * length + block * stride + own_queries + PANEL + own_operand
+    share_bytes = aligned(share * itemsize)
+    work = images * rows * length * (depth + columns)
+    threads = threads_for(work, images * -(-rows // FEWEST_ROWS), one_thread)
+    sizes = ", ".join(map(str, (images, rows, length, depth, columns, queries.stride, block, stride, own_queries)))
+    lines = [
+        *queries.lines,
+        *keys.lines,
+        *values.lines,
+        f"    const auto weigh = [&](int64_t image, int64_t first_row, int64_t last_row, {real} *block) FUSE_APART {{",
+        *("    " + line for line in _between(program, first, second, frame.inputs, stride)),
+        "    };",
+        "    const auto epilogue = [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
+        f"                              int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
+        *("    " + line for line in epilogue_of(program, second, frame.inputs, frame.outputs)),
+        "    };",
+        f"    fuse_attention<{of_keys}, {of_values}, {real}>({{{sizes}}}, {frame.workspace}, "
+        f"{threads}, {share_bytes}, queries, keys,",
+        "                   values, weigh, epilogue);",
+    ]
+    return Written(
+        frame.around(name, lines), threads * share_bytes + ALIGNMENT, several(threads), (*HEADERS, "attention.h")
+    )
+
+
+def _products(program: Program) -> tuple[Product, Product]:
+    """The product of queries and keys, and the one of what becomes of it and the values."""
+    found = products_below([output.value for output in program.outputs])
+    if len(found) != 2:
+        raise Unsupported(f"{len(found)} products in one kernel")
+    first, second = found
+    if first not in products_below([second.left]) or products_below([second.right]):
+        raise Unsupported("two products in one kernel")
+    if not reductions_below([second.left]):
+        raise Unsupported("two products in one kernel, and no softmax between them")
+    if first.dtype != second.dtype:
+        raise Unsupported("two products of different dtypes in one kernel")
+    if 1 in (_batch(first).shape[2], _batch(second).shape[2]):
+        raise Unsupported("a product of one column")
+    return first, second
+
+
+def _batch(value: Value) -> Value:
+    """A matrix as a batch of one."""
+    return value if len(value.shape) == 3 else view(value, (1, *value.shape))
+
+
+# ---- operands --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """Lines that define how an operand is read, the distance of its rows, and how many elements of one image are
+    ``computed`` rather than read where they lie."""
+
+    lines: list[str]
+    stride: int
+    computed: int
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Writes down how operands are read."""
+
+    program: Program
+    inputs: list[Buffer]
+    real: str
+
+    def queries(self, value: Value) -> _Operand:
+        """``queries(image, first row, last row, memory)``: where the first of these rows begins."""
+        heading = (
+            f"    const auto queries = [&](int64_t image, int64_t first_row, int64_t last_row, {self.real} *memory)"
+        )
+        heading += f" -> const {self.real} * {{"
+        found = matrices(value)
+        if found is not None and (found.strides[1] == 1 or value.shape[2] == 1):
+            place = f"{self.inputs[found.source.position].name} + {found.start} + first_row * {found.strides[0]}"
+            body = [*text_of(taken_apart("image", found.images), 2), f"        return {place};"]
+            return _Operand([heading, *body, "    };"], found.strides[0], 0)
+        body = ["    " + line for line in self._computed(value)]
+        return _Operand([heading, *body, "        return memory;", "    };"], value.shape[2], 1)
+
+    def matrix(self, name: str, value: Value, turned: bool) -> _Operand:
+        """``name(image, memory)``: a matrix of ``value``, turned if so, to pack."""
+        kind = f"fuse_matrix<{self.real}>"
+        heading = f"    const auto {name} = [&](int64_t image, {self.real} *memory) -> {kind} {{"
+        _, rows, columns = value.shape
+        found = matrices(value)
+        if found is not None:
+            place = f"{self.inputs[found.source.position].name} + {found.start}"
+            strides, computed, body = found.strides, 0, text_of(taken_apart("image", found.images), 2)
+        else:
+            place, strides, computed = "memory", (columns, 1), rows * columns
+            body = [f"        const int64_t first_row = 0, last_row = {rows};"]
+            body += ["    " + line for line in self._computed(value)]
+        shape = (rows, columns)
+        numbers = (*reversed(strides), *reversed(shape)) if turned else (*strides, *shape)
+        body.append(f"        return {{{place}, {', '.join(map(str, numbers))}}};")
+        return _Operand([heading, *body, "    };"], 0, computed)
+
+    def _computed(self, value: Value) -> list[str]:
+        """Lines that write rows of ``value`` to ``memory``, one behind the other."""
+        own = Buffer("own", value.dtype, "scratch")
+
+        def build(dimensions: list[Dimension]) -> list[Statement]:
+            builder = builder_for(dimensions, self.inputs, self.program.value_names)
+            builder.used_names.update(dict.fromkeys(NAMES, 1))
+            image, row, column = ([*zip(d.atoms, d.extents, strict=True)] for d in dimensions)
+            atoms = [atom for d in dimensions for atom in d.atoms]
+            for atom in atoms:
+                builder.open(atom, "vector" if atom == atoms[-1] and column else "serial")
+            store(builder, [(Target(value, own, (0, 0, 1)), tuple(d.index() for d in dimensions))])
+            for _ in atoms:
+                builder.close()
+            pointer = Pointer("own", "memory", ROW_OF_BLOCK * value.shape[2])
+            return by_rows(builder.blocks[0].statements, image, row, pointer)
+
+        return text_of(with_splits(value.shape, build), 1)
+
+
+# ---- between the products --------------------------------------------------------------------------------------------
+
+
+def _between(program: Program, first: Product, second: Product, inputs: list[Buffer], stride: int) -> list[str]:
+    """Lines that turn scores into the left operand of the second product, in place."""
+    reductions = reductions_below([second.left])
+    scores = Buffer("scores", first.dtype, "scratch")
+    target = Target(second.left, scores, (*(0 for _ in second.left.shape[1:]), 1))
+    nest = ProductRows([target], first, scores, inputs, program.value_names, reductions)
+
+    def build(dimensions: list[Dimension]) -> list[Statement]:
+        statements = nest.build(dimensions)
+        images, rows = nest.image_and_row()
+        pointer = Pointer("scores", "block", ROW_OF_BLOCK * stride)
+        return by_rows(statements, images, rows, pointer)
+
+    return text_of(with_splits(nest.shape, build), 1)

@@ -1,0 +1,29 @@
+"""Which writer makes the kernel of a region: loops, tiles of a product, whole rows of one, or attention."""
+
+from __future__ import annotations
+
+from fuse.kernel.cpu.attention import attention
+from fuse.kernel.cpu.emit import emit, is_parallel
+from fuse.kernel.cpu.tiled_products import tiled
+from fuse.kernel.cpu.whole_rows import whole_rows
+from fuse.kernel.form import Form, Threads
+from fuse.kernel.products import is_reduced, products_below
+from fuse.kernel.schedule import schedule
+from fuse.kernel.target import Target, Written
+from fuse.kernel.values import Program
+
+
+def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
+    """The C++ of a region."""
+    values = [output.value for output in program.outputs]
+    products = products_below(values)
+    if not products:
+        body = schedule(program, form)
+        return Written(emit(body, name, threads), parallel=is_parallel(body, threads))
+    one_thread = threads == "one"
+    if len(products) > 1:
+        return attention(program, name, one_thread, form)
+    return (whole_rows if any(map(is_reduced, values)) else tiled)(program, name, one_thread, form)
+
+
+TARGET = Target("cpu", write)
