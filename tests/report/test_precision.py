@@ -92,3 +92,12 @@ def test_show_lists_casts_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert casts[1]["microseconds"] >= 3
     assert run(["show", str(path)]) == 0
     assert "casts by line" in capsys.readouterr().out
+
+
+def test_a_number_that_the_dtype_cannot_hold_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "large.py"
+    path.write_text(MIXED.replace("x * 2", "x * 1e9").replace("randn(64, 16).bfloat16()", "randn(64, 16)"))
+    assert run(["precision", str(path), "--dtype", "f16"]) == 2
+    told = capsys.readouterr().err
+    assert "nothing can be measured: aten.mul.Tensor at large.py:6 is given 1000000000.0" in told
+    assert "eager mode" not in told

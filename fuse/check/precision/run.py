@@ -13,6 +13,7 @@ from fuse.check.inputs import Call, copied
 from fuse.check.locate import isolated
 from fuse.check.precision.chains import Chain, Execute, measure
 from fuse.check.precision.exact import wide
+from fuse.errors import CaptureError
 from fuse.graph.capture import capture
 from fuse.graph.precision import Precision, Watch, in_precision
 from fuse.graph.signature import Signature
@@ -46,7 +47,11 @@ def chains(
     call = copied(Call(model, tuple(args), dict(kwargs)))
     watch = Watch()
     twin = in_precision(call.model, precision, watch)
-    graph = capture(twin, call.args, call.kwargs)
+    try:
+        graph = capture(twin, call.args, call.kwargs)
+    except CaptureError as error:
+        why = str(error).removesuffix("; it runs in eager mode")
+        raise CaptureError(f"in {precision.dtype} nothing can be measured: {why}") from error
     given = inputs_of(graph, call)
     casts = frozenset(watch.casts)
     eager = measure(graph, given, [wide(t) for t in given], casts=casts, seed=seed)
