@@ -36,7 +36,7 @@ SMALL = (
     "zoo_text:transformers:albert", "zoo_text:transformers:gpt2", "zoo_text:transformers:llama",
     "zoo_images:timm:vit_tiny_patch16_224", "zoo_images:vit-pytorch:simple_vit", "zoo_sequences:x-transformers:decoder",
     "zoo_sequences:snntorch:leaky", "zoo_sequences:torchdiffeq:rk4", "zoo_sequences:ncps:cfc",
-    "zoo_sequences:pytorch-crf:loss", "zoo_sequences:pytorch-crf:decode", "zoo_sequences:mambapy:mamba",
+    "zoo_sequences:pytorch-crf:loss", "zoo_sequences:mambapy:mamba",
 )  # fmt: skip
 
 
