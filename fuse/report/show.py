@@ -63,6 +63,7 @@ class Report:
     ``reads`` are the values that ``forward`` reads, by line, and what of them the graph is made for. ``fallbacks`` say
     why the call runs eager, where it does: then nothing is left to count but what eager launches.
     ``casts`` are the lines that change dtypes, the one that moves most bytes first.
+    ``held`` says what holds the peak memory after the passes, in bytes.
     ``record`` has every node, rewrite, candidate and kernel, where it was asked for (``docs/report.md``).
     """
 
@@ -84,6 +85,7 @@ class Report:
     fallbacks: tuple[Fallback, ...] = ()
     casts: tuple[CastLine, ...] = ()
     record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    held: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def launches_after(self) -> int:
@@ -128,6 +130,7 @@ class Report:
                 {"pass": one.pass_name, "origin": one.origin, "source": one.source, "reason": one.reason}
                 for one in self.ledger.failed
             ],
+            "held": dict(self.held),
             "unknown_ops": list(self.unknown_ops),
             "reads": [asdict(one) for one in self.reads],
             "fallbacks": [asdict(one) for one in self.fallbacks],
@@ -243,7 +246,7 @@ def _report_of_eager(
     """The report of a call that runs eager: nothing changes."""
 
     def unchanged(half: GraphModule, label: str) -> Report:
-        report = _Half(half, half, profile, passes, None, 0.0, record).report(label, profile.name)
+        report = _Half(half, half, profile, passes, 0, 0.0, record).report(label, profile.name)
         lines = tuple(replace(line, after=line.before) for line in report.lines)
         return replace(report, after=report.before, lines=lines)
 
@@ -286,11 +289,13 @@ class _Half:
 
     def report(self, target: str, device: str) -> Report:
         """What the passes made of the graph, as it is now."""
+        peak = peak_of_program(self.graph)
         return Report(
             target=target,
             device=device,
             before=self.before,
-            after=replace(count_graph(self.graph, self.profile), peak_bytes=peak_of_program(self.graph)),
+            after=replace(count_graph(self.graph, self.profile), peak_bytes=peak.bytes),
+            held=peak.held(),
             loops=loops(self.dispatches, self.graph, self.ledger),
             lines=_lines(by_source(self.dispatches), by_source(self.graph)),
             unknown_ops=tuple(unknown_ops(self.dispatches)),

@@ -114,6 +114,11 @@ def _row(label: str, before: int, after: int) -> list[str]:
 def _sections(report: Report) -> Iterator[RenderableType]:
     yield Text(f"{report.target} on {report.device}, predicted", style="bold")
     yield kinds_table(report.before, report.after)
+    if report.held and report.after.peak_bytes > report.before.peak_bytes:
+        parts = ", ".join(
+            f"{name} {scaled(size, 'B')}" for name, size in report.held.items() if size > 1e-3 * report.after.peak_bytes
+        )
+        yield Text(f"held at the peak after: {parts}; what eager's libraries hold for themselves is not seen")
     if report.lines:
         rows = [
             [line.source or "(no line)", f"{line.before:,}", f"{line.after:,}"] for line in report.lines[:TOP_LINES]

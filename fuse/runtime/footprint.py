@@ -12,6 +12,8 @@ themselves (packed weights, rows that they keep).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -22,27 +24,81 @@ from fuse.runtime.arrangement import arranged, first_touched, touched
 from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.layout import extent
 from fuse.runtime.schedule import schedule
-from fuse.runtime.steps import CallStep, LoopStep, PythonStep, Schedule
+from fuse.runtime.steps import CallStep, KernelStep, LoopStep, PythonStep, Schedule
 from fuse.runtime.tables import scratch_bytes
 
 
-def peak_of_program(graph: GraphModule) -> int:
-    """Peak bytes of a call of a captured and rewritten graph, inputs and parameters included.
+@dataclass(frozen=True)
+class Peak:
+    """The most bytes that a call holds, and what holds them then: nothing where there is no program.
+
+    ``inputs`` are those of the caller, parameters included; ``results`` what it receives; ``kernels`` what a kernel
+    needs for itself (packed weights, rows that it keeps); ``values`` the other intermediate values, and what ATen
+    calls return.
+    """
+
+    bytes: int
+    inputs: int = 0
+    results: int = 0
+    values: int = 0
+    kernels: int = 0
+
+    def held(self) -> dict[str, int]:
+        """The parts by name, without those that hold nothing.
+
+        >>> Peak(12, inputs=8, kernels=4).held()
+        {'inputs and weights': 8, 'kernels for themselves': 4}
+        """
+        names = {
+            "inputs and weights": self.inputs,
+            "results": self.results,
+            "values in between": self.values,
+            "kernels for themselves": self.kernels,
+        }
+        return {name: size for name, size in names.items() if size}
+
+
+def peak_of_program(graph: GraphModule) -> Peak:
+    """The peak of a call of a captured and rewritten graph, inputs and parameters included.
 
     Where there is no program (another device, a result that cannot be laid out) it is what the graph's values take.
 
     >>> import torch, fuse
     >>> graph = fuse.capture(torch.nn.Tanh(), (torch.ones(256),))
-    >>> peak_of_program(graph) - 2 * 1024 < 100  # a few pointers
+    >>> peak_of_program(graph).bytes - 2 * 1024 < 100  # a few pointers
     True
     """
     tensors = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     if any(isinstance(tensor, Tensor) and tensor.device.type != "cpu" for tensor in tensors):
-        return peak_of_graph(graph)
+        return Peak(peak_of_graph(graph))
     try:
-        return peak_of_plan(schedule(graph, lower_measured, preferred))
+        plan = schedule(graph, lower_measured, preferred)
+        return _parted(plan, peak_of_plan(plan))
     except FuseError:
-        return peak_of_graph(graph)
+        return Peak(peak_of_graph(graph))
+
+
+def _parted(plan: Schedule, most: int) -> Peak:
+    """What holds the ``most`` bytes of a run of ``plan``."""
+    inputs = sum(buffer.size for buffer in plan.buffers if buffer.origin == "input")
+    fresh = fresh_results(plan)
+    results = sum(map(extent, fresh.values()))
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, step in enumerate(plan.steps):
+        for buffer in touched(step, plan):
+            if plan.buffers[buffer].origin == "made" and buffer not in fresh:
+                first.setdefault(buffer, number)
+                last[buffer] = number
+    change = [0] * (len(plan.steps) + 1)
+    for buffer, begin in first.items():
+        change[begin] += plan.buffers[buffer].size
+        change[last[buffer] + 1] -= plan.buffers[buffer].size
+    live = list(accumulate(change[:-1]))
+    at = max(range(len(live)), key=live.__getitem__, default=0)
+    busiest = plan.steps[at] if plan.steps else None
+    own = busiest.kernel.workspace_bytes if isinstance(busiest, KernelStep) else 0
+    return Peak(most, inputs, results, max(0, most - inputs - results - own), own)
 
 
 def peak_of_plan(plan: Schedule) -> int:

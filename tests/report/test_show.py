@@ -54,6 +54,7 @@ def test_json_has_exactly_the_documented_keys() -> None:
         "fired",
         "rejected",
         "failed",
+        "held",
         "unknown_ops",
         "reads",
         "fallbacks",

@@ -295,8 +295,9 @@ function overview(sheet) {
   const pair = (a, b, unit) => `${unit === undefined ? count(a) : scaled(a, unit)} → ${unit === undefined ? count(b) : scaled(b, unit)}`;
   const made = [el("h2", "", "Before → after"), facts([["launches", pair(before.launches, after.launches)], ["small operators", pair(before.small_ops, after.small_ops)], ["memory traffic", pair(before.bytes, after.bytes, "B")],
     ["peak memory", pair(before.peak_bytes, after.peak_bytes, "B")], ["arithmetic", pair(before.flops, after.flops, "")]])];
-  const held = sheet.report.after.held_at_peak || sheet.report.held;
-  if (held && held.length) made.push(el("h3", "", "Held at the peak, after"), facts(held.map((one) => [one.what, scaled(one.bytes, "B")])));
+  for (const one of sheet.report.fallbacks || []) made.push(el("h3", "", "Runs eager as it is"), el("p", "", one.reason));
+  const held = Object.entries(sheet.report.held || {});
+  if (held.length) made.push(el("h3", "", "Held at the peak, after"), facts(held.map(([what, bytes]) => [what, scaled(bytes, "B")])));
   if (loops.length) {
     made.push(el("h3", "", "Loops"));
     for (const loop of loops) {
