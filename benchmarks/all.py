@@ -28,6 +28,7 @@ if __name__ == "__main__":
         "curves",
         "comparison",
         "patterns",
+        "viewer",
         "tables",
     ):
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=ROOT, check=True)

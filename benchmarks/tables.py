@@ -376,6 +376,18 @@ def crf_share_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def viewer_table(results: dict[str, Any]) -> list[str]:
+    """A row a page: its size, and how long it takes to paint, pan, search and step."""
+    shown = not overloaded(results)
+    figures = ("first_paint_s", "frame_ms", "frame_all_ms", "search_ms", "step_ms")
+    heads = ["file MB", "first paint s", "frame ms", "frame ms, all in view", "search ms", "a step ms"]
+    lines = [f"| page | {' | '.join(heads)} |", f"|---{'|--:' * len(heads)}|"]
+    for case in results["cases"]:
+        cells = [f"{case['megabytes']:.1f}", *(f"{case[name]:.1f}" if shown else LEFT_OUT for name in figures)]
+        lines.append(f"| {' | '.join([case['page'], *cells])} |")
+    return lines
+
+
 def memory_table(results: dict[str, Any]) -> list[str]:
     """A row a model: peaks measured without and with what libraries take, how they compare, and how near the
     prediction is."""
@@ -521,6 +533,7 @@ TABLES = {
     "limit": limit_table,
     "lstm": speed_table,
     "memory": memory_table,
+    "viewer": viewer_table,
     "models": speed_table,
     "models_in_short": short_speed_table,
     "module_db": module_db_table,

@@ -19,6 +19,7 @@ from fuse.check.oracle import CheckReport, check
 from fuse.check.repro import source_of
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
+from fuse.notebook import preformatted
 from fuse.rewrite import regions
 from fuse.rewrite.ledger import Fired
 from fuse.rewrite.pipeline import run_passes
@@ -56,6 +57,9 @@ class Bisection:
             "culprit": None if self.culprit is None else asdict(self.culprit),
             "repro": {None: None, True: "graph", False: "rewrite"}[self.whole if self.repro else None],
         }
+
+    def _repr_html_(self) -> str:
+        return preformatted(self)
 
     def __str__(self) -> str:
         if self.passed:

@@ -37,6 +37,7 @@ from fuse.graph.attributes import held_by, restore
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
 from fuse.graph.results import named_parts, parts_of
+from fuse.notebook import preformatted
 from fuse.runtime.engine import Compiled, Engine
 from fuse.runtime.guards import same_value, sources_of
 from fuse.runtime.kept import carried
@@ -91,6 +92,9 @@ class CheckReport:
             "fallbacks": [{"op": f.op, "source": f.source, "reason": f.reason} for f in self.fallbacks],
             "comparisons": [comparison.to_dict() for comparison in self.comparisons],
         }
+
+    def _repr_html_(self) -> str:
+        return preformatted(self)
 
     def __str__(self) -> str:
         lines = [f"reference: {self.reference}"]

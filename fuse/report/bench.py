@@ -30,6 +30,7 @@ import fuse
 from fuse.check.compare import compare
 from fuse.cost.observe import CountingMode
 from fuse.errors import FuseError
+from fuse.notebook import preformatted
 from fuse.report.inductor import generated_code, launches_in
 from fuse.report.machine import machine, versions
 from fuse.report.profile import write_profile
@@ -98,6 +99,9 @@ class BenchReport:
             "machine": machine(),
             "versions": versions(),
         }
+
+    def _repr_html_(self) -> str:
+        return preformatted(self)
 
     def __str__(self) -> str:
         from fuse.report.table import as_text

@@ -25,6 +25,7 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.graph.capture import capture
+from fuse.notebook import preformatted
 from fuse.passes.match_patterns import match_patterns, prepare, prepare_untried, why_broken
 from fuse.report.table import columns
 from fuse.rewrite import nested, registry
@@ -87,6 +88,9 @@ class Explanation:
             "refusal": self.refusal,
             "best": None if best is None else _best_values(best),
         }
+
+    def _repr_html_(self) -> str:
+        return preformatted(self)
 
     def __str__(self) -> str:
         from fuse.report.table import as_text

@@ -28,6 +28,7 @@ from fuse.graph.joint import Joint, capture_joint
 from fuse.graph.learned import ReadLine
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of
+from fuse.notebook import preformatted
 from fuse.report.casts import CastLine, cast_lines
 from fuse.report.loops import Loop, loops
 from fuse.report.record import record_of
@@ -141,6 +142,9 @@ class Report:
             **({"optimizer": {name: dict(ways) for name, ways in self.optimizer.items()}} if self.optimizer else {}),
             **({"record": self.record} if self.record is not None else {}),
         }
+
+    def _repr_html_(self) -> str:
+        return preformatted(self)
 
     def __str__(self) -> str:
         from fuse.report.table import as_text, report_table

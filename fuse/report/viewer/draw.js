@@ -1,5 +1,13 @@
 // The picture: a canvas, a camera, and as much detail as the zoom lets one read.
 
+/** What is drawn first, boxes from the outside inwards, and what is drawn upon them. */
+function sorted(things) {
+  const boxes = [], nodes = [], edges = [];
+  for (const thing of things) (thing.line ? edges : thing.open ? boxes : nodes).push(thing);
+  boxes.sort((a, b) => a.depth - b.depth);
+  return { boxes, nodes, edges };
+}
+
 const READABLE = 0.72; // the zoom at which a page opens on a graph that is larger than the screen
 
 class Picture {
@@ -11,7 +19,8 @@ class Picture {
     this.widths = new Map();
     this.camera = { x: 0, y: 0, zoom: 1 };
     this.frames = [];
-    this.draw = soon(() => this.paint());
+    this.again = soon(() => this.paint());
+    this.draw = () => { this.distant = null; this.again(); };
     this.listen();
     new ResizeObserver(() => { this.resize(); this.draw(); }).observe(canvas);
     this.theme();
@@ -97,7 +106,7 @@ class Picture {
     this.camera.x += x;
     this.camera.y += y;
     this.keepInside();
-    this.draw();
+    this.again();
     this.told.moved();
   }
 
@@ -169,6 +178,12 @@ class Picture {
     return x < 26 && y < HEADER;
   }
 
+  /** All there is to draw: where most of it is in view, asking the grid would take longer. */
+  everything() {
+    if (this.grid.all === undefined) this.grid.all = sorted([...this.layout.shapes, ...this.layout.edges]);
+    return this.grid.all;
+  }
+
   // ---- painting ----
 
   paint() {
@@ -180,16 +195,39 @@ class Picture {
     context.fillRect(0, 0, width, height);
     context.setTransform(ratio * camera.zoom, 0, 0, ratio * camera.zoom, -camera.x * ratio, -camera.y * ratio);
     const view = [camera.x, camera.y, camera.x + width, camera.y + height].map((n) => n / camera.zoom);
-    const boxes = [], nodes = [], edges = [];
-    for (const thing of this.grid.near(...view)) (thing.line ? edges : thing.open ? boxes : nodes).push(thing);
-    boxes.sort((a, b) => a.depth - b.depth);
-    const far = camera.zoom < 0.3;
+    const far = camera.zoom < 0.3, whole = this.layout.width * this.layout.height < 4 * (view[2] - view[0]) * (view[3] - view[1]);
+    if (far && whole && this.fromAfar()) {
+      context.setTransform(1, 0, 0, 1, 0, 0);
+      context.drawImage(this.distant, Math.round(-camera.x * ratio), Math.round(-camera.y * ratio));
+    } else {
+      this.things(sorted(this.grid.near(...view)), far);
+    }
+    this.frames.push(performance.now() - started);
+    if (this.frames.length > 600) this.frames.shift();
+  }
+
+  things({ boxes, nodes, edges }, far) {
     for (const box of boxes) this.box(box, far);
     this.edges(edges, far);
     if (far) this.specks(nodes);
     else for (const node of nodes) this.node(node);
-    this.frames.push(performance.now() - started);
-    if (this.frames.length > 600) this.frames.shift();
+  }
+
+  /** A picture of the whole graph, made once and moved while it is panned; false where it would be too large. */
+  fromAfar() {
+    const { zoom } = this.camera, scale = zoom * this.ratio;
+    const width = Math.ceil(this.layout.width * scale) + 1, height = Math.ceil(this.layout.height * scale) + 1;
+    if (width > 8192 || height > 8192 || width * height > 2e7) return false;
+    if (this.distant) return true;
+    const { context } = this, canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [width, height];
+    this.context = canvas.getContext("2d", { alpha: false });
+    this.context.fillStyle = this.ink.paper;
+    this.context.fillRect(0, 0, width, height);
+    this.context.setTransform(scale, 0, 0, scale, 0, 0);
+    this.things(this.everything(), true);
+    [this.context, this.distant] = [context, canvas];
+    return true;
   }
 
   box(item, far) {
@@ -327,7 +365,7 @@ class Picture {
     context.strokeStyle = this.ink.edge;
     context.globalAlpha = far ? 0.35 : 0.8;
     context.beginPath();
-    const step = far && edges.length > 6000 ? Math.ceil(edges.length / 6000) : 1;
+    const step = far && edges.length > 3000 ? Math.ceil(edges.length / 3000) : 1;
     edges.forEach((edge, i) => {
       if (edge.from.marked || edge.to.marked) strong.push(edge);
       else if (!edge.back && i % step === 0) this.curve(edge, far);
