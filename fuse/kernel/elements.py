@@ -9,7 +9,7 @@ not computed again while its loop is open.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -55,6 +55,28 @@ class Block:
     before: list[dict[_Key, Expression]] | None = None
 
 
+_REALS = (torch.float32, torch.float64)
+
+
+def without_branches(statements: Sequence[Statement]) -> list[Statement]:
+    """The body of a loop with choices of reals that are the same in all of it made by their bits.
+
+    From a choice, compilers make a branch around the load of what is chosen, and give up on vectors.
+    """
+    own = {s.name for s in statements if isinstance(s, (Let, Load))}
+    return [_without_branch(s, own) if isinstance(s, Let) else s for s in statements]
+
+
+def _without_branch(statement: Let, own: Set[str]) -> Let:
+    value = statement.value
+    if not isinstance(value, Operation) or value.operator != "select" or value.dtype not in _REALS:
+        return statement
+    condition = value.operands[0]
+    if not isinstance(condition, Variable) or condition.name in own:
+        return statement
+    return Let(statement.name, Operation(value.dtype, "chosen", value.operands))
+
+
 @dataclass
 class Builder:
     """Statements under construction; ``extents`` gives the trip count of every loop variable.
@@ -96,7 +118,8 @@ class Builder:
             extent, bounds = last + 1 - first, (position(first), position(last + 1))
             for outer, known in zip(self.blocks, block.before, strict=True):
                 outer.known = known
-        loop = Loop(block.atom, extent, tuple(block.statements), block.kind, reduces, bounds)
+        statements = without_branches(block.statements) if block.kind == "vector" else block.statements
+        loop = Loop(block.atom, extent, tuple(statements), block.kind, reduces, bounds)
         self.blocks[-1].statements.append(loop)
 
     def add(self, statement: Statement) -> None:

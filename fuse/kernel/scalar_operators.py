@@ -4,7 +4,8 @@
 (``DEFINITIONS``) need none, and a target without a function of its own may take the formula. A new operator is a line
 here, and one in the table of a target whose functions are not called like the operator.
 
-Conversions (``convert``, ``round_bfloat16``, ``round_float16``) and ``select`` say by their dtypes what they do.
+Conversions (``convert``, ``round_bfloat16``, ``round_float16``) and ``select`` say by their dtypes what they do;
+``chosen`` is a ``select`` without a branch.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ MEANINGS: Mapping[str, Callable[..., Tensor]] = {
     "equal": torch.eq,
     "unequal": torch.ne,
     "select": torch.where,
+    "chosen": torch.where,
     "maximum": _either(torch.gt),
     "minimum": _either(torch.lt),
     "larger": lambda a, b: torch.where(b > a, b, a),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fuse
 from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
@@ -79,3 +80,24 @@ def test_any_padding(data: st.DataObject) -> None:
     x = torch.randn(2, 3, draw(st.sampled_from((40, 65, 130))))
     with torch.no_grad():
         assert_fuses(Function(model), x)
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x: Tensor, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(rows[:, None], x, 0) + 1, torch.where(places, x, -x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_a_choice_for_a_whole_row_is_made_without_a_branch(dtype: torch.dtype) -> None:
+    """Compilers make vectors of it then; a choice of every element for itself they take as it is."""
+    x = (torch.randn(40, 64) * 9).to(dtype)
+    if dtype.is_floating_point:
+        x[::3, ::5], x[1::3, ::7] = torch.nan, -torch.inf
+    args = x, torch.rand(40) > 0.5, torch.rand(40, 64) > 0.5
+    fused = fuse.compile(Masked())
+    for found, expected in zip(fused(*args), Masked()(*args), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert not fused.last_run.fallbacks
+    assert fused.compiled is not None
+    source = "".join(kernel.source for kernel in fused.compiled.program.kernels.values())
+    assert source.count("fuse_chosen<") == dtype.is_floating_point

@@ -37,6 +37,13 @@ FUSE_INLINE uint64_t fuse_bits(double x) { return __builtin_bit_cast(uint64_t, x
 FUSE_INLINE float fuse_from_bits(uint32_t x) { return __builtin_bit_cast(float, x); }
 FUSE_INLINE double fuse_from_bits(uint64_t x) { return __builtin_bit_cast(double, x); }
 
+// `a` or `b` by a condition that all lanes of a loop share: by bits, for of a choice that a branch could make compilers
+// make one, which loads only what is chosen, and give up on vectors.
+template <typename Real> FUSE_INLINE Real fuse_chosen(bool condition, Real a, Real b) {
+    const auto mask = -(decltype(fuse_bits(a)))condition;
+    return fuse_from_bits((fuse_bits(a) & mask) | (fuse_bits(b) & ~mask));
+}
+
 FUSE_INLINE float fuse_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FUSE_INLINE double fuse_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 

@@ -27,6 +27,7 @@ from fuse.kernel.expressions import (
 _HALF_NAMES = {"round_bfloat16": "fuse_round_bf16", "round_float16": "fuse_round_f16"}
 _FUNCTIONS = {"hypot": "__builtin_hypot"} | _HALF_NAMES
 _OF_BOOLS = {"add": SYMBOLS["or"], "multiply": SYMBOLS["and"], "invert": Form("!{}", UNARY, (UNARY,))}
+_CHEAP = SYMBOLS.keys() | {"chosen"}
 _WRAPPING = {"add": "+", "subtract": "-", "multiply": "*"}
 
 
@@ -42,7 +43,7 @@ def text(expression: Expression) -> str:
 
 def calls(expression: Expression) -> bool:
     """Whether C++ calls a function for it, and not operators alone."""
-    return any(isinstance(part, Operation) and part.operator not in SYMBOLS for part in parts(expression))
+    return any(isinstance(part, Operation) and part.operator not in _CHEAP for part in parts(expression))
 
 
 def _leaf(leaf: Expression) -> str:
@@ -61,6 +62,8 @@ def _form(whole: Operation) -> Form:
     name, dtype = whole.operator, whole.operands[-1].dtype
     if name == "convert":
         return called(f"fuse_cast<{cpp_types.register(whole.dtype)}>", 1)
+    if name == "chosen":
+        return called(f"fuse_chosen<{cpp_types.register(whole.dtype)}>", 3)
     if dtype is torch.bool and name in _OF_BOOLS:
         return _OF_BOOLS[name]
     if name in _WRAPPING and not dtype.is_floating_point:
