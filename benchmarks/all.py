@@ -15,6 +15,7 @@ if __name__ == "__main__":
         "limit",
         "busy",
         "first_call",
+        "sizes",
         "lstm",
         "cells",
         "models",

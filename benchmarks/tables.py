@@ -270,6 +270,24 @@ def first_call_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def sizes_table(results: dict[str, Any]) -> list[str]:
+    """A row a model: seconds of forty calls, calls that compiled, and a later call with a new size."""
+    lines = [
+        "| model | 40 calls s: eager | fuse | compile | calls of fuse that compile | later call ms: eager | fuse | compile "
+        "| own program / program for all sizes |",
+        f"|---{'|--:' * 8}|",
+    ]
+    shown = not overloaded(results)
+    for case in results["cases"]:
+        sides = [case.get(name) for name in ("eager", "fuse", "compile")]
+        seconds = [f"{side['seconds']:.2f}" if shown and side else LEFT_OUT for side in sides]
+        later = [f"{1000 * side['later']:.1f}" if shown and side else LEFT_OUT for side in sides]
+        own = f"{case['fuse']['of_own']:.2f}" if shown else LEFT_OUT
+        cells = [case["model"], *seconds, str(case["fuse"]["compiled"]), *later, own]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def op_db_table(results: dict[str, Any]) -> list[str]:
     """How PyTorch's own operator tests fare."""
     return [
@@ -529,6 +547,7 @@ TABLES = {
     "crf_share": crf_share_table,
     "curves": curves_table,
     "first_call": first_call_table,
+    "sizes": sizes_table,
     "frozen": frozen_table,
     "limit": limit_table,
     "lstm": speed_table,

@@ -225,7 +225,7 @@ def relation_of(
     """How the numbers of a text follow from sizes: where each size stands, and what every number is.
 
     The sizes are the smallest numbers that differ and follow from no others: as a multiple of one, of two of them, or
-    one and a bit; numbers ``apart`` follow from none. None where there is nothing to relate to.
+    one and a few; numbers ``apart`` follow from none. None where there is nothing to relate to.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
@@ -255,14 +255,11 @@ def _follows(column: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> Terms
             if factor and all(c == factor * a * b for c, a, b in zip(column, one, two, strict=True)):
                 factors = (f"n{i}",) if j is None else tuple(sorted((f"n{i}", f"n{j}")))
                 return ((factors, factor),)
-    lines = []
     for i, one in enumerate(sizes):
-        other = next((k for k in range(len(one)) if one[k] != one[0]), 0)
-        rise, rest = divmod(column[other] - column[0], (one[other] - one[0]) or 1)
-        shift = column[0] - rise * one[0]
-        if rise and not rest and all(c == rise * a + shift for c, a in zip(column, one, strict=True)):
-            lines.append((abs(rise), abs(shift), (((), shift), ((f"n{i}",), rise))))
-    return min(lines)[2] if lines else None
+        shift = column[0] - one[0]
+        if all(c == a + shift for c, a in zip(column, one, strict=True)):
+            return (((), shift), ((f"n{i}",), 1))
+    return None
 
 
 def lifted(relation: Relation, sizes: Numbers, usual: Numbers) -> tuple[Conditions, Numbers]:

@@ -1,0 +1,192 @@
+"""Forty calls with forty sizes: what each new pair of length and batch size costs, caches cold.
+
+    for steps, batch in forty random pairs:  model(x [steps, batch, 64])        one process a model and contestant
+
+Default settings on all sides. Beside the seconds of all calls: of how many calls the compiler ran, the median of the
+later calls with a size that is new, the same of eager, and what a program for all sizes takes against one that was
+captured for the size at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+import torch
+import torch._dynamo  # what torch's own imports take is not measured
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuse
+from benchmarks.common import ROOT, save
+from fuse.runtime import toolchain
+
+PAIRS = 40
+WIDTH = 64
+SETTLED = 8
+"""Calls after which a contestant has seen that sizes vary."""
+ROUNDS = 30
+COMPARED = ((17, 2), (33, 5), (64, 8), (70, 1))
+"""Sizes at which the program for all sizes is timed against one of its own."""
+
+
+class Plain(nn.Module):
+    """Two layers, a residual and norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow, self.norm = nn.Linear(WIDTH, 256), nn.Linear(256, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.norm(self.narrow(F.gelu(self.wide(x))) + x), -1)
+
+
+class Attention(nn.Module):
+    """Causal attention with four heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, batch, _ = x.shape
+        q, k, v = self.all(x).view(steps, batch, 3, 4, WIDTH // 4).permute(2, 1, 3, 0, 4)
+        later = torch.ones(steps, steps, dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(-1, -2) / 4).masked_fill(later, float("-inf")).softmax(-1)
+        return self.out((weights @ v).permute(2, 0, 1, 3).reshape(steps, batch, WIDTH))
+
+
+class Windows(nn.Module):
+    """Windows of 8 steps, the last one padded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, 0, 0, 0, -x.shape[0] % 8))
+        windows = padded.view(-1, 8, *x.shape[1:])
+        return (windows - windows.mean(1, keepdim=True)).reshape(padded.shape)[: x.shape[0]]
+
+
+class Convolution(nn.Module):
+    """A convolution over time and a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over_time = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.over_time(x.permute(1, 2, 0))).mean(-1)
+
+
+class Gru(nn.Module):
+    """A GRU written as a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.state = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, states = x.new_zeros(x.shape[1], WIDTH), []
+        for step in x:
+            (a, b, c), (d, e, f) = self.given(step).chunk(3, -1), self.state(h).chunk(3, -1)
+            reset, update = torch.sigmoid(a + d), torch.sigmoid(b + e)
+            h = (1 - update) * torch.tanh(c + reset * f) + update * h
+            states.append(h)
+        return torch.stack(states)
+
+
+MODELS: dict[str, type[nn.Module]] = {
+    "plain network": Plain,
+    "causal attention": Attention,
+    "windows of 8": Windows,
+    "convolution": Convolution,
+    "GRU loop": Gru,
+}
+CONTESTANTS: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
+    "eager": lambda model: model,
+    "fuse": fuse.compile,
+    "compile": torch.compile,
+}
+
+
+def measured(name: str, contestant: str) -> dict[str, Any]:
+    """Seconds of forty calls in this process; of fuse also how its program for all sizes compares with others."""
+    compiling = 0
+    original = toolchain.compile_in
+
+    def counted(directory: Path, source: str, *rest: Any) -> toolchain.Outcome:
+        nonlocal compiling
+        compiling += 1
+        return original(directory, source, *rest)
+
+    toolchain.compile_in = counted
+    torch.manual_seed(0)
+    numbers = random.Random(0)
+    model = MODELS[name]().eval()
+    called = CONTESTANTS[contestant](model)
+    seconds, compiled = [], 0
+    with torch.no_grad():
+        for _ in range(PAIRS):
+            x = torch.randn(numbers.randint(3, 70), numbers.randint(1, 12), WIDTH)
+            before, started = compiling, time.perf_counter()
+            result = called(x)
+            seconds.append(time.perf_counter() - started)
+            compiled += compiling > before
+            torch.testing.assert_close(result, model(x), rtol=1e-3, atol=1e-4)
+        found = {"seconds": sum(seconds), "later": median(seconds[SETTLED:]), "compiled": compiled}
+        if contestant == "fuse":
+            found["of_own"] = of_own(model, called)
+    return found
+
+
+def of_own(model: nn.Module, called: Callable[[Tensor], Tensor]) -> float:
+    """What programs captured for a size take, over the program for all sizes: medians of interleaved calls."""
+    ratios = []
+    for steps, batch in COMPARED:
+        x, own = torch.randn(steps, batch, WIDTH), fuse.compile(model)
+        times: tuple[list[float], list[float]] = ([], [])
+        own(x), called(x)
+        for _ in range(ROUNDS):
+            for function, taken in zip((own, called), times, strict=True):
+                started = time.perf_counter()
+                function(x)
+                taken.append(time.perf_counter() - started)
+        ratios.append(median(times[0]) / median(times[1]))
+    return geometric_mean(ratios)
+
+
+def case(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"model": name}
+    for contestant in CONTESTANTS:
+        if (name, contestant) == ("GRU loop", "compile"):
+            continue  # it unrolls the loop anew for each length
+        with tempfile.TemporaryDirectory(prefix="fuse-bench-") as cache:
+            os.chmod(cache, 0o700)
+            ran = subprocess.run(
+                [sys.executable, "-m", "benchmarks.sizes", name, contestant],
+                cwd=ROOT,
+                env={**os.environ, "FUSE_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+        found[contestant] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(measured(*sys.argv[1:])))
+    else:
+        cases = []
+        for one in MODELS:
+            cases.append(case(one))
+            print(cases[-1], file=sys.stderr)
+        save("sizes", cases)
