@@ -273,7 +273,7 @@ def first_call_table(results: dict[str, Any]) -> list[str]:
 def sizes_table(results: dict[str, Any]) -> list[str]:
     """A row a model: seconds of forty calls, calls that compiled, and a later call with a new size."""
     lines = [
-        "| model | 40 calls s: eager | fuse | compile | calls of fuse that compile | later call ms: eager | fuse | compile "
+        "| model | 40 calls s: eager | fuse | compile | calls that compile | later call ms: eager | fuse | compile "
         "| own program / program for all sizes |",
         f"|---{'|--:' * 8}|",
     ]

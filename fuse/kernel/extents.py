@@ -135,12 +135,7 @@ class Extent(int):
     def __mul__(self, other: Any) -> Any:
         if not isinstance(other, int):
             return pinned(self) * other
-        product: dict[Monomial, int] = {}
-        for one, a in self.terms:
-            for two, b in terms_of(other):
-                monomial = tuple(sorted(one + two))
-                product[monomial] = product.get(monomial, 0) + a * b
-        return self._made(plain(self) * plain(other), product)
+        return self._made(plain(self) * plain(other), dict(product_of(self.terms, terms_of(other))))
 
     __rmul__ = __mul__
 
@@ -334,6 +329,22 @@ def terms_of(number: int) -> Terms:
     if isinstance(number, Extent):
         return number.terms
     return (((), int(number)),) if number else ()
+
+
+def product_of(*polynomials: Terms) -> Terms:
+    """The product of polynomials.
+
+    >>> product_of(((("n",), 1), ((), 3)), ((("n",), 2),))
+    ((('n',), 6), (('n', 'n'), 2))
+    """
+    product: dict[Monomial, int] = {(): 1}
+    for terms in polynomials:
+        so_far, product = product, {}
+        for one, a in so_far.items():
+            for two, b in terms:
+                monomial = tuple(sorted(one + two))
+                product[monomial] = product.get(monomial, 0) + a * b
+    return tuple(sorted(item for item in product.items() if item[1]))
 
 
 def divided(number: int, divisor: int) -> int:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from fuse.kernel.extents import LEAST, Conditions, Terms, plain, terms_of
+from fuse.kernel.extents import LEAST, Conditions, Terms, plain, product_of, terms_of
 
 Made = TypeVar("Made")
 
@@ -235,26 +235,40 @@ def relation_of(
     vary = {place for place, column in enumerate(columns) if len(set(column)) > 1}
     if not vary:
         return None
-    sizes: list[tuple[int, ...]] = []
-    known: dict[tuple[int, ...], Terms] = {}
+    sizes: list[Column] = []
+    factors: list[tuple[Column, Terms]] = []  # sizes, and those that are a few more or less than one
+    known: dict[Column, Terms] = {}
     for column in sorted({columns[place] for place in vary}, key=lambda c: (max(map(abs, c)), c)):
-        terms = None if column[0] in apart else _follows(column, sizes)
+        terms = None if column[0] in apart else _multiple(column, factors)
         if terms is None:
-            terms = (((f"n{len(sizes)}",), 1),)
-            sizes.append(column)
+            shift = None if column[0] in apart else _shift(column, sizes)
+            if shift is None:
+                terms = (((f"n{len(sizes)}",), 1),)
+                sizes.append(column)
+            else:
+                terms = shift
+            factors.append((column, terms))
         known[column] = terms
     places = tuple(columns.index(size) for size in sizes)
     return places, tuple(known[column] if place in vary else column[0] for place, column in enumerate(columns))
 
 
-def _follows(column: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> Terms | None:
-    """The polynomial that gives a number in each call, if it is a simple one."""
-    for i, one in enumerate(sizes):
-        for j, two in [(None, (1,) * len(one)), *enumerate(sizes)]:
-            factor = column[0] // (one[0] * two[0])
-            if factor and all(c == factor * a * b for c, a, b in zip(column, one, two, strict=True)):
-                factors = (f"n{i}",) if j is None else tuple(sorted((f"n{i}", f"n{j}")))
-                return ((factors, factor),)
+Column = tuple[int, ...]
+"""One number of a text in several calls."""
+
+
+def _multiple(column: Column, factors: Sequence[tuple[Column, Terms]]) -> Terms | None:
+    """A number as a multiple of a factor, or of two."""
+    for i, (one, terms) in enumerate(factors):
+        for two, more in [((1,) * len(one), (((), 1),)), *factors[: i + 1]]:
+            times = column[0] // ((one[0] * two[0]) or 1)
+            if times and all(c == times * a * b for c, a, b in zip(column, one, two, strict=True)):
+                return product_of(terms, more, (((), times),))
+    return None
+
+
+def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
+    """A number as a size and a few more or less."""
     for i, one in enumerate(sizes):
         shift = column[0] - one[0]
         if all(c == a + shift for c, a in zip(column, one, strict=True)):
