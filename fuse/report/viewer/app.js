@@ -324,7 +324,7 @@ function nodeDetails({ id, ids }, sheet) {
   made.push(facts([["operator", row.op === "call_function" ? row.target : row.op === "placeholder" ? sheet.record.inputs[row.name] || "input" : ""], ["value", row.value], ["arguments", row.uses.length || row.args ? (row.op === "output" || row.args.length > 400 ? listed(row.uses.map(nodeLink)) : args) : null],
     ["read by", users.length ? listed(users.map(nodeLink)) : null], ["line", place ? lineLink(place.source) : null], ["module", place ? place.module : null],
     ["kernel", kernel !== undefined ? button("link", sheet.record.kernels[kernel].name, "Show the kernel", () => select({ type: "kernel", number: kernel })) : null],
-    ["launches", row.launches ? count(row.launches) : null], ["traffic", row.bytes ? scaled(row.bytes, "B") : null], ["arithmetic", row.flops ? scaled(row.flops) : null],
+    ["launches", row.launches ? (weights(sheet.replay).get(row.graph) ? count(row.launches) : "none of its own: inside a kernel") : null], ["traffic", row.bytes ? scaled(row.bytes, "B") : null], ["arithmetic", row.flops ? scaled(row.flops) : null],
     ["shown for", ids && ids.length > 1 ? plural(ids.length, "equal operator") : null]]));
   if (item && app.shown[app.side].tree.canOpen(item)) made.push(el("p", "", null, button("", item.open ? "close" : "open", "(o)", () => toggle(item))));
   const refusals = sheet.declinedOf.get(id) || [];
