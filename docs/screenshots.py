@@ -1,4 +1,4 @@
-"""Take the pictures of pages that the README shows: ``python docs/screenshots.py`` (needs chromium, playwright)."""
+"""Take the pictures of pages that the documents show: ``python docs/screenshots.py`` (needs chromium, playwright)."""
 
 from __future__ import annotations
 
