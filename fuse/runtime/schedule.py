@@ -287,9 +287,8 @@ class _Scheduler:
             anchors, values = [*anchors, self._buffer("made", scratch)], [*values, scratch]
         shareable = tuple((i, o) for i, o in sorted(kernel.in_place) if same_layout(inputs[i].meta["val"], values[o]))
         writes = tuple(Place(b, shift + origin_bytes(v)) for (b, shift), v in zip(anchors, values, strict=True))
-        sizes = tuple(value for _, value in kernel.sizes)
         reads = tuple(map(self._place, inputs))
-        self.steps.append(KernelStep(kernel, reads, writes, shareable, sizes, kind, source))
+        self.steps.append(KernelStep(kernel, reads, writes, shareable, kind, source))
 
     def _copy(self, source: Node, target: Place, stride: Sequence[int]) -> None:
         value: Tensor = source.meta["val"]
@@ -432,7 +431,7 @@ class _Scheduler:
             if len(group) > 1 and isinstance(made := self.lower(self._copies(group)), Kernel):
                 reads = tuple(sources[write][0] for write in group)
                 written, line = tuple(Place(w.input_index, 0) for w in group), group[0].value.meta.get("source", "")
-                self.steps.append(KernelStep(made, reads, written, (), (), "movement", line))
+                self.steps.append(KernelStep(made, reads, written, (), "movement", line))
                 continue
             for write in group:
                 target = self.buffers[write.input_index].value

@@ -59,15 +59,13 @@ class Ref:
 class KernelStep:
     """One generated kernel. ``shareable`` are its (input, output) positions that may be one place in memory.
 
-    ``sizes`` are the numbers that this call of it is given; ``kind`` is what a profile calls it, ``source`` the user's
-    line.
+    ``kind`` is what a profile calls it, ``source`` the user's line.
     """
 
     kernel: Kernel
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
     shareable: tuple[tuple[int, int], ...]
-    sizes: tuple[int, ...] = ()
     kind: Kind = "region"
     source: str = ""
 

@@ -48,7 +48,7 @@ class Tables:
             kind, function = _KERNEL, self.functions[step.kernel.name]
             least = _SHARED_OUT if step.kernel.parallel else _BY_ONE_THREAD
             places = (*step.reads, *step.writes)
-            self.details.extend(step.sizes)
+            self.details.extend(value for _, value in step.kernel.sizes)
         elif isinstance(step, CopyStep):
             kind, function = _COPY, 0
             places = (*step.writes, *step.reads)

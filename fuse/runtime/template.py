@@ -116,5 +116,4 @@ def _one_kernel(steps: Sequence[Step], made: dict[tuple[str, ...], list[Kernel] 
     found = made[names]
     if isinstance(found, Declined):
         raise NoLaw(found.reason)
-    sizes = [tuple(value for _, value in kernel.sizes) for kernel in found]
-    return [replace(call, kernel=k, sizes=s) for call, k, s in zip(calls, found, sizes, strict=True)]
+    return [replace(call, kernel=kernel) for call, kernel in zip(calls, found, strict=True)]

@@ -206,6 +206,26 @@ def test_training_is_right_at_every_size() -> None:
             torch.testing.assert_close(parameter.grad.double(), reference.grad, rtol=1e-3, atol=1e-6, msg=name)
 
 
+class Updates(nn.Module):
+    """Writes two of its inputs, of layouts apart, in one launch."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x.copy_(y.t() * 2)
+        y.mul_(3)
+        return x.sum()
+
+
+def test_inputs_are_written_at_every_size() -> None:
+    fused = fuse.compile(Updates())
+    for rows, columns in [(5, 3), (7, 4), (300, 20), (9, 9), (2, 6), (1, 4)]:
+        x, y = torch.randn(rows, columns), torch.randn(columns, rows)
+        expected_x, expected_y = x.clone(), y.clone()
+        with torch.no_grad():
+            fused(x, y)
+            Updates()(expected_x, expected_y)
+        torch.testing.assert_close((x, y), (expected_x, expected_y))
+
+
 def test_a_size_varies_once_calls_differ_in_it() -> None:
     seen = SizesSeen()
     assert seen.varying([torch.empty(5, 3, 16)], None) == frozenset()
