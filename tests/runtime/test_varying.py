@@ -189,6 +189,31 @@ def test_the_compiler_runs_for_few_of_many_sizes(
     assert compiling <= 4
 
 
+def test_a_loop_of_which_only_the_length_varies_is_compiled_once(
+    compiled_sources: list[str], empty_cache: Path
+) -> None:
+    class OnlyHere(nn.Module):  # what calls of other tests teach of a line's sizes would count, too
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.new_zeros(x.shape[1], 16)
+            for step in x:
+                h = torch.tanh(self.cell(h) + step)
+            return h
+
+    torch.manual_seed(0)
+    model = OnlyHere().eval()
+    fused = fuse.compile(model)
+    loops = []
+    with torch.no_grad():
+        for steps, batch in [(5, 3), (9, 3), (33, 3), (9, 4), (17, 5)]:
+            assert_right(model, fused, [torch.randn(steps, batch, 16)])
+            loops.append(sum('extern "C" int loop_' in source for source in compiled_sources))
+    assert loops == [1, 1, 1, 2, 2]
+
+
 def test_training_is_right_at_every_size() -> None:
     torch.manual_seed(0)
     model = Plain()

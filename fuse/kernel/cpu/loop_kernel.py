@@ -9,6 +9,7 @@ Sharing out units is tried first: it serves recurrent cells, whose products read
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import astuple, replace
 
@@ -129,14 +130,22 @@ def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
         body, (steps, _, _, reads, *tensors) = with_numbers(loop.body, values, beside)
         other = Loop(body, replace(spec, trip_count=steps, step_inputs=tuple(StepInput(*read) for read in reads)))
         told = tuple(Size(name, conditions.extent(name)) for name in conditions.sizes)
+        inputs, outputs = tensors[: len(operands)], tensors[len(operands) :]
         try:
-            made = _lowered(other, tensors[: len(operands)], tensors[len(operands) :], told)
+            made = _lowered(other, inputs, outputs)
+            if isinstance(made, Kernel) and _names(made.source) & set(conditions.sizes):
+                made = _lowered(other, inputs, outputs, told)  # more varies than the length, which each call tells
         except NeedsNumber:
             return None
         return made if isinstance(made, Kernel) else None
 
     place = call.place(spelling, numbers)
     return serve(_TEXTS.setdefault(spelling, Text()), numbers, place, call.sizes, lowered)
+
+
+def _names(source: str) -> set[str]:
+    """The words of a kernel's text."""
+    return set(re.findall(r"[A-Za-z_]\w*", source))
 
 
 def _scheduled(
