@@ -52,6 +52,15 @@ def test_links_lead_to_files_of_the_repository(document):
     assert missing == []
 
 
+def test_the_readme_is_read_in_minutes():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_every_page_is_listed():
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= set(LINK.findall((ROOT / "docs" / "README.md").read_text()))
+
+
 def test_figures_are_those_of_the_results():
     checked = subprocess.run(
         [sys.executable, "-m", "benchmarks.tables", "--check"], cwd=ROOT, capture_output=True, text=True
