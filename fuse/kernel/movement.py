@@ -83,8 +83,18 @@ def _selecting(shape: Sequence[int], dim: int, index: int) -> list[tuple[int | N
 def sliced(call: Call) -> Value:
     value = call.tensor("self")
     dim = call["dim"] % len(value.shape)
-    start, _, step = slice(call["start"], call["end"], call["step"]).indices(value.shape[dim])
+    start, _, step = _stretch(call, value.shape[dim])
     return affine(value, call.shape, [(d, step, start) if d == dim else (d, 1, 0) for d in range(len(value.shape))])
+
+
+def _stretch(call: Call, extent: int) -> tuple[int, int, int]:
+    """Start, end and step of a slice, as ``slice.indices`` gives them, which makes plain numbers of sizes."""
+    start, end = call["start"], call["end"]
+    start = 0 if start is None else start + extent if start < 0 else start
+    end = extent if end is None else end + extent if end < 0 else end
+    start = 0 if start < 0 else extent if start > extent else start
+    end = 0 if end < 0 else extent if end > extent else end
+    return start, end, call["step"]
 
 
 @recipe("flip")
@@ -184,7 +194,7 @@ def select_scatter(call: Call) -> Value:
 def slice_scatter(call: Call) -> Value:
     value = call.tensor("self")
     dim = call["dim"] % len(call.shape)
-    start, end, step = slice(call["start"], call["end"], call["step"]).indices(call.shape[dim])
+    start, end, step = _stretch(call, call.shape[dim])
     if step != 1:
         raise Unsupported("slice_scatter with a step")
     return _overlay(value, convert(call.tensor("src"), call.dtype), dim, start, max(end, start))
@@ -202,7 +212,7 @@ def select_backward(call: Call) -> Value:
 def slice_backward(call: Call) -> Value:
     """Zeros, and a gradient at a stretch of a dimension."""
     dim = call["dim"] % len(call.shape)
-    start, end, step = slice(call["start"], call["end"], call["step"]).indices(call.shape[dim])
+    start, end, step = _stretch(call, call.shape[dim])
     if step != 1:
         raise Unsupported("slice_backward with a step")
     return _among_zeros(call, call.tensor("grad_output"), dim, start, max(end, start))

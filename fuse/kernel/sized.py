@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -90,8 +91,9 @@ def spelled(region: GraphModule, name_of: Callable[[Node], str], beside: Any = (
     lines = []
     places = {node: place for place, node in enumerate(region.graph.nodes)}
     for node in region.graph.nodes:
-        args = _text_of((node.args, node.kwargs), places)
-        _mapped((node.args, node.kwargs), take)
+        args = [_text_of(argument, places, varies) for argument, varies in _arguments(node)]
+        for argument, varies in _arguments(node):
+            _mapped(argument, take if varies else _itself)
         layouts = [_layout_text(value) for value in _parts(node.meta.get("val"))]
         for value in _parts(node.meta.get("val")):
             _sized(value, take)
@@ -114,7 +116,8 @@ def with_numbers(region: GraphModule, numbers: Sequence[int], beside: Any = ()) 
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in region.graph.nodes:
-        args, kwargs = _mapped((node.args, node.kwargs), take, copies)
+        given = [_mapped(argument, take if varies else _itself, copies) for argument, varies in _arguments(node)]
+        args, kwargs = tuple(given[: len(node.args)]), dict(zip(node.kwargs, given[len(node.args) :], strict=True))
         made = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         made.meta = dict(node.meta)
         if "val" in node.meta:
@@ -123,6 +126,36 @@ def with_numbers(region: GraphModule, numbers: Sequence[int], beside: Any = ()) 
             made.meta["val"] = type(value)(parts) if isinstance(value, (tuple, list)) else parts[0]
         copies[node] = made
     return GraphModule(torch.nn.Module(), graph), _mapped(beside, take)
+
+
+def _arguments(node: Node) -> list[tuple[Any, bool]]:
+    """The arguments of a node, each with whether its whole numbers may be sizes: a dimension, say, is none."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return [(argument, node.op == "output") for argument in (*node.args, *node.kwargs.values())]
+    sizes = _takes_sizes(node.target)
+    by_place = zip(node.args, sizes.values(), strict=False)
+    return [*by_place, *((argument, sizes[name]) for name, argument in node.kwargs.items())]
+
+
+@cache
+def _takes_sizes(op: torch._ops.OpOverload) -> dict[str, bool]:
+    """Arguments of an operator by name: False for whole numbers that its schema does not let be symbolic.
+
+    >>> _takes_sizes(torch.ops.aten.select.int)
+    {'self': True, 'dim': False, 'index': True}
+    """
+    return {argument.name: _innermost(argument.real_type) != "IntType" for argument in op._schema.arguments}
+
+
+def _innermost(kind: Any) -> str:
+    while hasattr(kind, "getElementType"):  # of an option or a list
+        kind = kind.getElementType()
+    name: str = kind.kind()
+    return name
+
+
+def _itself(number: int) -> int:
+    return number
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -144,27 +177,29 @@ def _mapped(argument: Any, take: Callable[[int], int], nodes: dict[Node, Node] |
     return argument
 
 
-def _text_of(argument: Any, places: dict[Node, int]) -> str:
+def _text_of(argument: Any, places: dict[Node, int], varies: bool = True) -> str:
     if type(argument) is int:
-        return "#"
+        return "#" if varies else str(argument)
     if isinstance(argument, Tensor):
         return _layout_text(argument)
     if isinstance(argument, Node):
         return f"%{places[argument]}"
     if isinstance(argument, (tuple, list)):
-        return f"{type(argument).__name__}({', '.join(_text_of(item, places) for item in argument)})"
+        return f"{type(argument).__name__}({', '.join(_text_of(item, places, varies) for item in argument)})"
     if isinstance(argument, dict):
-        return f"{{{', '.join(f'{key}: {_text_of(item, places)}' for key, item in argument.items())}}}"
+        return f"{{{', '.join(f'{key}: {_text_of(item, places, varies)}' for key, item in argument.items())}}}"
     return repr(argument)
 
 
 def _layout_text(value: Any) -> str:
-    return f"{value.dtype} {value.dim()} {value.device} {value.layout}" if isinstance(value, Tensor) else repr(value)
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{value.dtype} {value.dim()} {value.device} {value.layout} {value.is_conj()} {value.is_neg()}"
 
 
 def _sized(value: Any, take: Callable[[int], int]) -> Any:
-    if not isinstance(value, Tensor):
-        return value
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        return value  # kernels take no such tensor, whatever its size
     shape = tuple(map(take, value.shape))
     return SizedTensor(value, shape, tuple(map(take, value.stride())))
 
@@ -359,7 +394,11 @@ def _family(
     relation: Relation,
     lower: Lower[Made],
 ) -> Family[Made] | None:
-    """What serves a region at all sizes, lowered for those of this call, and once more for those of another."""
+    """What serves a region at all sizes, lowered for those of this call, and once more for others.
+
+    None where that gives another kernel: something was not noted. None, too, where no other sizes are known that meet
+    the conditions, so that nothing would be gained.
+    """
     now = tuple(numbers[place] for place in places)
     conditions, values = lifted(relation, now, now)
     made = lower(values, conditions)
@@ -368,8 +407,24 @@ def _family(
     expected = ", ".join(conditions.python(n if isinstance(n, tuple) else terms_of(n)) for n in relation)
     family = Family(made, conditions, places, conditions.function(f"({expected},)"), conditions.met())
     assert family.sizes(numbers) is not None
-    for other in others:  # the same must come out, or something was not noted
-        if (sizes := family.sizes(other)) is not None:
-            again, values = lifted(relation, sizes, now)
-            return family if lower(values, again) == made else None
-    return family
+    elsewhere = _elsewhere(family, now, others)
+    if elsewhere is None:
+        return None
+    again, values = lifted(relation, elsewhere, now)
+    try:
+        return family if lower(values, again) == made else None
+    except Exception:  # sizes that were made up may contradict each other
+        return None
+
+
+def _elsewhere(family: Family[Made], now: Numbers, others: Sequence[Numbers]) -> Numbers | None:
+    """The sizes, of other calls or made up, that the family serves and in which most differ from those ``now``."""
+    seen = [sizes for other in others if (sizes := family.sizes(other)) is not None]
+    together = [tuple(change(n) for n in now) for change in _CHANGES]
+    apart = [(*now[:i], change(n), *now[i + 1 :]) for i, n in enumerate(now) for change in _CHANGES]
+    made_up = [sizes for sizes in (*together, *apart) if min(sizes) >= LEAST and family.met(*sizes)]
+    differ = [sum(a != b for a, b in zip(sizes, now, strict=True)) for sizes in (*seen, *made_up)]
+    return max(zip(differ, (*seen, *made_up), strict=True), key=lambda found: found[0], default=(0, None))[1]
+
+
+_CHANGES: tuple[Callable[[int], int], ...] = (lambda n: n + 1, lambda n: 2 * n, lambda n: 3 * n, lambda n: n - 1)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fuse.kernel.extents import Conditions
 from fuse.kernel.lower import Kernel, lower, lower_for_sizes
-from fuse.kernel.sized import lifted, lowering_for, relation_of, spelled, with_numbers
+from fuse.kernel.sized import Text, lifted, lowering_for, relation_of, spelled, with_numbers
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 Shape = tuple[int, ...]
@@ -54,6 +55,14 @@ def test_the_third_call_runs_the_kernel_of_the_second(name: str) -> None:
     assert not first.sizes
     assert second.source == third.source
     assert second.sizes != third.sizes
+
+
+def test_slices_are_written_in_the_sizes() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (x[1:] * 2, x[: x.shape[0] - 2] + x[2:], x[:, x.shape[1] // 2 :].exp())
+
+    _, second, third = kernels(function, [(5, 4, 16), (7, 6, 16), (31, 10, 16)], "slices")
+    assert second.source == third.source
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -125,3 +134,16 @@ def test_numbers_are_related_to_the_fewest_sizes() -> None:
 def test_equal_numbers_are_related_to_nothing() -> None:
     assert relation_of((7, 4), [(7, 4)]) is None
     assert relation_of((7, 4), [(1, 4)]) is None
+
+
+def test_what_was_not_noted_is_found_at_sizes_of_no_call() -> None:
+    def lowered(values: Sequence[int], _: Conditions) -> str:
+        return f"{values[0] * 4} {len(range(values[0]))}"  # which is told the number behind the size's back
+
+    text: Text[str] = Text()
+    text.remember(0, (5,))
+    assert text.member((7,), 0, frozenset({7}), lowered) is None
+    assert text.failures == 1
+    found = Text[str]({0: [(5,)]}).member((7,), 0, frozenset({7}), lambda values, _: f"{values[0] * 4}")
+    assert found is not None
+    assert found[0].made == "(4 * n0)"

@@ -115,6 +115,16 @@ class NormedRecurrent(nn.Module):
         return torch.stack(states, 1), h
 
 
+class OtherDimension(nn.Module):
+    """Another dimension for long inputs: these are numbers, but no sizes."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        dim = 2 if x.shape[0] > 20 else 3
+        parts = x.view(*x.shape[:2], 4, 4).tanh()
+        first = torch.zeros(*x.shape[:2], 2, 2, dtype=torch.int64)
+        return parts.flip(dim), parts.gather(dim, first)
+
+
 MODELS: list[Callable[[], nn.Module]] = [
     Plain,
     Attention,
@@ -125,6 +135,7 @@ MODELS: list[Callable[[], nn.Module]] = [
     Several,
     Recurrent,
     NormedRecurrent,
+    OtherDimension,
 ]
 
 
@@ -249,6 +260,38 @@ def test_inputs_are_written_at_every_size() -> None:
             fused(x, y)
             Updates()(expected_x, expected_y)
         torch.testing.assert_close((x, y), (expected_x, expected_y))
+
+
+class Joined(nn.Module):
+    """Its gradients are slices of one tensor."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x.tanh(), y * 2]).softmax(0)
+
+
+def test_sizes_that_are_equal_once_differ_later() -> None:
+    fused = fuse.compile(Joined())
+    for one, other in [(5, 3), (7, 4), (40, 40), (64, 64), (9, 30), (30, 9)]:
+        given = [torch.randn(rows, 5, requires_grad=True) for rows in (one, other)]
+        double = [x.detach().double().requires_grad_() for x in given]
+        for model, values in ((fused, given), (Joined(), double)):
+            result = model(*values)
+            (result * torch.arange(result.numel()).view(result.shape)).sum().backward()
+        for x, reference in zip(given, double, strict=True):
+            assert x.grad is not None
+            assert reference.grad is not None
+            torch.testing.assert_close(x.grad.double(), reference.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_lazily_negated_tensors_are_read_as_such_at_every_size() -> None:
+    class Imaginary(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x.conj().imag * 2 + 1)
+
+    fused = fuse.compile(Imaginary())
+    for rows, columns in [(5, 3), (7, 4), (9, 6), (2, 30)]:
+        x = torch.randn(rows, columns, dtype=torch.complex64)
+        torch.testing.assert_close(fused(x), Imaginary()(x))
 
 
 def test_a_size_varies_once_calls_differ_in_it() -> None:

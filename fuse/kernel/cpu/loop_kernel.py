@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 from torch import Tensor
 
-from fuse.graph.loop import Loop, StepInput
+from fuse.graph.loop import Loop
 from fuse.kernel.cpu.emit import PARALLEL_WORK
 from fuse.kernel.cpu.loop_frame import ALIGNMENT, Frame, Share, indented
 from fuse.kernel.cpu.loop_rows import rows_text
@@ -116,19 +116,14 @@ def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
     if (call := call_at_hand()) is None:
         return None
     spec = loop.spec
-    beside = (
-        spec.trip_count,
-        spec.carries,
-        spec.backwards,
-        [astuple(r) for r in spec.step_inputs],
-        *operands,
-        *results,
-    )
+    how = f"{spec.carries} {spec.backwards} {[read.dim for read in spec.step_inputs]}"
+    beside = (how, spec.trip_count, [(read.start, read.step) for read in spec.step_inputs], *operands, *results)
     spelling, numbers = spelled(loop.body, lambda node: plain_name(node.name), beside)
 
     def lowered(values: Numbers, conditions: Conditions) -> Kernel | None:
-        body, (steps, _, _, reads, *tensors) = with_numbers(loop.body, values, beside)
-        other = Loop(body, replace(spec, trip_count=steps, step_inputs=tuple(StepInput(*read) for read in reads)))
+        body, (_, steps, ends, *tensors) = with_numbers(loop.body, values, beside)
+        reads = [replace(read, start=a, step=b) for read, (a, b) in zip(spec.step_inputs, ends, strict=True)]
+        other = Loop(body, replace(spec, trip_count=steps, step_inputs=tuple(reads)))
         told = tuple(Size(name, conditions.extent(name)) for name in conditions.sizes)
         inputs, outputs = tensors[: len(operands)], tensors[len(operands) :]
         try:
