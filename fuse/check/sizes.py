@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fuse import ops
 
@@ -45,11 +45,11 @@ class Jittered(TorchDispatchMode):
         return result
 
     def move(self, tensors: Iterable[Tensor]) -> None:
-        """Move the elements of floating tensors, in place."""
+        """Move the elements of floating tensors, in place; other modes, as one that replays draws, do not see it."""
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.numel() and not _repeats(tensor):
-                signs = torch.empty(tensor.shape, dtype=tensor.dtype).bernoulli_(0.5, generator=self.generator)
-                with torch.no_grad():
+                with _disable_current_modes(), torch.no_grad():
+                    signs = torch.empty(tensor.shape, dtype=tensor.dtype).bernoulli_(0.5, generator=self.generator)
                     tensor.mul_(signs.mul_(2).sub_(1).mul_(self.unit).add_(1).to(tensor.device))
 
 

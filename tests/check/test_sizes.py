@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.check.compare import compare
+from fuse.check.draws import Recorded, Replayed
 from fuse.check.oracle import check
 from fuse.check.sizes import Jittered, sizes
 from fuse.graph.function import Function
@@ -94,3 +95,13 @@ def test_what_is_written_in_place_is_moved_too_and_views_are_not() -> None:
     assert ((y - 100).abs() > 0.01).all()
     assert torch.equal(view, y[:2])
     assert check(Function(lambda x: x.add_(1)), (torch.ones(3),)).passed
+
+
+def test_moving_numbers_draws_nothing_that_a_run_replays() -> None:
+    with Recorded() as draws:
+        pass
+    x = torch.rand(4, dtype=torch.float64)
+    with Replayed(draws), Jittered(UNIT, 0) as mode:
+        mode.move([x])
+        moved = x + 1
+    assert moved.shape == x.shape
