@@ -37,7 +37,7 @@ FOUND, MISSED, WRONG, FAILS = "found", "missed", "**wrong**", "fails"
 def fused(fusion: Fusion, function: Function) -> str:
     """fuse"""
     verdict = judged(as_pattern(fusion), function, fusion.arguments())
-    return (WRONG if verdict.problem else FOUND) if verdict.fired else MISSED
+    return (WRONG if verdict.wrong else FOUND) if verdict.fired else MISSED
 
 
 def as_pattern(fusion: Fusion) -> Pattern:

@@ -13,9 +13,10 @@ was looked at (in a table keyed by the classes of tensors) is none.
 from __future__ import annotations
 
 import sys
+import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -33,6 +34,8 @@ _ATOM_IDS = _PLAIN_IDS | frozenset(map(id, (Tensor, nn.Parameter, FakeTensor, sl
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _OPAQUE = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "fuse"}
 _TRANSPARENT = ("collections", "functools", "types", "weakref", "_thread", "torch.utils.weak")
+_CONCURRENT = ("_thread", "threading", "queue", "_queue", "multiprocessing.queues", "concurrent.futures._base")
+"""Modules of what threads meet at."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 """What ``nn.Module`` itself keeps in the dictionary of a module."""
@@ -109,11 +112,15 @@ def collect(
             continue
         seen.add(id(value))
         now = contents(value, base)
+        attributes = attributes_of(value) if base is not kind and _holds_data(kind) else None
+        if base is not kind and not issubclass(kind, nn.Module):  # an object with a class of its own
+            if _is_shared((*now.values, *(attributes or {}).values())):
+                continue
         if is_mutable(base) and (base is not object or now.keys):
             found.append(Held(path, value, now, root))
         entries = list(zip(count() if now.keys is None else now.keys, now.values, strict=False))
-        if base is not kind and _holds_data(kind) and (held := attributes_of(value)) is not None:
-            left.append((path, held, root))
+        if attributes is not None:
+            left.append((path, attributes, root))
         for key, item in reversed(entries):
             if not is_atom(type(item)):
                 inner = path if type(key) is str and key in _REGISTRIES else (path, key)
@@ -140,6 +147,14 @@ def _holds_data(kind: type) -> bool:
     module = module_of(kind)
     opaque = type(module) is not str or (module.partition(".")[0] in _OPAQUE and module not in _TRANSPARENT)
     return not (opaque or issubclass(kind, Tensor))
+
+
+def _is_shared(attributes: Iterable[Any]) -> bool:
+    """Whether an object with these attributes is made for several threads, as it holds a lock, an event or a queue.
+
+    Another thread may change it while this one captures: it is not ours to put back.
+    """
+    return any(module_of(type(held)) in _CONCURRENT and type(held) is not threading.local for held in attributes)
 
 
 def spelled(path: Path) -> str:

@@ -71,6 +71,7 @@ def read(graph: GraphModule) -> tuple[Reading, list[Entry]]:
 
     Weights and the views of them are left out.
 
+    >>> import torch
     >>> class Pair(torch.nn.Module):
     ...     def forward(self, x):
     ...         return torch.ops.aten.tanh.default(torch.ops.aten.neg.default(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import threading
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -508,3 +509,51 @@ def without_sets(found: dict[int, Any]) -> dict[int, Any]:
 def sets_of(found: dict[int, Any]) -> dict[int, set[int]]:
     """A set has no order to speak of: how full its table was is not seen from outside."""
     return {key: set(map(id, value[2])) for key, value in found.items() if base_of(value[0]) is set}
+
+
+class Shared:
+    """What another thread may change at any time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.items: list[int] = []
+
+
+SHARED = Shared()
+
+
+class UsesShared(nn.Module):
+    """Meets another thread while it is captured."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = threading.Thread(target=SHARED.items.append, args=(1,))
+        other.start()
+        other.join()
+        return torch.tanh(x)
+
+
+def test_what_threads_share_is_not_put_back() -> None:
+    SHARED.items.clear()
+    capture(UsesShared(), (torch.ones(3),))
+    assert SHARED.items == [1]
+
+
+class Locked(nn.Module):
+    """A module that holds a lock is a module like any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.calls: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            self.calls.append(1)
+        return torch.tanh(x)
+
+
+def test_what_a_module_with_a_lock_changes_is_seen() -> None:
+    model = Locked()
+    with pytest.raises(CaptureError, match="calls"):
+        capture(model, (torch.ones(3),))
+    assert model.calls == []

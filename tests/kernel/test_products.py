@@ -44,7 +44,7 @@ def innermost_loop(assembly: str) -> list[str]:
 def test_sums_stay_in_registers(
     tmp_path: Path, options: list[str], rows: int, gates: int, multiplications: int
 ) -> None:
-    header = files("fuse.kernel").joinpath("products.h").read_text()
+    header = files("fuse.kernel.cpu").joinpath("products.h").read_text()
     source = tmp_path / "product.cpp"
     source.write_text(header + SOURCE.format(rows=rows, gates=gates))
     compiler = toolchain.find()
