@@ -113,9 +113,9 @@ def collect(
         seen.add(id(value))
         now = contents(value, base)
         attributes = attributes_of(value) if base is not kind and _holds_data(kind) else None
-        if base is not kind and not issubclass(kind, nn.Module):  # an object with a class of its own
-            if _is_shared((*now.values, *(attributes or {}).values())):
-                continue
+        is_object = base is not kind and not issubclass(kind, nn.Module)
+        if is_object and _is_shared((*now.values, *(attributes or {}).values())):
+            continue
         if is_mutable(base) and (base is not object or now.keys):
             found.append(Held(path, value, now, root))
         entries = list(zip(count() if now.keys is None else now.keys, now.values, strict=False))
