@@ -97,6 +97,7 @@ def read(graph: GraphModule) -> tuple[Reading, list[Entry]]:
 def short_name(target: object) -> str:
     """An operator's name as its users know it.
 
+    >>> import torch
     >>> short_name(torch.ops.aten.add.Tensor)
     'add'
     """
