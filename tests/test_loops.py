@@ -1,6 +1,6 @@
 """Loops that tempt a roller: values, layouts, writes, aliases and launches are eager's, rolled or not.
 
-Each loop gets a model with weights and an input ``[8, 3, 20]``. ``tests/test_loop_programs.py`` draws more at random.
+Each loop gets a model with weights and an input ``[8, 3, 20]``. ``tests/fuzz`` draws more at random.
 """
 
 from __future__ import annotations

@@ -1,35 +1,13 @@
-"""Random recurrent models, rolled or not, held to eager's values, layouts, aliases and launches.
-
-A program is Python text: states, what a step reads, what it computes, what is kept of it, and sometimes a step unlike
-the others. A failure prints a model that can be pasted. ``FUSE_LOOP_PROGRAMS=2000 pytest tests/test_loop_programs.py``
-looks longer; with ``-s`` it tells how many of the loops rolled.
-"""
+"""Random recurrent models: states, what a step reads, what it computes, what is kept of it, steps unlike the others."""
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-from torch import Tensor, nn
-from torch.fx import GraphModule
 
-from fuse.check.oracle import CheckReport, check
-from fuse.kernel.cpu import emit, loop_kernel, loop_units
-from fuse.passes.roll_loops import LEAST_STEPS
-from fuse.rewrite import distributing
-from fuse.rewrite.ledger import Ledger
-from fuse.rewrite.pipeline import run_passes
-from fuse.runtime import engine
+from tests.fuzz.drawing import Draw, Program
 
-EXAMPLES = int(os.environ.get("FUSE_LOOP_PROGRAMS", "100"))
 LARGEST = 50.0  # values beyond would drown an error elsewhere
 TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 0.15}
 WIDTHS = (1, 2, 5, 16, 17, 24, 40)
@@ -105,73 +83,46 @@ AFTERWARDS = (  # another loop behind the first one
 )
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A model as text, the widths of its values, what it is called with, and whether threads share small work too."""
-
-    text: str
-    widths: tuple[int, int, int]
-    inputs: tuple[Tensor, ...]
-    shared_out: bool
-
-    def __repr__(self) -> str:
-        made = ", ".join(f"{t.dtype}{tuple(t.shape)} strides {t.stride()}" for t in self.inputs)
-        return f"\n# widths {self.widths}; {made}{'; shared out' if self.shared_out else ''}\n{self.text}"
-
-    def model(self) -> Model:
-        return Model(self.text, self.widths).to(self.inputs[0].dtype).eval()
-
-
-class Model(nn.Module):
-    """Runs the text of a program as its forward; ``wij`` leads from width i to width j."""
-
-    def __init__(self, text: str, widths: tuple[int, int, int]) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        for i, rows in enumerate(widths):
-            setattr(self, f"b{i}", nn.Parameter(torch.randn(rows, generator=generator) * 0.5))
-            setattr(self, f"wide{i}", nn.Parameter(torch.randn(rows, 3 * rows, generator=generator) * rows**-0.5))
-            for j, columns in enumerate(widths):
-                setattr(self, f"w{i}{j}", nn.Parameter(torch.randn(rows, columns, generator=generator) * rows**-0.5))
-        self.text = text
-
-    def forward(self, *inputs: Tensor) -> Any:
-        space: dict[str, Any] = {"torch": torch, "self": self}
-        exec(compile(self.text, "<loop>", "exec"), space)
-        function: Callable[..., Any] = space["forward"]
-        return function(*inputs)
+def program(seed: int) -> Program:
+    """A loop over 1 to 12 steps, mostly enough to roll, with one to three states; some called with several lengths."""
+    draw = Draw(seed)
+    widths = tuple(draw.pick(WIDTHS) for _ in range(3))
+    length = draw.number(4, 12) if draw.once_in(2) else draw.pick([1, 2, 3, 5, 8, 11])
+    batch = draw.number(1, 7)
+    dtype = draw.pick([torch.float32] * 9 + [torch.float64, torch.float64, torch.bfloat16])
+    train = draw.once_in(4)
+    sizes = [(length, batch)]
+    if draw.once_in(4):
+        sizes += [(draw.number(2, 12), batch if draw.once_in(2) else draw.number(1, 7)) for _ in range(2)]
+        sizes.append(sizes[0])
+    text = LoopText(draw, widths).text()
+    start = draw.number(0, 5)
+    calls = tuple(_inputs(*size, widths[0], dtype, start + number, train) for number, size in enumerate(sizes))
+    return Program(seed, text, calls, TOLERANCES[dtype], train, widths, draw.once_in(2))
 
 
-@st.composite
-def programs(draw: DrawFn) -> Drawn:
-    """A loop over 1 to 12 steps, mostly enough to roll, with one to three states."""
-    widths = tuple(draw(st.sampled_from(WIDTHS)) for _ in range(3))
-    length = draw(st.integers(4, 12) | st.sampled_from([1, 2, 3, 5]))
-    batch = draw(st.integers(1, 7))
-    dtype = draw(st.sampled_from([torch.float32] * 9 + [torch.float64, torch.float64, torch.bfloat16]))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
-    inputs = tuple(
-        torch.randn(shape, generator=generator).to(dtype)
-        for shape in ((length, batch, widths[0]), (batch, widths[0]), (length, batch, 1))
-    )
-    program = _Program(draw, widths)
-    text = program.text()
-    return Drawn(text, widths, inputs, draw(st.booleans()))
+def _inputs(
+    length: int, batch: int, width: int, dtype: torch.dtype, seed: int, train: bool
+) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (length, batch, width), (batch, width), (length, batch, 1)
+    x, start, mask = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    return x.requires_grad_(train), start.requires_grad_(train), mask
 
 
-class _Program:
+class LoopText:
     """Draws the lines of one program. ``scope`` are names of ``[batch, width]`` values, with the width's number."""
 
-    def __init__(self, draw: DrawFn, widths: tuple[int, ...]) -> None:
+    def __init__(self, draw: Draw, widths: tuple[int, ...]) -> None:
         self.draw = draw
         self.widths = widths
-        self.states = {f"h{i}": draw(st.integers(0, 2)) for i in range(1, 1 + draw(st.integers(1, 3)))}
+        self.states = {f"h{i}": draw.number(0, 2) for i in range(1, 1 + draw.number(1, 3))}
         self.scope: dict[str, int] = dict(self.states)
-        self.lagging = {f"g{h[1:]}": h for h in self.states if draw(st.integers(0, 3)) == 0}
+        self.lagging = {f"g{h[1:]}": h for h in self.states if draw.once_in(4)}
         self.scope |= {older: self.states[h] for older, h in self.lagging.items()}
 
     def pick(self, choices: Any) -> Any:
-        return self.draw(st.sampled_from(list(choices)))
+        return self.draw.pick(choices)
 
     def text(self) -> str:
         made, read = self.pick(READS)
@@ -180,28 +131,28 @@ class _Program:
         lines += [f"x = {made}"] if made != "x" else []
         body = [f"v0 = {read}"]
         self.scope["v0"] = 0
-        if self.draw(st.integers(0, 3)) == 0:  # the step before's input, or a sum over outer values
-            body.append("v0 = v0 + self.b0" if self.draw(st.booleans()) else f"v0 = v0 + {read} * 0.5")
-        for number in range(1, 1 + self.draw(st.integers(1, 6))):
+        if self.draw.once_in(4):  # the step before's input, or a sum over outer values
+            body.append("v0 = v0 + self.b0" if self.draw.once_in(2) else f"v0 = v0 + {read} * 0.5")
+        for number in range(1, 1 + self.draw.number(1, 6)):
             body.append(self.line(f"v{number}"))
         body += self.next_states()
         before, kept, after, results = self.kept()
         body += kept
         for older, h in self.lagging.items():
-            lines.append(f"{older} = {h}" if self.draw(st.booleans()) else f"{older} = {h} * 0.5")
+            lines.append(f"{older} = {h}" if self.draw.once_in(2) else f"{older} = {h} * 0.5")
             body = [f"{older}_next = {h}", *body, f"{older} = {older}_next"]
-        if self.draw(st.integers(0, 4)) == 0:  # a state of integers
+        if self.draw.once_in(5):  # a state of integers
             lines.append("n = torch.zeros(B, dtype=torch.long)")
             body += [
                 f"h1 = h1 * (n % 2).unsqueeze(1) + {self.pick(self.states)}.sum() * 0",
                 "n = (n + h1.argmax(1)) % 5",
             ]
             results.append("n")
-        if self.draw(st.integers(0, 5)) == 0:
-            body.insert(self.draw(st.integers(1, len(body))), self.irregular())
+        if self.draw.once_in(6):
+            body.insert(self.draw.number(1, len(body)), self.irregular())
         shown = [*results, *self.pick([(), *(((h,)) for h in self.states), tuple(self.states)])]
         shown = list(dict.fromkeys(shown)) or ["h1"]
-        if self.draw(st.integers(0, 3)) == 0:
+        if self.draw.once_in(4):
             lines.insert(2, f"z = {self.filled(self.pick(STARTS), 0)}")
             after = [self.pick(AFTERWARDS).format(read=read), *after]
             shown = ["z", *shown]
@@ -218,7 +169,7 @@ class _Program:
 
     def line(self, name: str) -> str:
         template = self.pick(self.pick(GROUPS))
-        k = self.draw(st.integers(0, 2)) if "{s}" in template else self.pick(self.scope.values())
+        k = self.draw.number(0, 2) if "{s}" in template else self.pick(self.scope.values())
         expression = self.filled(template, k)
         self.scope[name] = k
         return f"{name} = {expression}"
@@ -234,14 +185,14 @@ class _Program:
             else:
                 template = self.pick(NEXT)
             expressions[h] = self.filled(template, k, self.pick([n for n, w in self.states.items() if w == k]))
-        if self.draw(st.booleans()):
+        if self.draw.once_in(2):
             return [f"{', '.join(expressions)} = {', '.join(expressions.values())}"]
         return [f"{h} = {e}" for h, e in expressions.items()]
 
     def kept(self) -> tuple[list[str], list[str], list[str], list[str]]:
         """What is kept of the steps: lines before the loop, inside, after it, and results."""
         before, inside, after, results = [], [], [], []
-        for number in range(self.draw(st.integers(0, 2))):
+        for number in range(self.draw.number(0, 2)):
             value, y = self.pick(self.scope), f"y{number}"
             k = self.scope[value]
             width = self.widths[k]
@@ -260,7 +211,7 @@ class _Program:
                     before.append(f"{y} = torch.zeros(B, T, {width}, dtype=x[0].dtype)")
                     inside, results = [*inside, f"{y}[:, t] = {value}"], [*results, y]
                 case "last":
-                    results.append(f"{value} * 2" if self.draw(st.booleans()) else f"{value}.sum()")
+                    results.append(f"{value} * 2" if self.draw.once_in(2) else f"{value}.sum()")
                 case "some":
                     inside.append(f"if t == T // 2: {y} = {value} + 1")
                     results.append(y)
@@ -304,63 +255,3 @@ class _Program:
         return f"if {when}: {name} = " + self.pick(
             [f"{name} * 0.5", f"{name}.cos()", f"{name} + t", f"{name} * keep[t]"]
         )
-
-
-SHARE: Counter[bool] = Counter()
-"""Whether the loop rolled, of each program with steps enough."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def share_of_rolled_loops() -> Iterator[None]:
-    yield
-    print(f"\nloops that rolled: {SHARE[True]} of {SHARE.total()}")
-
-
-def recorded(graph: GraphModule, *rest: Any) -> Ledger:
-    """Runs the passes and counts the loops that they roll."""
-    ledger = run_passes(graph, *rest)
-    SHARE[any(f.pass_name in ("roll_loops", "roll_whole_loops") for f in ledger.fired)] += 1
-    return ledger
-
-
-@pytest.fixture(scope="module", autouse=True)
-def three_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
-def held_to_eager(program: Drawn) -> CheckReport:
-    tolerance = TOLERANCES[program.inputs[0].dtype]
-    with pytest.MonkeyPatch.context() as patched:
-        if len(program.inputs[0]) >= LEAST_STEPS:
-            patched.setattr(engine, "run_passes", recorded)
-        if program.shared_out:
-            patched.setattr(emit, "PARALLEL_WORK", 1)
-            patched.setattr(loop_kernel, "PARALLEL_WORK", 1)
-            patched.setattr(loop_units, "WORK_FOR_A_THREAD", 1)
-            patched.setattr(distributing, "LEAST_WORK", 1)
-        report = check(program.model(), program.inputs, atol=tolerance, rtol=tolerance)
-    assert report.passed, f"{program}\n{report}"
-    failed = [f for f in report.fallbacks if "internal error" in f.reason or "failed (" in f.reason]
-    assert not failed, f"{program}\n{report}"
-    return report
-
-
-@given(programs())
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize="FUSE_LOOP_PROGRAMS" not in os.environ,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
-def test_a_random_loop_runs_fused_as_eager_does(program: Drawn) -> None:
-    with torch.no_grad():
-        try:
-            results = program.model()(*(t.clone() for t in program.inputs))
-        except (RuntimeError, IndexError):
-            assume(False)
-    assume(all(r.isfinite().all() and r.abs().max() < LARGEST for r in results if r.is_floating_point()))
-    held_to_eager(program)
