@@ -48,12 +48,29 @@ def commands(context: click.Context) -> None:
         "--html", metavar="OUT", help="Write a page here that walks through every rewrite, the graph and the kernels."
     ),
     click.option("--kernels", is_flag=True, help="Print the source of the generated kernels instead of the report."),
+    click.option(
+        "--measure", is_flag=True, help="Run the model, eager and fused: microseconds of each line and kernel."
+    ),
+    click.option(
+        "--against",
+        callback=names,
+        metavar="compile",
+        help="Run torch.compile, too: its launches, its kernels, and what it did not fuse and why.",
+    ),
 )
-def show(request: Request, to: Output, graph: Path | None, html: Path | None, kernels: bool) -> int:
+def show(
+    request: Request,
+    to: Output,
+    graph: Path | None,
+    html: Path | None,
+    kernels: bool,
+    measure: bool,
+    against: tuple[str, ...] | None,
+) -> int:
     """Count kernel launches before and after the passes.
 
-    Predicted: the model is not run, and its weights are not allocated, except for values that it reads and for what
-    cannot be captured.
+    Predicted: the model is not run, and its weights are not allocated, except for values that it reads, for what
+    cannot be captured, and with --measure and --against.
     """
     if kernels and to.as_json:
         raise FuseError("--kernels prints source, not JSON; leave one of the two flags out")
@@ -63,7 +80,8 @@ def show(request: Request, to: Output, graph: Path | None, html: Path | None, ke
     passes = request.passes()
 
     def made(loaded: LoadedModel) -> Report:
-        with to.stage("capturing and running the passes"):
+        compiling = ", and torch.compile, which takes long where loops are" if against else ""
+        with to.stage(f"capturing and running the passes{compiling}"):
             return make_report(
                 loaded.model,
                 loaded.args,
@@ -74,9 +92,11 @@ def show(request: Request, to: Output, graph: Path | None, html: Path | None, ke
                 fuel=request.fuel,
                 target=request.target,
                 record=to.as_json or html is not None,
+                measure=measure,
+                against=against or (),
             )
 
-    report = request.with_model(to, made)
+    report = made(request.load(to, real=True)) if measure or against else request.with_model(to, made)
     if graph is not None:
         from fuse.report.draw import draw
 
@@ -271,9 +291,16 @@ def example(to: Output, name: str | None) -> int:
     click.option("--input", "inputs", multiple=True, metavar="NAME=f32[64,16]", help="Replace an input of the model."),
     click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a constant of its file first."),
     path_option("--against", metavar="OTHER.json", help="Compare with another trace."),
+    path_option("--html", metavar="OUT", help="Write a page here that shows every launch, with its time and line."),
 )
 def trace(
-    to: Output, trace: Path, model: str | None, inputs: tuple[str, ...], settings: tuple[str, ...], against: Path | None
+    to: Output,
+    trace: Path,
+    model: str | None,
+    inputs: tuple[str, ...],
+    settings: tuple[str, ...],
+    against: Path | None,
+    html: Path | None,
 ) -> int:
     """Count the launches of a real run, from a Chrome trace of torch.profiler.
 
@@ -286,8 +313,6 @@ def trace(
 
     if model is None and (inputs or settings):
         raise FuseError("--input and --set change the model that --model names; name it, or leave them out")
-    if model is not None and against is not None:
-        raise FuseError("--against compares two traces without a model; leave --model or --against out")
     loaded = None
     if model is not None:
         from fuse.graph.load import load
@@ -295,7 +320,12 @@ def trace(
         loaded = load(model, inputs, settings)
     with to.stage(f"reading {trace}"):
         report = read(trace, loaded, model or "")
-        other = read(against) if against is not None else None
+        other = read(against, loaded, model or "") if against is not None else None
+    if html is not None:
+        from fuse.report.trace_page import trace_page
+
+        trace_page(report, html, other)
+        to.say(f"wrote {html}; open it in a browser")
     if other is not None:
         changes = compare(report, other)
         to.emit(changes, lambda: comparison_table(changes))

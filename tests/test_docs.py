@@ -80,3 +80,8 @@ def test_every_pattern_has_its_page_and_picture():
         [sys.executable, "docs/pattern_pages.py", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert checked.returncode == 0, checked.stderr
+
+
+def test_notebooks_show_what_their_cells_give():
+    checked = subprocess.run([sys.executable, "docs/notebooks.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr

@@ -114,7 +114,7 @@ def user_line() -> str:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _RUN_NODE and (line := _line_traced(frame.f_locals["n"].meta.get("stack_trace") or "")):
+        if frame.f_code is _RUN_NODE and (line := line_traced(frame.f_locals["n"].meta.get("stack_trace") or "")):
             return line
         if is_users(frame.f_code.co_filename):
             return line_at(frame.f_code.co_filename, frame.f_lineno, _running.module)
@@ -123,10 +123,10 @@ def user_line() -> str:
 
 
 @lru_cache(maxsize=4096)
-def _line_traced(stack: str) -> str:
+def line_traced(stack: str) -> str:
     """The innermost user's line in a stack as it is printed.
 
-    >>> _line_traced('  File "/home/me/model.py", line 5, in forward\\n    y = self.layer(x)')
+    >>> line_traced('  File "/home/me/model.py", line 5, in forward\\n    y = self.layer(x)')
     'model.py:5'
     """
     found = [(name, line) for name, line in _FRAME.findall(stack) if is_users(name)]

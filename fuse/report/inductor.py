@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from unittest import mock
 
 import torch
@@ -24,6 +26,34 @@ from fuse import ops
 _GENERATED = ("cpp_fused_", "cpp_", "triton_")
 _LIBRARIES = ("extern_kernels.", "inductor_ops.")
 _OPERATORS = ("torch.ops.", "aten.")
+_MADE_OF = re.compile(r"#.* Source Nodes: \[(?P<nodes>[^\]]*)\], Original ATen: \[(?P<operators>[^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call that launches; of a library's the ``node`` of the graph that Inductor was given, and the ATen operator."""
+
+    name: str
+    launches: int
+    node: str = ""
+    operator: str = ""
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether it is a kernel that Inductor wrote."""
+        return self.name.startswith(_GENERATED)
+
+
+_EXAMPLE = """
+class Runner:
+    def call(self, args):
+        buf0 = empty_strided_cpu((4,), (1,), torch.float32)
+        cpp_fused_tanh_0(arg0, buf0)
+        # Topologically Sorted Source Nodes: [y, z], Original ATen: [aten.tanh, aten.sort]
+        buf1 = torch.ops.aten.sort.stable(buf0, dim=0)
+        buf2 = torch.ops.aten.view.default(buf0, (2, 2))
+        return (buf1,)
+"""
 
 
 @contextlib.contextmanager
@@ -39,28 +69,36 @@ def generated_code() -> Iterator[list[str]]:
 def launches_in(wrappers: Iterable[str]) -> int:
     """The launches of one call of each wrapper.
 
-    >>> wrapper = '''
-    ... class Runner:
-    ...     def call(self, args):
-    ...         buf0 = empty_strided_cpu((4,), (1,), torch.float32)
-    ...         cpp_fused_tanh_0(arg0, buf0)
-    ...         buf1 = torch.ops.aten.sort.stable(buf0, dim=0)
-    ...         buf2 = torch.ops.aten.view.default(buf0, (2, 2))
-    ...         return (buf1,)
-    ... '''
-    >>> launches_in([wrapper])
+    >>> launches_in([_EXAMPLE])
     2
     """
-    return sum(_launches(called) for wrapper in wrappers for called in _called(wrapper))
+    return sum(call.launches for wrapper in wrappers for call in calls_in(wrapper))
 
 
-def _called(wrapper: str) -> Iterator[str]:
-    """The dotted names of all calls in the functions named ``call``."""
+def calls_in(wrapper: str) -> Iterator[Called]:
+    """What one call of a wrapper launches, in order, with what the comment above it says that it computes.
+
+    >>> [(call.name, call.node, call.operator) for call in calls_in(_EXAMPLE)]
+    [('cpp_fused_tanh_0', '', ''), ('torch.ops.aten.sort.stable', 'z', 'aten.sort')]
+    """
+    lines = wrapper.splitlines()
     for function in ast.walk(ast.parse(wrapper)):
         if isinstance(function, ast.FunctionDef) and function.name == "call":
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call):
-                    yield ast.unparse(node.func)
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            for node in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
+                name = ast.unparse(node.func)
+                if launches := _launches(name):
+                    yield Called(name, launches, *_computes(lines, node.lineno - 1))
+
+
+def _computes(lines: list[str], at: int) -> tuple[str, str]:
+    """The node and the operator that the comments right above a line name last: before it stand those of its inputs."""
+    above = at - 1
+    while above >= 0 and (text := lines[above].strip()).startswith("#"):
+        if found := _MADE_OF.match(text):
+            return found["nodes"].rpartition(",")[2].strip(), found["operators"].rpartition(",")[2].strip()
+        above -= 1
+    return "", ""
 
 
 def _launches(called: str) -> int:

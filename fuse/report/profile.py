@@ -23,16 +23,16 @@ def write_profile(path: Path, calls: Mapping[str, Callable[[], Any]]) -> None:
     if not path.name.endswith((".json", ".json.gz")):
         raise FuseError(f"--profile {path} writes a Chrome trace; end its name with .json or .json.gz")
     for call in calls.values():  # the profiler's own first events are slow
-        with _silent(), profile(activities=[ProfilerActivity.CPU]):
+        with silent(), profile(activities=[ProfilerActivity.CPU]):
             call()
         break
-    with _silent(), profile(activities=_activities(), with_stack=True) as recorded:
+    with silent(), profile(activities=_activities(), with_stack=True) as recorded:
         for name, call in calls.items():
             with record_function(f"{BENCH}{name}"):
                 call()
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        with _silent():
+        with silent():
             recorded.export_chrome_trace(str(temporary))
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
@@ -47,7 +47,7 @@ def _activities() -> list[ProfilerActivity]:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Without what the profiler's library writes to stderr by itself, past Python."""
     kept = os.dup(2)
     nothing = os.open(os.devnull, os.O_WRONLY)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from fuse.cost.count import Count, by_source, count_dispatches, count_graph, unk
 from fuse.cost.memory import StepMemory, step_memory
 from fuse.cost.optimizers import optimizer_launches
 from fuse.cost.profiles import DeviceProfile
-from fuse.errors import CaptureError
+from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import capture
 from fuse.graph.evaluating import NoData
 from fuse.graph.joint import Joint, capture_joint
@@ -38,6 +38,10 @@ from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.saved import settle
 from fuse.runtime.footprint import peak_of_program
 from fuse.runtime.steps import Fallback
+
+if TYPE_CHECKING:
+    from fuse.report.against import Compiled
+    from fuse.report.measured import Measured
 
 SCHEMA_VERSION = 2
 
@@ -66,6 +70,8 @@ class Report:
     ``casts`` are the lines that change dtypes, the one that moves most bytes first.
     ``held`` says what holds the peak memory after the passes, in bytes.
     ``record`` has every node, rewrite, candidate and kernel, where it was asked for (``docs/report.md``).
+    ``measured`` is what launches of a call took, and ``compiled`` what ``torch.compile`` made of it, where that was
+    asked for.
     """
 
     target: str
@@ -87,6 +93,8 @@ class Report:
     casts: tuple[CastLine, ...] = ()
     record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
     held: Mapping[str, int] = field(default_factory=dict)
+    measured: Measured | None = None
+    compiled: Compiled | None = None
 
     @property
     def launches_after(self) -> int:
@@ -140,6 +148,8 @@ class Report:
             **({"backward": self.backward.to_dict()} if self.backward else {}),
             **({"step_memory": asdict(self.step_memory)} if self.step_memory else {}),
             **({"optimizer": {name: dict(ways) for name, ways in self.optimizer.items()}} if self.optimizer else {}),
+            **({"measured": self.measured.to_dict()} if self.measured else {}),
+            **({"against": {"compile": self.compiled.to_dict()}} if self.compiled else {}),
             **({"record": self.record} if self.record is not None else {}),
         }
 
@@ -173,6 +183,8 @@ def show(
     fuel: int | None = None,
     target: str | None = None,
     record: bool = False,
+    measure: bool = False,
+    against: Sequence[str] = (),
 ) -> Report:
     """Count the kernel launches of ``model(*args, **kwargs)`` before and after the passes.
 
@@ -186,9 +198,11 @@ def show(
         fuel: stop after this many rewrites.
         target: what the report calls the model; by default its class.
         record: keep every rewrite and every candidate in the report's ``record``, which takes about as long again.
+        measure: run copies of the call, eager and fused, and say what each line and kernel took; implies ``record``.
+        against: ``("compile",)`` runs ``torch.compile`` on a copy of the call, and tells what it did not fuse.
 
     Raises:
-        NoData: ``forward`` reads values, or cannot be captured, and tensors are fake.
+        NoData: ``forward`` reads values, or cannot be captured, and tensors are fake; or the call is to be run.
         FuseError: the model fails in eager too, or a pass or the device is unknown.
 
     >>> report = show(nn.Linear(3, 2), (torch.zeros(4, 3),))
@@ -196,6 +210,8 @@ def show(
     (1, 1, 'cpu')
     """
     profile = profiles.get(device)
+    _check_running(measure, against, train, fuel, device)
+    record = record or measure
     started = time.perf_counter()
     joint: Joint | None = None
     eager: Joint | None = None
@@ -236,7 +252,29 @@ def show(
         other = _Half(joint.backward, eager.backward, profile, passes, fuel, 0.0, record)
         backward = other.report(f"{name}, backward", device)
         memory = step_memory(half.dispatches + other.dispatches, graph, joint.backward, saved)
-    return replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
+    report = replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
+    if measure:
+        from fuse.report.measured import measure as timed
+
+        assert report.record is not None
+        measured, with_times = timed(model, args, kwargs or {}, report.record, half.dispatches, passes)
+        report = replace(report, measured=measured, record=with_times)
+    if against:
+        from fuse.report.against import compiled
+
+        report = replace(report, compiled=compiled(model, args, kwargs))
+    return report
+
+
+def _check_running(measure: bool, against: Sequence[str], train: bool, fuel: int | None, device: str) -> None:
+    """Raise ``FuseError`` for what cannot be asked of a report whose model is run."""
+    unknown = [peer for peer in against if peer != "compile"]
+    if unknown:
+        raise FuseError(f"no peer {unknown[0]!r} to show; there is compile (fuse bench times others)")
+    flag = "--measure" if measure else "--against"
+    if (measure or against) and (train or fuel is not None or device != "cpu"):
+        what = "--train" if train else f"--device {device}" if device != "cpu" else "--fuel"
+        raise FuseError(f"{flag} runs one forward pass here, with all rewrites; leave {what} out")
 
 
 def _report_of_eager(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -12,6 +13,10 @@ from rich.text import Text
 from fuse.cost.count import Count
 from fuse.report.loops import Loop, formula, trip_names
 from fuse.report.show import Report
+
+if TYPE_CHECKING:
+    from fuse.report.against import Compiled
+    from fuse.report.measured import Measured
 
 WIDTH = 110
 TOP_LINES = 6
@@ -120,10 +125,11 @@ def _sections(report: Report) -> Iterator[RenderableType]:
         )
         yield Text(f"held at the peak after: {parts}; what eager's libraries hold for themselves is not seen")
     if report.lines:
-        rows = [
-            [line.source or "(no line)", f"{line.before:,}", f"{line.after:,}"] for line in report.lines[:TOP_LINES]
-        ]
-        yield columns(["launches by line", "before", "after"], rows)
+        yield _lines(report)
+    if report.measured:
+        yield from _measured(report.measured)
+    if report.compiled:
+        yield from _compiled(report.compiled)
     for fallback in report.fallbacks:
         yield Text(f"runs eager as it is: {fallback.reason}")
     if report.reads:
@@ -166,6 +172,54 @@ def _sections(report: Report) -> Iterator[RenderableType]:
     yield Text(f"{captured}passes {report.seconds['passes']:.2f} s")
     if captured:
         yield Text(f"next: {_next_step(report)}")
+
+
+def _lines(report: Report) -> Table:
+    """Launches of the lines that have most, with what was measured of them, and what ``torch.compile`` launches."""
+    titles, made = ["launches by line", "before", "after"], report.compiled
+    if made:
+        titles.append("torch.compile")
+    if report.measured:
+        titles += ["us before", "us after"]
+    rows = []
+    for line in report.lines[:TOP_LINES]:
+        row = [line.source or "(no line)", f"{line.before:,}", f"{line.after:,}"]
+        if made:
+            row.append("" if made.obstacle else f"{made.lines.get(line.source, 0):,}")
+        if report.measured:
+            sides = report.measured.before, report.measured.after
+            row += ["" if side.obstacle else f"{side.lines.get(line.source, 0.0):,.1f}" for side in sides]
+        rows.append(row)
+    return columns(titles, rows)
+
+
+def _measured(measured: Measured) -> Iterator[RenderableType]:
+    sides = {"before": measured.before, "after": measured.after}
+    rows = [
+        [name, f"{side.launches:,}", *(f"{time / 1000:,.3f}" for time in (side.busy, side.span))]
+        for name, side in sides.items()
+    ]
+    yield Group(
+        columns(["measured, by the profiler's clock", "launches", "ms in launches", "ms in all"], rows),
+        Text(f"medians of {measured.calls:,} calls, {measured.threads:,} threads; fuse bench times whole calls"),
+        *(Text(f"no times of lines {name}: {side.obstacle}") for name, side in sides.items() if side.obstacle),
+    )
+
+
+def _compiled(made: Compiled) -> Iterator[RenderableType]:
+    """What ``torch.compile`` launches, where it broke the graph, and what it did not fuse."""
+    if made.obstacle:
+        yield Text(f"torch.compile failed: {made.obstacle}")
+        return
+    graphs = f"{made.graphs:,} graph{'' if made.graphs == 1 else 's'}"
+    yield Text(
+        f"torch.compile: {made.launches:,} launches in the code that it generates for {graphs}, {made.seconds:.1f} s"
+    )
+    if made.breaks:
+        yield columns(["torch.compile broke the graph at", "because"], [[b.source, b.reason] for b in made.breaks], 2)
+    if made.refusals:
+        rows = [[one.reason, ", ".join(one.lines[:2]), f"{one.count:,}"] for one in made.refusals[:TOP_LINES]]
+        yield columns(["torch.compile did not fuse, because", "first at", "pairs"], rows, numbers_from=2)
 
 
 def _loops(report: Report) -> Iterator[RenderableType]:

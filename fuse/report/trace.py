@@ -37,12 +37,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A sequence of ``period`` launches that comes ``count`` times in a row; ``names`` are the first few of one."""
+    """A sequence of ``period`` launches that comes ``count`` times in a row, from launch number ``start`` on.
+
+    ``names`` are the first few of one.
+    """
 
     period: int
     count: int
     names: tuple[str, ...]
     source: str
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,7 @@ def _repeats(launches: Sequence[Launch]) -> tuple[Repeat, ...]:
             run.count,
             tuple(name for name, _ in names[run.start : run.start + min(run.period, 8)]),
             names[run.start][1],
+            run.start,
         )
         for run in runs[:_REPEATS_SHOWN]
     )

@@ -24,7 +24,7 @@ from fuse.rewrite.pipeline import run_passes
 def matched(launches: Sequence[Launch], model: LoadedModel, target: str = "") -> tuple[Rewritten, tuple[Launch, ...]]:
     """What fuse makes of the calls of ``model`` among the launches, and the launches with the lines of those calls."""
     graph = capture(model.model, model.args, model.kwargs)
-    expected = _expected(graph.meta["signature"].dispatches)
+    expected = expected_launches(graph.meta["signature"].dispatches)
     names = [name for name, _ in expected]
     run_passes(graph)
     after = count_graph(graph, profiles.get("cpu")).launches
@@ -37,7 +37,7 @@ def matched(launches: Sequence[Launch], model: LoadedModel, target: str = "") ->
     return Rewritten(target or model.name, len(found), len(names), after, obstacle), tuple(lined)
 
 
-def _expected(dispatches: Sequence[Dispatch]) -> list[tuple[str, str]]:
+def expected_launches(dispatches: Sequence[Dispatch]) -> list[tuple[str, str]]:
     """Name and line of every launch of a call, as a trace has them."""
     calls = zip(dispatches, calls_of_dispatches(dispatches), strict=True)
     return [(str(dispatch.op._schema.name), dispatch.source) for dispatch, call in calls for _ in range(call.launches)]

@@ -22,7 +22,7 @@ from fuse import cli
 from fuse.check.oracle import check
 from fuse.cost.count import by_source
 from fuse.errors import FuseError
-from fuse.graph.load import load
+from fuse.graph.load import LoadedModel, load
 from fuse.report import trace_events
 from fuse.report.trace import compare, trace
 from fuse.report.trace_launches import kind_of_kernel
@@ -99,8 +99,12 @@ def test_a_profile_has_the_launches_that_check_observes(target: str, tmp_path: P
         loaded = load(str(Path(MODEL).with_stem(target)), real=True)
         model, arguments = loaded.model, loaded.args
     observed = check(model, arguments)
-    eager = trace(profiled(model, arguments, tmp_path / "eager.json"))
+    file = profiled(model, arguments, tmp_path / "eager.json")
+    eager = trace(file, LoadedModel(model, arguments, {}, None, (), Path(), "Model"))
     assert eager.launches == observed.observed[0]
+    assert {share.name: share.launches for share in eager.by_line} == {
+        line.source: line.before for line in fuse.show(model, arguments).lines if line.before
+    }
     fused = fuse.compile(model)
     with torch.no_grad():
         fused(*arguments)
@@ -278,7 +282,6 @@ def test_an_empty_trace_has_no_launches(tmp_path: Path) -> None:
         (["bench", MODEL, "--profile", "out.txt"], ".json or .json.gz"),
         (["bench", MODEL, "--profile", "o.json", "--scan", "seq_length=1:2:+1"], "leave one of the two flags out"),
         (["trace", "t.json", "--set", "a=1"], "--model"),
-        (["trace", "t.json", "--model", MODEL, "--against", "u.json"], "leave --model or --against out"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(

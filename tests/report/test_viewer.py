@@ -15,7 +15,11 @@ from torch import Tensor, nn
 import fuse
 from benchmarks.viewer import FLAGS, browser, generated
 from fuse.errors import FuseError
+from fuse.graph.load import load
+from fuse.report.against import Compiled
 from fuse.report.aligned import diff_page
+from fuse.report.trace import trace
+from fuse.report.trace_page import trace_page
 from fuse.report.viewing import embedded, page, view
 
 PROGRAM = browser()
@@ -224,6 +228,32 @@ def test_a_reason_is_four_actions_away_and_names_the_command(opened: Opened, sho
     assert opened.ask(MARKED) > 0
 
 
+def test_from_a_line_and_from_an_operator_a_reason_is_two_actions_away(
+    opened: Opened, shown: fuse.report.show.Report
+) -> None:
+    """One to the operator, in the source or in the picture, and one to why it stays out of its neighbour's kernel."""
+    assert shown.record is not None
+    declined = shown.record["declined"][0]
+    source = next(one["source"] for one in declined["candidates"] if one["source"])
+    opened.tab.click(f"#source .line[data-number='{source.rpartition(':')[2]}']")
+    opened.tab.locator("#details .link", has_text=declined["reason"]).first.click()
+    assert opened.text("#details h2") == declined["reason"]
+    opened.press("Escape")
+    place = opened.ask(
+        """(ids) => {
+          const { tree, picture } = fuseViewer.shown[0], { camera, canvas } = picture;
+          const item = ids.map((id) => tree.drawn.get(id)).find((one) => one && one.row);
+          picture.reveal(item);
+          const at = canvas.getBoundingClientRect(), x = item.left + item.w / 2, y = item.top + 8;
+          return [at.left + x * camera.zoom - camera.x, at.top + y * camera.zoom - camera.y];
+        }""",
+        sorted({node for one in declined["candidates"] for node in one["nodes"]}),
+    )
+    opened.tab.mouse.click(*place)
+    opened.tab.locator("#details .link", has_text=declined["reason"]).first.click()
+    assert opened.text("#details h2") == declined["reason"]
+
+
 def test_everything_is_reached_by_the_keyboard(opened: Opened) -> None:
     opened.press("n", "n")
     assert opened.ask(MARKED) > 0
@@ -400,6 +430,88 @@ def test_a_frame_of_a_large_graph_takes_not_much_longer_than_one_of_a_small_grap
         took.append(min(one.ask(paint) for _ in range(3)))
         one.tab.close()
     assert took[1] <= 3 * took[0] + 1
+
+
+TRACES = Path(__file__).parent / "traces"
+
+
+@pytest.fixture(scope="module")
+def lstm() -> Any:
+    return load(str(Path(__file__).parents[2] / "models" / "lstm_loop.py"), settings=["seq_length=8"])
+
+
+def test_a_trace_opens_in_the_same_page(running: Any, tmp_path: Path, lstm: Any) -> None:
+    report = trace(TRACES / "lstm_eager_torch_2.13.json.gz", lstm, "lstm_loop.py")
+    path = tmp_path / "trace.html"
+    trace_page(report, path)
+    one = Opened(running, path)
+    assert "99 launches" in one.text("#summary")
+    assert one.ask("() => fuseViewer.shown[0].picture.layout.shapes.some((item) => item.kind === 'repeat')")
+    assert one.tab.locator("#layer option").all_inner_texts() == [
+        "kind", "launches", "time, measured", "pause before it",
+    ]  # fmt: skip
+    one.tab.locator("#list .row", has_text="lstm_loop.py:40").first.click()
+    assert one.text("#details h2") == "lstm_loop.py:40"
+    assert one.ask(MARKED) > 0
+    assert one.tab.locator("#source .line.marked").count() == 1
+    one.tab.select_option("#layer", "measured")
+    total = one.ask("() => fuseViewer.shown[0].tree.root.items.reduce((sum, item) => sum + item.amount, 0)")
+    assert total == pytest.approx(report.busy, rel=1e-3)
+    assert one.complaints == []
+    one.tab.close()
+
+
+def test_two_traces_share_one_selection(running: Any, tmp_path: Path, lstm: Any) -> None:
+    eager, fused = (trace(TRACES / f"lstm_{which}_torch_2.13.json.gz", lstm) for which in ("eager", "fused"))
+    path = tmp_path / "traces.html"
+    trace_page(eager, path, fused)
+    one = Opened(running, path)
+    assert "99 → 1 launches" in one.text("#summary")
+    one.tab.locator("#list .row", has_text="pointwise").first.click()
+    assert one.ask(MARKED) > 0
+    one.tab.locator("#list .row", has_text="lstm_loop.py:38").first.click()
+    marked = "() => fuseViewer.shown.map((view) => view.picture.layout.shapes.some((item) => item.marked))"
+    assert one.ask(marked) == [True, True]
+    assert one.complaints == []
+    one.tab.close()
+
+
+def test_measured_times_are_a_layer(running: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shown = fuse.show(Cell().eval(), (torch.ones(6, 4, 8),), target="cell.py", measure=True)
+    assert shown.measured is not None
+    path = tmp_path / "measured.html"
+    view(shown.to_dict(), path)
+    one = Opened(running, path)
+    one.tab.select_option("#layer", "measured")
+    total = "() => fuseViewer.shown[0].tree.root.items.reduce((sum, item) => sum + item.amount, 0)"
+    assert one.ask(total) == pytest.approx(sum(time for _, time in shown.measured.after.rows), rel=1e-3)
+    assert "µs" in one.text("#source")
+    one.tab.focus("#list")
+    one.press("Home")
+    one.ask("() => { const slider = document.getElementById('slider'); slider.value = 0; }")
+    one.tab.dispatch_event("#slider", "input")
+    one.until("fuseViewer.step === 0")
+    assert one.ask(total) == pytest.approx(sum(time for _, time in shown.measured.before.rows), rel=1e-3)
+    assert one.complaints == []
+    one.tab.close()
+
+
+def test_what_torch_compile_did_is_a_list(running: Any, tmp_path: Path) -> None:
+    values = json.loads(json.dumps(report().to_dict()))
+    line = values["record"]["lines"][0]["source"]
+    refusal = {"reason": "node2 is extern or nop", "count": 3, "lines": [line]}
+    kernel = {"name": "cpp_fused_tanh_0", "launches": 1, "lines": [line], "operators": ["aten.tanh"]}
+    made = Compiled(1, 1, (), (), (), 1.0, {line: 1}).to_dict() | {"refusals": [refusal], "kernels": [kernel]}
+    path = tmp_path / "against.html"
+    view({**values, "against": {"compile": made}}, path)
+    one = Opened(running, path)
+    one.tab.click("#tab-compile")
+    one.tab.locator("#list .row", has_text="node2 is extern or nop").click()
+    assert one.text("#details h2") == line
+    assert "1 launch" in one.text("#details")
+    assert one.complaints == []
+    one.tab.close()
 
 
 def test_json_inside_a_page_ends_nothing() -> None:

@@ -1,9 +1,9 @@
 // The page: what is shown, what is selected, and how lists, picture, source and kernels follow.
 
 const DATA = JSON.parse($("report").textContent);
-const LAYERS = [["kind", "kind"], ["launches", "launches"], ["bytes", "memory traffic"], ["flops", "arithmetic"], ["time", "time, predicted"], ["memory", "held at the peak"], ["declined", "not fused: candidates"]];
+const LAYERS = [["kind", "kind"], ["launches", "launches"], ["bytes", "memory traffic"], ["flops", "arithmetic"], ["time", "time, predicted"], ["memory", "held at the peak"], ["declined", "not fused: candidates"], ["measured", "time, measured"], ["pauses", "pause before it"]];
 const KEYS = [["← →", "step through the rewrites"], ["b", "the graph before this rewrite"], ["/", "search"], ["↑ ↓ ↵", "in lists and results"], ["click", "select; what is linked is marked everywhere"],
-  ["double click, o", "open or close a box"], ["drag, wheel", "move, zoom"], ["+ − f", "zoom, the whole graph"], ["n p", "next, previous operator of the selection's order"], ["1 … 7", "colour by another layer"], ["v", "views"], ["Esc", "select nothing"]];
+  ["double click, o", "open or close a box"], ["drag, wheel", "move, zoom"], ["+ − f", "zoom, the whole graph"], ["n p", "next, previous operator of the selection's order"], ["1 … 9", "colour by another layer"], ["v", "views"], ["Esc", "select nothing"]];
 
 /** A report with what is looked up in it. */
 class Sheet {
@@ -12,6 +12,7 @@ class Sheet {
     this.report = report;
     this.record = report.record;
     this.replay = new Replay(this.record);
+    this.tokens = new Map();
     this.lines = new Map(this.record.lines.map((line) => [line.source, line]));
     this.kernelsOf = new Map();
     this.record.kernels.forEach((kernel, number) => {
@@ -24,12 +25,20 @@ class Sheet {
         this.declinedOf.get(id).push([number, place]);
       }
     }));
+    this.trace = this.report.trace;
+    const times = this.record.microseconds || { before: [], after: [] };
+    this.times = { before: new Map(times.before), after: new Map(times.after) };
+    this.pauses = new Map(this.record.pauses || []);
+    this.layers = LAYERS.filter(([name]) => (name === "measured" ? times.before.length + times.after.length : name === "pauses" ? this.pauses.size : !this.trace || name === "kind" || name === "launches"));
     this.saved = [0];
     for (let step = 1; step <= this.replay.length; step += 1) this.saved.push(this.saved[step - 1] + this.replay.steps[step][0].launches_saved);
   }
 
   /** Launches after that many rewrites. */
   launches(step) { return this.report.after.launches + this.saved[this.replay.length] - this.saved[step]; }
+
+  /** Microseconds that were measured: of eager's operators, and once all rewrites are made of what fuse launches. */
+  took(id) { return (this.replay.at === this.replay.length ? this.times.after : this.times.before).get(id); }
 
   source(row) { return row.at === undefined ? "" : this.record.places[row.at].source; }
 }
@@ -140,13 +149,15 @@ function measureOf(view) {
     return (row) => (row.launches ? of(row) * 1e6 * (row.launches * launch + Math.max(row.flops / rate, row.bytes / traffic)) : 0);
   }
   if (layer === "memory") { const held = heldAtPeak(replay); return (row) => held.get(row.id) || 0; }
+  if (layer === "measured") return (row) => view.sheet.took(row.id) || 0;
+  if (layer === "pauses") return (row) => view.sheet.pauses.get(row.id) || 0;
   if (layer === "declined") return (row) => (declinedOf.get(row.id) || []).length;
   return null;
 }
 
 function heat(view) {
   const measure = measureOf(view), { rows } = view.sheet.replay;
-  const words = { launches: count, bytes: (n) => scaled(n, "B"), flops: (n) => scaled(n), time: (n) => (n >= 100 ? count(n) : n.toPrecision(2)) + " µs", memory: (n) => scaled(n, "B"), declined: count }[app.layer];
+  const words = { launches: count, bytes: (n) => scaled(n, "B"), flops: (n) => scaled(n), time: micro, measured: micro, pauses: micro, memory: (n) => scaled(n, "B"), declined: count }[app.layer];
   let most = 0;
   for (const item of view.picture.layout.shapes) {
     item.heat = item.badge = null;
@@ -250,6 +261,7 @@ function follow() {
 function tellNews() {
   const place = $("news"), { sheet, step } = app;
   if (DATA.match) { place.replaceChildren(el("span", "", DATA.summary)); return; }
+  if (sheet.trace) { place.replaceChildren(el("span", "", `Every launch in the order of time, ${sheet.trace.slice(1, 3).map((pair) => `${pair[1]} ${pair[0]}`).join(", ")}. What repeats is drawn once.`)); return; }
   if (!step) { place.replaceChildren(el("span", "", `The graph that was captured: ${plural(sheet.launches(0), "launch")}. Step with → or choose a rewrite.`)); return; }
   const delta = sheet.replay.steps[step][0], ids = (key) => (delta[key] || []).length;
   const parts = [el("b", "", delta.pass + (delta.pattern ? ` · ${delta.pattern}` : ""))];
@@ -291,6 +303,7 @@ function showDetails() {
 }
 
 function overview(sheet) {
+  if (sheet.trace) return [el("h2", "", "Observed"), facts(sheet.trace)];
   const { before, after, loops } = sheet.report;
   const pair = (a, b, unit) => `${unit === undefined ? count(a) : scaled(a, unit)} → ${unit === undefined ? count(b) : scaled(b, unit)}`;
   const made = [el("h2", "", "Before → after"), facts([["launches", pair(before.launches, after.launches)], ["small operators", pair(before.small_ops, after.small_ops)], ["memory traffic", pair(before.bytes, after.bytes, "B")],
@@ -305,6 +318,12 @@ function overview(sheet) {
       for (const reason of loop.reasons) made.push(el("p", "quiet", reason));
     }
   }
+  const { measured, against } = sheet.report;
+  if (measured) made.push(el("h3", "", `Measured, medians of ${plural(measured.calls, "call")}, ${plural(measured.threads, "thread")}`), facts([["in launches", `${micro(measured.before.busy)} → ${micro(measured.after.busy)}`], ["first to last", `${micro(measured.before.span)} → ${micro(measured.after.span)}`], ["eager", measured.before.obstacle], ["fuse", measured.after.obstacle]]));
+  if (against) {
+    const { launches, graphs, obstacle } = against.compile;
+    made.push(el("h3", "", "torch.compile"), el("p", "", null, button("link", obstacle ? "failed" : `${plural(launches, "launch")} in ${plural(graphs, "graph")}`, "What it did not fuse, and why", () => openTab("compile"))));
+  }
   const declined = sheet.record.declined.length;
   if (declined) made.push(el("p", "", null, button("link", `${plural(declined, "reason")} why something was not fused`, "", () => openTab("declined"))));
   return made;
@@ -316,15 +335,16 @@ function nodeDetails({ id, ids }, sheet) {
   const item = app.shown[app.side].tree.drawn.get(id);
   const place = row.at === undefined ? null : sheet.record.places[row.at];
   const made = [el("h2", "", row.called && item && item.label ? `${row.name} · ${item.label}` : row.name)];
-  const users = [...sheet.replay.rows.values()].filter((one) => one.uses.includes(id)).map((one) => one.id);
+  const users = sheet.trace ? [] : [...sheet.replay.rows.values()].filter((one) => one.uses.includes(id)).map((one) => one.id);
   let used = 0;
   const args = el("span");
   row.args.split("%").forEach((text, i) => { if (i) args.append(nodeLink(row.uses[used++])); args.append(text); });
   const kernel = sheet.kernelsOf.get(id);
-  made.push(facts([["operator", row.op === "call_function" ? row.target : row.op === "placeholder" ? sheet.record.inputs[row.name] || "input" : ""], ["value", row.value], ["arguments", row.uses.length || row.args ? (row.op === "output" || row.args.length > 400 ? listed(row.uses.map(nodeLink)) : args) : null],
+  made.push(facts([["kind", sheet.trace ? row.kind : null], ["operator", row.op === "call_function" ? row.target : row.op === "placeholder" ? sheet.record.inputs[row.name] || "input" : ""], ["value", row.value], [sheet.trace ? "after" : "arguments", row.uses.length || row.args ? (row.op === "output" || row.args.length > 400 ? listed(row.uses.map(nodeLink)) : args) : null],
     ["read by", users.length ? listed(users.map(nodeLink)) : null], ["line", place ? lineLink(place.source) : null], ["module", place ? place.module : null],
     ["kernel", kernel !== undefined ? button("link", sheet.record.kernels[kernel].name, "Show the kernel", () => select({ type: "kernel", number: kernel })) : null],
     ["launches", row.launches ? (weights(sheet.replay).get(row.graph) ? count(row.launches) : "none of its own: inside a kernel") : null], ["traffic", row.bytes ? scaled(row.bytes, "B") : null], ["arithmetic", row.flops ? scaled(row.flops) : null],
+    ["took", sheet.took(id) !== undefined ? `${micro(sheet.took(id))}, measured` : null], ["pause before it", sheet.pauses.has(id) ? micro(sheet.pauses.get(id)) : null],
     ["shown for", ids && ids.length > 1 ? plural(ids.length, "equal operator") : null]]));
   if (item && app.shown[app.side].tree.canOpen(item)) made.push(el("p", "", null, button("", item.open ? "close" : "open", "(o)", () => toggle(item))));
   const refusals = sheet.declinedOf.get(id) || [];
@@ -345,7 +365,12 @@ function lineDetails({ source }, sheet) {
   if (!line) return [el("h2", "", source), el("p", "quiet", "No operator comes from this line.")];
   const pair = (key, unit) => `${unit ? scaled(line.before[key], unit) : count(line.before[key])} → ${unit ? scaled(line.after[key], unit) : count(line.after[key])}`;
   const now = [...linked(sheet, app.selection).nodes].filter((id) => sheet.replay.rows.get(id)?.op !== "placeholder");
-  return [el("h2", "", source), facts([["launches", pair("launches")], ["traffic", pair("bytes", "B")], ["arithmetic", `${scaled(line.before.flops)} → ${scaled(line.after.flops)}`],
+  const took = (side) => (side.microseconds === undefined ? "not known" : micro(side.microseconds));
+  const timed = line.before.microseconds !== undefined || line.after.microseconds !== undefined;
+  if (sheet.trace) return [el("h2", "", source), facts([["launches", count(line.before.launches)], ["took", took(line.before)], ["operators", listed(now.map(nodeLink))]])];
+  const compiled = sheet.report.against && sheet.report.against.compile;
+  return [el("h2", "", source), facts([["launches", pair("launches")], ["measured", timed ? `${took(line.before)} → ${took(line.after)}` : null], ["torch.compile", compiled && !compiled.obstacle ? plural(compiled.lines[source] || 0, "launch") : null],
+    ["traffic", pair("bytes", "B")], ["arithmetic", `${scaled(line.before.flops)} → ${scaled(line.after.flops)}`],
     ["kernels", line.kernels.length ? listed(line.kernels.map((number) => button("link", sheet.record.kernels[number].name, "", () => select({ type: "kernel", number })))) : null],
     ["operators now", now.length ? listed(now.map(nodeLink)) : "none"]]), ...reasonsOf(now, sheet), command(`fuse explain ${sheet.report.target} ${source}`)];
 }
@@ -363,7 +388,7 @@ function reasonsOf(ids, sheet) {
 function kernelDetails({ number }, sheet) {
   const kernel = sheet.record.kernels[number];
   return [el("h2", "", kernel.name), facts([["called by", listed(kernel.callers.map(nodeLink))], ["lines", listed(kernel.lines.map(lineLink))], ["operators", count(kernel.nodes.length)], ["launches", count(kernel.launches)],
-    ["traffic", scaled(kernel.bytes, "B")], ["arithmetic", scaled(kernel.flops)], ["not generated", kernel.reason || null]])];
+    ["took", kernel.microseconds !== undefined ? `${micro(kernel.microseconds)} in all, measured` : null], ["traffic", scaled(kernel.bytes, "B")], ["arithmetic", scaled(kernel.flops)], ["not generated", kernel.reason || null]])];
 }
 
 function command(text) {
@@ -401,9 +426,15 @@ function showSource() {
   if (!app.file) { shownCode.source.place.replaceChildren(el("p", "empty", "No source file could be read.")); return; }
   picker.value = app.file;
   const name = app.file.split("/").pop();
-  shownCode.source.show(sheet.name + app.file, sheet.record.files[app.file], (number) => {
+  const key = { bytes: "bytes", flops: "flops", measured: "microseconds" }[app.layer] || "launches";
+  const told = { launches: count, bytes: (n) => scaled(n, "B"), flops: scaled, microseconds: micro }[key];
+  $("legend").textContent = `${{ launches: "launches", bytes: "traffic", flops: "arithmetic", microseconds: "measured" }[key]}${sheet.trace ? "" : " before → after"}`;
+  shownCode.source.show(sheet.name + app.file + key, sheet.record.files[app.file], (number) => {
     const line = sheet.lines.get(`${name}:${number}`);
-    return line && line.before.launches + line.after.launches ? `${count(line.before.launches)} → ${count(line.after.launches)}` : line ? "·" : "";
+    if (!line) return "";
+    const [a, b] = [line.before[key], line.after[key]];
+    if (!(a || 0) && !(b || 0)) return "·";
+    return sheet.trace ? told(a) : `${told(a || 0)} → ${told(b || 0)}`;
   });
   shownCode.source.mark([...lines].filter((source) => source.startsWith(name + ":")).map((source) => Number(source.slice(name.length + 1))));
 }
@@ -436,12 +467,17 @@ function openTab(tab) {
 }
 
 function leftList(anew = false) {
-  for (const tab of ["rewrites", "declined"]) $("tab-" + tab).setAttribute("aria-selected", String(app.tab === tab));
-  $("idle").parentElement.hidden = app.tab !== "rewrites" || Boolean(DATA.match);
+  const { sheet } = app, findings = DATA.match ? DATA.match.differences : sheet.report.findings;
+  $("tab-compile").hidden = Boolean(findings) || !sheet.report.against;
+  $("tab-declined").hidden = Boolean(sheet.trace);
+  if ($("tab-" + app.tab).hidden) app.tab = "rewrites";
+  for (const tab of ["rewrites", "declined", "compile"]) $("tab-" + tab).setAttribute("aria-selected", String(app.tab === tab));
+  $("idle").parentElement.hidden = app.tab !== "rewrites" || Boolean(findings);
   const key = [app.tab, app.sheet.name, $("filter").value, $("idle").checked].join("|");
-  if (anew || list.key !== key) { list.key = key; list.set(app.tab === "rewrites" ? (DATA.match ? differenceRows() : rewriteRows()) : declinedRows()); }
+  if (anew || list.key !== key) { list.key = key; list.set(app.tab === "compile" ? findingRows(compileFindings(sheet)) : app.tab === "declined" ? declinedRows() : findings ? findingRows(findings) : rewriteRows()); }
   const { selection } = app;
-  if (app.tab === "rewrites") list.choose((row) => (DATA.match ? selection && row.selection && row.selection === selection.row : row.number === app.step && row.type === "rewrite"));
+  if (app.tab === "compile" || (app.tab === "rewrites" && findings)) list.choose((row) => selection && row.selection && row.selection === selection.row);
+  else if (app.tab === "rewrites") list.choose((row) => row.number === app.step && row.type === "rewrite");
   else list.choose((row) => selection && selection.type === "reason" && row.type === (selection.place === undefined ? "reason" : "candidate") && row.group === selection.group && row.place === selection.place);
 }
 
@@ -620,9 +656,9 @@ const remember = soon(() => {
 function recall() {
   const said = new URLSearchParams(location.hash.slice(1));
   app.chosen = new Map([...said.getAll("open").map((key) => [key, true]), ...said.getAll("close").map((key) => [key, false])]);
-  app.layer = LAYERS.some(([name]) => name === said.get("layer")) ? said.get("layer") : "kind";
+  app.layer = app.sheets[0].layers.some(([name]) => name === said.get("layer")) ? said.get("layer") : "kind";
   app.showViews = said.has("views");
-  app.tab = said.get("tab") === "declined" ? "declined" : "rewrites";
+  app.tab = ["declined", "compile"].includes(said.get("tab")) ? said.get("tab") : "rewrites";
   $("layer").value = app.layer;
   $("views").checked = app.showViews;
   if (!DATA.match) app.shown[0].sheet = app.sheets[Number(said.get("sheet"))] || app.sheets[0];
@@ -650,6 +686,7 @@ function setLayer(name) {
   app.layer = name;
   $("layer").value = name;
   for (const view of app.shown) heat(view);
+  showSource();
   remember();
 }
 
@@ -664,7 +701,7 @@ function keys(event) {
     o: () => { const item = app.box && app.box.marked ? app.box : app.selection && tree.drawn.get(app.selection.id); if (item && tree.canOpen(item)) toggle(item); },
     ...(inList ? { ArrowDown: () => moveInList(1), ArrowUp: () => moveInList(-1), Enter: () => list.rows[list.current] && pickRow(list.rows[list.current]) } : {}),
   };
-  const layer = LAYERS[Number(event.key) - 1];
+  const layer = app.sheet.layers[Number(event.key) - 1];
   const act = layer ? () => setLayer(layer[0]) : acts[event.key];
   if (!act || (event.target.type === "range" && event.key.startsWith("Arrow"))) return;
   event.preventDefault();
@@ -701,15 +738,17 @@ function begin() {
   $("title").textContent = DATA.title;
   document.title = DATA.title;
   const { before, after, device } = app.sheets[0].report;
-  $("summary").append(...(DATA.match ? [DATA.summary] : [el("b", "", count(before.launches)), " → ", el("b", "", count(after.launches)), " launches   ·   ", el("b", "", scaled(before.bytes, "B")), " → ", el("b", "", scaled(after.bytes, "B")), ` memory traffic   ·   ${device}, predicted`]));
-  if (DATA.match) {
-    $("tab-rewrites").textContent = "Differences";
+  const trace = app.sheets[0].trace;
+  $("summary").append(...(DATA.match ? [DATA.summary] : trace ? [el("b", "", count(before.launches)), ` launches on ${device}, observed`] : [el("b", "", count(before.launches)), " → ", el("b", "", count(after.launches)), " launches   ·   ", el("b", "", scaled(before.bytes, "B")), " → ", el("b", "", scaled(after.bytes, "B")), ` memory traffic   ·   ${device}, predicted`]));
+  if (DATA.match || trace) {
+    $("tab-rewrites").textContent = DATA.match ? "Differences" : "Launches";
     for (const id of ["back", "slider", "forth", "before", "where"]) $(id).hidden = true;
   }
+  if (DATA.sheet) $("sheets").firstChild.textContent = `${DATA.sheet} `;
   $("sheets").hidden = Boolean(DATA.match) || app.sheets.length < 2;
   const options = (place, pairs) => place.replaceChildren(...pairs.map(([value, text]) => { const one = el("option", "", text); one.value = value; return one; }));
   options($("sheet"), app.sheets.map((sheet, number) => [number, sheet.name]));
-  options($("layer"), LAYERS);
+  options($("layer"), app.sheet.layers);
   shownCode.source = new Listing($("source"), (number) => { const source = `${app.file.split("/").pop()}:${number}`; if (app.sheet.lines.has(source)) select({ type: "line", source }); });
   shownCode.kernel = new Listing($("code"), (number) => {
     const source = [...app.sheet.lines.keys()].find((one) => shownCode.kernel.lines[number - 1].textContent.includes(one + " "));
@@ -735,6 +774,7 @@ function begin() {
   on("idle", "change", () => leftList());
   on("tab-rewrites", "click", () => openTab("rewrites"));
   on("tab-declined", "click", () => openTab("declined"));
+  on("tab-compile", "click", () => openTab("compile"));
   on("file", "change", () => { app.file = $("file").value; app.selection = null; select(null); });
   on("kernel", "change", () => { app.kernel = Number($("kernel").value); select({ type: "kernel", number: app.kernel }); });
   on("theme", "click", () => setTheme(!document.documentElement.classList.contains("dark")));
@@ -745,7 +785,7 @@ function begin() {
   dark.addEventListener("change", (event) => setTheme(event.matches));
   addEventListener("keydown", keys);
   addEventListener("hashchange", () => { if (location.hash !== app.written) recall(); });
-  addEventListener("beforeprint", () => { for (const view of app.shown) { view.picture.fit(); view.picture.paint(); } });
+  addEventListener("beforeprint", () => { for (const view of app.shown) { view.picture.fit(); view.picture.paint(Infinity); } });
   recall();
   window.fuseViewer = app;
   document.documentElement.dataset.ready = "1";

@@ -23,13 +23,32 @@ function differences(view) {
   }
 }
 
-function differenceRows() {
+/** Titled groups of findings, each a selection: what differs, what a trace shows, what torch.compile did. */
+function findingRows(groups) {
   const wanted = $("filter").value.trim().toLowerCase(), rows = [];
-  for (const { title, rows: some } of DATA.match.differences) {
+  for (const { title, rows: some } of groups) {
     const shown = some.filter((one) => !wanted || one.text.toLowerCase().includes(wanted));
     if (!shown.length) continue;
     rows.push({ type: "pass", text: title, declined: 0, count: shown.length, saved: 0 });
     for (const one of shown) rows.push({ type: "difference", text: one.text, beside: one.beside, selection: one.select, side: one.side });
   }
-  return rows.length ? rows : [{ type: "none", text: "the two do not differ" }];
+  return rows.length ? rows : [{ type: "none", text: wanted ? "nothing found" : DATA.match ? "the two do not differ" : "nothing" }];
+}
+
+/** What torch.compile launches, where it broke the graph, and what it did not fuse. */
+function compileFindings(sheet) {
+  const { kernels, breaks, refusals, obstacle, launches } = sheet.report.against.compile;
+  if (obstacle) return [{ title: "torch.compile failed", rows: [{ text: obstacle }] }];
+  const line = (source) => (source && sheet.lines.has(source) ? { type: "line", source } : null);
+  const alike = new Map();
+  for (const kernel of kernels) {
+    const key = `${kernel.name.replace(/_\d+$/, "")}  ${kernel.lines.join(", ")}`;
+    if (!alike.has(key)) alike.set(key, { ...kernel, launches: 0 });
+    alike.get(key).launches += kernel.launches;
+  }
+  return [
+    { title: "the graph is broken at", rows: breaks.map((one) => ({ text: `${one.source}  ${one.reason}`, beside: "", select: line(one.source) })) },
+    { title: "pairs not fused, because", rows: refusals.map((one) => ({ text: `${one.reason}  ${one.lines.slice(0, 2).join(", ")}`, beside: `${count(one.count)} ×`, select: line(one.lines[0]) })) },
+    { title: `${count(launches)} launches`, rows: [...alike].map(([text, one]) => ({ text, beside: `${count(one.launches)} ×`, select: line(one.lines[0]) })) },
+  ];
 }

@@ -31,6 +31,9 @@ function scaled(n, unit = "") {
   return (n < 0 ? "-" : "") + digits + (suffix ? " " + suffix : "");
 }
 
+/** Microseconds in three digits, with their unit: 12.3 µs, 1.23 ms. */
+const micro = (n) => (n >= 999.5 ? `${Number((n / 1000).toPrecision(3)).toLocaleString("en")} ms` : `${n >= 100 ? count(n) : n ? n.toPrecision(3) : 0} µs`);
+
 const signed = (n) => (n > 0 ? "+" : n < 0 ? "−" : "±") + count(Math.abs(n));
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : word.endsWith("ch") ? "es" : "s"}`;
 

@@ -8,6 +8,7 @@ function sorted(things) {
   return { boxes, nodes, edges };
 }
 
+const FAR = 0.3, SQUARE = 512, MOST_SQUARES = 160; // below that zoom, squares of so many pixels
 const READABLE = 0.72; // the zoom at which a page opens on a graph that is larger than the screen
 
 class Picture {
@@ -20,7 +21,7 @@ class Picture {
     this.camera = { x: 0, y: 0, zoom: 1 };
     this.frames = [];
     this.again = soon(() => this.paint());
-    this.draw = () => { this.distant = null; this.again(); };
+    this.draw = () => { this.distant = null; this.again(); }; // something else is to be seen than before
     this.listen();
     new ResizeObserver(() => { this.resize(); this.draw(); }).observe(canvas);
     this.theme();
@@ -81,7 +82,7 @@ class Picture {
     this.camera.x = (this.layout.width * this.camera.zoom - width) / 2;
     const tall = this.layout.height * this.camera.zoom;
     this.camera.y = tall < height - 48 ? (tall - height) / 2 : -24;
-    this.draw();
+    this.again();
     this.told.moved();
   }
 
@@ -98,7 +99,7 @@ class Picture {
     camera.y = (camera.y + y) * zoom / camera.zoom - y;
     camera.zoom = zoom;
     this.keepInside();
-    this.draw();
+    this.again();
     this.told.moved();
   }
 
@@ -120,7 +121,7 @@ class Picture {
     if (left < 10 || right > width - 10) camera.x = (item.left + item.w / 2) * camera.zoom - width / 2;
     if (top < 10 || bottom > height - 10) camera.y = item.top * camera.zoom - Math.max(60, (height - item.h * camera.zoom) / 2);
     this.keepInside();
-    this.draw();
+    this.again();
     this.told.moved();
   }
 
@@ -178,32 +179,68 @@ class Picture {
     return x < 26 && y < HEADER;
   }
 
-  /** All there is to draw: where most of it is in view, asking the grid would take longer. */
-  everything() {
-    if (this.grid.all === undefined) this.grid.all = sorted([...this.layout.shapes, ...this.layout.edges]);
-    return this.grid.all;
-  }
-
   // ---- painting ----
 
-  paint() {
+  /** Draw a frame; from afar within `patience` milliseconds, and what is then missing in the next ones. */
+  paint(patience = 12) {
     if (!this.layout) return;
     const started = performance.now();
     const { context, camera, ratio = 1 } = this, [width, height] = this.size;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = this.ink.paper;
     context.fillRect(0, 0, width, height);
-    context.setTransform(ratio * camera.zoom, 0, 0, ratio * camera.zoom, -camera.x * ratio, -camera.y * ratio);
-    const view = [camera.x, camera.y, camera.x + width, camera.y + height].map((n) => n / camera.zoom);
-    const far = camera.zoom < 0.3, whole = this.layout.width * this.layout.height < 4 * (view[2] - view[0]) * (view[3] - view[1]);
-    if (far && whole && this.fromAfar()) {
-      context.setTransform(1, 0, 0, 1, 0, 0);
-      context.drawImage(this.distant, Math.round(-camera.x * ratio), Math.round(-camera.y * ratio));
-    } else {
-      this.things(sorted(this.grid.near(...view)), far);
+    if (camera.zoom < FAR) this.fromAfar(started + patience);
+    else {
+      context.setTransform(ratio * camera.zoom, 0, 0, ratio * camera.zoom, -camera.x * ratio, -camera.y * ratio);
+      const view = [camera.x, camera.y, camera.x + width, camera.y + height].map((n) => n / camera.zoom);
+      this.things(sorted(this.grid.near(...view)), false);
     }
     this.frames.push(performance.now() - started);
     if (this.frames.length > 600) this.frames.shift();
+  }
+
+  /** From afar: squares that are painted once and moved while the picture is panned. */
+  fromAfar(until) {
+    const { context, canvas, camera, ratio, layout } = this, scale = camera.zoom * ratio;
+    const left = Math.round(camera.x * ratio), top = Math.round(camera.y * ratio);
+    if (!this.distant || this.distant.scale !== scale) this.distant = { scale, squares: new Map(), older: this.distant ? this.distant.older || this.distant : null };
+    const { squares, older } = this.distant, missing = [];
+    const first = [left, top].map((n) => Math.max(0, Math.floor(n / SQUARE)));
+    const right = Math.min(left + canvas.width, layout.width * scale + 20), bottom = Math.min(top + canvas.height, layout.height * scale + 20);
+    for (let i = first[0]; i * SQUARE < right; i += 1) for (let j = first[1]; j * SQUARE < bottom; j += 1) {
+      const key = `${i},${j}`;
+      if (!squares.has(key)) {
+        if (performance.now() > until) { missing.push(key); continue; }
+        if (squares.size >= MOST_SQUARES) squares.delete(squares.keys().next().value);
+        squares.set(key, this.square(i, j, scale));
+      }
+    }
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    if (missing.length && older) { // as it was at the last zoom, larger or smaller, until it is there
+      const grown = scale / older.scale, size = SQUARE * grown;
+      for (const [key, square] of older.squares) {
+        const [i, j] = key.split(",").map(Number);
+        context.drawImage(square, i * size - left, j * size - top, size, size);
+      }
+    }
+    for (let i = first[0]; i * SQUARE < right; i += 1) for (let j = first[1]; j * SQUARE < bottom; j += 1) {
+      const square = squares.get(`${i},${j}`);
+      if (square) context.drawImage(square, i * SQUARE - left, j * SQUARE - top);
+    }
+    if (missing.length) this.again();
+    else this.distant.older = null;
+  }
+
+  square(i, j, scale) {
+    const { context } = this, canvas = document.createElement("canvas"), size = SQUARE / scale, margin = 40;
+    canvas.width = canvas.height = SQUARE;
+    this.context = canvas.getContext("2d", { alpha: false });
+    this.context.fillStyle = this.ink.paper;
+    this.context.fillRect(0, 0, SQUARE, SQUARE);
+    this.context.setTransform(scale, 0, 0, scale, -i * SQUARE, -j * SQUARE);
+    this.things(sorted(this.grid.near(i * size - margin, j * size - margin, (i + 1) * size + margin, (j + 1) * size + margin)), true);
+    this.context = context;
+    return canvas;
   }
 
   things({ boxes, nodes, edges }, far) {
@@ -211,23 +248,6 @@ class Picture {
     this.edges(edges, far);
     if (far) this.specks(nodes);
     else for (const node of nodes) this.node(node);
-  }
-
-  /** A picture of the whole graph, made once and moved while it is panned; false where it would be too large. */
-  fromAfar() {
-    const { zoom } = this.camera, scale = zoom * this.ratio;
-    const width = Math.ceil(this.layout.width * scale) + 1, height = Math.ceil(this.layout.height * scale) + 1;
-    if (width > 8192 || height > 8192 || width * height > 2e7) return false;
-    if (this.distant) return true;
-    const { context } = this, canvas = document.createElement("canvas");
-    [canvas.width, canvas.height] = [width, height];
-    this.context = canvas.getContext("2d", { alpha: false });
-    this.context.fillStyle = this.ink.paper;
-    this.context.fillRect(0, 0, width, height);
-    this.context.setTransform(scale, 0, 0, scale, 0, 0);
-    this.things(this.everything(), true);
-    [this.context, this.distant] = [context, canvas];
-    return true;
   }
 
   box(item, far) {
@@ -365,11 +385,10 @@ class Picture {
     context.strokeStyle = this.ink.edge;
     context.globalAlpha = far ? 0.35 : 0.8;
     context.beginPath();
-    const step = far && edges.length > 3000 ? Math.ceil(edges.length / 3000) : 1;
-    edges.forEach((edge, i) => {
+    for (const edge of edges) {
       if (edge.from.marked || edge.to.marked) strong.push(edge);
-      else if (!edge.back && i % step === 0) this.curve(edge, far);
-    });
+      else if (!edge.back) this.curve(edge, far);
+    }
     context.stroke();
     context.globalAlpha = 1;
     context.setLineDash([4, 3]);

@@ -28,7 +28,7 @@ class Replay {
   /** The rewrite that led here, or null. */
   get delta() { return this.at ? this.steps[this.at][0] : null; }
 
-  add(row) { this.rows.set(row.id, { uses: [], args: "", value: "", kind: "", launches: 0, flops: 0, bytes: 0, graph: 0, called: null, ...row }); }
+  add(row) { this.rows.set(row.id, { uses: [], args: "", value: "", kind: "", launches: 0, flops: 0, bytes: 0, graph: 0, called: null, memo: null, ...row }); } // memo: what a picture of it needs, until it changes
 
   place(id, after) {
     if (this.next.has(id)) this.remove(id);
@@ -58,6 +58,7 @@ class Replay {
       for (const key of Object.keys(different)) old[key] = row[key];
       back.changed.push([id, old]);
       Object.assign(row, different);
+      row.memo = null;
     }
     for (const [id, after] of delta.placed || []) {
       back.placed.push([id, this.before.has(id) ? this.before.get(id) : null]);
@@ -71,7 +72,7 @@ class Replay {
       if (left === null) this.remove(id);
       else this.place(id, left < 0 ? -1 : left);
     }
-    for (const [id, old] of back.changed) Object.assign(this.rows.get(id), old);
+    for (const [id, old] of back.changed) Object.assign(this.rows.get(id), old, { memo: null });
     for (const id of back.made) this.rows.delete(id);
     for (const [row, left] of back.erased.reverse()) {
       this.rows.set(row.id, row);

@@ -18,7 +18,6 @@ class Tree {
     this.through = new Map(); // hidden node -> nodes shown in its place
     this.users = new Map();
     this.seen = new Map();
-    this.tokens = new Map();
     this.root = { key: "root", kind: "root", label: "", parent: null, open: true, depth: 0, ids: [] };
     this.root.items = this.itemsOf(0, null);
     this.link(this.root);
@@ -79,7 +78,8 @@ class Tree {
 
   leaf(row, path, sources, called) {
     const item = { key: "n" + row.id, kind: "node", id: row.id, ids: [row.id], row, path, sources, count: 1, items: null };
-    item.label = shortName(row);
+    const memo = (row.memo = row.memo || { label: shortName(row), token: row.called ? 0 : this.tokenOf([row.target.replace(/_\d+$/, ""), row.value, row.at, row.op].join("|")) });
+    item.label = memo.label;
     item.detail = row.value;
     item.look = row.op === "placeholder" ? "input" : row.op === "output" ? "output" : row.launches || row.called ? row.kind || "other" : "view";
     if (called && row.op === "placeholder") {
@@ -87,7 +87,7 @@ class Tree {
       item.label = place < called.carries ? `state: ${row.name}` : `each step: ${row.name}`;
     }
     if (row.called && row.called.graph >= 0) this.asBox(item, row);
-    item.token = this.tokenOf([row.target.replace(/_\d+$/, ""), row.value, row.at, row.op, item.inner || 0].join("|"));
+    item.token = memo.token || this.tokenOf([row.target.replace(/_\d+$/, ""), row.value, row.at, row.op, item.inner || 0].join("|"));
     this.drawn.set(row.id, item);
     return item;
   }
@@ -142,9 +142,12 @@ class Tree {
     }
   }
 
+  /** A number for a text, the same at every step. */
   tokenOf(text) {
-    if (!this.tokens.has(text)) this.tokens.set(text, this.tokens.size);
-    return this.tokens.get(text);
+    const { tokens } = this.sheet;
+    let token = tokens.get(text);
+    if (!token) tokens.set(text, (token = tokens.size + 1));
+    return token;
   }
 
   /** Boxes around runs of leaves of one module. */
@@ -249,6 +252,14 @@ class Tree {
     }
   }
 
+  number(box, from) {
+    for (const item of box.items || []) {
+      item.number = from;
+      from = this.number(item, from + 1);
+    }
+    return from;
+  }
+
   isShown(item) {
     for (let at = item; at; at = at.parent) {
       if (at === this.root) return true;
@@ -260,6 +271,7 @@ class Tree {
   /** The pairs of items of one box between which data flows; `back`: to the next step. */
   edges() {
     const found = new Map();
+    this.number(this.root, 0);
     const note = (from, to, back) => {
       let a = this.drawn.get(from), b = this.drawn.get(to);
       if (!a || !b || a === b) return;
@@ -267,7 +279,7 @@ class Tree {
       while (b.depth > a.depth) b = b.parent;
       while (a && b && a.parent !== b.parent) { a = a.parent; b = b.parent; }
       if (!a || !b || a === b) return;
-      const key = a.key + ">" + b.key;
+      const key = a.number * 67108864 + b.number;
       if (!found.has(key)) found.set(key, { from: this.drawn.get(from), to: this.drawn.get(to), a, b, back: back || a.place > b.place });
     };
     const visit = (box) => {

@@ -1,0 +1,271 @@
+"""What ``torch.compile`` makes of a model: launches by line, what kernels compute, what was not fused and why.
+
+    model  -> Dynamo    ->  graphs, and between two of them a break, with its reason
+           -> Inductor  ->  wrappers, whose calls are counted; what each computes is asked where its code is written
+                        ->  refusals, as its scheduler gives them when it tries a pair of nodes
+
+Dynamo and Inductor are imported here only when this is asked for, and what they log stays off the terminal.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from fuse.graph.sources import line_at, line_traced
+from fuse.report.inductor import calls_in, generated_code
+
+_NEVER_TRIED = "one of the two is a call of a library or of ATen, which is not tried"
+Computed = tuple[tuple[str, ...], tuple[str, ...]]
+"""The user's lines and the ATen operators that a kernel computes."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """Where Dynamo ended a graph and ran Python, and why."""
+
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A generated kernel or a library's: the user's lines and the ATen operators that it computes."""
+
+    name: str
+    launches: int
+    lines: tuple[str, ...]
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why Inductor did not fuse ``count`` pairs of nodes; ``lines`` are those of the first such pair."""
+
+    reason: str
+    count: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What ``torch.compile`` made of one call. ``lines`` has the launches of each of the user's lines.
+
+    A kernel that computes operators of several lines is launched by the first of them. ``obstacle`` says why nothing
+    was compiled, where that is so.
+    """
+
+    launches: int
+    graphs: int
+    breaks: tuple[Break, ...]
+    kernels: tuple[CompiledKernel, ...]
+    refusals: tuple[Refusal, ...]
+    seconds: float
+    lines: Mapping[str, int] = field(default_factory=dict)
+    obstacle: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return asdict(self)
+
+
+def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Compiled:
+    """Run ``torch.compile`` on copies of a model and its arguments, without gradients, and tell what it did.
+
+    Code is generated anew, whatever its caches hold. Graphs that it leaves to eager are launches that nobody counts
+    here; ``breaks`` name them.
+    """
+    from torch._dynamo.utils import graph_break_reasons
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.utils import fresh_cache
+
+    graphs: list[dict[str, str]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        graphs.append({node.name: line_traced(node.meta.get("stack_trace") or "") for node in graph.graph.nodes})
+        return compile_fx(graph, inputs)
+
+    own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs or {})))
+    torch._dynamo.reset()
+    known = len(graph_break_reasons)
+    obstacle = ""
+    started = time.perf_counter()
+    with ExitStack() as around:
+        around.enter_context(_silent())
+        around.enter_context(fresh_cache())
+        around.enter_context(torch._inductor.config.patch(force_disable_caches=True))
+        wrappers = around.enter_context(generated_code())
+        told = around.enter_context(_listening())
+        around.enter_context(torch.no_grad())
+        try:
+            torch.compile(own, backend=backend)(*own_args, **own_kwargs)
+        except Exception as error:  # whatever another compiler fails with is what is told
+            obstacle = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    seconds = time.perf_counter() - started
+    breaks = tuple(_told(reason) for reason in graph_break_reasons[known:])
+    torch._dynamo.reset()
+    kernels = tuple(_kernels(wrappers, graphs, told.written))
+    lines: Counter[str] = Counter()
+    for kernel in kernels:
+        lines[kernel.lines[0] if kernel.lines else ""] += kernel.launches
+    launches = sum(kernel.launches for kernel in kernels)
+    refusals = tuple(_grouped(told))
+    return Compiled(launches, len(wrappers), breaks, kernels, refusals, seconds, dict(lines), obstacle)
+
+
+def _kernels(
+    wrappers: Sequence[str], graphs: Sequence[Mapping[str, str]], written: Sequence[tuple[str, Computed]]
+) -> Iterator[CompiledKernel]:
+    """What the wrappers call, with the user's lines; kernels are ``written`` in the order of their calls."""
+    waiting: dict[str, list[Computed]] = defaultdict(list)
+    for name, computed in reversed(written):
+        waiting[name].append(computed)
+    for number, wrapper in enumerate(wrappers):
+        known = graphs[number] if number < len(graphs) else {}
+        for call in calls_in(wrapper):
+            name = call.name.removesuffix(".run")
+            if call.is_generated:
+                lines, operators = waiting[name].pop() if waiting.get(name) else ((), ())
+            else:
+                lines = (line,) if (line := known.get(call.node, "")) else ()
+                operators = (call.operator,) if call.operator else ()
+            yield CompiledKernel(name, call.launches, lines, operators)
+
+
+def _told(reason: Any) -> Break:
+    """A break as Dynamo gives it: its reason in one line, and the innermost line of the user's stack."""
+    said = next((line.strip() for line in str(reason.reason).splitlines() if line.strip()), "unknown reason")
+    if said.startswith("generic_jump"):  # Dynamo's word for a branch
+        said = f"Python branches on a value of the graph ({said})"
+    stack = list(reason.user_stack or ())
+    return Break(said, str(line_at(stack[-1].filename, stack[-1].lineno or 0)) if stack else "")
+
+
+@dataclass
+class _Told:
+    """What Inductor said while it compiled.
+
+    ``pairs`` are a reason and the names of two scheduler nodes that were not fused for it, ``group`` which nodes were
+    fused in the end, ``written`` the name of each kernel that is called, and what it computes.
+    """
+
+    pairs: dict[tuple[str, str, str], tuple[str, ...]] = field(default_factory=dict)
+    group: dict[str, int] = field(default_factory=dict)
+    written: list[tuple[str, Computed]] = field(default_factory=list)
+    graphs: int = 0
+
+    def name_of(self, node: Any) -> str:
+        """The name of a scheduler node, of a fused one that of its first, told apart from those of other graphs."""
+        inside = node.get_nodes()
+        return f"{self.graphs}.{(inside[0] if inside else node).get_name()}"
+
+    def refuse(self, reason: str, one: Any, other: Any) -> None:
+        """Note that two nodes were not fused."""
+        lines = dict.fromkeys(line for node in (one, other) for line in _computed([node])[0])
+        self.pairs.setdefault((reason, self.name_of(one), self.name_of(other)), tuple(lines))
+
+
+@contextmanager
+def _listening() -> Iterator[_Told]:
+    """What Inductor's scheduler and its generator of C++ do meanwhile."""
+    from torch._inductor import scheduler
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    told = _Told()
+    fuse_nodes, define_kernel = scheduler.Scheduler.fuse_nodes, CppScheduling.define_kernel
+
+    class Noted(scheduler.WhyNoFuse):
+        def __init__(self, node1: Any, node2: Any) -> None:
+            super().__init__(node1, node2)
+            self.pair = (node1, node2)
+
+        def __call__(self, reason: str, *args: Any) -> None:
+            super().__call__(reason, *args)
+            told.refuse(_plain(reason), *self.pair)
+
+    def grouped(self: Any, nodes: Any, *args: Any, **kwargs: Any) -> Any:
+        told.graphs += 1
+        made = fuse_nodes(self, nodes, *args, **kwargs)
+        owners = {one.get_name(): node for node in made for one in node.get_nodes()}
+        for number, node in enumerate(made):
+            told.group |= {told.name_of(one): number for one in node.get_nodes()}
+            for dependency in node.unmet_dependencies:
+                buffer = self.name_to_buf.get(dependency.name)
+                producer = owners.get(buffer.defining_op_name()) if buffer is not None else None
+                if producer is not None and producer is not node and _is_library(self, producer, node):
+                    told.refuse(_NEVER_TRIED, producer, node)
+        return made
+
+    def defined(self: Any, source: str, nodes: Any, *args: Any, **kwargs: Any) -> Any:
+        name = define_kernel(self, source, nodes, *args, **kwargs)  # type: ignore[no-untyped-call]
+        told.written.append((name, _computed(nodes)))
+        return name
+
+    with (
+        mock.patch.object(scheduler, "WhyNoFuse", Noted),
+        mock.patch.object(scheduler.Scheduler, "fuse_nodes", grouped),
+        mock.patch.object(CppScheduling, "define_kernel", defined),
+    ):
+        yield told
+
+
+def _is_library(scheduler: Any, *nodes: Any) -> bool:
+    """Whether one of the nodes is one that Inductor does not even try to fuse."""
+    return any(scheduler.unfusable_node(node) for node in nodes)
+
+
+def _plain(reason: str) -> str:
+    """A reason without the places where sizes and names would stand: equal for equal causes.
+
+    >>> _plain("numel/rnumel mismatch (%s, %s)")
+    'numel/rnumel mismatch'
+    """
+    return reason.partition("%")[0].rstrip(" (:,=")
+
+
+def _computed(nodes: Any) -> Computed:
+    """The user's lines and the ATen operators that scheduler nodes compute."""
+    lines: dict[str, None] = {}
+    operators: dict[str, None] = {}
+    for node in nodes:
+        for inside in node.get_nodes():
+            for origin in getattr(inside.node, "origins", None) or ():
+                if line := line_traced(origin.meta.get("stack_trace") or ""):
+                    lines[line] = None
+                if origin.meta.get("original_aten") is not None:
+                    operators[str(getattr(origin.meta["original_aten"], "_overloadpacket", origin.target))] = None
+    return tuple(lines), tuple(operators)
+
+
+def _grouped(told: _Told) -> Iterator[Refusal]:
+    """Refusals by reason, the most frequent first; of pairs that were fused after all none is told."""
+    by_reason: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for (reason, one, other), lines in told.pairs.items():
+        if one not in told.group or told.group[one] != told.group.get(other):
+            by_reason[reason].append(lines)
+    for reason, pairs in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        yield Refusal(reason, len(pairs), next((lines for lines in pairs if lines), ()))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what other compilers log or warn of."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
