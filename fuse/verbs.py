@@ -111,7 +111,7 @@ def show(
         view(report.to_dict(), html)
         to.say(f"wrote {html}; open it in a browser")
     if kernels:
-        from fuse.kernel.listing import listing
+        from fuse.report.listing import listing
 
         to.write(listing(report.graph))
     else:

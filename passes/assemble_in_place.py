@@ -18,8 +18,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse.kernel.lower import Declined, lower
+from fuse.loops.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.rewrite import regions, surgery
-from fuse.rewrite.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 

@@ -32,7 +32,7 @@ from torch.fx.node import map_arg
 from fuse import ops
 from fuse.cost.work import tensors_in
 from fuse.graph.fakes import FakeRunner, unlogged
-from fuse.kernel.cpu.product_frame import PANEL
+from fuse.kernel.target import TARGETS, target_of
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants
 from fuse.rewrite.evaluate import evaluate, laid_out
@@ -77,7 +77,7 @@ def channels_last(graph: GraphModule) -> Iterator[Verdict]:
     if reason := plan.make():
         yield declined(convolutions, reason)
         return
-    saved = WORTH * sum(multiplied(node, places=True) for node in convolutions) / PANEL
+    saved = WORTH * sum(multiplied(node, places=True) for node in convolutions) / lanes_of(convolutions[0])
     if sum(map(cycles_of, plan.values)) > saved:
         yield declined(convolutions, "what else reads the images would lose more than the convolutions gain")
         return
@@ -98,11 +98,13 @@ def is_image_with_places_side_by_side(node: Node) -> bool:
 
 def obstacle(convolutions: list[Node]) -> str | None:
     """Why places stay side by side, or None."""
+    if (device := convolutions[0].meta["val"].device.type) not in TARGETS:
+        return f"device {device} has no kernels yet"
     if any(node.args[8] != 1 for node in convolutions):
         return "a convolution in groups reads its image place by place"
     before = sum(multiplied(node, places=True) for node in convolutions)
     if sum(multiplied(node, places=False) for node in convolutions) > before * (1 + WORTH):
-        return f"too few channels to fill vectors of {PANEL}"
+        return f"too few channels to fill vectors of {lanes_of(convolutions[0])}"
     return None
 
 
@@ -117,8 +119,13 @@ def multiplied(convolution: Node, places: bool) -> int:
     """Multiplications of a convolution, those of empty lanes included, with places or outputs side by side."""
     batch, outputs, down, across = convolution.meta["val"].shape
     depth = weight_of(convolution).meta["val"][0].numel()
-    lanes = down * across if places else outputs
-    return int(batch * math.prod((down, across, outputs)) // lanes * -(-lanes // PANEL) * PANEL * depth)
+    inner, lanes = down * across if places else outputs, lanes_of(convolution)
+    return int(batch * math.prod((down, across, outputs)) // inner * -(-inner // lanes) * lanes * depth)
+
+
+def lanes_of(node: Node) -> int:
+    """Elements that the kernels of the node's device multiply side by side."""
+    return target_of(node.meta["val"].device.type).packing.panel
 
 
 @dataclass

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.loops.first_steps import first_steps
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.first_steps import first_steps
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 

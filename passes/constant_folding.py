@@ -9,7 +9,7 @@ to the exact value as eager's. Integers stay exact. A tensor of equal elements b
 as a number; any other becomes a constant of the graph. Declined where the constant would be larger than a megabyte and
 than what it is made of, and where it would be a result: the caller may write to it, so it must be made anew in each
 call. Random operators are never folded, and the first step of a loop stays like the others
-(:mod:`fuse.rewrite.first_steps`).
+(:mod:`fuse.loops.first_steps`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuse.loops.first_steps import first_steps
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import constant_nodes, fold_to_constant, given_constants
 from fuse.rewrite.evaluate import FILLS, evaluate, is_uniform
-from fuse.rewrite.first_steps import first_steps
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 

@@ -4,7 +4,7 @@
 
 Random operators stay, read or not: they advance the generator, and what is drawn after them would change. So do
 operators that the table does not know, which may do more than compute a value. What a loop computes in its last step
-for a next one stays until loops are rolled (``fuse/rewrite/last_steps.py``).
+for a next one stays until loops are rolled (``fuse/loops/last_steps.py``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
+from fuse.loops.last_steps import last_steps
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.last_steps import last_steps
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 

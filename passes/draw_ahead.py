@@ -19,9 +19,9 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.graph.seeding import OF_A_LAYOUT
+from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import LEAST_STEPS
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten

@@ -14,8 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.loops.collectors import pieces_of
 from fuse.rewrite import surgery
-from fuse.rewrite.collectors import pieces_of
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 

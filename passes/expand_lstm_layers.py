@@ -23,11 +23,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.kernel.cpu.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
+from fuse.kernel.lower_loops import lower_loop
+from fuse.loops.building import call_loop
 from fuse.passes.roll_whole_loops import better_outside
 from fuse.rewrite import surgery
-from fuse.rewrite.loop_building import call_loop
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from fuse.loops.collectors import dimension_of, pieces_of
+from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.collectors import dimension_of, pieces_of
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import LEAST_STEPS
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten

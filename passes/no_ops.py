@@ -21,10 +21,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from fuse.loops.reads import letter
+from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.reads import letter
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import LEAST_STEPS
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 from fuse.rewrite.writes import WRITES
 

@@ -25,10 +25,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from fuse.graph.ends import add_placeholder
 from fuse.graph.loop import Loop
-from fuse.kernel.cpu.product_frame import MOST_PANELS, PANEL
-from fuse.kernel.cpu.tiled_products import LARGEST_BLOCK
 from fuse.kernel.lower import Declined, lower
 from fuse.kernel.products import PRODUCT_TYPES
+from fuse.kernel.target import TARGETS, target_of
 from fuse.rewrite import nested, regions, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants
 from fuse.rewrite.evaluate import evaluate
@@ -140,21 +139,21 @@ def matrix_shape(weight: Node) -> tuple[int, int]:
 
 def obstacle(product: Node, right: Node) -> str | None:
     """Why the weight stays as it is, or None."""
-    _, columns = matrix_shape(right)
     if right.meta["val"].dtype not in PRODUCT_TYPES:
         return f"products of {right.meta['val'].dtype} are left to the library"
-    if columns % PANEL:
-        return f"{columns} columns fill no whole panels of {PANEL}"
+    if right.meta["val"].device.type not in TARGETS:
+        return f"device {right.meta['val'].device.type} has no kernels yet"
+    if width_of(right) is None:
+        return f"its {matrix_shape(right)[1]} columns fill no whole panels"
     if list(right.users) != [product]:
         return "something else in the region reads the weight"
     return None
 
 
-def width_of(right: Node) -> int:
-    """Columns of a block: as many panels as divide them evenly and fit the cache."""
-    (depth, columns), itemsize = matrix_shape(right), right.meta["val"].itemsize
-    widths = [PANEL * panels for panels in range(1, MOST_PANELS + 1) if columns % (PANEL * panels) == 0]
-    return max(width for width in widths if width == PANEL or depth * width * itemsize <= LARGEST_BLOCK)
+def width_of(right: Node) -> int | None:
+    """Columns of a block: as many panels as divide them evenly and fit the cache; None where a panel is not filled."""
+    held = right.meta["val"]
+    return target_of(held.device.type).packing.whole_blocks(*matrix_shape(right), held.itemsize)
 
 
 def with_packed(body: GraphModule, weight: Weight) -> GraphModule:

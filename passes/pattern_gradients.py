@@ -17,9 +17,10 @@ from collections.abc import Iterator, Sequence
 
 from torch.fx import GraphModule, Node
 
+from fuse.gradients import own_gradients
 from fuse.graph.loop import Loop
 from fuse.passes.match_patterns import sound
-from fuse.rewrite import own_gradients, regions
+from fuse.rewrite import regions
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
 from fuse.rewrite.patterns.definition import Pattern

@@ -6,7 +6,7 @@
     out = stack([h1, h2, ...])             out = hs
 
 Capture unrolls a Python loop. Repeated stretches are found in linear time, proved step by step
-(:mod:`fuse.rewrite.rolling`), and become a ``Loop`` whose body is one step. What does not depend on the carried state
+(:mod:`fuse.loops.rolling`), and become a ``Loop`` whose body is one step. What does not depend on the carried state
 has left the steps before (products with a shared weight became one).
 
 Declined where the steps do not correspond, or where the body has no persistent kernel.
@@ -25,18 +25,19 @@ from fuse.graph.fakes import mode_of
 from fuse.graph.loop import of_all_steps
 from fuse.graph.periods import Run, find_runs
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel.cpu.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined, Kernel
-from fuse.rewrite import effects, native_loops, regions, surgery
-from fuse.rewrite.collectors import COLLECTORS, dimension_of, pieces_of
-from fuse.rewrite.distributing import Split, call_split, split
-from fuse.rewrite.loop_building import Built, build, call_loop, last_states, operand_node, outside_reads
-from fuse.rewrite.reads import Obstacle
+from fuse.kernel.lower_loops import lower_loop
+from fuse.loops import native
+from fuse.loops.building import Built, build, call_loop, last_states, operand_node, outside_reads
+from fuse.loops.collectors import COLLECTORS, dimension_of, pieces_of
+from fuse.loops.distributing import Split, call_split, split
+from fuse.loops.reads import Obstacle
+from fuse.loops.rolling import LEAST_STEPS, Found, Rolled, bytes_carried, find_loop
+from fuse.loops.segments import segments
+from fuse.loops.slots import Result
+from fuse.loops.spelling import spelled
+from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import LEAST_STEPS, Found, Rolled, bytes_carried, find_loop
-from fuse.rewrite.segments import segments
-from fuse.rewrite.slots import Result
-from fuse.rewrite.spelling import spelled
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
@@ -154,13 +155,13 @@ def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verd
     Steps begin where the fewest launches are left of one.
     """
     least: int | None = None
-    for rolled in native_loops.cuts(proved):
+    for rolled in native.cuts(proved):
         built = build(rolled, persistent=False)
-        if why := native_loops.obstacle(built.loop):
+        if why := native.obstacle(built.loop):
             yield declined(proved.steps[0], f"{reason}; {why}")
             return
         _, parts = _stepwise(built)
-        launches = native_loops.launches_of_step(parts.loop if parts else built.loop)
+        launches = native.launches_of_step(parts.loop if parts else built.loop)
         if least is None or launches < least:
             least, chosen = launches, rolled
     yield declined(proved.steps[0], f"{reason}: no kernel holds the loop, its steps run one after another")
@@ -172,10 +173,10 @@ def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verd
 
 def _stepwise(built: Built) -> tuple[list[torch.Tensor], Split | None]:
     """The results of a loop whose body runs as a program, and what of it is done behind it; its body is settled."""
-    values = list(native_loops.native_values(built.loop))
+    values = list(native.native_values(built.loop))
     built.loop.strides = tuple(value.stride() for value in values)
     parts = split(built.loop, built.values, values, all_of_it=True)
-    native_loops.settle(parts.loop if parts else built.loop)
+    native.settle(parts.loop if parts else built.loop)
     return values, parts
 
 
@@ -244,7 +245,7 @@ def insert_loop(
     operands = [operand_node(graph, operand, last) for operand in built.operands]
     for number, state in enumerate(operands[: 0 if built.loop.persistent else len(rolled.carries)]):
         if state.meta["val"].stride() != values[number].stride():
-            operands[number] = native_loops.copied(state, last, values[number].stride())
+            operands[number] = native.copied(state, last, values[number].stride())
     if halves is None:
         parts = call_loop(graph, built.loop, operands, values, last)
     else:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
+from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass
-from fuse.rewrite.rolling import LEAST_STEPS
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from fuse.kernel import contractions, convolutions
 from fuse.kernel.dtypes import register
-from fuse.kernel.loop_stages import Product, StepReader, padded_columns, plain_name
+from fuse.kernel.loop_stages import Product, StepReader, plain_name
 from fuse.kernel.placement import Placement, placement
 from fuse.kernel.recipes import Unsupported, apply, convert
 from fuse.kernel.values import Input, Value, permute, view
@@ -106,7 +106,7 @@ def _weight(reader: StepReader, value: Value) -> Placement | None:
 
 def _product_with_weight(reader: StepReader, node: Node, left: Value, weight: Placement, columns: int) -> Input:
     left = _factor(reader, left, f"{plain_name(node.name)}_left")
-    strides = (padded_columns(columns), 1)
+    strides = (reader.packing.padded(columns), 1)
     name = reader.name(f"{plain_name(node.name)}_sums")
     result = reader.input((left.shape[0], columns), left.dtype, strides, name)
     reader.stages.append(Product(left, weight, result))

@@ -17,14 +17,9 @@ from torch.fx import Node
 
 from fuse.graph.loop import LoopSpec
 from fuse.kernel.index import Stride, contiguous_strides
+from fuse.kernel.packing import Packing
 from fuse.kernel.placement import Placement
 from fuse.kernel.values import Input, Shape, Value
-
-PANEL = 16
-"""Columns of a product that are packed side by side: one AVX-512 register of floats."""
-
-MOST_PANELS = 4
-"""Panels in a block, at most."""
 
 _WORDS = """
     alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit
@@ -96,6 +91,7 @@ class StepReader:
     spec: LoopSpec
     cut: bool
     operands: int
+    packing: Packing
     inputs: list[Input] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
@@ -129,26 +125,6 @@ class StepReader:
         result = self.input(value.shape, value.dtype, contiguous_strides(value.shape), self.name(name))
         self.stages.append(Kept(value, result))
         return result
-
-
-def panels_in_block(columns: int) -> int:
-    """How many panels of a wide product are computed at once: as many as possible while few are padding.
-
-    >>> [panels_in_block(n) for n in (16, 80, 128, 400)]
-    [1, 3, 4, 4]
-    """
-    panels = -(-columns // PANEL)
-    return min(range(1, MOST_PANELS + 1), key=lambda n: (-(-panels // n) * n / panels > 1.3, -n))
-
-
-def padded_columns(columns: int) -> int:
-    """Columns of a product's result with the padding of its last block.
-
-    >>> padded_columns(5), padded_columns(128)
-    (16, 128)
-    """
-    width = PANEL * panels_in_block(columns)
-    return -(-columns // width) * width
 
 
 def plain_name(name: str) -> str:

@@ -26,6 +26,7 @@ from fuse.kernel.index import contiguous_strides
 from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.loop_stages import Step, StepReader, plain_name
+from fuse.kernel.packing import Packing
 from fuse.kernel.placement import as_memory
 from fuse.kernel.recipes import Call, Result, Unsupported, bind, translate
 from fuse.kernel.values import Constant, Input, Map, Value
@@ -46,14 +47,16 @@ TABLES = (
 """Operators that look their first argument up, which must be in memory."""
 
 
-def read_step(loop: Loop, operands: Sequence[Tensor], cut: bool) -> Step:
+def read_step(loop: Loop, operands: Sequence[Tensor], cut: bool, packing: Packing) -> Step:
     """The step that ``loop``'s body describes; with ``cut``, the result of every reduction is kept.
+
+    ``packing`` is that of the target: results of products are padded to whole blocks.
 
     Raises:
         Unsupported: an operator, dtype or layout that loops do not handle.
     """
     spec = loop.spec
-    reader = StepReader(spec, cut, len(operands))
+    reader = StepReader(spec, cut, len(operands), packing)
     values: dict[Node, Any] = {}  # None: a part of a result without a kernel
     results: list[Value] = []
     result_names: list[str] = []
@@ -108,8 +111,6 @@ def _check(value: object) -> None:
         raise Unsupported("a tensor has no elements")
     if value.layout is not torch.strided or value.is_conj() or value.is_neg():
         raise Unsupported("a tensor is sparse or lazily conjugated or negated")
-    if value.device.type != "cpu":
-        raise Unsupported(f"device {value.device.type} has no loop kernels yet")
 
 
 def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Result:

@@ -1,19 +1,30 @@
 """The seam between the kernel language and what writes it down for a device.
 
-    values  --schedule-->  IR          the same for all        (this folder)
-    IR, products  --write-->  source   a target's own          (``fuse/kernel/cpu/``)
+    values  --schedule-->  IR                 the same for all        (this folder)
+    IR, products, loops  --write-->  source   a target's own          (``fuse/kernel/cpu/``)
 
-A target is a folder with a module ``target`` that defines ``TARGET``. Nothing outside of it knows its language.
+A target is a folder with a module ``target`` that defines ``TARGET``. Nothing outside of it knows its language, but for
+the folder of ``fuse/runtime/`` that builds and starts its kernels.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fuse.graph.loop import Loop
+from fuse.graph.loop_ends import LoopWithEnds
 from fuse.kernel.form import Form, Threads
+from fuse.kernel.packing import Packing
 from fuse.kernel.values import Program
+
+if TYPE_CHECKING:
+    from fuse.kernel.lower import Declined, Kernel
 
 TARGETS = {"cpu": "fuse.kernel.cpu.target"}
 """The module of each target, by the type of its device."""
@@ -29,16 +40,26 @@ class Written:
     headers: tuple[str, ...] = ()
 
 
+LoopKernels = dict[Hashable, "Kernel | Declined"]
+"""Kernels of loops by their structure: what tells loops apart that one kernel cannot serve."""
+
+
 @dataclass(frozen=True)
 class Target:
     """What writes kernels for one kind of device.
 
     ``write`` is given a region as values, the kernel's name, whether threads share it out, and the form of its loops.
-    It raises ``Unsupported`` or ``NotAffine``, with a reason, where there is no such kernel.
+    It raises ``Unsupported`` or ``NotAffine``, with a reason, where there is no such kernel. ``write_loop``,
+    ``write_with_ends`` and ``write_end`` are what :mod:`fuse.kernel.lower_loops` asks; they return reasons. A target
+    without loop kernels declines. ``packing`` says how its products read their right operand.
     """
 
     device: str
+    packing: Packing
     write: Callable[[Program, str, Threads, Form], Written]
+    write_loop: Callable[[Loop, Sequence[Tensor], Sequence[Tensor], LoopKernels | None], Kernel | Declined]
+    write_with_ends: Callable[[LoopWithEnds, LoopKernels | None], Kernel | Declined]
+    write_end: Callable[[GraphModule], Kernel | Declined]
 
 
 def target_of(device: str) -> Target:

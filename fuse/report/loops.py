@@ -24,11 +24,11 @@ from fuse.graph.describing import describe
 from fuse.graph.loop import Loop as LoopModule
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Dispatch
+from fuse.loops.rolling import LEAST_STEPS
 from fuse.report.repeats import Folding, Run, fold, runs
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.ledger import Ledger
 from fuse.rewrite.nested import called_module, kind
-from fuse.rewrite.rolling import LEAST_STEPS
 
 Found = tuple[Run, frozenset[str]]
 """A repetition in eager's record, and the lines of its steps."""

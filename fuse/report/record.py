@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from fuse.cost.count import Call, calls_of_dispatches, calls_of_graph
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import Line
-from fuse.kernel.listing import Listed, kernels
+from fuse.report.listing import Listed, kernels
 from fuse.rewrite.deltas import Delta, Made, Recording, Row, State
 from fuse.rewrite.ledger import Ledger
 

@@ -22,6 +22,7 @@ from fuse.cost.memory import StepMemory, step_memory
 from fuse.cost.optimizers import optimizer_launches
 from fuse.cost.profiles import DeviceProfile
 from fuse.errors import CaptureError, FuseError
+from fuse.gradients.saved import settle
 from fuse.graph.capture import capture
 from fuse.graph.evaluating import NoData
 from fuse.graph.joint import Joint, capture_joint
@@ -35,7 +36,6 @@ from fuse.report.record import record_of
 from fuse.report.sketch import Sketch, sketch
 from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
 from fuse.rewrite.pipeline import run_passes
-from fuse.rewrite.saved import settle
 from fuse.runtime.footprint import peak_of_program
 from fuse.runtime.steps import Fallback
 
@@ -218,7 +218,7 @@ def show(
     try:
         with modules_of(model) if record else nullcontext():
             if train:
-                from fuse.rewrite.differentiating import by_loops
+                from fuse.gradients.differentiating import by_loops
 
                 with _training(model):
                     joint = eager = capture_joint(model, args, kwargs, differentiate=by_loops(passes, fuel))

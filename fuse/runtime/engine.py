@@ -29,6 +29,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
+from fuse.gradients.differentiating import by_loops
 from fuse.graph.capture import capture
 from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import unlogged
@@ -39,7 +40,6 @@ from fuse.graph.learned import Learned, Learning, ReadLine
 from fuse.graph.signature import Attribute, Signature
 from fuse.kernel.sized import lowering_for
 from fuse.rewrite import registry
-from fuse.rewrite.differentiating import by_loops
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.choosing import Chooser, chooser_of

@@ -30,9 +30,9 @@ from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Signature
 from fuse.graph.writing import Write, launched, writes
-from fuse.kernel.cpu.loop_ends import lower_with_ends
-from fuse.kernel.cpu.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel
+from fuse.kernel.lower_loops import lower_loop, lower_with_ends
+from fuse.kernel.target import LoopKernels
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.layout import dense, extent, is_lazy, origin_bytes, part, restrided, same_layout
 from fuse.runtime.libraries import product
@@ -87,7 +87,7 @@ class _Scheduler:
         self.parts: dict[Node, list[tuple[int, int] | None]] = {}
         self.refs: dict[Node, Ref] = {}  # nodes that exist as Python tensors
         self.lone: dict[object, Kernel | LibraryCall | Declined] = outer.lone if outer else {}
-        self.loops: Made = outer.loops if outer else {}
+        self.loops: LoopKernels = outer.loops if outer else {}
         self.assembled: dict[Node, int] = {}
         self.handed_on = set(outputs_of(graph.graph))
         self.waiting = placed_pieces(graph)  # piece -> (assemble node, offset in elements)

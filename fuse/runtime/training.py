@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fuse.gradients.absent import without
+from fuse.gradients.saved import settle
 from fuse.graph.joint import Joint
 from fuse.graph.signature import Signature
-from fuse.rewrite.absent import without
-from fuse.rewrite.saved import settle
 from fuse.runtime.playback import Playback, play_leaves
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program
 from fuse.runtime.reference import Reference

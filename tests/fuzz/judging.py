@@ -23,7 +23,7 @@ from fuse.check.draws import Recorded
 from fuse.check.inputs import Call, copied
 from fuse.errors import FuseError
 from fuse.kernel.cpu import emit, loop_kernel, loop_units
-from fuse.rewrite import distributing
+from fuse.loops import distributing
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime import engine, toolchain
 from tests.fuzz.drawing import Inputs, Program, copies

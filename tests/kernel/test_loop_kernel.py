@@ -14,9 +14,11 @@ from torch.nn import functional
 
 from fuse.graph.capture import capture
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.kernel.cpu.loop_kernel import HEADERS, Made, lower_loop
+from fuse.kernel.cpu.loop_kernel import HEADERS
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.lower import Declined, Kernel
+from fuse.kernel.lower_loops import lower_loop
+from fuse.kernel.target import LoopKernels
 from fuse.runtime import compiler
 
 StepFunction = Callable[..., "Tensor | tuple[Tensor, ...]"]
@@ -461,7 +463,7 @@ def test_loops_that_differ_in_names_only_share_a_kernel() -> None:
     def subtracted(h: Tensor, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return torch.tanh(x - functional.linear(h, w, b))
 
-    made: Made = {}
+    made: LoopKernels = {}
     kernels = []
     for cell, steps in ((elman, 4), (other_names, 9), (subtracted, 4)):
         one = replace(example(elman, steps, 2, 16), step=cell)

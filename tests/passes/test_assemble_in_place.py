@@ -7,9 +7,9 @@ from torch.fx import GraphModule
 
 from fuse.graph.capture import capture
 from fuse.kernel.lower import Declined
+from fuse.loops.collectors import COLLECTORS
 from fuse.passes import assemble_in_place
 from fuse.rewrite import regions
-from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.ledger import Ledger
 from fuse.rewrite.pipeline import run_passes
 from fuse.testing import assert_fuses

@@ -16,9 +16,9 @@ from fuse.check.oracle import check
 from fuse.check.pattern import verify
 from fuse.check.trials import refusal
 from fuse.errors import FuseError
+from fuse.gradients.differentiating import NAME, OWN, by_loops
 from fuse.graph.joint import capture_joint
 from fuse.report.show import Report, show
-from fuse.rewrite.differentiating import NAME, OWN, by_loops
 from fuse.rewrite.patterns.definition import define
 
 

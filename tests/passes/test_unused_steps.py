@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.rewrite.last_steps import last_steps
+from fuse.loops.last_steps import last_steps
 from fuse.testing import assert_fuses
 
 BATCH, WIDTH = 3, 8

@@ -24,22 +24,19 @@ from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.kernel.cpu.emit import emit, is_parallel
 from fuse.kernel.cpu.loop_frame import ALIGNMENT
-from fuse.kernel.cpu.loop_kernel import Made, lower_loop
+from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.lower import Declined, Kernel, attempt, program_of, readable_name, structure
 from fuse.kernel.products import products_below
 from fuse.kernel.schedule import schedule
+from fuse.kernel.target import LoopKernels
 
 _ENTRY = 'extern "C" int {}('
 
 
-def lower_end(region: GraphModule) -> Kernel | Declined:
-    """The kernel of what is in front of a loop or behind it: like that of any region, but for one thread.
-
-    Strides beyond the first gap of an input are told in the call: with the batch in front of time, they grow with the
-    number of steps.
-    """
+def end_kernel(region: GraphModule) -> Kernel | Declined:
+    """The kernel of what is in front of a loop or behind it, for one thread."""
     return attempt(lambda: _lowered_end(region))
 
 
@@ -67,17 +64,8 @@ def _told(text: str, sizes: Sequence[Size], position: int) -> str:
     return "\n".join([head + opening.rstrip("\n"), *lines, rest])
 
 
-def lower_with_ends(whole: LoopWithEnds, made: Made | None = None) -> Kernel | Declined:
-    """The kernel of a loop and its ends, or the reason why there is none.
-
-    Args:
-        whole: only shapes, strides, dtypes and devices of its values are read.
-        made: as for :func:`fuse.kernel.cpu.loop_kernel.lower_loop`.
-
-    Returns:
-        A kernel whose arguments are pointers to the operands, the results, ``workspace_bytes`` of memory, and its
-        ``sizes``.
-    """
+def kernel_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Kernel | Declined:
+    """The kernel of a loop and its ends, as :func:`fuse.kernel.lower_loops.lower_with_ends` has it."""
     places = _Places(whole)
     calls: list[tuple[Kernel, list[str]]] = []
     for node in whole.whole.graph.nodes:
@@ -91,12 +79,12 @@ def lower_with_ends(whole: LoopWithEnds, made: Made | None = None) -> Kernel | D
     return _joined(whole, places, calls)
 
 
-def _kernel_of(module: object, call: Node, made: Made | None) -> Kernel | Declined:
+def _kernel_of(module: object, call: Node, made: LoopKernels | None) -> Kernel | Declined:
     if isinstance(module, Loop):
         operands = [argument.meta["val"] for argument in call.args if isinstance(argument, Node)]
-        return lower_loop(module, operands, list(call.meta["val"]), made)
+        return loop_kernel(module, operands, list(call.meta["val"]), made)
     assert isinstance(module, GraphModule)
-    return lower_end(module)
+    return end_kernel(module)
 
 
 @dataclass

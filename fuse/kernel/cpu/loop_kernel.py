@@ -20,7 +20,7 @@ from fuse.kernel.cpu.emit import PARALLEL_WORK
 from fuse.kernel.cpu.loop_frame import ALIGNMENT, Frame, Share, indented
 from fuse.kernel.cpu.loop_rows import rows_text
 from fuse.kernel.cpu.loop_units import units_text
-from fuse.kernel.cpu.product_frame import several
+from fuse.kernel.cpu.product_frame import PACKING, several
 from fuse.kernel.extents import Conditions, NeedsNumber, smaller
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import sizes_of, strides_in
@@ -28,46 +28,17 @@ from fuse.kernel.loop_stages import plain_name
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
 from fuse.kernel.sized import Numbers, Text, call_at_hand, spelled, with_numbers
+from fuse.kernel.target import LoopKernels
 
 HEADERS = ("threads.h", "products.h")
 
 Schedule = Callable[[Frame, str], Share]
 
 
-Made = dict[Hashable, Kernel | Declined]
-"""Kernels of loops by :func:`loop_structure`."""
-
-
-def lower_loop(
-    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], made: Made | None = None
+def loop_kernel(
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], made: LoopKernels | None = None
 ) -> Kernel | Declined:
-    """The kernel that runs all steps of ``loop``, or the reason why there is none.
-
-    Args:
-        loop: its body is a captured graph of one step.
-        operands: as ``loop`` is called; only shapes, strides, dtypes and devices are read.
-        results: as the caller allocates them: last states, then what is collected, with their strides.
-        made: the kernels of other loops, of which one serves this loop too if it computes the same; the new one is
-            added. (Layers and directions of one network differ in names and lines only.)
-
-    Returns:
-        A kernel whose arguments are pointers to the operands, the results, ``workspace_bytes`` of memory, and its
-        ``sizes``. Its source is the same for any trip count.
-
-    >>> import torch
-    >>> from fuse.graph.capture import capture
-    >>> from fuse.graph.loop import LoopSpec
-    >>> class Step(torch.nn.Module):
-    ...     def forward(self, h, w):
-    ...         return torch.tanh(h @ w)
-    >>> h, w = torch.zeros(2, 16), torch.zeros(16, 16)
-    >>> loop = Loop(capture(Step(), (h, w)), LoopSpec(trip_count=9, carries=1, step_inputs=(), collected=0))
-    >>> kernel = lower_loop(loop, [h, w], [h])
-    >>> kernel.parallel, kernel.source.count("fuse_tanh")
-    (False, 1)
-    >>> kernel.sizes
-    (('steps', 9),)
-    """
+    """The kernel that runs all steps of ``loop``, as :func:`fuse.kernel.lower_loops.lower_loop` has it."""
     key = loop_structure(loop, operands, results)
     found = made.get(key) if made is not None else None
     if found is None:
@@ -151,7 +122,9 @@ def _scheduled(
     schedule: Schedule,
     cut: bool,
 ) -> Kernel:
-    return _kernel(Frame(read_step(loop, operands, cut), loop.spec, tuple(operands), tuple(results), told), schedule)
+    return _kernel(
+        Frame(read_step(loop, operands, cut, PACKING), loop.spec, tuple(operands), tuple(results), told), schedule
+    )
 
 
 def _kernel(frame: Frame, schedule: Schedule) -> Kernel:

@@ -32,9 +32,10 @@ from fuse.kernel.cpu.loop_frame import (
     step_pointers,
     waiting,
 )
+from fuse.kernel.cpu.product_frame import PACKING, PANEL
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Statement
-from fuse.kernel.loop_stages import PANEL, Kept, Product, padded_columns, panels_in_block
+from fuse.kernel.loop_stages import Kept, Product
 
 _INDENT = "    "
 
@@ -66,7 +67,7 @@ def rows_text(frame: Frame, name: str) -> Share:
     packed = []
     for number, product in enumerate(products):
         real = product.result.dtype
-        size = product.left.shape[1] * padded_columns(product.result.shape[1])
+        size = product.left.shape[1] * PACKING.padded(product.result.shape[1])
         workspace.take(f"weights_{number}", cpp_types.storage(real), size, real.itemsize)
         packed += _packed(frame, number, product)
         packed += waiting("row", batch) if batch > 1 else []
@@ -89,7 +90,7 @@ def rows_text(frame: Frame, name: str) -> Share:
         lines += indented(1, state_pointers(frame, state, "steps")[:1])
     lines += text_of(share_of_rows(after, batch), 1)
     lines += [*indented(1, ["return 0;"]), "}"]
-    effort = sum(padded_columns(p.result.shape[1]) * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
+    effort = sum(PACKING.padded(p.result.shape[1]) * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
     effort += sum(work(s) for statements in nests for s in statements)
     return Share("\n".join(lines) + "\n", workspace.size, batch, effort)
 
@@ -108,7 +109,7 @@ def _kept(frame: Frame, stage: Kept) -> Destination:
 def _packed(frame: Frame, number: int, product: Product) -> list[str]:
     """Lines that pack a weight, each thread some of its blocks."""
     columns, depth = product.result.shape[1], product.left.shape[1]
-    panels = panels_in_block(columns)
+    panels = PACKING.panels_in_block(columns)
     width = PANEL * panels
     blocks = -(-columns // width)
     name = frame.name(product.right.source)
@@ -123,8 +124,8 @@ def _packed(frame: Frame, number: int, product: Product) -> list[str]:
 def _multiplied(frame: Frame, number: int, product: Product, batch: int) -> list[str]:
     """Lines that compute a product for the rows of this thread."""
     rows, depth = product.left.shape
-    panels = panels_in_block(product.result.shape[1])
-    width, wide = PANEL * panels, padded_columns(product.result.shape[1])
+    panels = PACKING.panels_in_block(product.result.shape[1])
+    width, wide = PANEL * panels, PACKING.padded(product.result.shape[1])
     left, out, first, count = frame.name(product.left), frame.name(product.result), "", str(rows)
     stride = product.left.strides[0]
     if batch > 1:

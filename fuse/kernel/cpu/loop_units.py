@@ -36,12 +36,13 @@ from fuse.kernel.cpu.loop_frame import (
     step_pointers,
     waiting,
 )
+from fuse.kernel.cpu.product_frame import MOST_PANELS, PANEL
 from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import Expression
 from fuse.kernel.extents import larger, smaller, varies
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, Loop, Statement
-from fuse.kernel.loop_stages import MOST_PANELS, PANEL, Kept, Product
+from fuse.kernel.loop_stages import Kept, Product
 from fuse.kernel.nest import Target, store
 from fuse.kernel.values import Gather, Input, Value
 from fuse.kernel.walks import within_stage

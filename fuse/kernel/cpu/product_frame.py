@@ -19,16 +19,17 @@ from fuse.kernel.expressions import position
 from fuse.kernel.extents import smaller, unless_below, varies
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Buffer
+from fuse.kernel.packing import Packing
 from fuse.kernel.schedule import range_checks
 from fuse.kernel.values import Patches, Program
 
 HEADERS = ("products.h", "tiles.h")
 """What the source of such a kernel needs behind the prelude."""
 
-PANEL = 16
-"""Columns that lie together when they are multiplied: one vector, or a few."""
-MOST_PANELS = 4
-"""Panels of a block, which are multiplied at once."""
+PACKING = Packing(panel=16, most_panels=4, largest_block=768 * 1024)
+"""A panel is one AVX-512 register of floats, or a few smaller ones. Registers hold four panels for some rows. A block
+of this size stays in the cache of one core while all rows pass by."""
+PANEL, MOST_PANELS, LARGEST_BLOCK = PACKING.panel, PACKING.most_panels, PACKING.largest_block
 
 ALIGNMENT = 64
 """Bytes of a workspace at most that lie before its first place of a vector."""

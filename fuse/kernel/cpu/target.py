@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from fuse.kernel.cpu.attention import attention
 from fuse.kernel.cpu.emit import emit, is_parallel
+from fuse.kernel.cpu.loop_ends import end_kernel, kernel_with_ends
+from fuse.kernel.cpu.loop_kernel import loop_kernel
+from fuse.kernel.cpu.product_frame import PACKING
 from fuse.kernel.cpu.tiled_products import tiled
 from fuse.kernel.cpu.whole_rows import whole_rows
 from fuse.kernel.form import Form, Threads
@@ -26,4 +29,4 @@ def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
     return (whole_rows if any(map(is_reduced, values)) else tiled)(program, name, one_thread, form)
 
 
-TARGET = Target("cpu", write)
+TARGET = Target("cpu", PACKING, write, loop_kernel, kernel_with_ends, end_kernel)

@@ -20,6 +20,7 @@ from fuse.kernel.cpu import channels_last, cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
+    LARGEST_BLOCK,
     MOST_PANELS,
     NAMES,
     OF_BLOCK,
@@ -47,8 +48,6 @@ from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
 from fuse.kernel.values import Concat, Map, Output, Patches, PatchRows, Product, Program, Reindex, Scan, Value
 
-LARGEST_BLOCK = 768 * 1024
-"""Bytes of a packed block, which is to stay in the cache of one core while all rows pass by."""
 WIDER_IS_BETTER = 0.25
 """How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
 

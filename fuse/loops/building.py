@@ -22,15 +22,15 @@ from fuse import ops
 from fuse.graph.ends import add_placeholder
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.loops.collectors import COLLECTORS
+from fuse.loops.moving import Moved
+from fuse.loops.native import copied, lasts_to_copy
+from fuse.loops.reads import Link, Read, leaves, link_of, parts, read_of, replace_leaves
+from fuse.loops.rolling import Rolled
+from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
+from fuse.loops.step_constants import Numbers, Table
 from fuse.rewrite import surgery
-from fuse.rewrite.collectors import COLLECTORS
-from fuse.rewrite.moving import Moved
-from fuse.rewrite.native_loops import copied, lasts_to_copy
-from fuse.rewrite.reads import Link, Read, leaves, link_of, parts, read_of, replace_leaves
 from fuse.rewrite.regions import owner
-from fuse.rewrite.rolling import Rolled
-from fuse.rewrite.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
-from fuse.rewrite.step_constants import Numbers, Table
 
 Operand = Node | Moved | Numbers | Table
 

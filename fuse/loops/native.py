@@ -25,11 +25,11 @@ from fuse.graph.loop import Loop, of_all_steps
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.dtypes import supported
 from fuse.kernel.lower import Declined, values_of_call
+from fuse.loops.rolling import LEAST_STEPS, Rolled, prove
 from fuse.rewrite import effects
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.registry import registered
-from fuse.rewrite.rolling import LEAST_STEPS, Rolled, prove
 
 aten = torch.ops.aten
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
+from fuse.loops.reads import letter
 from fuse.rewrite import effects
-from fuse.rewrite.reads import letter
 
 FEWEST_OTHERS = 3
 """Operators that are read, for each alike one that is not, from which the latter may be of a loop's last step."""

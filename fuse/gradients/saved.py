@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.errors import FuseError
+from fuse.gradients.absent import inputs_of
 from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.halves import Given
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.absent import inputs_of
 
 aten = torch.ops.aten
 

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from fuse import ops
+from fuse.loops.reads import Leaf, Link, Obstacle, Read, leaves, replace_leaves
 from fuse.rewrite import surgery
 from fuse.rewrite.evaluate import FILLS
-from fuse.rewrite.reads import Leaf, Link, Obstacle, Read, leaves, replace_leaves
 
 aten = torch.ops.aten
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from fuse.graph.capture import capture
 from fuse.graph.loop import StepInput
 from fuse.graph.periods import find_runs
-from fuse.rewrite import rolling
-from fuse.rewrite.loop_building import build
-from fuse.rewrite.moving import Moved
+from fuse.loops import rolling
+from fuse.loops.building import build
+from fuse.loops.moving import Moved
+from fuse.loops.reads import Obstacle, anchors, letter
 from fuse.rewrite.pipeline import run_passes
-from fuse.rewrite.reads import Obstacle, anchors, letter
 
 STEPS, WIDTH = 6, 5
 

@@ -24,14 +24,14 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from fuse.errors import FuseError
+from fuse.gradients import own_gradients
+from fuse.gradients.replaying import replay
 from fuse.graph.ends import outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop, depending, of_all_steps
-from fuse.rewrite import own_gradients
-from fuse.rewrite.replaying import replay
 
 
 class NotReversible(FuseError):

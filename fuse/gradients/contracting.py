@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse import ops
-from fuse.rewrite.reads import link_of
+from fuse.loops.reads import link_of
 
 aten = torch.ops.aten
 

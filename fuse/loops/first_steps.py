@@ -13,9 +13,9 @@ from collections.abc import Collection, Hashable
 
 from torch.fx import GraphModule, Node
 
+from fuse.loops.reads import Read, leaves, letter, read_of, tensors_of
 from fuse.rewrite import effects
 from fuse.rewrite.evaluate import FILLS
-from fuse.rewrite.reads import Read, leaves, letter, read_of, tensors_of
 
 FEWEST_OTHERS = 3
 """Alike operators without a filled operand from which one with such an operand may be of a loop's first step."""

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
+from fuse.gradients.differentiating import NAME, by_loops
 from fuse.graph.joint import capture_joint
-from fuse.rewrite.differentiating import NAME, by_loops
 
 STEPS, BATCH, WIDTH = 9, 3, 5
 

@@ -23,8 +23,8 @@ import torch
 from torch.fx import Node
 
 from fuse.graph.periods import smallest_period
-from fuse.rewrite.moving import Moved, outside_read
-from fuse.rewrite.reads import (
+from fuse.loops.moving import Moved, outside_read
+from fuse.loops.reads import (
     DEEPEST_AMBIENT,
     Leaf,
     Link,
@@ -39,9 +39,9 @@ from fuse.rewrite.reads import (
     read_of,
     tensors_of,
 )
-from fuse.rewrite.segments import transitions
-from fuse.rewrite.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
-from fuse.rewrite.step_constants import Numbers, Table, numbers_of, table_of
+from fuse.loops.segments import transitions
+from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
+from fuse.loops.step_constants import Numbers, Table, numbers_of, table_of
 
 aten = torch.ops.aten
 

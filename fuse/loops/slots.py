@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from fuse.rewrite.moving import Moved
-from fuse.rewrite.reads import Link, link_of, parts
-from fuse.rewrite.step_constants import Numbers, Table
+from fuse.loops.moving import Moved
+from fuse.loops.reads import Link, link_of, parts
+from fuse.loops.step_constants import Numbers, Table
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
 from fuse.errors import FuseError
+from fuse.gradients import own_gradients
+from fuse.gradients.replaying import replay
+from fuse.gradients.reversing import Zeros, reversed_loop
+from fuse.gradients.step_gradients import Differentiable, NotReversible, differentiable
 from fuse.graph.aliases import View
 from fuse.graph.detaching import any_needs_gradient
 from fuse.graph.ends import outputs_of
@@ -36,16 +40,13 @@ from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, form
 from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop
 from fuse.graph.signature import OutputSpec, Signature
-from fuse.kernel.cpu.loop_kernel import lower_loop
 from fuse.kernel.lower import Declined
-from fuse.rewrite import effects, own_gradients, registry
-from fuse.rewrite.distributing import Split, split
+from fuse.kernel.lower_loops import lower_loop
+from fuse.loops.distributing import Split, split
+from fuse.rewrite import effects, registry
 from fuse.rewrite.ledger import Ledger, Rejections
 from fuse.rewrite.patterns import registry as patterns
 from fuse.rewrite.pipeline import run_passes
-from fuse.rewrite.replaying import replay
-from fuse.rewrite.reversing import Zeros, reversed_loop
-from fuse.rewrite.step_gradients import Differentiable, NotReversible, differentiable
 
 aten = torch.ops.aten
 

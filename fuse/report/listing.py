@@ -9,9 +9,9 @@ from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
-from fuse.kernel.cpu.loop_ends import lower_with_ends
-from fuse.kernel.cpu.loop_kernel import Made, lower_loop
 from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.lower_loops import lower_loop, lower_with_ends
+from fuse.kernel.target import LoopKernels
 from fuse.rewrite.nested import called_module, kind, walk
 
 
@@ -52,7 +52,7 @@ def kernels(graph: GraphModule) -> list[Listed]:
     []
     """
     users: dict[str, list[tuple[str, Kernel | Declined]]] = {}
-    made: Made = {}
+    made: LoopKernels = {}
     for body, _ in walk(graph):
         for node in body.graph.nodes:
             if kind(node) == "region" or getattr(called_module(node), "persistent", False):
@@ -67,7 +67,7 @@ def kernels(graph: GraphModule) -> list[Listed]:
     return listed
 
 
-def _lowered(node: Node, made: Made) -> Kernel | Declined:
+def _lowered(node: Node, made: LoopKernels) -> Kernel | Declined:
     module = called_module(node)
     if isinstance(module, Loop):
         operands = [operand.meta["val"] for operand in node.args if isinstance(operand, Node)]

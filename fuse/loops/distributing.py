@@ -24,9 +24,9 @@ from torch.nn import Module
 from fuse import ops
 from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.loop import Loop, of_all_steps
-from fuse.rewrite.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
-from fuse.rewrite.loop_building import call_loop
-from fuse.rewrite.reads import link_of
+from fuse.loops.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
+from fuse.loops.building import call_loop
+from fuse.loops.reads import link_of
 
 aten = torch.ops.aten
 

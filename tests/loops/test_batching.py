@@ -12,8 +12,8 @@ from torch.fx import Graph, Node
 from fuse.graph.capture import capture
 from fuse.graph.ends import outputs_of
 from fuse.graph.function import Function
+from fuse.loops.batching import Batcher, CannotBatchError
 from fuse.rewrite import surgery
-from fuse.rewrite.batching import Batcher, CannotBatchError
 
 aten = torch.ops.aten
 STEPS = 9

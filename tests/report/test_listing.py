@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 from fuse.graph.capture import capture
-from fuse.kernel.listing import listing
+from fuse.report.listing import listing
 from fuse.report.show import show
 
 

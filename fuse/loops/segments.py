@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from fuse.rewrite.reads import Read, leaves, read_of
+from fuse.loops.reads import Read, leaves, read_of
 
 Place = tuple[int, int]
 """Step and position in the step of a node."""

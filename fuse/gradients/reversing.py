@@ -4,11 +4,11 @@
                                        backward     for t backwards: d = (dh + g[t]) * (1 - h[t]²);  dh = d @ wᵀ
                                        behind it    dx = all d,  dw = hsᵀ @ ds  for all steps at once
 
-PyTorch's autograd runs over the body of one step (:mod:`fuse.rewrite.step_gradients`), so that cost does not grow with
-the number of steps and no derivative is written here. The body backward becomes a loop that runs from the last step to
-the first: gradients of states are its states; what the forward steps kept, and gradients of what they collected, are
-read per step. What an invariant (a weight) receives in every step is a sum over steps:
-:mod:`fuse.rewrite.contracting`.
+PyTorch's autograd runs over the body of one step (:mod:`fuse.gradients.step_gradients`), so that cost does not grow
+with the number of steps and no derivative is written here. The body backward becomes a loop that runs from the last
+step to the first: gradients of states are its states; what the forward steps kept, and gradients of what they
+collected, are read per step. What an invariant (a weight) receives in every step is a sum over steps:
+:mod:`fuse.gradients.contracting`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from fuse.gradients.absent import without
+from fuse.gradients.contracting import Contraction, Term, contraction, places_of, terms_of
+from fuse.gradients.step_gradients import Differentiable, cone, finished
 from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
 from fuse.graph.loop import Loop, LoopSpec, StepInput, of_all_steps
-from fuse.rewrite.absent import without
-from fuse.rewrite.contracting import Contraction, Term, contraction, places_of, terms_of
-from fuse.rewrite.step_gradients import Differentiable, cone, finished
 
 aten = torch.ops.aten
 

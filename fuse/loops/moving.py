@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from fuse.graph.loop import StepInput
-from fuse.rewrite.reads import Link, Obstacle, Read, below
+from fuse.loops.reads import Link, Obstacle, Read, below
 
 aten = torch.ops.aten
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 
 from torch.fx import Graph, Node
 
+from fuse.loops.reads import DEEPEST_AMBIENT, anchors, letter, link_of, may_be_ambient
 from fuse.rewrite import effects
-from fuse.rewrite.reads import DEEPEST_AMBIENT, anchors, letter, link_of, may_be_ambient
 
 
 def spelled(graph: Graph, least: int) -> tuple[list[Node], list[object]]:

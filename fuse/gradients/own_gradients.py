@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from fuse import ops
+from fuse.gradients.replaying import replay
 from fuse.graph.ends import outputs_of
 from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns.backward import gradients, is_differentiable
@@ -28,7 +29,6 @@ from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.exact import Found
 from fuse.rewrite.patterns.language import Environment, ManySpec, running
 from fuse.rewrite.patterns.replacing import latest
-from fuse.rewrite.replaying import replay
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
 from fuse import ops
+from fuse.loops.collectors import COLLECTORS
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.collectors import COLLECTORS
 from fuse.rewrite.regions import is_constructor, owner
 
 aten = torch.ops.aten

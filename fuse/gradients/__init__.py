@@ -1,0 +1,1 @@
+"""Gradients of calls whose loops are rolled, and what the forward half hands to the backward half."""

@@ -1,0 +1,77 @@
+"""Imports run downwards, as the table in docs/architecture.md has it; imports inside functions count."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROW = re.compile(r"^\| (?P<folders>(?:`[\w/.]+`(?:, )?)+) \| .* \| (?P<below>[\w, ]+) \|$")
+
+
+def layer_of(path: str) -> str:
+    """
+    >>> layer_of("fuse/kernel/cpu/emit.py"), layer_of("fuse/ops.py"), layer_of("passes/dead_code.py")
+    ('kernel', 'ops', 'passes')
+    """
+    first, *rest = path.removesuffix(".py").strip("/").split("/")
+    return rest[0] if first == "fuse" and rest else first
+
+
+def table() -> dict[str, set[str]]:
+    """The layers that each layer may import: those that its row names, and theirs in turn."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = [found for line in text.splitlines() if (found := ROW.match(line))]
+    named = {
+        layer_of(folder): set(row["below"].split(", "))
+        for row in rows
+        for folder in re.findall(r"`([\w/.]+)`", row["folders"])
+    }
+
+    def reached(layer: str) -> set[str]:
+        return {layer}.union(*(reached(below) for below in named.get(layer, ())))
+
+    return {layer: set(named) if "all" in below else reached(layer) for layer, below in named.items()}
+
+
+def imports() -> Iterator[tuple[str, str, str]]:
+    """Importing layer, imported layer, and the line, for every import of ours in fuse and passes."""
+    for path in sorted([*(ROOT / "fuse").rglob("*.py"), *(ROOT / "passes").rglob("*.py")]):
+        place = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module == "fuse":
+                names = [f"fuse.{alias.name}" for alias in node.names]
+            else:
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                if name.startswith("fuse."):
+                    yield layer_of(place), name.split(".")[1], f"{place}:{node.lineno}"
+
+
+def test_imports_run_downwards() -> None:
+    layers = table()
+    upwards = [
+        f"{line}: {importer} imports {imported}"
+        for importer, imported, line in imports()
+        if importer in layers and imported in layers and imported not in layers[importer]
+    ]
+    assert not upwards
+
+
+def test_the_table_names_every_folder() -> None:
+    folders = {path.name for path in (ROOT / "fuse").iterdir() if (path / "__init__.py").exists()}
+    assert folders | {"passes", "ops"} <= set(table())
+
+
+def test_only_the_target_itself_and_what_runs_it_name_a_target() -> None:
+    allowed = ("fuse/kernel/cpu/", "fuse/runtime/")
+    found = [
+        str(path.relative_to(ROOT))
+        for path in [*(ROOT / "fuse").rglob("*.py"), *(ROOT / "passes").rglob("*.py")]
+        if re.search(r"^\s*(from|import) fuse\.kernel\.cpu", path.read_text(), re.MULTILINE)
+    ]
+    assert [path for path in found if not path.startswith(allowed)] == []
