@@ -6,7 +6,8 @@
 arithmetic (``step_of`` has the formulas, those of ``torch.nn.LSTM``), packs its weights once for all steps and
 allocates nothing. As for a loop that the user wrote, the product of the input is done inside where that is the faster
 way, and before otherwise (see ``roll_whole_loops``). A layer that runs backwards in time reads its steps in that
-order, and ``flip`` turns what it kept round again; ``cat`` with the other direction does both in one kernel.
+order, and ``flip`` turns what it kept round again; ``cat`` with the other direction does both in one kernel. In
+training this comes before gradients are taken, so that the backward pass is a loop, too, and no library keeps anything.
 
 Declined where the library's workspace for a gradient is read, and where the kernel's own limits are met.
 """

@@ -447,7 +447,8 @@ def _predicted(call: Call, compiled: Compiled | None, train: bool) -> tuple[int 
             captured = capture(call.model, call.args, call.kwargs)
     except CaptureError:
         return None, None
-    before = count_dispatches(captured.meta["signature"].dispatches, profile).launches
+    signature = captured.meta["signature"]
+    before = count_dispatches(signature.dispatches, profile).launches if signature.eagers else None
     if compiled is None or compiled.graph is None:
         return before, None
     return before, count_graph(compiled.graph, profile).launches

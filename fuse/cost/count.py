@@ -174,7 +174,7 @@ def calls_of_node(graph: GraphModule, node: Node) -> Iterator[Call]:
 
 
 def _given_twice(graph: GraphModule) -> Iterator[Node]:
-    """Results that are the same tensor as another one, of which the caller gets a copy."""
+    """Results that are the same tensor as another one, or a part of one, of which the caller gets a copy."""
     signature: Signature | None = graph.meta.get("signature")
     if signature is None:
         return
@@ -182,12 +182,15 @@ def _given_twice(graph: GraphModule) -> Iterator[Node]:
     taken: set[tuple[Node, Any]] = set()
     for index in sorted({spec.index for spec in signature.outputs if spec.kind == "graph"}):
         node, part = results[index], None
+        whole = True
         while _is_look(node):
             base = node.all_input_nodes[0]
             if node.target is operator.getitem and not _is_look(base):
                 part = node.args[1]
+            elif isinstance(held := base.meta["val"], torch.Tensor):
+                whole = whole and held.numel() == node.meta["val"].numel()
             node = base
-        if (node, part) in taken:
+        if (node, part) in taken or not whole:
             yield results[index]
         taken.add((node, part))
 

@@ -63,6 +63,7 @@ PLAIN = (
     "forward_writes",
     "start_sums",
     "draw_ahead",
+    "expand_lstm_layers",
     "roll_whole_loops",
     "merge_shared_weight_gemms",
     "merge_sibling_gemms",
@@ -205,12 +206,13 @@ class _Replay(JointRecorder):
         replay(self.rolled.graph, known, begin, operate)
         values = outputs_of(self.rolled.graph)
         results = []
-        for spec, views in zip(self.signature.outputs, self.recorded.views, strict=True):
+        learned = self.signature.learning.leaves if self.signature.learning else 0
+        for i, (spec, views) in enumerate(zip(self.signature.outputs, self.recorded.views, strict=True)):
             if spec.kind in ("graph", "input"):
+                value = known[values[spec.index] if spec.kind == "graph" else self.given[spec.index]]
+                told = i < learned and spec.kind == "graph"  # what was learned is read as it is, and no view of more
                 results.append(
-                    self._leaf(
-                        spec, views, known[values[spec.index] if spec.kind == "graph" else self.given[spec.index]]
-                    )
+                    self._as_tensor(self.functional.value(value)) if told else self._leaf(spec, views, value)
                 )
         return results + [known[values[mutation.value_index]] for mutation in self.signature.mutations]
 

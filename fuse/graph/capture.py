@@ -50,6 +50,7 @@ from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
 from fuse.graph.learned import Learning
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
 from fuse.graph.outside import reached_by
+from fuse.graph.packed import packed_by_masks
 from fuse.graph.read_numbers import WantsPlain, is_number, node_of
 from fuse.graph.reading import READS, Reader, reads_followed
 from fuse.graph.recurrent import lstm_of_eager
@@ -133,6 +134,7 @@ class Recorder(TorchDispatchMode):
         self.fakes = FakeRunner(fake_mode)
         self.functional = Functionalizer(self.graph, self.fakes)
         self.dispatches: list[Dispatch] = []
+        self.packs = False  # whether there is a packed sequence
         self.inputs: list[InputSpec] = []
         self.placeholders: list[Tensor] = []
         self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
@@ -175,7 +177,10 @@ class Recorder(TorchDispatchMode):
     def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
         """Record what is run while the model is in ``state``, or say why ``what`` cannot be recorded."""
         try:
-            with state, followed(self.functional.draws), lstm_of_eager(), self.fake_mode, self:
+            layers = contextlib.ExitStack()
+            with layers, state, followed(self.functional.draws), self.fake_mode, self:
+                layers.enter_context(lstm_of_eager())
+                layers.enter_context(packed_by_masks(self._pack))
                 yield
         except FuseError:
             raise
@@ -189,6 +194,9 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"{what} failed{_at(error)}: {type(error).__name__}: {text}") from error
         finally:
             torch.clear_autocast_cache()  # it may hold fake copies of weights
+
+    def _pack(self) -> None:
+        self.packs = True
 
     # ---- inputs ------------------------------------------------------------------------------------------------------
 
@@ -408,6 +416,7 @@ class Recorder(TorchDispatchMode):
             tuple(self.dispatches),
             self.overlay.kept(),
             self.learning,
+            not self.packs,
         )
         return module
 

@@ -138,7 +138,8 @@ class Signature:
     """The promise of one captured graph; found in ``graph.meta["signature"]``.
 
     With ``kept`` attributes, ``outputs`` and ``out_spec`` are of the pair (result, values to assign in their order).
-    With ``learning`` they are of the pair (values that tell what was learned, all that).
+    With ``learning`` they are of the pair (values that tell what was learned, all that). Where ``eagers`` is false,
+    eager dispatches other operators than ``dispatches``, which depend on values (packed sequences).
     """
 
     inputs: tuple[InputSpec, ...]
@@ -148,3 +149,4 @@ class Signature:
     dispatches: tuple[Dispatch, ...]
     kept: tuple[Kept, ...] = ()
     learning: Learning | None = None
+    eagers: bool = True

@@ -228,28 +228,28 @@ def show(
     except NoData:
         raise
     except CaptureError as why:
-        from fuse.report.as_eager import graphs_of_eager, has_data
-
-        if not has_data(model, args, kwargs or {}):
-            raise NoData(str(why)) from why
         try:
-            with _training(model) if train else nullcontext():
-                halves = graphs_of_eager(model, args, kwargs or {}, train)
+            halves = _as_eager(model, args, kwargs or {}, train)
+        except NoData:
+            raise NoData(str(why)) from why
         except Exception:  # what fails in eager too has been said
             raise why from why.__cause__
         return _report_of_eager(halves, profile, passes, str(why), target or type(model).__name__, record)
     seconds = time.perf_counter() - started
-    half = _Half(graph, eager.forward if eager else graph, profile, passes, fuel, seconds, record)
+    before = (eager.forward, eager.backward) if eager else (graph, None)
+    if not graph.meta["signature"].eagers:
+        before = _as_eager(model, args, kwargs or {}, train)
+    half = _Half(graph, before[0], profile, passes, fuel, seconds, record)
     backward: Report | None = None
     memory: StepMemory | None = None
     optimizer: Mapping[str, Mapping[str, int]] = {}
     name = target or type(model).__name__
-    if joint and joint.backward and eager and eager.backward:
+    if joint and joint.backward and eager and before[1]:
         optimizer = optimizer_launches(_trained(eager))
         given = settle(graph, joint.backward, joint.given)
         placeholders = joint.backward.graph.find_nodes(op="placeholder")
         saved = [node for node, what in zip(placeholders, given, strict=True) if what.kind == "saved"]
-        other = _Half(joint.backward, eager.backward, profile, passes, fuel, 0.0, record)
+        other = _Half(joint.backward, before[1], profile, passes, fuel, 0.0, record)
         backward = other.report(f"{name}, backward", device)
         memory = step_memory(half.dispatches + other.dispatches, graph, joint.backward, saved)
     report = replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
@@ -275,6 +275,18 @@ def _check_running(measure: bool, against: Sequence[str], train: bool, fuel: int
     if (measure or against) and (train or fuel is not None or device != "cpu"):
         what = "--train" if train else f"--device {device}" if device != "cpu" else "--fuel"
         raise FuseError(f"{flag} runs one forward pass here, with all rewrites; leave {what} out")
+
+
+def _as_eager(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool
+) -> tuple[GraphModule, GraphModule | None]:
+    """What a copy of the call dispatches when it runs eager, forward and backward."""
+    from fuse.report.as_eager import graphs_of_eager, has_data
+
+    if not has_data(model, args, kwargs):
+        raise NoData("what eager launches depends on values, and tensors are fake")
+    with _training(model) if train else nullcontext():
+        return graphs_of_eager(model, args, kwargs, train)
 
 
 def _report_of_eager(

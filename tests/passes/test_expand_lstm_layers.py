@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import fuse
 from fuse.check.oracle import check
@@ -45,26 +45,6 @@ def test_large_weights_and_few_rows_are_one_product_before_the_loop() -> None:
 def test_launches_do_not_grow_with_the_length() -> None:
     for steps in (1, 4, 70):
         assert_fuses(nn.LSTM(8, 16), torch.randn(steps, 2, 8), launches=1, fired={NAME: 1})
-
-
-class Packed(nn.Module):
-    """Sequences of several lengths: eager's own way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(8, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, [5, 3, 3])
-        return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0])[0]
-
-
-def test_packed_sequences_run_as_eager() -> None:
-    model, x = Packed(), torch.randn(5, 3, 8)
-    fused = fuse.compile(model)
-    with torch.no_grad(), pytest.warns(UserWarning, match="_pack_padded_sequence"):
-        torch.testing.assert_close(fused(x), model(x))
-    assert fused.last_run.fallbacks
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")

@@ -455,17 +455,6 @@ def _backward_inside(w: Tensor, a: Tensor) -> Tensor:
     return a @ w
 
 
-class Only(nn.Module):
-    """The first result of a module."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, a: Tensor) -> Any:
-        return self.inner(a)[0]
-
-
 def module_hook() -> nn.Module:
     model = mlp()
     model[1].register_full_backward_hook(lambda module, gi, go: None)
@@ -477,7 +466,6 @@ DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a hook in forward": (lambda: Function(_hooked), "registers a hook on a tensor"),
     "a backward pass in forward": (lambda: Function(_backward_inside), r"leaves a gradient in .grad"),
     "a hook of a module": (module_hook, "module 1 has a backward hook"),
-    "a layer that keeps a workspace": (lambda: Only(nn.LSTM(4, 4)), "no tensor, where one was predicted"),
     "a size that depends on values": (lambda: Function(lambda w, a: (a @ w)[a[:, 0] > 0]), "depends on"),
 }
 

@@ -1,0 +1,249 @@
+"""Packed sequences in a recording: padded ones with a mask, so that the graph depends on no length but the longest.
+
+    rows of step 0 | rows of step 1 | ...          ->      padded[time, batch]    and    lengths, longest first
+
+    for each step: new = cell(x[t], h);  h = where(t < lengths, new, h)          loops like any (roll_whole_loops)
+
+ATen runs a packed layer on matrices of as many rows as sequences last, step by step: the shapes follow from the values
+of ``lengths``. While a model is captured, ``torch._VF`` packs, pads and runs ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` on
+stand-ins instead. Of the values only the longest length is learned, and that the lengths are ones that eager takes.
+What else is asked of the rows of a packed sequence, whose number follows from the lengths, is an error of the capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuse.errors import CaptureError
+from fuse.graph.sources import user_line
+
+State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
+
+
+def _refused(what: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CaptureError(
+            f"a packed sequence is read at {user_line()} ({what}), where shapes follow from the lengths; "
+            "it runs in eager mode"
+        )
+
+    return refuse
+
+
+class _StandIn:
+    """Stands for a tensor of a packed sequence; only what layers and padding ask of it is answered."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _refused(name)()
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], *_: Any) -> Any:
+        return _refused(getattr(func, "__name__", "an operator"))()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __neg__ = _refused("arithmetic")
+    __getitem__ = __len__ = __iter__ = _refused("elements")
+
+
+@dataclass(frozen=True, eq=False)
+class BatchSizes(_StandIn):
+    """How many sequences each step has. ``lengths``: longest first; ``valid[t, b]``: whether step t has sequence b."""
+
+    lengths: Tensor
+    valid: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.lengths.device
+
+    def size(self, dim: int) -> int:
+        return self.valid.shape[dim]
+
+    def __getitem__(self, step: int) -> int:
+        if step != 0:
+            _refused("the size of a step")()
+        return self.valid.shape[1]  # each sequence has a first step
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(_StandIn):
+    """The data of a packed sequence; ``padded``: time, batch, features, finite where there is no row."""
+
+    padded: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.padded.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.padded.device
+
+    def dim(self) -> int:
+        return self.padded.dim() - 1
+
+    def size(self, dim: int) -> int:
+        if dim not in (-1, self.dim() - 1):
+            _refused("the number of rows")()
+        return self.padded.shape[-1]
+
+
+@contextlib.contextmanager
+def packed_by_masks(used: Callable[[], None]) -> Iterator[None]:
+    """Packed sequences of this thread are stand-ins until the end; ``used`` is called where there is one."""
+    functions: Any = torch._VF
+    thread = threading.get_ident()
+    outer = {name: vars(functions).get(name) for name in _REPLACED}
+
+    def replaced(original: Callable[..., Any], own: Callable[..., Any], always: bool) -> Callable[..., Any]:
+        def function(*args: Any) -> Any:
+            if threading.get_ident() != thread or not (always or isinstance(args[0], Rows)):
+                return original(*args)
+            used()
+            return own(*args)
+
+        return function
+
+    for name, own in _REPLACED.items():
+        setattr(functions, name, replaced(getattr(functions, name), own, name == "_pack_padded_sequence"))
+    try:
+        yield
+    finally:
+        for name, one in outer.items():
+            if one is None:
+                delattr(functions, name)  # the module finds the original again by itself
+            else:
+                setattr(functions, name, one)
+
+
+def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Rows, BatchSizes]:
+    """``torch._VF._pack_padded_sequence``; what eager refuses is left to it."""
+    padded = sequence.transpose(0, 1) if batch_first else sequence
+    if lengths.dim() != 1 or lengths.numel() != padded.shape[1] or not lengths.numel():
+        raise CaptureError(f"lengths at {user_line()} are not one for each sequence; it runs in eager mode")
+    falls = (lengths[1:] <= lengths[:-1]).all()
+    longest = int(lengths.max())
+    if not bool(falls & (lengths[-1] > 0)) or longest > padded.shape[0]:
+        raise CaptureError(
+            f"lengths at {user_line()} are not sorted, or not within the sequence; it runs in eager mode"
+        )
+    padded = padded[:longest]
+    valid = torch.arange(longest)[:, None] < lengths
+    sizes = BatchSizes(lengths, valid)
+    return Rows(padded.masked_fill(~_over(valid, padded), 0)), sizes
+
+
+def _pad(rows: Rows, sizes: BatchSizes, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor]:
+    """``torch._VF._pad_packed_sequence``."""
+    padded = rows.padded.masked_fill(~_over(sizes.valid, rows.padded), value)
+    if total > len(padded):
+        padded = torch.cat([padded, padded.new_full((total - len(padded), *padded.shape[1:]), value)])
+    return padded.transpose(0, 1) if batch_first else padded, sizes.lengths.clone()
+
+
+def _over(valid: Tensor, padded: Tensor) -> Tensor:
+    """``valid`` with as many dimensions as ``padded``."""
+    return valid[(..., *[None] * (padded.dim() - 2))]
+
+
+# ---- layers --------------------------------------------------------------------------------------------------------
+
+
+def _layers(cell: Cell, states: int) -> Callable[..., Any]:
+    """What runs the layers of ``cell``, whose state has as many tensors as that, as ``torch._VF`` does."""
+
+    def run(
+        rows: Rows,
+        sizes: BatchSizes,
+        given: Tensor | Sequence[Tensor],
+        weights: Sequence[Tensor],
+        has_biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> tuple[Any, ...]:
+        first = (given,) if isinstance(given, Tensor) else tuple(given)
+        if reason := _obstacle(first, dropout if train and layers > 1 else 0.0):
+            raise CaptureError(f"a layer over a packed sequence at {user_line()} {reason}; it runs in eager mode")
+        directions = 2 if bidirectional else 1
+        held = len(weights) // (layers * directions)
+        values, lasts = rows.padded, list[State]()
+        for layer in range(layers):
+            outputs = []
+            for direction in range(directions):
+                index = layer * directions + direction
+                own = weights[index * held : (index + 1) * held]
+                output, last = _direction(cell, values, sizes, tuple(t[index] for t in first), own, direction > 0)
+                outputs.append(output)
+                lasts.append(last)
+            values = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+        return (Rows(values), *(torch.stack([last[i] for last in lasts]) for i in range(states)))
+
+    return run
+
+
+def _obstacle(states: Sequence[Tensor], dropout: float) -> str | None:
+    if dropout:
+        return "draws as many random numbers for its dropout as there are rows"
+    if any(state.shape != states[0].shape for state in states):
+        return "has projections"
+    if torch.is_autocast_enabled("cpu"):
+        return "is under autocast"
+    return None
+
+
+def _direction(
+    cell: Cell, values: Tensor, sizes: BatchSizes, state: State, weights: Sequence[Tensor], backwards: bool
+) -> tuple[Tensor, State]:
+    """One layer in one direction: its output, which goes on as it was where a sequence has ended, and last state."""
+    steps = len(values)
+    ahead = F.linear(values, weights[0], weights[2] if len(weights) > 2 else None)
+    outputs: list[Tensor] = []
+    for t in reversed(range(steps)) if backwards else range(steps):
+        lasts = sizes.valid[t, :, None]
+        new = cell(ahead[t], state, weights[1::2])
+        state = tuple(torch.where(lasts, now, was) for now, was in zip(new, state, strict=True))
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if backwards else outputs), state
+
+
+def _lstm_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+    h, c = state
+    write, forget, candidate, output = (ahead + F.linear(h, *weights)).chunk(4, 1)
+    c = torch.sigmoid(forget) * c + torch.sigmoid(write) * torch.tanh(candidate)
+    return torch.sigmoid(output) * torch.tanh(c), c
+
+
+def _gru_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+    (h,) = state
+    reset_x, update_x, new_x = ahead.chunk(3, 1)
+    reset_h, update_h, new_h = F.linear(h, *weights).chunk(3, 1)
+    new = torch.tanh(new_x + new_h * torch.sigmoid(reset_h + reset_x))
+    return ((h - new) * torch.sigmoid(update_h + update_x) + new,)
+
+
+def _tanh_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+    return (torch.tanh(F.linear(state[0], *weights) + ahead),)
+
+
+def _relu_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
+    return (torch.relu(F.linear(state[0], *weights) + ahead),)
+
+
+_REPLACED: dict[str, Callable[..., Any]] = {
+    "_pack_padded_sequence": _pack,
+    "_pad_packed_sequence": _pad,
+    "lstm": _layers(_lstm_cell, 2),
+    "gru": _layers(_gru_cell, 1),
+    "rnn_tanh": _layers(_tanh_cell, 1),
+    "rnn_relu": _layers(_relu_cell, 1),
+}
