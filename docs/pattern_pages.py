@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (the pages have a paragraph a line)
-"""Keep a page for every pattern that comes with fuse: its docstring, its code, and a picture of what it does.
+"""Keep a page for every pattern that comes with fuse, its docstring, code and a picture, and the table of all of them.
 
 ``python docs/pattern_pages.py`` writes docs/patterns/; ``--check`` exits with 1 where a page or a picture is stale.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -22,14 +23,20 @@ from fuse.report.draw import title
 from fuse.report.layered import svg
 from fuse.report.show import Report, show
 from fuse.report.sketch import sketch
+from fuse.rewrite import registry
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.registry import registered
+from fuse.rewrite.patterns.registry import alone, registered
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "patterns"
 OWN = "fuse.passes.patterns."
+PATTERN_PASSES = ("match_patterns", "pattern_gradients")
 
 INDEX = """# The patterns that come with fuse
+
+{count} fusions that published systems ship, as patterns; all but two are fifteen lines of code at most. {on} are on, because they are better than what the passes make by themselves; {off} are off. Those are looked for with `--patterns NAME`, or `--patterns all`, and known to `fuse explain`.
+
+*Found in* is a small copy of the structure as its authors spell it ([tests/passes/patterns/published.py](../../tests/passes/patterns/published.py)); tests hold each pattern to it, and to two near misses that it declines. Launches are those of that copy: eager, fused without the pattern, fused with it alone. *Recognised*: the pattern is found, and has no `replace`, and no one region takes it in; the passes do what they do without it.
 
 {rows}
 
@@ -70,26 +77,58 @@ PAGE = """# {name}
 
 def contents() -> dict[str, str]:
     """Every file of the folder, by name."""
-    patterns = [one for one in registered() if one.origin.startswith(OWN)]
+    patterns = sorted((one for one in registered() if one.origin.startswith(OWN)), key=lambda one: one.origin)
     files: dict[str, str] = {}
-    rows = ["| pattern | is |", "|---|---|"]
+    rows = [
+        "| pattern | is | from | found in | eager | without | with | default |",
+        "|---|---|---|---|--:|--:|--:|---|",
+    ]
     for one in patterns:
         report, shown = example(one)
         files[f"{one.name}.svg"] = picture(report)
         files[f"{one.name}.md"] = page(one, report, shown)
-        rows.append(f"| [{one.name}]({one.name}.md) | {one.summary} |")
-    structures = _structures()
+        rows.append(row(one))
+    structures, on = _structures(), sum(one.enabled for one in patterns)
     files["README.md"] = INDEX.format(
-        rows="\n".join(rows), one_kernel=structures["ONE_KERNEL"], library_call=structures["LIBRARY_CALL_AND_ONE"]
+        count=len(patterns),
+        on=on,
+        off=len(patterns) - on,
+        rows="\n".join(rows),
+        one_kernel=structures["ONE_KERNEL"],
+        library_call=structures["LIBRARY_CALL_AND_ONE"],
     )
     return files
+
+
+def row(pattern: Pattern) -> str:
+    """The line of the table of all patterns: launches of the structure that the pattern is for."""
+    published = _published()[pattern.name]
+    model, given = Function(published.function), published.arguments
+    others = [one.name for one in registry.select(None, (), ()) if one.name not in PATTERN_PASSES]
+    without = show(model, given, passes=others)
+    with alone(pattern):
+        report = show(model, given)
+    fired = any(one.pattern == pattern.name for one in report.fired)
+    default = "on" if pattern.enabled else "off" if fired else "off; recognised"
+    (source,) = re.findall(r"Source: (\S+),\s+(\S+)\.$", inspect.getdoc(owner(pattern)) or "", re.MULTILINE)
+    counts = without.before.launches, without.after.launches, report.after.launches
+    link = f"[{pattern.name}]({pattern.name}.md)"
+    told = [link, pattern.summary.replace("``", "`"), f"{source[0]}: `{source[1]}`", published.where]
+    return f"| {' | '.join(map(str, (*told, *counts, default)))} |"
 
 
 def example(pattern: Pattern) -> tuple[Report, str]:
     """The report on the pattern's usual call, with something that reads the result, and what that call is given."""
     usual = next(samples(pattern))
     function = bound(pattern, usual)
-    report = show(Function(lambda *given: torch.tanh(function(*given))), usual.arguments())
+
+    def read(*given: Any) -> Any:
+        results = function(*given)
+        first, *rest = results if isinstance(results, tuple) else (results,)
+        return (torch.tanh(first.float()), *rest) if rest else torch.tanh(first.float())
+
+    with alone(pattern):
+        report = show(Function(read), usual.arguments())
     return report, str(usual).partition(": ")[2]
 
 
@@ -101,8 +140,7 @@ def picture(report: Report) -> str:
 
 def page(pattern: Pattern, report: Report, shown: str) -> str:
     """The page of one pattern."""
-    owner: Any = type(inspect.getmodule(pattern.function).__dict__[pattern.name]())
-    summary, _, text = (inspect.getdoc(owner) or "").partition("\n\n")
+    summary, _, text = (inspect.getdoc(owner(pattern)) or "").partition("\n\n")
     file = Path(inspect.getsourcefile(pattern.function) or "").relative_to(ROOT)
     parts = [one for one in (pattern.function, pattern.check, pattern.replace) if one is not None]
     code = "\n".join(textwrap.dedent(inspect.getsource(one)) for one in parts).rstrip()
@@ -116,6 +154,19 @@ def page(pattern: Pattern, report: Report, shown: str) -> str:
         code=code,
         file=file,
     )
+
+
+def owner(pattern: Pattern) -> Any:
+    """The class that its author wrote."""
+    return getattr(inspect.getmodule(pattern.function), pattern.name)
+
+
+def _published() -> dict[str, Any]:
+    """The structures that the patterns are for, by pattern."""
+    sys.path.insert(0, str(ROOT))
+    from tests.passes.patterns.published import PUBLISHED
+
+    return PUBLISHED
 
 
 def _structures() -> dict[str, str]:

@@ -114,7 +114,7 @@ class Request:
             return use(self.load(to, real=True))
 
     def with_patterns(self) -> AbstractContextManager[None]:
-        """The patterns of the files that ``--patterns`` names are registered for as long as this lasts."""
+        """The patterns and files that ``--patterns`` names are looked for as long as this lasts."""
         if not self.patterns:
             return contextlib.nullcontext()
         from fuse.rewrite.patterns.registry import also
@@ -208,7 +208,9 @@ _TARGET_OPTIONS = (
     click.argument("target"),
     click.option("--input", "inputs", multiple=True, metavar="NAME=f32[64,16]", help="Replace an input of the model."),
     click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a constant of the file first."),
-    click.option("--patterns", multiple=True, metavar="FILE[:Name]", help="Match the patterns of this file, too."),
+    click.option(
+        "--patterns", multiple=True, metavar="NAME|FILE[:Name]", help="Match this pattern, or those of this file, too."
+    ),
     click.option("--select", callback=names, metavar="PASSES", help="Run only these passes (commas between them)."),
     click.option("--ignore", callback=names, metavar="PASSES", help="Leave these passes out."),
     click.option("--extend-select", callback=names, metavar="PASSES", help="Run these passes as well."),

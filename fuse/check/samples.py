@@ -238,6 +238,8 @@ def values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator,
     """Numbers near one, half of them negative; integers below ``most``."""
     if dtype is torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.complex128).to(dtype)
     if not dtype.is_floating_point:
         return torch.randint(0, most, shape, generator=generator, dtype=dtype)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)

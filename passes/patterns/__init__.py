@@ -1,9 +1,21 @@
-"""The patterns that come with fuse, one a file; importing this package registers them.
+"""The patterns that come with fuse, a theme a file; importing this package registers them.
 
-What the generic passes make one kernel of by themselves needs no pattern: docs/patterns/README.md has the list, and
-tests/passes/patterns/test_without_patterns.py holds them to it.
+Those that are better than what the generic passes make by themselves are on; the others are known by name, to
+``fuse explain`` and to ``--patterns NAME``. docs/patterns/README.md has the table of all, with launches with and
+without each.
 """
 
+from fuse.passes.patterns import activations as activations
+from fuse.passes.patterns import attention as attention
+from fuse.passes.patterns import cells as cells
 from fuse.passes.patterns import cross_entropy as cross_entropy
+from fuse.passes.patterns import experts as experts
+from fuse.passes.patterns import gated_units as gated_units
+from fuse.passes.patterns import images as images
+from fuse.passes.patterns import losses as losses
 from fuse.passes.patterns import nearest_upsample as nearest_upsample
+from fuse.passes.patterns import norms as norms
+from fuse.passes.patterns import positions as positions
+from fuse.passes.patterns import quantised as quantised
 from fuse.passes.patterns import repeated_embedding as repeated_embedding
+from fuse.passes.patterns import sequences as sequences

@@ -31,6 +31,8 @@ class CrossEntropy:
     log-probabilities, and with ``label_smoothing=``, whose sum reads them: *used outside*. Declined where it was
     measured to be slower: in half precision, whose elements would be converted several times, and where the classes
     are the second dimension but lie last in memory.
+
+    Source: linkedin/Liger-Kernel, src/liger_kernel/ops/cross_entropy.py.
     """
 
     def pattern(

@@ -26,6 +26,9 @@ class NearestUpsample:
 
     Declined where the factor is none of 2, 4 and 8: PyTorch computes the place to read from in float32, and powers of
     two are exact in it. Declined where only library calls read the result, which want it in memory.
+
+    Source: openvinotoolkit/openvino,
+    src/common/transformations/src/transformations/common_optimizations/interpolate_sequence_fusion.cpp.
     """
 
     def pattern(self, x: Tensor) -> Any:

@@ -23,6 +23,8 @@ class RepeatedEmbedding:
     together with the layer norm behind it: one launch less. The table's rows are in the cache after the first sequence.
 
     Declined where the ids are as many as the rows of the sum.
+
+    Source: microsoft/onnxruntime, onnxruntime/python/tools/transformers/fusion_embedlayer.py.
     """
 
     def pattern(self, x: Tensor, table: Tensor, ids: Tensor) -> Any:

@@ -308,7 +308,7 @@ class Cut:
     def __init__(self, table: Table, index: GraphIndex, placement: Placement, leaves: Mapping[Node, Term]) -> None:
         self.table = table
         self.index = index
-        self.placed = {step.node for step in placement.steps.values()}
+        self.placed = placement.again.union(step.node for step in placement.steps.values())
         self.leaves = leaves
         self.known: dict[Node, Term] = dict(leaves)
         self.strangers = 0

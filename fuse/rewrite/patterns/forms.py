@@ -394,10 +394,8 @@ def _differences(roots: Sequence[Term], others: Sequence[Term], value: Any, othe
 
 def _aligned(one: Term, two: Term) -> tuple[Term, ...]:
     """The operands of ``two`` in the order of those of ``one``, where they were sorted another way."""
-    names = [operand.name for operand in one.operands]
-    if one.commutative and [operand.name for operand in two.operands] == names[::-1]:
-        return two.operands[::-1]
-    return two.operands
+    names, others = ([operand.name for operand in term.operands] for term in (one, two))
+    return two.operands[::-1] if one.commutative and others != names and others == names[::-1] else two.operands
 
 
 def _kind(old: Any, new: Any, value: Any, other: Any) -> str | None:

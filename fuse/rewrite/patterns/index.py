@@ -37,6 +37,9 @@ Pairs = tuple[tuple[Term, Term], ...]
 MAX_READERS = 64
 """Readers of one value that are looked at: a pattern's own values have few."""
 
+MAX_TWINS = 8
+"""Operators in a row that two nodes may be made of alike and still be told to be one value."""
+
 
 class Step(NamedTuple):
     """One term of a node."""
@@ -205,12 +208,47 @@ class GraphIndex:
             self._pairings[term, other] = known
         return known
 
+    def twins(self, one: Step, other: Step, depth: int = 0) -> frozenset[Node] | None:
+        """The nodes that compute the value of ``other``, where that is the value of ``one`` once more; None otherwise.
+
+        Of ``x - m`` and ``y - m`` each has a step of its own that negates ``m``. Taken as equal where the same steps
+        read the same nodes; what is compared exactly afterwards is the whole match.
+        """
+        if one.node is other.node and one.term is other.term:
+            return frozenset()
+        pairs = list(zip(one.term.operands, other.term.operands, strict=False))
+        if depth > MAX_TWINS or not _alike(one.term, other.term) or len(pairs) < len(other.term.operands):
+            return None
+        found = frozenset([other.node])
+        for first, second in pairs:
+            nodes = self._twin_operands(stripped(first), one.node, stripped(second), other.node, depth)
+            if nodes is None:
+                return None
+            found |= nodes
+        return found
+
+    def _twin_operands(
+        self, one: Term, owner: Node, other: Term, other_owner: Node, depth: int
+    ) -> frozenset[Node] | None:
+        if one.name in KNOWN or other.name in KNOWN:
+            return frozenset() if (one.name, one.constants) == (other.name, other.constants) else None
+        first, second = self.source(one, owner), self.source(other, other_owner)
+        if first.nodes and first.nodes[-1:] == second.nodes[-1:]:
+            return frozenset()
+        if first.step is None or second.step is None:
+            return None
+        return self.twins(first.step, second.step, depth + 1)
+
     def table(self, key: Hashable, make: Callable[[Table], Known]) -> Known:
         """What ``make`` gives for a table of terms that everything with this ``key`` shares."""
         if key not in self._tables:
             self._tables[key] = make(Table(self.calls))
         known: Known = self._tables[key]
         return known
+
+
+def _alike(one: Term, other: Term) -> bool:
+    return (one.name, one.constants, one.look) == (other.name, other.constants, other.look)
 
 
 def is_operator(node: Node) -> bool:

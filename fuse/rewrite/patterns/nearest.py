@@ -58,9 +58,10 @@ class _Walk:
         return all(term in self.steps and term not in self.wrong for term in steps)
 
     def place(self, term: Term, step: Step) -> None:
-        if term in self.wrong or self.steps.get(term) == step:
+        known = self.steps.get(term)
+        if term in self.wrong or (known is not None and self.index.twins(known, step) is not None):
             return
-        if term in self.steps:
+        if known is not None:
             self._differ(term, step, f"`{term.name}` is one value in the pattern, and two here", TWO_VALUES)
         elif not alike(term, step.term):
             self.differences.append(other_operator(term, replace(step.term, origin=step.node)))

@@ -198,31 +198,39 @@ def load_all(path: Path) -> dict[str, Pattern]:
         return dict(_installed.by_name)
 
 
+ALL = "all"
+
+
 @contextmanager
-def also(files: Iterable[str]) -> Iterator[None]:
-    """The patterns of files, ``path/to/file.py[:Name]``, are registered besides the others.
+def also(wanted: Iterable[str]) -> Iterator[None]:
+    """More patterns are looked for: installed ones that are off, by name or ``all``, and those of ``file.py[:Name]``.
 
     Raises:
-        FuseError: a file has no such pattern, or one whose name is taken.
+        FuseError: no pattern is installed under a name; a file has no such pattern, or one whose name is taken.
     """
     added: dict[str, Pattern] = {}
-    for file in files:
-        path, name = split(file)
+    known = {one.name: one for one in registered()}
+    for one in wanted:
+        path, name = split(one)
         if path is None:
-            raise FuseError(f"--patterns takes a file, path/to/file.py[:Name], not {file!r}")
-        found = load_all(path) if name is None else {name: load(path, name)}
-        if not found:
-            raise FuseError(f"{file} has no pattern")
-        taken = {one.name for one in registered()} | added.keys()
-        if twice := sorted(taken & found.keys()):
-            raise FuseError(f"{file}: a pattern {twice[0]!r} is installed already; give this one another name")
+            found = known if one == ALL else {one: find(one)}
+        else:
+            found = load_all(path) if name is None else {name: load(path, name)}
+            if not found:
+                raise FuseError(f"{one} has no pattern")
+            if twice := sorted((known.keys() | added.keys()) & found.keys()):
+                raise FuseError(f"{one}: a pattern {twice[0]!r} is installed already; give this one another name")
         added |= found
-    _installed.by_name.update(added)
+    _installed.by_name.update({name: replace(one, enabled=True) for name, one in added.items() if not one.enabled})
+    _installed.by_name.update({name: one for name, one in added.items() if one.enabled})
     try:
         yield
     finally:
         for name in added:
-            unregister(name)
+            if name in known:
+                _installed.by_name[name] = known[name]
+            else:
+                unregister(name)
 
 
 def split(pattern: str) -> tuple[Path | None, str | None]:

@@ -24,10 +24,14 @@ MAX_TRIES = 5000
 
 
 class Placement(NamedTuple):
-    """Where a form's steps lie in the graph, and which nodes each of its inputs may be (views of one another)."""
+    """Where a form's steps lie in the graph, and which nodes each of its inputs may be (views of one another).
+
+    ``again`` are nodes that compute a value of a step once more.
+    """
 
     steps: Mapping[Term, Step]
     inputs: Mapping[InputKey, tuple[Node, ...]]
+    again: frozenset[Node] = frozenset()
 
 
 def anchor(form: Form, index: GraphIndex, *, present: bool = False) -> Term:
@@ -48,6 +52,7 @@ class Search:
         self.tries = 0
         self.steps: dict[Term, Step] = {}
         self.inputs: dict[InputKey, tuple[Node, ...]] = {}
+        self.again: list[frozenset[Node]] = []
 
     def placements(self, term: Term, step: Step) -> Iterator[Placement]:
         """Every way to place the whole form such that ``term`` lies at ``step``."""
@@ -58,8 +63,11 @@ class Search:
         """Place ``term`` at ``step``, which is alike, and its operands above it."""
         self.tries += 1
         if term in self.steps:
-            if self.steps[term] == step:
+            nodes = self.index.twins(self.steps[term], step)
+            if nodes is not None:
+                self.again.append(nodes)
                 yield
+                self.again.pop()
             return
         if self.tries > MAX_TRIES:
             return
@@ -101,7 +109,7 @@ class Search:
         placed = Placement(self.steps, self.inputs)
         found = next_step(self.form, placed)
         if found is None:
-            yield Placement(dict(self.steps), dict(self.inputs))
+            yield Placement(dict(self.steps), dict(self.inputs), frozenset().union(*self.again))
             return
         term, read = found
         for step in readers(self.index, placed, read):

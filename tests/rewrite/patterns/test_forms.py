@@ -188,3 +188,12 @@ def test_a_number_may_be_a_tensor_of_equal_elements_in_the_graph():
         assert outcome.kind == "matched"
         assert outcome.found is not None
         assert outcome.found.constants == {"value": 2.0}
+
+
+def test_constants_are_found_beside_operators_of_one_name():
+    @define
+    def smoothed(x, y):
+        return torch.exp(x) * fuse.const("c", 0.9) * -1 + torch.exp(y) * fuse.const("d", 0.1) * -1
+
+    (form,) = forms.forms(smoothed, 1)
+    assert form.slots.keys() == {"c", "d"}

@@ -63,3 +63,30 @@ def test_who_took_a_node_first_is_told_and_how_to_be_the_first():
         ("matched", ""),
         ("overlapped", "a higher priority: @fuse.pattern(priority=1)"),
     ]
+
+
+def test_what_the_model_computes_twice_is_one_value_in_a_pattern():
+    def shared(x, y):
+        scaled = x * 2.5
+        return scaled.exp() + scaled.sin() * y
+
+    def twice(x, y):
+        return (2.5 * x).exp() + (x / 0.4).sin() * y
+
+    def two(x, y):
+        return (2.5 * x).exp() + (x * 2.6).sin() * y
+
+    found = matched([shared], twice, prepare=lambda found, around: found, inputs=2)
+    assert [one.kind for one in found] == ["matched"]
+    assert len(found[0].found.members) == 6
+    found = matched([shared], two, prepare=lambda found, around: found, inputs=2)
+    assert "matched" not in [one.kind for one in found]
+
+
+def test_a_difference_that_two_operators_take_of_their_own_is_one_value():
+    def shared(x, y, z):
+        middle = torch.log(z)
+        return x.exp() * (x - middle) + y.exp() * (y - middle)
+
+    found = matched([shared], shared, prepare=lambda found, around: found, inputs=3)
+    assert [one.kind for one in found] == ["matched"]

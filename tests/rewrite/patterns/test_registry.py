@@ -186,7 +186,7 @@ def test_a_file_of_patterns_is_matched_by_the_verbs_for_as_long_as_they_run(file
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("swish", "--patterns takes a file"),
+        ("swish", "no pattern 'swish'"),
         ("FILE:swosh", "has no pattern 'swosh'"),
         ("no_such_file.py", "cannot be run"),
     ],
