@@ -414,8 +414,8 @@ def crf_share_table(results: dict[str, Any]) -> list[str]:
 def viewer_table(results: dict[str, Any]) -> list[str]:
     """A row a page: its size, and how long it takes to paint, pan, search and step."""
     shown = not overloaded(results)
-    figures = ("first_paint_s", "frame_ms", "frame_all_ms", "search_ms", "step_ms")
-    heads = ["file MB", "first paint s", "frame ms", "frame ms, all in view", "search ms", "a step ms"]
+    figures = ("first_paint_s", "frame_ms", "frame_all_ms", "search_ms", "step_ms", "step_all_ms")
+    heads = ["file MB", "first paint s", "frame ms", "frame ms, all", "search ms", "a step ms", "a step ms, all"]
     lines = [f"| page | {' | '.join(heads)} |", f"|---{'|--:' * len(heads)}|"]
     for case in results["cases"]:
         cells = [f"{case['megabytes']:.1f}", *(f"{case[name]:.1f}" if shown else LEFT_OUT for name in figures)]

@@ -31,7 +31,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-BUDGETS = {"megabytes": 10.0, "first_paint_s": 2.0, "frame_ms": 33.0, "search_ms": 100.0}
+BUDGETS = {"megabytes": 10.0, "first_paint_s": 2.0, "frame_ms": 33.0, "frame_all_ms": 33.0, "search_ms": 100.0}
 """For 20,000 nodes and 5,000 rewrites on an idle machine."""
 
 FRAMES = """async (zoom) => {
@@ -68,7 +68,7 @@ PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startT
 def generated(nodes: int, rewrites: int, stages: int = 0) -> dict[str, Any]:
     """The report of a graph that nobody wrote, of so many modules, and rewrites that take two operators each.
 
-    Without modules all operators are drawn at once.
+    Without modules all operators are in one box, in stretches.
     """
     names = ("aten.mm.default", "aten.add.Tensor", "aten.tanh.default", "aten.mul.Tensor", "aten.sum.dim_IntList")
     kinds = ("gemm", "pointwise", "pointwise", "pointwise", "reduction")
@@ -162,6 +162,12 @@ def measured(path: Path, program: str, word: str) -> dict[str, float]:
     with opened(path, program) as tab:
         tab.wait_for_timeout(300)
         near, near_work = tab.evaluate(FRAMES, 0.8)
+        search, step = tab.evaluate(SEARCH, word), tab.evaluate(STEP)
+        tab.keyboard.press("Escape")
+        tab.focus("#list")
+        tab.keyboard.press("a")  # every box open
+        tab.wait_for_timeout(300)
+        operators = tab.evaluate("() => fuseViewer.shown[0].picture.layout.shapes.length")
         far, far_work = tab.evaluate(FRAMES, 0)
         return {
             "megabytes": path.stat().st_size / 1e6,
@@ -170,8 +176,10 @@ def measured(path: Path, program: str, word: str) -> dict[str, float]:
             "frame_all_ms": far,
             "work_ms": near_work,
             "work_all_ms": far_work,
-            "search_ms": tab.evaluate(SEARCH, word),
-            "step_ms": tab.evaluate(STEP),
+            "search_ms": search,
+            "step_ms": step,
+            "step_all_ms": tab.evaluate(STEP),
+            "drawn_all": operators,
         }
 
 
@@ -184,7 +192,7 @@ def written(folder: Path) -> Iterator[tuple[str, Path, str]]:
         view(report.to_dict(), folder / f"{name}.html")
         return folder / f"{name}.html"
 
-    for name, stages in (("20,000 nodes, 5,000 rewrites, all drawn", 0), ("the same in modules, which are closed", 4)):
+    for name, stages in (("20,000 nodes, 5,000 rewrites", 0), ("the same in modules", 4)):
         path = folder / f"generated_{stages}.html"
         sheet = {"name": "forward", "report": generated(20_000, 5_000, stages)}
         path.write_text(page("generated", [sheet], "cpu"), encoding="utf-8")

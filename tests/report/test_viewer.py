@@ -177,6 +177,31 @@ def test_line_operator_and_kernel_lead_to_each_other(opened: Opened, shown: fuse
     assert opened.tab.locator("#source .line.marked").count() == 1
 
 
+@pytest.mark.parametrize("every_box", [False, True])
+def test_steps_that_keep_what_did_not_change_lead_to_the_picture_of_a_page_opened_there(
+    running: Any, path: Path, tmp_path: Path, every_box: bool
+) -> None:
+    large = tmp_path / "large.html"
+    sheet = {"name": "forward", "report": generated(2_000, 300)}
+    large.write_text(page("generated", [sheet], "cpu"), encoding="utf-8")
+    shapes = """() => {
+      const { layout, tree } = fuseViewer.shown[0].picture;
+      const edges = [...layout.inner].flatMap(([box, some]) => some.map(({ a, b }) => a.key + b.key)).sort();
+      const look = (one) => [one.key, one.label, one.count, one.left, one.top, one.w, one.h, one.open, one.ids.length];
+      return [layout.shapes.map(look), edges];
+    }"""
+    for one in (path, large):
+        stepped = Opened(running, one, "#all=1" if every_box else "")
+        for keys in (("ArrowLeft",) * 5, ("ArrowRight",) * 2, ("ArrowLeft", "ArrowLeft", "b", "b")):
+            stepped.press(*keys)
+            step = stepped.ask("() => fuseViewer.step")
+            fresh = Opened(running, one, f"#step={step}" + ("&all=1" if every_box else ""))
+            assert fresh.ask(shapes) == stepped.ask(shapes)
+            fresh.tab.close()
+        assert stepped.complaints == []
+        stepped.tab.close()
+
+
 def test_boxes_open_and_close(opened: Opened) -> None:
     count = "() => fuseViewer.shown[0].picture.layout.shapes.length"
     opened.press("ArrowLeft")

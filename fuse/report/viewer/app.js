@@ -3,7 +3,7 @@
 const DATA = JSON.parse($("report").textContent);
 const LAYERS = [["kind", "kind"], ["launches", "launches"], ["bytes", "memory traffic"], ["flops", "arithmetic"], ["time", "time, predicted"], ["memory", "held at the peak"], ["declined", "not fused: candidates"], ["measured", "time, measured"], ["pauses", "pause before it"]];
 const KEYS = [["← →", "step through the rewrites"], ["b", "the graph before this rewrite"], ["/", "search"], ["↑ ↓ ↵", "in lists and results"], ["click", "select; what is linked is marked everywhere"],
-  ["double click, o", "open or close a box"], ["drag, wheel", "move, zoom"], ["+ − f", "zoom, the whole graph"], ["n p", "next, previous operator of the selection's order"], ["1 … 9", "colour by another layer"], ["v", "views"], ["Esc", "select nothing"]];
+  ["double click, o", "open or close a box"], ["a", "open every box, and back"], ["drag, wheel", "move, zoom"], ["+ − f", "zoom, the whole graph"], ["n p", "next, previous operator of the selection's order"], ["1 … 9", "colour by another layer"], ["v", "views"], ["Esc", "select nothing"]];
 
 /** A report with what is looked up in it. */
 class Sheet {
@@ -12,7 +12,9 @@ class Sheet {
     this.report = report;
     this.record = report.record;
     this.replay = new Replay(this.record);
-    this.tokens = new Map();
+    this.tokens = new Map(); // kept from step to step by Tree: see there
+    this.paths = new Map();
+    this.stretches = new Map();
     this.lines = new Map(this.record.lines.map((line) => [line.source, line]));
     this.kernelsOf = new Map();
     this.record.kernels.forEach((kernel, number) => {
@@ -50,6 +52,7 @@ const app = {
   chosen: new Map(),
   layer: "kind",
   showViews: false,
+  all: false, // every box open
   before: false,
   tab: "rewrites",
   side: 0, // of two reports, the one that was last selected in
@@ -75,12 +78,19 @@ function go(step, reveal = true) {
 function rebuild() {
   for (const view of app.shown) {
     const anchor = app.selection && app.selection.type === "node" ? app.selection.id : undefined;
-    view.tree = new Tree(view.sheet, app.chosen, app.showViews);
+    view.tree = new Tree(view.sheet, app.chosen, app.showViews, DATA.match ? [] : touched(view.sheet), app.all);
     view.picture.show(view.tree, anchor);
     news(view);
     heat(view);
   }
   mark();
+}
+
+/** The nodes of the rewrite at hand, if they are few. */
+function touched({ replay }) {
+  const deltas = app.step ? replay.steps[app.step] : [];
+  const ids = deltas.flatMap((delta) => [...(delta.made || []), ...(delta.changed || [])].map((one) => one.id).concat(delta.erased || []));
+  return ids.length <= 100 ? ids : [];
 }
 
 /** What the rewrite at hand made, changed and (in the graph before it) erased. */
@@ -643,6 +653,7 @@ const remember = soon(() => {
   if (selection) said.set("select", { node: () => `node.${selection.id}`, line: () => `line.${selection.source}`, kernel: () => `kernel.${selection.number}`, reason: () => `reason.${selection.group}${selection.place === undefined ? "" : "." + selection.place}` }[selection.type]());
   if (app.layer !== "kind") said.set("layer", app.layer);
   if (app.showViews) said.set("views", "1");
+  if (app.all) said.set("all", "1");
   if (app.before) said.set("before", "1");
   if (app.tab !== "rewrites") said.set("tab", app.tab);
   for (const [key, open] of app.chosen) said.append(open ? "open" : "close", key);
@@ -658,6 +669,7 @@ function recall() {
   app.chosen = new Map([...said.getAll("open").map((key) => [key, true]), ...said.getAll("close").map((key) => [key, false])]);
   app.layer = app.sheets[0].layers.some(([name]) => name === said.get("layer")) ? said.get("layer") : "kind";
   app.showViews = said.has("views");
+  app.all = said.has("all");
   app.tab = ["declined", "compile"].includes(said.get("tab")) ? said.get("tab") : "rewrites";
   $("layer").value = app.layer;
   $("views").checked = app.showViews;
@@ -697,7 +709,7 @@ function keys(event) {
   const stepBy = (by) => { app.before = false; go(step + by); };
   const acts = {
     ArrowLeft: () => stepBy(-1), ArrowRight: () => stepBy(1), "/": () => { $("search").focus(); $("search").select(); }, f: () => { app.moved = false; for (const view of app.shown) view.picture.fit(); },
-    "+": () => picture.zoomBy(1.25), "=": () => picture.zoomBy(1.25), "-": () => picture.zoomBy(0.8), b: () => flip(), v: () => $("views").click(), n: () => walk(1), p: () => walk(-1), "?": () => $("help").click(), Escape: () => select(null),
+    "+": () => picture.zoomBy(1.25), "=": () => picture.zoomBy(1.25), "-": () => picture.zoomBy(0.8), b: () => flip(), a: () => openAll(), v: () => $("views").click(), n: () => walk(1), p: () => walk(-1), "?": () => $("help").click(), Escape: () => select(null),
     o: () => { const item = app.box && app.box.marked ? app.box : app.selection && tree.drawn.get(app.selection.id); if (item && tree.canOpen(item)) toggle(item); },
     ...(inList ? { ArrowDown: () => moveInList(1), ArrowUp: () => moveInList(-1), Enter: () => list.rows[list.current] && pickRow(list.rows[list.current]) } : {}),
   };
@@ -712,6 +724,13 @@ function moveInList(by) {
   let at = list.current;
   do at += by; while (list.rows[at] && list.rows[at].type === "pass");
   if (list.rows[at]) pickRow(list.rows[at]);
+}
+
+function openAll() {
+  app.all = !app.all;
+  app.chosen.clear();
+  rebuild();
+  remember();
 }
 
 function flip() {

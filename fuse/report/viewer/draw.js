@@ -1,13 +1,5 @@
 // The picture: a canvas, a camera, and as much detail as the zoom lets one read.
 
-/** What is drawn first, boxes from the outside inwards, and what is drawn upon them. */
-function sorted(things) {
-  const boxes = [], nodes = [], edges = [];
-  for (const thing of things) (thing.line ? edges : thing.open ? boxes : nodes).push(thing);
-  boxes.sort((a, b) => a.depth - b.depth);
-  return { boxes, nodes, edges };
-}
-
 const FAR = 0.3, SQUARE = 512, MOST_SQUARES = 160; // below that zoom, squares of so many pixels
 const READABLE = 0.72; // the zoom at which a page opens on a graph that is larger than the screen
 
@@ -60,7 +52,6 @@ class Picture {
     const at = old && old.left !== undefined ? [old.left, old.top] : null;
     this.tree = tree;
     this.layout = new Layout(tree, (text, size) => this.measure(text, size));
-    this.grid = new Grid(this.layout.shapes, this.layout.edges);
     const now = anchor !== undefined ? tree.drawn.get(anchor) : null;
     if (at && now) {
       this.camera.x += (now.left - at[0]) * this.camera.zoom;
@@ -128,10 +119,8 @@ class Picture {
   at(x, y) {
     const { camera } = this, px = (x + camera.x) / camera.zoom, py = (y + camera.y) / camera.zoom;
     let found = null;
-    for (const thing of this.grid.near(px, py, px, py)) {
-      if (thing.left === undefined || px < thing.left || py < thing.top || px > thing.left + thing.w || py > thing.top + thing.h) continue;
-      if (!found || thing.depth > found.depth) found = thing;
-    }
+    const { boxes, nodes } = this.layout.near(px, py, px, py);
+    for (const thing of [...boxes, ...nodes]) if (!found || thing.depth > found.depth) found = thing;
     return found;
   }
 
@@ -141,7 +130,7 @@ class Picture {
     canvas.addEventListener("pointerdown", (event) => { from = [event.clientX, event.clientY]; dragged = false; canvas.setPointerCapture(event.pointerId); });
     canvas.addEventListener("pointermove", (event) => {
       if (!from) {
-        const item = this.grid && this.at(event.offsetX, event.offsetY);
+        const item = this.layout && this.at(event.offsetX, event.offsetY);
         canvas.style.cursor = item ? "pointer" : "grab";
         return;
       }
@@ -153,7 +142,7 @@ class Picture {
       this.panBy(-dx, -dy);
     });
     canvas.addEventListener("pointerup", (event) => {
-      if (from && !dragged && this.grid) {
+      if (from && !dragged && this.layout) {
         const item = this.at(event.offsetX, event.offsetY);
         if (item && this.onToggle(item, event)) this.told.toggled(item);
         else this.told.picked(item);
@@ -161,7 +150,7 @@ class Picture {
       from = null;
     });
     canvas.addEventListener("dblclick", (event) => {
-      const item = this.grid && this.at(event.offsetX, event.offsetY);
+      const item = this.layout && this.at(event.offsetX, event.offsetY);
       if (item && this.tree.canOpen(item)) this.told.toggled(item);
     });
     canvas.addEventListener("wheel", (event) => {
@@ -192,8 +181,8 @@ class Picture {
     if (camera.zoom < FAR) this.fromAfar(started + patience);
     else {
       context.setTransform(ratio * camera.zoom, 0, 0, ratio * camera.zoom, -camera.x * ratio, -camera.y * ratio);
-      const view = [camera.x, camera.y, camera.x + width, camera.y + height].map((n) => n / camera.zoom);
-      this.things(sorted(this.grid.near(...view)), false);
+      const view = [camera.x - 20, camera.y - 20, camera.x + width + 20, camera.y + height + 20].map((n) => n / camera.zoom);
+      this.things(this.layout.near(...view), false);
     }
     this.frames.push(performance.now() - started);
     if (this.frames.length > 600) this.frames.shift();
@@ -238,7 +227,7 @@ class Picture {
     this.context.fillStyle = this.ink.paper;
     this.context.fillRect(0, 0, SQUARE, SQUARE);
     this.context.setTransform(scale, 0, 0, scale, -i * SQUARE, -j * SQUARE);
-    this.things(sorted(this.grid.near(i * size - margin, j * size - margin, (i + 1) * size + margin, (j + 1) * size + margin)), true);
+    this.things(this.layout.near(i * size - margin, j * size - margin, (i + 1) * size + margin, (j + 1) * size + margin), true);
     this.context = context;
     return canvas;
   }
@@ -398,7 +387,7 @@ class Picture {
     context.setLineDash([]);
     if (!far) {
       context.fillStyle = this.ink.edge;
-      for (const edge of edges) if (!edge.back) this.tip(edge.line);
+      for (const edge of edges) if (!edge.back) this.tip(edge);
     }
     if (!strong.length) return;
     context.strokeStyle = context.fillStyle = this.ink.accent;
@@ -406,11 +395,11 @@ class Picture {
     context.beginPath();
     for (const edge of strong) this.curve(edge, far);
     context.stroke();
-    if (!far) for (const edge of strong) if (!edge.back) this.tip(edge.line);
+    if (!far) for (const edge of strong) if (!edge.back) this.tip(edge);
   }
 
-  curve({ line: [x1, y1, x2, y2], back }, straight) {
-    const { context } = this;
+  curve(edge, straight) {
+    const { context } = this, { back } = edge, [x1, y1, x2, y2] = ends(edge);
     context.moveTo(x1, y1);
     if (straight && !back) context.lineTo(x2, y2);
     else if (back) context.bezierCurveTo(Math.max(x1, x2) + 46, y1, Math.max(x1, x2) + 46, y2, x2, y2);
@@ -420,8 +409,8 @@ class Picture {
     }
   }
 
-  tip([, , x, y]) {
-    const { context } = this;
+  tip(edge) {
+    const { context } = this, [, , x, y] = ends(edge);
     context.beginPath();
     context.moveTo(x, y);
     context.lineTo(x - 3.2, y - 6);

@@ -5,14 +5,8 @@ const GAP = 16, ROW_GAP = 26, PAD = 14, HEADER = 30, WIDEST_ROW = 18;
 class Layout {
   constructor(tree, measure) {
     this.measure = measure;
-    this.edges = tree.edges();
-    this.inner = new Map(); // box -> edges between its items
-    for (const edge of this.edges) {
-      if (edge.back) continue;
-      const box = edge.a.parent;
-      if (!this.inner.has(box)) this.inner.set(box, []);
-      this.inner.get(box).push(edge);
-    }
+    this.root = tree.root;
+    this.inner = tree.edges();
     this.shapes = [];
     this.box(tree.root);
     this.flatten(tree.root, 0, 0);
@@ -21,7 +15,14 @@ class Layout {
   }
 
   size(item) {
-    if (item.open) { this.box(item); return; }
+    if (item.open) {
+      if (!item.plain || !item.laid) this.box(item);
+      if (item.plain) item.laid = item.laid || [item.w, item.h];
+      if (item.plain) [item.w, item.h] = item.laid;
+      return;
+    }
+    if (item.kind === "node" && item.sized && item === (item.row.memo && item.row.memo.item)) return;
+    item.sized = true;
     const name = item.count > 1 ? `${item.label}  × ${item.count}` : item.label;
     const below = item.formula || item.detail || "";
     item.small = short(below, item.formula ? 60 : 30);
@@ -31,11 +32,15 @@ class Layout {
     if (item.items || item.lazy) { item.w += 16; item.h = Math.max(item.h, 42); }
   }
 
+  /** The edges between the items of a box. */
+  edgesOf(box) { return (box.plain ? box.within : this.inner.get(box)) || []; }
+
   box(box) {
     const items = box.items, at = new Map();
     items.forEach((item, i) => { this.size(item); at.set(item, i); });
     const before = items.map(() => []), after = items.map(() => []);
-    for (const { a, b } of this.inner.get(box) || []) {
+    for (const { a, b, back } of this.edgesOf(box)) {
+      if (back) continue;
       const from = at.get(a), to = at.get(b);
       if (from === undefined || to === undefined || from >= to) continue;
       before[to].push(from);
@@ -112,48 +117,23 @@ class Layout {
       if (item.open) this.flatten(item, item.left, item.top);
     }
   }
-}
 
-/** What lies where: shapes and edges by cells of a grid, so that a frame looks only at what can be seen. */
-class Grid {
-  constructor(shapes, edges, cell = 400) {
-    this.cell = cell;
-    this.cells = new Map();
-    this.large = [];
-    shapes.forEach((shape) => this.put(shape, shape.left, shape.top, shape.left + shape.w, shape.top + shape.h));
-    for (const edge of edges) {
-      const [x1, y1, x2, y2] = edge.line = ends(edge);
-      this.put(edge, Math.min(x1, x2), Math.min(y1, y2), Math.max(x1, x2), Math.max(y1, y2));
-    }
-  }
-
-  put(thing, left, top, right, bottom) {
-    const [a, b, c, d] = [left, top, right, bottom].map((n) => Math.floor(n / this.cell));
-    thing.area = (c - a + 1) * (d - b + 1);
-    thing.bounds = [left, top, right, bottom];
-    if (thing.area > 200) { this.large.push(thing); return; }
-    for (let i = a; i <= c; i += 1) {
-      for (let j = b; j <= d; j += 1) {
-        const key = i * 1e6 + j;
-        const cell = this.cells.get(key);
-        if (cell) cell.push(thing); else this.cells.set(key, [thing]);
-      }
-    }
-  }
-
-  /** What may touch a rectangle, each thing once. */
+  /** What may touch a rectangle: open boxes from the outside inwards, what is in them, and edges. */
   near(left, top, right, bottom) {
-    const [a, b, c, d] = [left, top, right, bottom].map((n) => Math.floor(n / this.cell));
-    const found = new Set();
-    if ((c - a + 1) * (d - b + 1) > this.cells.size) {
-      for (const cell of this.cells.values()) for (const thing of cell) found.add(thing);
-    } else {
-      for (let i = a; i <= c; i += 1) for (let j = b; j <= d; j += 1) for (const thing of this.cells.get(i * 1e6 + j) || []) found.add(thing);
-    }
-    for (const thing of this.large) {
-      const [l, t, r, m] = thing.bounds;
-      if (l <= right && r >= left && t <= bottom && m >= top) found.add(thing);
-    }
+    const found = { boxes: [], nodes: [], edges: [] };
+    const visit = (box) => {
+      for (const item of box.items) {
+        if (item.left > right || item.top > bottom || item.left + item.w < left || item.top + item.h < top) continue;
+        if (item.open) { found.boxes.push(item); visit(item); } else found.nodes.push(item);
+      }
+      for (const edge of this.edgesOf(box)) {
+        const { from, to } = edge, bow = edge.back ? 50 : 0;
+        if (Math.min(from.top, to.top) > bottom || Math.max(from.top + from.h, to.top + to.h) < top) continue;
+        if (Math.min(from.left, to.left) > right || Math.max(from.left + from.w, to.left + to.w) + bow < left) continue;
+        found.edges.push(edge);
+      }
+    };
+    visit(this.root);
     return found;
   }
 }

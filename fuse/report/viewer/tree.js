@@ -2,34 +2,47 @@
 //
 //   ordered nodes  ->  runs of one module are boxes  ->  what repeats is one box "x 64"  ->  boxes open and closed
 //
-// A box is a stretch of the program order, so that data never flows out of it and in again.
+// A box is a stretch of the program order, so that data never flows out of it and in again. What holds too much to look
+// at is cut into stretches of operators. Items of operators, and stretches with their places and edges, are kept from
+// one step to the next as long as nothing in them changes: what is left to do at a step is little, also in large graphs.
 
 const MOST_DRAWN = 130; // boxes open by themselves up to so many things in the picture
 const LONG_PERIOD = 8;
+const MOST_IN_BOX = 300, STRETCH = 64;
 
 class Tree {
-  /** `chosen` maps the key of a box to whether the user has opened (true) or closed (false) it. */
-  constructor(sheet, chosen, showViews) {
+  /**
+   * `chosen` maps the key of a box to whether the user has opened (true) or closed (false) it; `touched` are nodes whose
+   * stretches are open, with `all` every box is.
+   */
+  constructor(sheet, chosen, showViews, touched = [], all = false) {
     this.sheet = sheet;
     this.replay = sheet.replay;
     this.chosen = chosen;
     this.showViews = showViews;
-    this.drawn = new Map(); // node -> the item that shows it
-    this.through = new Map(); // hidden node -> nodes shown in its place
+    this.drawn = new Table(); // node -> the item that shows it
+    this.through = new Table(); // node -> nodes shown in its place, where it is hidden, or it alone
     this.users = new Map();
     this.seen = new Map();
     this.root = { key: "root", kind: "root", label: "", parent: null, open: true, depth: 0, ids: [] };
     this.root.items = this.itemsOf(0, null);
     this.link(this.root);
-    this.openSome();
+    this.wanted = new Set();
+    for (const id of touched) {
+      for (let item = this.drawn.get(id); item; item = item.parent) if (item.kind === "stretch") this.wanted.add(item);
+    }
+    this.openSome(all);
     this.settle(this.root);
   }
 
   row(id) { return this.replay.rows.get(id); }
 
-  module(id) {
-    const at = this.row(id).at;
-    return at === undefined ? null : this.sheet.record.places[at].module;
+  /** The names of the modules around a node, one array for each module; null where no line is known. */
+  path(row) {
+    if (row.at === undefined) return null;
+    const { paths, record } = this.sheet, { module } = record.places[row.at];
+    if (!paths.has(module)) paths.set(module, module ? module.split(".") : []);
+    return paths.get(module);
   }
 
   hidden(row, called) {
@@ -53,32 +66,47 @@ class Tree {
   itemsOf(graph, called) {
     const order = this.replay.sorted(graph), leaves = [];
     if (called) called = { ...called, inputs: order.filter((id) => this.row(id).op === "placeholder") };
-    let path = [];
+    let path = NO_PATH;
     for (const id of order) {
       const row = this.row(id);
-      const sources = [];
-      for (const used of row.uses) {
-        for (const shown of this.through.get(used) || []) if (!sources.includes(shown)) sources.push(shown);
-      }
+      const memo = (row.memo = row.memo || { label: shortName(row), token: 0, item: null, shown: null, sources: NONE });
+      const sources = this.sourcesOf(row, memo);
       if (this.hidden(row, called)) {
-        this.through.set(id, row.op === "placeholder" ? [] : sources);
+        this.through.set(id, row.op === "placeholder" ? NONE : sources);
         continue;
       }
-      if (row.kind === "view" && !sources.length && row.uses.length) { this.through.set(id, []); continue; } // of a weight
-      this.through.set(id, [id]);
-      const module = this.module(id);
-      if (module !== null) path = module ? module.split(".") : [];
+      if (row.kind === "view" && !sources.length && row.uses.length) { this.through.set(id, NONE); continue; } // of a weight
+      path = this.path(row) || path;
       const apart = row.op === "placeholder" || row.op === "output";
-      leaves.push(this.leaf(row, apart ? [] : path, sources, called));
+      const item = this.leaf(row, apart ? NO_PATH : path, sources, called);
+      this.through.set(id, item.alone);
+      leaves.push(item);
     }
-    const items = this.folded(called ? leaves : this.grouped(leaves, 0));
+    const items = this.cut(this.folded(called ? leaves : this.grouped(leaves, 0)));
     if (called && called.kind === "loop") this.carried(order, called);
     return items;
   }
 
+  /** The nodes that are shown for what a node uses: the same list as at the last step, if it is equal. */
+  sourcesOf(row, memo) {
+    const { uses } = row, { shown } = memo;
+    if (shown && shown.every((one, i) => one === this.through.get(uses[i]))) return memo.sources;
+    memo.shown = uses.map((used) => this.through.get(used));
+    const sources = [...new Set(memo.shown.flatMap((one) => one || NONE))];
+    if (!equal(sources, memo.sources)) memo.sources = sources.length ? sources : NONE;
+    return memo.sources;
+  }
+
   leaf(row, path, sources, called) {
-    const item = { key: "n" + row.id, kind: "node", id: row.id, ids: [row.id], row, path, sources, count: 1, items: null };
-    const memo = (row.memo = row.memo || { label: shortName(row), token: row.called ? 0 : this.tokenOf([row.target.replace(/_\d+$/, ""), row.value, row.at, row.op].join("|")) });
+    const { memo } = row, kept = memo.item;
+    if (kept && !called && kept.path === path && kept.sources === sources) {
+      kept.news = kept.back = null;
+      this.drawn.set(row.id, kept);
+      return kept;
+    }
+    const alone = [row.id];
+    const item = { key: "n" + row.id, kind: "node", id: row.id, ids: alone, alone, row, path, sources, count: 1, items: null };
+    if (!memo.token && !row.called) memo.token = this.tokenOf([row.target.replace(/_\d+$/, ""), row.value, row.at, row.op].join("|"));
     item.label = memo.label;
     item.detail = row.value;
     item.look = row.op === "placeholder" ? "input" : row.op === "output" ? "output" : row.launches || row.called ? row.kind || "other" : "view";
@@ -89,6 +117,7 @@ class Tree {
     if (row.called && row.called.graph >= 0) this.asBox(item, row);
     item.token = memo.token || this.tokenOf([row.target.replace(/_\d+$/, ""), row.value, row.at, row.op, item.inner || 0].join("|"));
     this.drawn.set(row.id, item);
+    if (!called && !row.called) memo.item = item;
     return item;
   }
 
@@ -171,27 +200,61 @@ class Tree {
     }
     const number = this.seen.get(kind + path) || 0;
     this.seen.set(kind + path, number + 1);
-    const folded = kind === "module" ? this.folded(items) : items;
+    const folded = this.cut(kind === "module" ? this.folded(items) : items);
     const item = { key: `${kind[0]}:${path}#${number}`, kind, look: kind, label, count: 1, items: folded, ids: folded.flatMap((one) => one.ids) };
-    item.token = this.tokenOf(`${kind}|${label.replace(/\d+/g, "")}|${folded.map((one) => one.token).join(",")}`);
+    item.token = digest(this.tokenOf(`${kind}|${label.replace(/\d+/g, "")}`), folded);
+    return item;
+  }
+
+  /** Items, or stretches of them where they are too many. Stretches end at certain nodes, so that few change at a step. */
+  cut(items) {
+    if (items.length <= MOST_IN_BOX) return items;
+    const stretches = [];
+    let from = 0;
+    for (let i = 1; i <= items.length; i += 1) {
+      const long = i - from;
+      if (i < items.length && long < 2 * STRETCH && (items[i].ids[0] % STRETCH || long < 8)) continue;
+      stretches.push(this.stretch(items.slice(from, i)));
+      from = i;
+    }
+    return this.cut(stretches);
+  }
+
+  stretch(items) {
+    const { stretches } = this.sheet, key = "s:" + items[0].key, kept = stretches.get(key);
+    if (kept && equal(kept.items, items)) { kept.news = null; return kept; }
+    const ids = items.flatMap((one) => one.ids), plain = items.every((one) => one.kind === "node" && one === (one.row.memo && one.row.memo.item));
+    const lines = [items[0], items[items.length - 1]].map((one) => { const row = this.row(one.ids[0]); return row.at === undefined ? "" : this.sheet.record.places[row.at].source; });
+    const item = { key, kind: "stretch", look: "repeat", label: plural(ids.length, "operator"), formula: lines[0] === lines[1] ? lines[0] : lines.filter(Boolean).join(" … "), count: 1, items, ids, plain };
+    item.token = digest(this.tokenOf("stretch"), items);
+    stretches.set(key, item);
     return item;
   }
 
   /** What repeats, shown once: steps of an unrolled loop, equal layers. */
   folded(items) {
     const parts = fold(items.map((item) => item.token), 0, items.length);
-    const place = (all) => all.map((part) => {
-      if (typeof part === "number") return items[part];
-      const first = items.slice(part.start, part.start + part.period);
+    const place = (all, from = items) => all.map((part) => {
+      if (typeof part === "number") return from[part];
+      const first = items.slice(part.start, part.start + part.period).map((item) => this.copied(item));
       for (let step = 1; step < part.count; step += 1) {
         for (let i = 0; i < part.period; i += 1) this.standsFor(first[i], items[part.start + step * part.period + i]);
       }
       if (part.period === 1 && first[0].kind === "node") { first[0].count = part.count; return first[0]; }
-      const box = this.box("repeat", `× ${count(part.count)}`, first[0].key, place(part.body));
+      const here = [];
+      first.forEach((item, i) => { here[part.start + i] = item; });
+      const box = this.box("repeat", `× ${count(part.count)}`, first[0].key, place(part.body, here));
       box.count = part.count;
       return box;
     });
     return place(parts);
+  }
+
+  /** The same item once more, to stand for others, too. */
+  copied(item) {
+    const made = { ...item, ids: [...item.ids], items: item.items && item.items.map((one) => this.copied(one)), plain: false };
+    if (item.row) this.drawn.set(item.row.id, made);
+    return made;
   }
 
   /** `item` shows what `other`, its equal, would. */
@@ -224,14 +287,14 @@ class Tree {
   }
 
   /** Open what the user opened, and the outer boxes as long as the picture stays small. */
-  openSome() {
+  openSome(all) {
     let drawn = this.root.items.length;
     let level = this.root.items;
     while (level.length) {
       const deeper = [];
       for (const item of level) {
         if (!this.canOpen(item)) continue;
-        const wish = this.chosen.get(item.key);
+        const wish = this.chosen.get(item.key) ?? (all || this.wanted.has(item) || undefined);
         const size = item.items ? item.items.length : item.inner;
         if (wish === false || (wish !== true && drawn + size > MOST_DRAWN)) { item.open = false; continue; }
         this.fill(item);
@@ -246,6 +309,7 @@ class Tree {
   /** Let closed boxes show what is in them, and every node know what it is shown by. */
   settle(box) {
     for (const item of box.items) {
+      if (item.plain && item.open) continue;
       if (item.open) this.settle(item);
       if (item.kind === "node" && !item.row.called) continue;
       for (const id of item.ids) if (!item.open || !this.isShown(this.drawn.get(id))) this.drawn.set(id, item);
@@ -268,7 +332,7 @@ class Tree {
     return false;
   }
 
-  /** The pairs of items of one box between which data flows; `back`: to the next step. */
+  /** For each box the pairs of its items between which data flows; `back`: to the next step. */
   edges() {
     const found = new Map();
     this.number(this.root, 0);
@@ -284,13 +348,37 @@ class Tree {
     };
     const visit = (box) => {
       for (const item of box.items) {
+        if (item.plain) {
+          this.within(item);
+          for (const [source, to] of item.across) note(source, to.id, false);
+          continue;
+        }
         if (item.row) for (const source of item.sources) note(source, item.id, false);
         if (item.row && item.back) for (const source of item.back) note(source, item.id, true);
         if (item.open || (item.items && item.kind !== "node")) visit(item);
       }
     };
     visit(this.root);
-    return [...found.values()];
+    const inner = new Map();
+    for (const edge of found.values()) {
+      const box = edge.a.parent;
+      if (!inner.has(box)) inner.set(box, []);
+      inner.get(box).push(edge);
+    }
+    return inner;
+  }
+
+  /** Edges inside a stretch of operators, and those that come from elsewhere, as long as it stays what it is. */
+  within(box) {
+    if (box.within) return;
+    const here = new Map(box.items.map((item) => [item.id, item]));
+    box.within = [];
+    box.across = [];
+    for (const item of box.items) for (const source of item.sources) {
+      const from = here.get(source);
+      if (from) box.within.push({ from, to: item, a: from, b: item, back: false });
+      else box.across.push([source, item]);
+    }
   }
 }
 
@@ -304,11 +392,36 @@ function launchesOf(replay, id) {
   return total;
 }
 
+const NO_PATH = [], NONE = [];
+
+/** A map from small numbers. */
+class Table {
+  constructor() { this.all = []; }
+
+  get(number) { return this.all[number]; }
+
+  set(number, value) { this.all[number] = value; }
+}
+
+const equal = (a, b) => a.length === b.length && a.every((one, i) => one === b[i]);
+
+/** A number for a list of items that is equal for equal tokens, and below those of `tokenOf`, which are positive. */
+function digest(kind, items) {
+  let a = kind, b = items.length;
+  for (const { token } of items) {
+    const low = token % 4294967296, high = Math.floor(token / 4294967296);
+    a = Math.imul(a ^ low, 0x9e3779b1) ^ high;
+    b = Math.imul(b + low, 0x85ebca6b) ^ (b >>> 13) ^ high;
+  }
+  return -((a >>> 0) * 2097152 + ((b >>> 0) & 2097151) + 1);
+}
+
 /** Positions of tokens with each repetition as {start, period, count, body}, as fuse/report/repeats.py finds them. */
 function fold(tokens, start, stop) {
-  const following = new Map(), seen = new Map(), ends = new Map(), parts = [];
+  const following = new Int32Array(stop - start), seen = new Map(), ends = new Map(), parts = [];
   for (let i = stop - 1; i >= start; i -= 1) {
-    following.set(i, seen.has(tokens[i]) ? seen.get(tokens[i]) : stop);
+    const next = seen.get(tokens[i]);
+    following[i - start] = next === undefined ? stop : next;
     seen.set(tokens[i], i);
   }
   const endOf = (at, period) => {
@@ -321,8 +434,8 @@ function fold(tokens, start, stop) {
   for (let at = start; at < stop;) {
     let best = null, second = at;
     for (let tried = 0; tried < 16; tried += 1) {
-      second = following.get(second);
-      if (second === undefined) break;
+      if (second >= stop) break;
+      second = following[second - start];
       const period = second - at;
       if (at + 2 * period > stop) break;
       const times = Math.floor((endOf(at, period) - at) / period);
