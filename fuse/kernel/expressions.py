@@ -283,7 +283,7 @@ def cost(expression: Expression) -> int:
 
 
 @dataclass(frozen=True)
-class Form:
+class Template:
     """How an operation is written: ``template`` with a place for each operand, how tightly it binds (``level``), and
     how tightly each operand has to bind to stand there without parentheses."""
 
@@ -297,7 +297,7 @@ class Notation:
     """How a target writes expressions: its leaves, and each operation's form."""
 
     leaf: Callable[[Expression], str]
-    form: Callable[[Operation], Form]
+    form: Callable[[Operation], Template]
 
 
 CALL = 100
@@ -305,25 +305,25 @@ CALL = 100
 UNARY, PRODUCT, SUM, ORDER, EQUALITY, BIT_AND, BIT_XOR, BIT_OR, AND, OR, CHOICE = range(90, 79, -1)
 
 
-def binary(symbol: str, level: int) -> Form:
+def binary(symbol: str, level: int) -> Template:
     """An operator between two operands, taken from left to right."""
-    return Form(f"{{}} {symbol} {{}}", level, (level, level + 1))
+    return Template(f"{{}} {symbol} {{}}", level, (level, level + 1))
 
 
-def called(name: str, count: int) -> Form:
+def called(name: str, count: int) -> Template:
     """``name(operand, ...)``."""
-    return Form(f"{name}({', '.join(['{}'] * count)})", CALL, (0,) * count)
+    return Template(f"{name}({', '.join(['{}'] * count)})", CALL, (0,) * count)
 
 
-SYMBOLS: Mapping[str, Form] = {
+SYMBOLS: Mapping[str, Template] = {
     "add": binary("+", SUM),
     "subtract": binary("-", SUM),
     "multiply": binary("*", PRODUCT),
     "divide": binary("/", PRODUCT),
     "quotient": binary("/", PRODUCT),
     "modulo": binary("%", PRODUCT),
-    "negate": Form("-{}", UNARY, (UNARY + 1,)),
-    "invert": Form("~{}", UNARY, (UNARY,)),
+    "negate": Template("-{}", UNARY, (UNARY + 1,)),
+    "invert": Template("~{}", UNARY, (UNARY,)),
     "less": binary("<", ORDER),
     "at_most": binary("<=", ORDER),
     "greater": binary(">", ORDER),
@@ -335,7 +335,7 @@ SYMBOLS: Mapping[str, Form] = {
     "bit_or": binary("|", BIT_OR),
     "and": binary("&&", AND),
     "or": binary("||", OR),
-    "select": Form("{} ? {} : {}", CHOICE, (CHOICE + 1, 0, CHOICE)),
+    "select": Template("{} ? {} : {}", CHOICE, (CHOICE + 1, 0, CHOICE)),
 }
 """The operators that C and its relatives have symbols for, and how tightly these bind."""
 
@@ -368,7 +368,7 @@ def _plain_leaf(leaf: Expression) -> str:
     raise TypeError(f"{type(leaf).__name__} is no leaf")
 
 
-def _plain_form(whole: Operation) -> Form:
+def _plain_form(whole: Operation) -> Template:
     name = f"to_{name_of(whole.dtype)}" if whole.operator == "convert" else whole.operator
     return SYMBOLS.get(whole.operator) or called(name, len(whole.operands))
 

@@ -43,7 +43,7 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class Target:
+class Sink:
     """``value`` is stored in ``buffer`` with these strides, from element ``start`` on."""
 
     value: Value
@@ -57,7 +57,7 @@ def builder_for(dimensions: Sequence[Dimension], inputs: list[Buffer], names: Ma
     return Builder(inputs, extents, names)
 
 
-def store(builder: Builder, stores: Sequence[tuple[Target, Index]]) -> None:
+def store(builder: Builder, stores: Sequence[tuple[Sink, Index]]) -> None:
     """Store each target's element at its index.
 
     Every element is computed before the first store: an output may be the memory of an input that is still to be read.

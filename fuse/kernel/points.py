@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from fuse.kernel.index import Size
 from fuse.kernel.ir import Buffer, Load, Loop, Scope, Statement, Store
-from fuse.kernel.nest import Dimension, Target, builder_for, store
+from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.values import Output
 
 ELEMENTS_OF_A_LINE = 16
@@ -37,7 +37,7 @@ WORTH_A_VECTOR = 16
 
 
 def point_nest(
-    targets: Sequence[Target],
+    targets: Sequence[Sink],
     inputs: list[Buffer],
     names: Mapping[int, str],
     dimensions: Sequence[Dimension],
@@ -77,7 +77,7 @@ class _Nest:
 
     def filled(
         self,
-        targets: Sequence[Target],
+        targets: Sequence[Sink],
         inputs: list[Buffer],
         names: Mapping[int, str],
         parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
@@ -99,7 +99,7 @@ class _Nest:
                 builder.close()
         return replace(self, statements=builder.blocks[0].statements, borders=builder.borders)
 
-    def in_parts(self, targets: Sequence[Target], inputs: list[Buffer], names: Mapping[int, str]) -> list[Statement]:
+    def in_parts(self, targets: Sequence[Sink], inputs: list[Buffer], names: Mapping[int, str]) -> list[Statement]:
         """The statements; the two innermost loops run apart over what is between their borders, where that is most of
         it: no element asks there whether it is padding, of which the compiler would make no vectors."""
         extents = {a: e for d in self.dimensions for a, e in zip(d.atoms, d.extents, strict=True)}

@@ -38,7 +38,7 @@ from fuse.kernel.ir import (
     identity,
 )
 from fuse.kernel.memory_order import strides_of_loops
-from fuse.kernel.nest import Dimension, Target, builder_for, store
+from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.values import Map, Reduce, Reindex, Value
 from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, stages, within_stage
 
@@ -60,7 +60,7 @@ class RowNest:
 
     def __init__(
         self,
-        targets: list[Target],
+        targets: list[Sink],
         inputs: list[Buffer],
         names: Mapping[int, str],
         reductions: list[Reduce],

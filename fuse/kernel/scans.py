@@ -17,7 +17,7 @@ from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import converted
 from fuse.kernel.index import offset
 from fuse.kernel.ir import Accumulate, Accumulator, Buffer, Let, Statement, Store
-from fuse.kernel.nest import Dimension, Target, builder_for
+from fuse.kernel.nest import Dimension, Sink, builder_for
 from fuse.kernel.recipes import Call, Unsupported, convert
 from fuse.kernel.values import ReduceOp, Scan, Value
 
@@ -47,7 +47,7 @@ def scan_of(call: Call) -> Value | tuple[Value | None, ...]:
 
 
 def scan_nest(
-    target: Target, inputs: list[Buffer], names: Mapping[int, str], dimensions: Sequence[Dimension]
+    target: Sink, inputs: list[Buffer], names: Mapping[int, str], dimensions: Sequence[Dimension]
 ) -> list[Statement]:
     """The loops that store ``target``, whose value is a scan.
 

@@ -33,7 +33,7 @@ from fuse.kernel.ir import (
     Statement,
 )
 from fuse.kernel.levels import first_level, read_from_memory
-from fuse.kernel.nest import Dimension, Target
+from fuse.kernel.nest import Dimension, Sink
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest
 from fuse.kernel.scans import scan_nest
@@ -88,7 +88,7 @@ def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
 def _nests(stores: Stores, inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
     """The nests of one level."""
     outputs = [output for output, _ in stores]
-    targets = [Target(output.value, buffer, output.strides) for output, buffer in stores]
+    targets = [Sink(output.value, buffer, output.strides) for output, buffer in stores]
 
     def nests(any_order: bool) -> list[Statement]:
         groups = [[targets[i] for i in group] for group in _groups(outputs, any_order)]
@@ -181,7 +181,7 @@ def _share_costly_work(one: Output, other: Output) -> bool:
     return sum(v.cost for v in within_stage([one.value]) if id(v) in shared and isinstance(v, Map)) >= WORTH_KEEPING
 
 
-def _nest(targets: list[Target], inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
+def _nest(targets: list[Sink], inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
     """The loops of outputs that share them."""
     reductions = reductions_below(t.value for t in targets)
     if reductions:
@@ -202,13 +202,13 @@ def _scoped(statements: list[Statement]) -> list[Statement]:
     return statements if all(isinstance(s, (Loop, Scope)) for s in statements) else [Scope(tuple(statements))]
 
 
-def _pieces(target: Target) -> list[Target]:
+def _pieces(target: Sink) -> list[Sink]:
     """A concatenation is one nest a piece, each stored in its place."""
     value = target.value
     assert isinstance(value, Concat)
     pieces, start = [], target.start
     for piece in value.pieces:
-        pieces.append(Target(piece, target.buffer, target.strides, start))
+        pieces.append(Sink(piece, target.buffer, target.strides, start))
         start += Affine((), piece.shape[value.dim]).times(target.strides[value.dim])
     return pieces
 

@@ -25,16 +25,17 @@ from fuse.kernel.expressions import (
     CHOICE,
     SYMBOLS,
     Expression,
-    Form,
     Literal,
     Notation,
     Operation,
     Parameter,
     Position,
+    Template,
     Variable,
     name_of,
     render,
 )
+from fuse.kernel.form import Form, Threads
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
@@ -52,6 +53,13 @@ from fuse.kernel.ir import (
     combined,
     identity,
 )
+from fuse.kernel.lower import Declined
+from fuse.kernel.packing import Packing
+from fuse.kernel.products import products_below
+from fuse.kernel.recipes import Unsupported
+from fuse.kernel.schedule import schedule
+from fuse.kernel.target import Target, Written
+from fuse.kernel.values import Program
 
 NUMPY: Mapping[torch.dtype, type[Any]] = {
     torch.float64: np.float64,
@@ -66,10 +74,10 @@ NUMPY: Mapping[torch.dtype, type[Any]] = {
     torch.bool: np.bool_,
 }
 PYTHON_FORMS = {
-    "select": Form("{1} if {0} else {2}", CHOICE, (CHOICE + 1, CHOICE + 1, CHOICE)),
-    "and": Form("({} and {})", CALL, (0, 0)),
-    "or": Form("({} or {})", CALL, (0, 0)),
-    "quotient": Form("({} // {})", CALL, (0, 0)),
+    "select": Template("{1} if {0} else {2}", CHOICE, (CHOICE + 1, CHOICE + 1, CHOICE)),
+    "and": Template("({} and {})", CALL, (0, 0)),
+    "or": Template("({} or {})", CALL, (0, 0)),
+    "quotient": Template("({} // {})", CALL, (0, 0)),
 }
 
 
@@ -88,13 +96,13 @@ def _leaf(leaf: Expression) -> str:
     raise TypeError(f"{type(leaf).__name__} stands for nothing in Python")
 
 
-def _form(whole: Operation) -> Form:
+def _form(whole: Operation) -> Template:
     """Symbols bind in Python as in C, but for comparisons, which it chains: each stands in parentheses."""
     form = PYTHON_FORMS.get(whole.operator) or SYMBOLS.get(whole.operator)
     if form is None:
         arguments = ", ".join(["{}"] * len(whole.operands))
-        return Form(f"call({whole.operator!r}, {whole.dtype}, {arguments})", CALL, (0,) * len(whole.operands))
-    return Form(f"({form.template})", CALL, (CALL,) * len(form.operands))
+        return Template(f"call({whole.operator!r}, {whole.dtype}, {arguments})", CALL, (0,) * len(whole.operands))
+    return Template(f"({form.template})", CALL, (CALL,) * len(form.operands))
 
 
 def python_of(body: KernelBody) -> str:
@@ -188,8 +196,13 @@ SPACE |= {"inf": math.inf, "nan": math.nan, **{name_of(dtype): number for dtype,
 
 def run(body: KernelBody, tensors: Sequence[Tensor]) -> bool:
     """Run a kernel in Python on the memory of ``tensors``, inputs first."""
+    return run_source(python_of(body), tensors)
+
+
+def run_source(source: str, tensors: Sequence[Tensor]) -> bool:
+    """Run the source of a kernel on the memory of ``tensors``, inputs first."""
     space = dict(SPACE)
-    exec(python_of(body), space)
+    exec(source, space)
     kernel: Callable[..., bool] = space["kernel"]
     with np.errstate(all="ignore"):
         return kernel(*(_memory(tensor) for tensor in tensors))
@@ -200,3 +213,17 @@ def _memory(tensor: Tensor) -> Any:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     flat = tensor.detach().as_strided((extent,), (1,))
     return (flat.view(torch.uint16) if tensor.dtype is torch.bfloat16 else flat).numpy()
+
+
+def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
+    """The Python of a region; products are left to the library."""
+    if products_below([output.value for output in program.outputs]):
+        raise Unsupported("products are left to the library")
+    return Written(python_of(schedule(program, form)))
+
+
+def no_loops(*_: object) -> Declined:
+    return Declined("loops run step by step")
+
+
+TARGET = Target("cpu", Packing(panel=1, most_panels=1, largest_block=1 << 20), write, no_loops, no_loops, no_loops)

@@ -183,7 +183,7 @@ def test_parentheses_keep_the_tree(tree: Expression) -> None:
 
 
 PYTHON = {
-    "select": expressions.Form("({1} if {0} else {2})", expressions.CALL, (0, 0, 0)),
-    "and": expressions.Form("({} and {})", expressions.CALL, (0, 0)),
-    "invert": expressions.Form("(not ({}))", expressions.CALL, (0,)),
+    "select": expressions.Template("({1} if {0} else {2})", expressions.CALL, (0, 0, 0)),
+    "and": expressions.Template("({} and {})", expressions.CALL, (0, 0)),
+    "invert": expressions.Template("(not ({}))", expressions.CALL, (0,)),
 }

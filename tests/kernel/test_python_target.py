@@ -14,10 +14,13 @@ from torch.nn import functional
 
 from fuse.check.compare import compare
 from fuse.graph.capture import capture
+from fuse.graph.ends import outputs_of
+from fuse.kernel import target
 from fuse.kernel.ir import KernelBody
-from fuse.kernel.lower import program_of
+from fuse.kernel.lower import Kernel, lower, program_of
 from fuse.kernel.schedule import schedule
-from tests.kernel.python_target import python_of, run
+from fuse.rewrite.pipeline import run_passes
+from tests.kernel.python_target import python_of, run, run_source
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -82,6 +85,54 @@ def test_python_computes_what_eager_does(name: str) -> None:
         assert not (problem := compare("", mine, theirs).problem), problem
 
 
+class Network(nn.Module):
+    """Products, a norm, softmax and a loop: what passes fuse, in a few elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.norm, self.cell = nn.LayerNorm(6), nn.GRUCell(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x[0] * 0
+        for step in x:
+            h = self.cell(step, h)
+        y = self.norm(x + self.second(functional.gelu(self.first(x))))
+        return torch.softmax(y @ y.transpose(1, 2), -1) @ y, h.tanh() * 2
+
+
+class InPython(torch.fx.Interpreter):
+    """Runs a rewritten graph with the kernels that the target wrote for its regions; counts them."""
+
+    kernels = 0
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        if isinstance(module, torch.fx.GraphModule) and isinstance(kernel := lower(module), Kernel):
+            expected = [node.meta["val"] for node in outputs_of(module.graph)]
+            results = [torch.empty_strided(e.shape, e.stride(), dtype=e.dtype) for e in expected]
+            assert run_source(kernel.source, [*args, *results])
+            self.kernels += 1
+            return tuple(results) if isinstance(module.graph.output_node().args[0], (tuple, list)) else results[0]
+        return super().call_module(target, args, kwargs)
+
+
+def passes_run_for_python() -> int:
+    """Rewrite the network by all passes for the Python target, run it with its kernels, and count them."""
+    target.TARGETS["cpu"] = "tests.kernel.python_target"
+    torch.manual_seed(0)
+    model, x = Network().eval(), numbers(4, 2, 6)
+    graph = capture(model, (x,))
+    inputs = [x if s.kind == "argument" else model.get_parameter(s.name) for s in graph.meta["signature"].inputs]
+    with torch.no_grad():
+        run_passes(graph)
+        runner = InPython(graph)
+        results, expected = runner.run(*inputs), model(x)
+    for mine, theirs in zip(results, expected, strict=True):
+        assert not (problem := compare("", mine, theirs).problem), problem
+    return runner.kernels
+
+
 def test_no_cpp_is_needed() -> None:
     code = """
 import sys
@@ -89,10 +140,10 @@ sys.modules["fuse.kernel.cpu"] = None
 from tests.kernel import test_python_target as cases
 for name in cases.CASES:
     cases.test_python_computes_what_eager_does(name)
-print(len(cases.CASES), "kernels")
+print(len(cases.CASES), "kernels,", cases.passes_run_for_python(), "of a network")
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.stdout == f"{len(CASES)} kernels\n", ran.stderr
+    assert ran.stdout == f"{len(CASES)} kernels, 2 of a network\n", ran.stderr
 
 
 def test_an_index_out_of_range_writes_nothing() -> None:

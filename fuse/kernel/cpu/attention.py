@@ -33,7 +33,7 @@ from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, taken_apart
 from fuse.kernel.extents import larger, smaller
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Pointer, Statement
-from fuse.kernel.nest import Dimension, Target, builder_for, store
+from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.placement import matrices
 from fuse.kernel.products import products_below
 from fuse.kernel.recipes import Unsupported
@@ -187,7 +187,7 @@ class _Operands:
             atoms = [atom for d in dimensions for atom in d.atoms]
             for atom in atoms:
                 builder.open(atom, "vector" if atom == atoms[-1] and column else "serial")
-            store(builder, [(Target(value, own, (0, 0, 1)), tuple(d.index() for d in dimensions))])
+            store(builder, [(Sink(value, own, (0, 0, 1)), tuple(d.index() for d in dimensions))])
             for _ in atoms:
                 builder.close()
             pointer = Pointer("own", "memory", ROW_OF_BLOCK * value.shape[2])
@@ -203,7 +203,7 @@ def _between(program: Program, first: Product, second: Product, inputs: list[Buf
     """Lines that turn scores into the left operand of the second product, in place."""
     reductions = reductions_below([second.left])
     scores = Buffer("scores", first.dtype, "scratch")
-    target = Target(second.left, scores, (*(0 for _ in second.left.shape[1:]), 1))
+    target = Sink(second.left, scores, (*(0 for _ in second.left.shape[1:]), 1))
     nest = ProductRows([target], first, scores, inputs, program.value_names, reductions)
 
     def build(dimensions: list[Dimension]) -> list[Statement]:

@@ -43,7 +43,7 @@ from fuse.kernel.extents import larger, smaller, varies
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, Loop, Statement
 from fuse.kernel.loop_stages import Kept, Product
-from fuse.kernel.nest import Target, store
+from fuse.kernel.nest import Sink, store
 from fuse.kernel.values import Gather, Input, Value
 from fuse.kernel.walks import within_stage
 
@@ -253,7 +253,7 @@ def _nest(
     atoms = ("block", "row", "lane") if domain.rows > 1 else ("block", "lane")
     for atom in atoms:
         builder.open(atom, "vector" if atom == "lane" else "serial")
-    targets = [Target(d.value, Buffer(d.name, d.value.dtype, "output"), d.strides) for d in destinations]
+    targets = [Sink(d.value, Buffer(d.name, d.value.dtype, "output"), d.strides) for d in destinations]
     store(builder, [(target, domain.index) for target in targets])
     for _ in atoms:
         builder.close()

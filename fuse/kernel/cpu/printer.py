@@ -13,11 +13,11 @@ from fuse.kernel.expressions import (
     SYMBOLS,
     UNARY,
     Expression,
-    Form,
     Literal,
     Notation,
     Operation,
     Position,
+    Template,
     Variable,
     called,
     parts,
@@ -26,7 +26,7 @@ from fuse.kernel.expressions import (
 
 _HALF_NAMES = {"round_bfloat16": "fuse_round_bf16", "round_float16": "fuse_round_f16"}
 _FUNCTIONS = {"hypot": "__builtin_hypot"} | _HALF_NAMES
-_OF_BOOLS = {"add": SYMBOLS["or"], "multiply": SYMBOLS["and"], "invert": Form("!{}", UNARY, (UNARY,))}
+_OF_BOOLS = {"add": SYMBOLS["or"], "multiply": SYMBOLS["and"], "invert": Template("!{}", UNARY, (UNARY,))}
 _CHEAP = SYMBOLS.keys() | {"chosen"}
 _WRAPPING = {"add": "+", "subtract": "-", "multiply": "*"}
 
@@ -57,7 +57,7 @@ def _leaf(leaf: Expression) -> str:
     raise TypeError(f"{type(leaf).__name__} stands for nothing in C++")
 
 
-def _form(whole: Operation) -> Form:
+def _form(whole: Operation) -> Template:
     """Integers wrap around: through unsigned ones, since signed overflow is undefined in C++."""
     name, dtype = whole.operator, whole.operands[-1].dtype
     if name == "convert":
@@ -67,7 +67,7 @@ def _form(whole: Operation) -> Form:
     if dtype is torch.bool and name in _OF_BOOLS:
         return _OF_BOOLS[name]
     if name in _WRAPPING and not dtype.is_floating_point:
-        return Form(f"{cpp_types.register(dtype)}(uint64_t({{}}) {_WRAPPING[name]} uint64_t({{}}))", CALL, (0, 0))
+        return Template(f"{cpp_types.register(dtype)}(uint64_t({{}}) {_WRAPPING[name]} uint64_t({{}}))", CALL, (0, 0))
     return SYMBOLS.get(name) or called(_FUNCTIONS.get(name, f"fuse_{name}"), len(whole.operands))
 
 

@@ -64,16 +64,6 @@ ROW_OF_BLOCK = Affine.of("row") + Affine.of("first_row") * -1
 
 
 @dataclass(frozen=True)
-class Written:
-    """The text of a kernel, as its source but for the name, and what it takes in memory and threads."""
-
-    source: str
-    workspace_bytes: int
-    parallel: bool
-    headers: tuple[str, ...] = HEADERS
-
-
-@dataclass(frozen=True)
 class Operand:
     """A matrix or an image in memory: the name of its first element's pointer, and strides."""
 

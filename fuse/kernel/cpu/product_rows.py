@@ -13,7 +13,7 @@ from fuse.kernel.cpu.product_frame import NAMES, OF_BLOCK
 from fuse.kernel.cpu.tiled_products import digits_of, place_of_product, taken_apart
 from fuse.kernel.index import ZERO, NotAffine
 from fuse.kernel.ir import Buffer, Loop, Pointer, Statement
-from fuse.kernel.nest import Target
+from fuse.kernel.nest import Sink
 from fuse.kernel.rows import RowNest
 from fuse.kernel.values import Product, Reduce
 
@@ -26,7 +26,7 @@ class ProductRows(RowNest):
 
     def __init__(
         self,
-        targets: list[Target],
+        targets: list[Sink],
         product: Product,
         scores: Buffer,
         inputs: list[Buffer],

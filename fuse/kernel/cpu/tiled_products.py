@@ -40,7 +40,7 @@ from fuse.kernel.extents import estimate
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size
 from fuse.kernel.ir import Buffer, Let, Loop, Pointer, Statement
-from fuse.kernel.nest import Dimension, Target, builder_for, store
+from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.placement import Blocks, blocks, placement
 from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.recipes import Unsupported
@@ -159,10 +159,10 @@ def by_cost_of_panels(columns: int, depth: int, itemsize: int) -> list[int]:
 
 def epilogue_of(program: Program, product: Product, inputs: list[Buffer], outputs: list[Buffer]) -> list[str]:
     """The lines that store what is computed from one tile: a nest for the outputs of each shape and order."""
-    groups: dict[tuple[int, ...], list[Target]] = {}
+    groups: dict[tuple[int, ...], list[Sink]] = {}
     for output, buffer in zip(program.outputs, outputs, strict=True):
         _check(output, product)
-        groups.setdefault(output.value.shape, []).append(Target(output.value, buffer, output.strides))
+        groups.setdefault(output.value.shape, []).append(Sink(output.value, buffer, output.strides))
     lines: list[str] = []
     for shape, targets in groups.items():
         statements = with_splits(shape, lambda d, t=targets: _nest(d, t, program, product, inputs))  # type: ignore[misc]  # no type for a default
@@ -181,7 +181,11 @@ def _check(output: Output, product: Product) -> None:
 
 
 def _nest(
-    dimensions: Sequence[Dimension], targets: Sequence[Target], program: Program, product: Product, inputs: list[Buffer]
+    dimensions: Sequence[Dimension],
+    targets: Sequence[Sink],
+    program: Program,
+    product: Product,
+    inputs: list[Buffer],
 ) -> list[Statement]:
     """Loops over the rows and columns of one tile that store ``targets``."""
     builder = builder_for(dimensions, inputs, program.value_names)

@@ -17,7 +17,7 @@ from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import operand_of, panels_of
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Pointer, Statement
-from fuse.kernel.nest import Dimension, Target
+from fuse.kernel.nest import Dimension, Sink
 from fuse.kernel.products import products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
@@ -56,7 +56,7 @@ def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAU
     left, right = operand_of(product.left, frame.inputs), operand_of(product.right, frame.inputs)
     if left.strides[1] != 1 and depth > 1:
         raise Unsupported("the rows of the left operand do not lie in order in memory")
-    targets = [Target(o.value, buffer, o.strides) for o, buffer in zip(program.outputs, frame.outputs, strict=True)]
+    targets = [Sink(o.value, buffer, o.strides) for o, buffer in zip(program.outputs, frame.outputs, strict=True)]
     reductions = reductions_below(target.value for target in targets)
     sums = Buffer("scores", product.dtype, "scratch")
     nest = ProductRows(targets, product, sums, frame.inputs, program.value_names, reductions)
