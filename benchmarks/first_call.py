@@ -1,6 +1,6 @@
 """First calls of the LiGRU loop of https://github.com/pytorch/pytorch/issues/97155, caches cold.
 
-    64 and 1,024 steps, as they are and with the length declared to vary      each in a process of its own
+    64 and 1,024 steps, and then another length      each in a process of its own
 
 The seconds are those of ``fused(x)``; torch is imported before. Beside them the processor's, of this process and of the
 compiler that it calls: they tell more where other programs run.
@@ -25,15 +25,14 @@ from benchmarks.common import ROOT, save
 from fuse.graph.load import load
 
 ROUNDS = 3
-CASES = ((64, False), (64, True), (1024, False), (1024, True))
+CASES = (64, 1024)
 
 
-def measured(steps: int, declared: bool) -> dict[str, float]:
+def measured(steps: int) -> dict[str, float]:
     """Seconds of the first call in this process, and of one more with another length."""
     loaded = load(str(ROOT / "models" / "ligru.py"), settings=(f"seq_length={steps}",), real=True)
     (x,) = loaded.args
-    dims = {"x": {1: torch.export.Dim("T")}}
-    fused = fuse.compile(loaded.model, dynamic_shapes=dims) if declared else fuse.compile(loaded.model)
+    fused = fuse.compile(loaded.model)
     found = {}
     with torch.no_grad():
         for name, argument in (("first", x), ("another_length", x[:, : steps * 3 // 4].contiguous())):
@@ -50,13 +49,13 @@ def processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def case(steps: int, declared: bool) -> dict[str, Any]:
+def case(steps: int) -> dict[str, Any]:
     rounds = []
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory(prefix="fuse-bench-") as cache:
             os.chmod(cache, 0o700)
             ran = subprocess.run(
-                [sys.executable, "-m", "benchmarks.first_call", str(steps), *(["declared"] if declared else [])],
+                [sys.executable, "-m", "benchmarks.first_call", str(steps)],
                 cwd=ROOT,
                 env={**os.environ, "FUSE_CACHE_DIR": cache},
                 stdout=subprocess.PIPE,
@@ -64,18 +63,14 @@ def case(steps: int, declared: bool) -> dict[str, Any]:
                 check=True,
             )
         rounds.append(json.loads(ran.stdout))
-    return {
-        "steps": steps,
-        "declared": declared,
-        "seconds": {name: median(one[name] for one in rounds) for name in rounds[0]},
-    }
+    return {"steps": steps, "seconds": {name: median(one[name] for one in rounds) for name in rounds[0]}}
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(measured(int(sys.argv[1]), "declared" in sys.argv)))
+        print(json.dumps(measured(int(sys.argv[1]))))
     else:
-        cases = [case(*one) for one in CASES]
+        cases = [case(one) for one in CASES]
         for one in cases:
             print(one, file=sys.stderr)
         save("first_call", cases)

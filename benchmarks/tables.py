@@ -280,7 +280,7 @@ def first_call_table(results: dict[str, Any]) -> list[str]:
     ]
     shown = not overloaded(results)
     for case in results["cases"]:
-        what = f"{case['steps']:,} steps{', length declared to vary' if case['declared'] else ''}"
+        what = f"{case['steps']:,} steps"
         seconds = case["seconds"]
         first, other = (f"{seconds[n]:.2f}" if shown else LEFT_OUT for n in ("first", "another_length"))
         lines.append(f"| {what} | {first} | {seconds['first_processor']:.2f} | {other} |")

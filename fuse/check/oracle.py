@@ -145,7 +145,7 @@ def check(
     rtol: float | None = None,
     passes: Sequence[str] | None = None,
     fuel: int | None = None,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: Any = "auto",
 ) -> CheckReport:
     """Run one call eager and fused and compare everything that a caller could notice.
 

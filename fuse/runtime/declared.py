@@ -1,193 +1,201 @@
-"""Serve all lengths of a model from a few short captures, where the user declared that one length varies.
+"""Sizes that a user declares to vary: which dimensions have them, and what a call looks like at other sizes.
 
-    call at length 1024  ->  a template of such calls?  -- yes -->  its program for 1024
-                                     | no
-                                     v
-                     capture at 11, 18 and 37, and compare  ->  template
+    dynamic_shapes={"x": {0: T, 1: B}, "mask": {1: 2 * T}}       x[T, B, H], mask[B, 2 * T]
 
-What does not correspond is refused with a reason, and such calls are captured at their own length, as without the
-declaration.
+The notation is that of ``torch.export``: by names of arguments or in their order, nested as they are; for each tensor a
+dictionary from dimensions, or a sequence of one entry for each, to a ``Dim``, ``Dim.DYNAMIC`` or ``Dim.AUTO``; ``None``
+and numbers stay. A call at other sizes is captured before the first one, and kernels are then made for all sizes that
+follow from these in the same way. Nothing else follows from a declaration: each call is checked as any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
-from fuse.graph.signature import Signature
-from fuse.runtime.guards import StateGuard, modes, same_value
-from fuse.runtime.laws import NoLaw
-from fuse.runtime.lengths import NotOneLength, Varying, check_names, varying
-from fuse.runtime.program import Program
-from fuse.runtime.template import OtherConstants, Template, template_of
+from fuse.graph.fake_mode import FakeMode
+from fuse.graph.strides import dense_strides, is_dense
+from fuse.kernel.extents import LEAST
 
-LARGEST_TEMPLATES = 16
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-GraphOf = Callable[[Arguments, Sequence[str]], GraphModule]
-"""The graph of a call with these arguments, captured and rewritten but for the passes that are named."""
-
-
-class Refused(Exception):
-    """A call has to be captured at its own length; the message is a reason."""
+SHORT = 11
+"""The least size that is tried: loops of so many steps are rolled."""
+FURTHEST = 256
 
 
 @dataclass(frozen=True)
-class _Served:
-    """What was made of one kind of calls; a template, or why there is none."""
+class Size:
+    """One dimension: ``factor * value + shift`` of the size called ``name``, whose bounds are ``least`` and ``most``."""
 
-    state: StateGuard
-    calls: LengthGuard
-    template: Template | str
+    name: str
+    factor: int
+    shift: int
+    least: int
+    most: int | None
+
+    def at(self, value: int) -> int:
+        return self.factor * value + self.shift
 
 
-class DeclaredLengths:
-    """The templates of one model. Not to be called by several threads at once."""
+Sizes = Mapping[int, Size]
+"""The dimensions of one tensor that vary."""
 
-    def __init__(self, model: nn.Module, declared: Any, graph_of: GraphOf, watch_tensors: bool) -> None:
-        check_names(model, declared)
-        self.declared = declared
-        self._model = model
-        self._graph_of = graph_of
-        self._watch_tensors = watch_tensors
-        self._served: tuple[_Served, ...] = ()
 
-    def forget(self) -> None:
-        self._served = ()
-
-    def program(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any]
-    ) -> tuple[Program, Signature] | None:
-        """The program of a call and what it promises; None for a call that is short enough to be captured.
-
-        Raises:
-            Refused: there is no template for such calls.
-            FuseError: the declaration does not fit the arguments, or the kernels cannot be built.
-        """
-        structure = pytree.tree_structure((args, dict(kwargs)))
-        found = self._find(leaves, structure)
-        if found is None:
-            found = self._make(args, kwargs, leaves, structure)
-        if found is None:
-            return None
-        served, length = found
-        if isinstance(served.template, str):
-            raise Refused(served.template)
-        if length < served.template.least:
-            return None
-        try:
-            return served.template.at(length)
-        except NoLaw as why:
-            raise Refused(str(why)) from None
-
-    def _find(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> tuple[_Served, int] | None:
-        for served in self._served:
-            if served.state.holds() and (length := served.calls.length(leaves, structure)) is not None:
-                return served, length
-        return None
-
-    def _make(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any], structure: pytree.TreeSpec
-    ) -> tuple[_Served, int] | None:
-        held = [*self._model.parameters(), *self._model.buffers()]
-        try:
-            call = varying(self._model, self.declared, args, kwargs, leaves)
-        except NotOneLength as why:
-            raise Refused(str(why)) from None
-        taken = {size for tensor in (*leaves, *held) if isinstance(tensor, Tensor) for size in tensor.shape}
-        if (lengths := call.short(taken - {call.length})) is None:
-            return None
-        guard = LengthGuard.of(call, leaves, structure, held)
-        served = _Served(
-            StateGuard(self._model, self._watch_tensors), guard, self._template(call, lengths, leaves, structure)
+def check_declaration(model: nn.Module, declared: Any) -> None:
+    """Raise ``FuseError`` where ``declared`` names an argument that ``forward`` does not have, or is no declaration."""
+    if declared is None or (isinstance(declared, str) and declared == "auto"):
+        return
+    if not isinstance(declared, (dict, tuple, list)):
+        raise FuseError(
+            f"dynamic_shapes is a {type(declared).__name__}; give a dictionary by names of arguments, 'auto' or None"
         )
-        self._served = (served, *self._served)[:LARGEST_TEMPLATES]
-        return served, call.length
-
-    def _template(
-        self, call: Varying, lengths: Sequence[int], leaves: Sequence[Any], structure: pytree.TreeSpec
-    ) -> Template | str:
-        """The template of such calls, or why there is none. What is folded to a constant must not have the length: if
-        it does, nothing is folded."""
-        for left_out in ((), ("constant_folding",)):
-            try:
-                arguments = [call.arguments(leaves, structure, length) for length in lengths]
-                return template_of(lengths, [self._graph_of(one, left_out) for one in arguments])
-            except OtherConstants as why:
-                reason = str(why)
-            except (NoLaw, FuseError) as why:
-                return str(why)
-        return reason
+    parameters = inspect.signature(model.forward).parameters
+    if isinstance(declared, dict) and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        for name in declared:
+            if name not in parameters:
+                close = difflib.get_close_matches(str(name), parameters, n=1)
+                advice = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(parameters)}"
+                raise FuseError(f"dynamic_shapes names {name!r}, which forward does not take; {advice}")
 
 
-@dataclass(frozen=True)
-class LengthGuard:
-    """Which calls are of one kind, at whatever length.
+def elsewhere(
+    model: nn.Module, declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any]
+) -> list[Any] | None:
+    """The leaves of a call at other sizes, tensors without data; None where a call at such sizes cannot be made up.
 
-    ``plain`` are the leaves that are no tensors, ``kinds`` what tensors are but for their layout, ``layouts`` tensors
-    without data in the layouts of the example; ``held`` are the model's tensors.
+    Raises:
+        FuseError: the declaration does not fit the arguments.
     """
+    sizes = declared_sizes(model, declared, args, kwargs, leaves)
+    values = _values(sizes, leaves)
+    varying = [leaves[i] for i in sizes]
+    if not values or min(values.values()) < LEAST or not all(map(is_dense, varying)):
+        return None
+    held = (*leaves, *model.parameters(), *model.buffers())
+    taken = {n for tensor in held if isinstance(tensor, Tensor) for n in tensor.shape}
+    others = _others(sizes, values, taken)
+    if others is None:
+        return None
+    mode = FakeMode(allow_non_fake_inputs=True)
+    made: dict[int, Tensor] = {}
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor) or id(leaf) in made:
+            continue
+        if i not in sizes:
+            made[id(leaf)] = mode.from_tensor(leaf)
+            continue
+        size = [sizes[i][d].at(others[sizes[i][d].name]) if d in sizes[i] else n for d, n in enumerate(leaf.shape)]
+        order = sorted(range(leaf.dim()), key=lambda d: (leaf.stride(d), -d))  # noqa: B023 (called at once)
+        with mode:
+            fake = torch.empty_strided(size, dense_strides(size, order), dtype=leaf.dtype, device=leaf.device)
+        made[id(leaf)] = fake.requires_grad_(leaf.requires_grad)
+    return [made.get(id(leaf), leaf) for leaf in leaves]
 
-    call: Varying
-    structure: pytree.TreeSpec
-    modes: tuple[Any, ...]
-    plain: tuple[Any, ...]
-    kinds: tuple[Any, ...]
-    layouts: tuple[Tensor | None, ...]
-    held: tuple[Tensor, ...]
 
-    @staticmethod
-    def of(call: Varying, leaves: Sequence[Any], structure: pytree.TreeSpec, held: Sequence[Tensor]) -> LengthGuard:
-        """The guard of calls like this one."""
-        if _share_memory(leaves, held):
-            raise Refused("two inputs share memory")
-        layouts = tuple(
-            torch.empty_strided(leaf.shape, leaf.stride(), device="meta") if isinstance(leaf, Tensor) else None
-            for leaf in leaves
-        )
-        return LengthGuard(call, structure, modes(), _plain(leaves), _kinds(leaves), layouts, tuple(held))
+def declared_sizes(
+    model: nn.Module, declared: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], leaves: Sequence[Any]
+) -> dict[int, Sizes]:
+    """The dimensions that vary, by the positions of leaves."""
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except TypeError:  # the call itself will say so
+        return {}
+    named = dict(declared) if isinstance(declared, dict) else dict(zip(bound, declared, strict=False))
+    by_tensor: dict[int, Sizes] = {}
+    for name, value in bound.items():
+        _collect(name, value, named.get(name), by_tensor)
+    return {i: by_tensor[id(leaf)] for i, leaf in enumerate(leaves) if by_tensor.get(id(leaf))}
 
-    def length(self, leaves: Sequence[Any], structure: pytree.TreeSpec) -> int | None:
-        """The length of a call, or None for a call of another kind."""
-        if structure != self.structure or modes() != self.modes or _kinds(leaves) != self.kinds:
+
+def _values(sizes: Mapping[int, Sizes], leaves: Sequence[Any]) -> dict[str, int]:
+    """What each size is in this call."""
+    found: dict[str, int] = {}
+    for i, of_leaf in sizes.items():
+        for dim, size in of_leaf.items():
+            value, rest = divmod(leaves[i].shape[dim] - size.shift, size.factor)
+            if rest or found.setdefault(size.name, value) != value:
+                raise FuseError(f"dynamic_shapes says that {size.name} is one size, and a call has several for it")
+    return found
+
+
+def _others(sizes: Mapping[int, Sizes], values: Mapping[str, int], taken: Set[int]) -> dict[str, int] | None:
+    """Another value of each size, such that none is equal to another size, or as far from its own as another is."""
+    found: dict[str, int] = {}
+    apart = set(taken)
+    by_name: dict[str, list[Size]] = {}
+    for of_leaf in sizes.values():
+        for size in of_leaf.values():
+            by_name.setdefault(size.name, []).append(size)
+    for name, of_name in by_name.items():
+        for value in _candidates(max(s.least for s in of_name), min((s.most for s in of_name if s.most), default=None)):
+            new = {size.at(value) for size in of_name}
+            shifts = {value - values[name], *(other - values[known] for known, other in found.items())}
+            if value != values[name] and min(new) >= LEAST and not new & apart and len(shifts) == len(found) + 1:
+                found[name] = value
+                apart |= new
+                break
+        else:
             return None
-        if not all(map(same_value, _plain(leaves), self.plain)) or _share_memory(leaves, self.held):
-            return None
-        leaf, extents = next(iter(self.call.extents.items()))
-        dim, extent = next(iter(extents.items()))
-        length = extent.length_of(leaves[leaf].shape[dim])
-        if length is None:
-            return None
-        for number, (given, known) in enumerate(zip(leaves, self.layouts, strict=True)):
-            if known is not None and (tuple(given.shape), given.stride()) != self.call.layout(number, known, length):
-                return None
-        return length
+    return found
 
 
-def _plain(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+def _candidates(least: int, most: int | None) -> Iterator[int]:
+    """Values within bounds, short ones first, but not the shortest."""
+    first, last = max(least, LEAST), FURTHEST + least if most is None else most
+    middle = max(first, min(SHORT, last))
+    return chain(range(middle, last + 1), range(middle - 1, first - 1, -1))
 
 
-def _kinds(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """What can be told of tensors but for their layouts: rank, type, and which of them are the same object."""
-    first = {id(leaf): number for number, leaf in reversed(list(enumerate(leaves)))}
-    return tuple(
-        (first[id(t)], t.dim(), type(t), t.dtype, t.device, t.requires_grad, torch._C._dispatch_keys(t))
-        if isinstance(t, Tensor)
-        else None
-        for t in leaves
-    )
+# ---- what is declared ------------------------------------------------------------------------------------------------
 
 
-def _share_memory(leaves: Sequence[Any], held: Sequence[Tensor]) -> bool:
-    """Whether two inputs share a storage, or one with the model; the same tensor given twice is one input."""
-    inputs = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
-    storages = {tensor.untyped_storage()._cdata for tensor in inputs.values()}
-    return len(storages) < len(inputs) or any(tensor.untyped_storage()._cdata in storages for tensor in held)
+def _collect(name: str, value: Any, declared: Any, found: dict[int, Sizes]) -> None:
+    """Walk a declaration beside the argument that it is for."""
+    if declared is None:
+        return
+    if isinstance(value, Tensor):
+        entries = declared if isinstance(declared, dict) else dict(enumerate(declared))
+        sizes = {}
+        for dim, one in entries.items():
+            if not isinstance(dim, int) or not -value.dim() <= dim < value.dim():
+                raise FuseError(f"dynamic_shapes gives dimension {dim!r} of {name}, which has {value.dim()}")
+            if (size := _size(name, one, value.shape[dim])) is not None:
+                sizes[dim % value.dim()] = size
+        found[id(value)] = sizes
+    elif isinstance(value, (tuple, list)) and isinstance(declared, (tuple, list)):
+        for number, (item, one) in enumerate(zip(value, declared, strict=False)):
+            _collect(f"{name}[{number}]", item, one, found)
+    elif isinstance(value, dict) and isinstance(declared, dict):
+        for key, one in declared.items():
+            _collect(f"{name}[{key!r}]", value.get(key), one, found)
+    elif any(_size(name, one, 0) is not None for one in pytree.tree_leaves(declared)):
+        raise FuseError(f"dynamic_shapes gives a size of {name}, which is a {type(value).__name__}")
+
+
+def _size(name: str, declared: Any, now: int) -> Size | None:
+    """What is declared of one dimension, which is ``now`` as large; None where it stays. Without a name of its own it
+    is one with all that are as large."""
+    if declared is None or isinstance(declared, int):
+        return None
+    hint = getattr(getattr(declared, "type", None), "name", None)
+    if hint in ("DYNAMIC", "AUTO", "STATIC"):
+        bounds = (_bound(getattr(declared, "min", None)) or 0, _bound(getattr(declared, "max", None)))
+        return None if hint == "STATIC" else Size(f"the size {now}", 1, 0, *bounds)
+    root, function = getattr(declared, "root", declared), getattr(declared, "fn", None)
+    if not hasattr(root, "__name__") or not hasattr(root, "min"):
+        raise FuseError(f"dynamic_shapes gives {declared!r} for a dimension of {name}; give a torch.export.Dim")
+    shift, one = (function(0), function(1)) if function else (0, 1)
+    return Size(root.__name__, one - shift, shift, _bound(root.min) or 0, _bound(root.max))
+
+
+def _bound(limit: Any) -> int | None:
+    """A bound as a number; ``torch.export`` has an infinity of its own."""
+    return limit if isinstance(limit, int) else None

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
@@ -39,22 +40,22 @@ from fuse.graph.kept import Assigns
 from fuse.graph.learned import Learned, Learning, ReadLine
 from fuse.graph.signature import Attribute, Signature
 from fuse.kernel.sized import lowering_for
-from fuse.rewrite import registry
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
+from fuse.runtime import tuning
 from fuse.runtime.choosing import Chooser, chooser_of
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
-from fuse.runtime.declared import Arguments, DeclaredLengths, Refused
+from fuse.runtime.declared import check_declaration, elsewhere
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
 from fuse.runtime.kept import Carried, carried, kind_of_call, tensors_of
 from fuse.runtime.playback import Playback, playback
-from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, begun, program_of
+from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, begun, plan_of, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import refused_call, refused_model, without_kernels
 from fuse.runtime.specialised import LARGEST_UNUSED, Confirmation, Family, Missed
 from fuse.runtime.steps import Fallback, Launches
-from fuse.runtime.training import Finish, Ran, Training
-from fuse.runtime.varying import SizesSeen
+from fuse.runtime.training import Begin, Finish, Ran, Training
+from fuse.runtime.varying import SizesSeen, kind_of_sizes
 
 LARGEST_STATES = 8
 LARGEST_CARRIED = 4
@@ -84,9 +85,8 @@ class LastRun:
 
 @dataclass(frozen=True)
 class Compiled:
-    """One graph, built: for the calls that ``guard`` accepts. ``program`` is None where these calls run eager, for
-    ``reason``; ``graph`` also where no graph was captured for these calls, because they differ from others in a length
-    that was declared to vary. ``training`` runs the calls that need gradients; ``program`` is its forward half.
+    """One graph, built: for the calls that ``guard`` accepts. ``program`` and ``graph`` are None where these calls run
+    eager, for ``reason``. ``training`` runs the calls that need gradients; ``program`` is its forward half.
     ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
     ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
     ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
@@ -127,17 +127,15 @@ class Engine:
         freeze: bool,
         passes: Sequence[str] | None,
         fuel: int | None = None,
-        dynamic_shapes: Any = None,
+        dynamic_shapes: Any = "auto",
     ) -> None:
+        check_declaration(model, dynamic_shapes)
         self.model = model
         self.freeze = freeze
         self.passes = passes
         self.fuel = fuel
         self.dynamic_shapes = dynamic_shapes
-        self._told = False  # that calls are captured although a length was declared to vary
-        self._lengths = None
-        if dynamic_shapes is not None:
-            self._lengths = DeclaredLengths(model, dynamic_shapes, self._short_graph, watch_tensors=not freeze)
+        self._rehearsed: set[Hashable] = set()  # kinds of calls that were captured at other sizes
         self._states: tuple[_State, ...] = ()
         self._kept: tuple[Attribute, ...] = ()  # attributes that calls assigned so far
         self._in_vain: Counter[Hashable] = Counter()  # captures of calls that may be captured another time
@@ -241,7 +239,7 @@ class Engine:
             family.served(compiled)
             return result
         if family.grows():
-            with self._lock, without_collecting(), lowering_for(self._sizes.varying(leaves, spec)):
+            with self._lock, without_collecting(), lowering_for(self._varying(args, kwargs, leaves, spec)):
                 made = self._compile(args, kwargs, leaves, spec, family)
             if made.program is None:
                 return self._eager(args, kwargs, made.reason)
@@ -295,8 +293,6 @@ class Engine:
     def forget(self) -> None:
         """Make every variant anew when it is next needed."""
         self._states = ()
-        if self._lengths is not None:
-            self._lengths.forget()
 
     # ---- finding ---------------------------------------------------------------------------------------------------
 
@@ -323,7 +319,7 @@ class Engine:
         with self._lock:
             found = self._find(leaves, spec, modes())  # another thread may have made it
             if found is None:
-                with without_collecting(), unlogged(), lowering_for(self._sizes.varying(leaves, spec)):
+                with without_collecting(), unlogged(), lowering_for(self._varying(args, kwargs, leaves, spec)):
                     compiled = self._compile(args, kwargs, leaves, spec)
                 if not (compiled.once or self._is_passing(compiled, leaves, spec)):
                     self._remember(compiled)
@@ -383,8 +379,6 @@ class Engine:
                 graph, training = self._joint(args, kwargs)
                 program = training.program if training else self._build(graph)
                 signature = training.signature if training else graph.meta["signature"]
-            elif found := self._of_any_length(args, kwargs, leaves):
-                program, signature = found
             else:
                 graph = self._graph(args, kwargs)
                 program, signature = self._build(graph), graph.meta["signature"]
@@ -430,7 +424,9 @@ class Engine:
             family=family,
         )
 
-    def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[GraphModule, Training | None]:
+    def _joint(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], begin: Begin | None = None
+    ) -> tuple[GraphModule, Training | None]:
         """The call captured with its gradients; its forward half only, where nothing needs gradients."""
         if self.freeze:
             raise FuseError("the call needs gradients, and the weights are frozen")
@@ -439,48 +435,56 @@ class Engine:
         if joint.backward is None:
             self._rewrite(joint.forward)
             return joint.forward, None
-        return joint.forward, Training(joint, self._rewrite, self._begin, self._lock)
+        return joint.forward, Training(joint, self._rewrite, begin or self._begin, self._lock)
 
-    def _graph(self, args: tuple[Any, ...], kwargs: dict[str, Any], left_out: Sequence[str] = ()) -> GraphModule:
-        """The call, captured and rewritten but for the passes that are left out."""
+    def _graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+        """The call, captured and rewritten."""
         graph = capture(self.model, args, kwargs, self._kept)
         if self.freeze:
             freeze(graph, self.model)
         else:
             graph.meta["chooser"] = chooser_of(graph)
-        self._rewrite(graph, left_out)
+        self._rewrite(graph)
         return graph
 
-    def _rewrite(self, graph: GraphModule, left_out: Sequence[str] = ()) -> None:
-        passes = self.passes
-        if left_out:
-            passes = [info.name for info in registry.select(passes, ignore=left_out)]
-        graph.meta["failed"] = run_passes(graph, passes, self.fuel).failed
+    def _rewrite(self, graph: GraphModule) -> None:
+        graph.meta["failed"] = run_passes(graph, self.passes, self.fuel).failed
 
-    def _short_graph(self, arguments: Arguments, left_out: Sequence[str]) -> GraphModule:
-        """The graph of a call that stands for longer ones."""
-        graph = self._graph(*arguments, left_out)
-        if kept := graph.meta["signature"].kept:
-            raise FuseError(f"forward assigns the attribute {kept[0].attribute}")
-        if learning := graph.meta["signature"].learning:
-            raise FuseError(f"forward reads a value at {learning.lines[0].source}")
-        if reason := without_kernels(graph):
-            raise FuseError(reason)
-        return graph
+    def _varying(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
+    ) -> frozenset[int]:
+        """The sizes of a call that kernels are told: those that were declared to vary, and that did."""
+        if self.dynamic_shapes is None:
+            return frozenset()
+        if self.dynamic_shapes != "auto":
+            self._rehearse(args, kwargs, leaves, spec)
+        return self._sizes.varying(leaves, spec)
 
-    def _of_any_length(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]
-    ) -> tuple[Program, Signature] | None:
-        """The program of a call whose length was declared to vary, made without capturing that length."""
-        if self._lengths is None:
-            return None
+    def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any) -> None:
+        """Plan a call at other sizes, where some are declared to vary and no call of this kind came before: what
+        differs is what follows from sizes."""
+        kind = kind_of_sizes(leaves, spec), self._needs_gradients(leaves), self.model.training
+        if kind in self._rehearsed or tuning.enabled():
+            return
         try:
-            return self._lengths.program(args, kwargs, leaves)
-        except (Refused, FuseError) as why:
-            if not self._told:
-                self._told = True
-                self._warn(f"{self._name()} is captured at each length, although one is declared to vary: {why}")
-            return None
+            others = elsewhere(self.model, self.dynamic_shapes, args, kwargs, leaves)
+            if others is None:
+                return
+            if len(self._rehearsed) < LARGEST_VARIANTS:
+                self._rehearsed.add(kind)
+            other_args, other_kwargs = pytree.tree_unflatten(others, pytree.tree_structure((args, kwargs)))
+            with lowering_for(frozenset()):
+                if self._needs_gradients(leaves):
+                    self._joint(other_args, other_kwargs, _planned)
+                else:
+                    _planned(self._graph(other_args, other_kwargs))
+            self._sizes.varying(others, spec)
+        except FuseError as why:  # the call itself may be captured nevertheless
+            self._warn(f"what dynamic_shapes declares of {self._name()} is of no use: {why}")
+        except FaultWarning:  # warnings are errors here, which is the user's wish
+            raise
+        except Exception as error:  # a fault of ours must not become the user's
+            self._warn(f"what dynamic_shapes declares of {self._name()} is of no use: {reason_of_fault(error)}")
 
     def _build(self, graph: GraphModule) -> Program | Reference:
         if reason := without_kernels(graph):
@@ -557,6 +561,13 @@ class Engine:
 
     def _name(self) -> str:
         return str(self.model._get_name())
+
+
+def _planned(graph: GraphModule) -> Finish:
+    """The kernels of a graph that nobody runs are lowered, and not compiled."""
+    if not without_kernels(graph):
+        plan_of(graph)
+    return lambda: Reference(graph, Fallback("", "", "it is not run"))
 
 
 def _counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:

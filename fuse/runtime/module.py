@@ -25,7 +25,7 @@ def compile(
     model: nn.Module,
     freeze: bool = False,
     passes: Sequence[str] | None = None,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: Any = "auto",
     precision: Precision | str | None = None,
 ) -> Fused:
     """Run ``model`` fused.
@@ -40,10 +40,11 @@ def compile(
         freeze: for inference: fold and pack the weights as they are at the first call. Announce later
             changes by ``refresh()``.
         passes: names of the passes to run; None for all that are enabled.
-        dynamic_shapes: which dimensions of the arguments are, or follow from, one length that varies, in the notation
-            of ``torch.export``: ``{"x": {0: torch.export.Dim("time")}}``. You assert that ``forward`` is one function
-            of that length. It is then captured at three short lengths, and longer ones are served without capturing
-            again; where the three do not correspond, each length is captured, with one warning.
+        dynamic_shapes: which sizes vary. ``"auto"``: those that are seen to, once a call has another; then kernels are
+            made that are told them. A declaration in the notation of ``torch.export``, as
+            ``{"x": {0: torch.export.Dim("time"), 1: torch.export.Dim("batch")}}``, says it before the first call, so
+            that its kernels serve other sizes at once. None: all sizes are constants of kernels, which may be faster
+            where there are few.
         precision: the dtype to run in, ``"bf16"``, ``"f16"`` or ``"autocast"``, or a :class:`fuse.Precision` that also
             names the operators that stay in float32, as ``fuse precision`` recommends them. The weights stay float32;
             gradients come back in float32. ``"relaxed"`` leaves the dtypes as they are, and leaves out roundings that

@@ -86,13 +86,18 @@ class PositionOutOfRange(Exception):
     """A kernel found a position of a look-up out of range and stopped before it wrote anything."""
 
 
+def plan_of(graph: GraphModule) -> Schedule:
+    """The steps of a captured (and rewritten) graph."""
+    return schedule(graph, lower_measured, preferred)
+
+
 def program_of(graph: GraphModule) -> Program:
     """The program of a captured (and rewritten) graph.
 
     Raises:
         CompilerMissing, CompileFailed: see :mod:`fuse.runtime.compiler`.
     """
-    return Program(schedule(graph, lower_measured, preferred))
+    return Program(plan_of(graph))
 
 
 def begun(graph: GraphModule) -> Callable[[], Program]:
@@ -100,7 +105,7 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
 
     What is returned waits for them; it raises what :func:`program_of` does.
     """
-    plan = schedule(graph, lower_measured, preferred)
+    plan = plan_of(graph)
     with_compilers = ThreadPoolExecutor(1)  # not kept: a process that forks would have a pool without threads
     distinct = {kernel.name: kernel for kernel in kernels_of(plan)}
     functions = with_compilers.submit(addresses_of, list(distinct.values()))

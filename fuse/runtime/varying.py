@@ -7,7 +7,7 @@ model(x [9, 6, 64])     captured, the same kernels
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,11 +23,11 @@ class SizesSeen:
     """The sizes that calls of one model came with."""
 
     def __init__(self) -> None:
-        self._first: dict[object, list[Shapes]] = {}
+        self._first: dict[Hashable, list[Shapes]] = {}
 
     def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int]:
         """The sizes of a call that other calls of its kind had otherwise; the call is remembered."""
-        kind = (structure, tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves))
+        kind = kind_of_sizes(leaves, structure)
         now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
         seen = self._first.setdefault(kind, [])
         found = {
@@ -42,3 +42,8 @@ class SizesSeen:
         while len(self._first) > LARGEST_KINDS:
             del self._first[next(iter(self._first))]
         return frozenset(found)
+
+
+def kind_of_sizes(leaves: Sequence[Any], structure: Any) -> Hashable:
+    """Equal for calls that differ in the sizes and contents of tensors, and in plain values, only."""
+    return structure, tuple((leaf.dtype, leaf.dim()) if isinstance(leaf, Tensor) else None for leaf in leaves)

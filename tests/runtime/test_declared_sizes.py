@@ -1,9 +1,10 @@
-"""A length that the user declares to vary: captured at short lengths, right at every other."""
+"""Sizes that the user declares to vary: right at every size, compiled at the first call."""
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.export import Dim
 import fuse
 from fuse.check.oracle import check
 from fuse.errors import FuseError
-from fuse.runtime import engine, toolchain
+from fuse.runtime import toolchain
+from fuse.runtime.declared import elsewhere
 
 T = Dim("T")
 B, H = 3, 16
@@ -121,148 +123,161 @@ def _inference() -> Iterator[None]:
 
 
 @pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of the first argument of every capture from now on."""
-    seen: list[tuple[int, ...]] = []
-    original = engine.capture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that the C++ compiler is given from now on."""
+    sources: list[str] = []
+    original = toolchain.compile_in
 
-    def counted(model: nn.Module, args: Sequence[Any], *others: Any) -> Any:
-        seen.append(tuple(args[0].shape))
-        return original(model, args, *others)
+    def counted(directory: Path, source: str, *rest: Any) -> toolchain.Outcome:
+        sources.append(source)
+        return original(directory, source, *rest)
 
-    monkeypatch.setattr(engine, "capture", counted)
-    return seen
+    monkeypatch.setattr(toolchain, "compile_in", counted)
+    return sources
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_lengths_that_were_not_captured_are_right(name: str) -> None:
+def test_every_size_is_right(name: str) -> None:
     function, inputs, declared = CASES[name]
     model = Function(function)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for length in (38, 64, 101):
+        for length in (1, 7, 38, 64):
             report = check(model, inputs(length), dynamic_shapes=declared)
             assert report.passed, report
             assert not report.fallbacks
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_later_lengths_are_neither_captured_nor_compiled(
-    name: str, captures: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_of_the_first_call_serve_other_sizes(name: str, compiling: list[str], empty_cache: Path) -> None:
     function, inputs, declared = CASES[name]
     model = Function(function)
     fused = fuse.compile(model, dynamic_shapes=declared)
     fused(*inputs(50))
     launches = fused.last_run.launches
-    assert len(captures) == 3 or name == "positions and numbers"
-    assert all(50 not in shape for shape in captures)
-    del captures[:]
-
-    def refused(directory: Path, source: str, *rest: object) -> toolchain.Outcome:
-        raise AssertionError("something is compiled")
-
-    monkeypatch.setattr(toolchain, "compile_in", refused)
-    for length in (51, 200, 12, 50, 51):
+    assert compiling
+    del compiling[:]
+    for length in (51, 70, 12, 50, 51):
         args = inputs(length)
         expected = model(*[a.clone() for a in args])
         torch.testing.assert_close(fused(*args), expected)
         assert fused.last_run.launches == launches
         assert fused.last_run.fallbacks == ()
-    assert not captures
+    assert not compiling
 
 
-def test_short_calls_are_captured_as_they_are(captures: list[tuple[int, ...]]) -> None:
-    fused = fuse.compile(model := Function(recurrent), dynamic_shapes={"x": {0: T}})
-    for length in (1, 2, 20, 37):
-        x = sequence(length)
-        torch.testing.assert_close(fused(x), model(x))
-    assert [shape[0] for shape in captures] == [1, 2, 20, 37]
-    fused(sequence(60))
-    assert [shape[0] for shape in captures[4:]] == [11, 18, 37]
+def two_sizes(m: Function, x: Tensor, y: Tensor) -> Tensor:
+    scores = torch.softmax(m.u(x).transpose(0, 1) @ y.permute(1, 2, 0), -1)
+    return torch.tanh(scores @ y.transpose(0, 1)).sum(1) + x.mean(0)
 
 
-def test_lengths_stay_within_their_bounds_and_apart_from_other_sizes(captures: list[tuple[int, ...]]) -> None:
-    declared = {"x": {0: Dim("T", min=16)}}
-    fuse.compile(Function(recurrent), dynamic_shapes=declared)(sequence(100))
-    lengths = [shape[0] for shape in captures]
-    assert min(lengths) > 16  # which is the number of units
-    assert not {B, H} & set(lengths)
-    del captures[:]
-    fuse.compile(Function(recurrent), dynamic_shapes={"x": {0: Dim("T", max=30)}})(sequence(25))
-    assert captures == [(25, B, H)]
+def test_any_number_of_sizes_may_be_declared(compiling: list[str], empty_cache: Path) -> None:
+    batch = Dim("batch", min=2, max=64)
+    declared = {"x": {0: T, 1: batch}, "others": ({0: Dim("S"), 1: batch},)}
+    fused = fuse.compile(model := Function(two_sizes), dynamic_shapes=declared)
+    fused(torch.randn(9, 4, H), torch.randn(20, 4, H))
+    del compiling[:]
+    for length, other, rows in [(10, 5, 3), (33, 33, 8), (8, 40, 64), (64, 9, 9)]:
+        x, y = torch.randn(length, rows, H), torch.randn(other, rows, H)
+        torch.testing.assert_close(fused(x, y), model(x, y))
+    assert len(compiling) <= 1
 
 
-def test_a_change_of_the_model_or_of_the_call_is_noticed(captures: list[tuple[int, ...]]) -> None:
-    fused = fuse.compile(model := Function(backwards_batch_first), dynamic_shapes={"x": {1: T}})
-
-    def right(x: Tensor, captured: int) -> None:
-        torch.testing.assert_close(fused(x), model(x))
-        assert len(captures) == captured
-        del captures[:]
-
-    right(batch_first(50), 3)
-    model.w.data.mul_(0.5)
-    right(batch_first(51), 0)
-    model.scale = 3.0
-    right(batch_first(52), 3)
-    model.w = nn.Parameter(model.w * 2)
-    right(batch_first(53), 3)
-    right(torch.randn(B + 1, 54, H), 3)
-    right(torch.randn(54, B + 1, H).transpose(0, 1), 3)
-    right(torch.randn(B + 1, 60, H), 0)
+def test_training_is_declared_too(compiling: list[str], empty_cache: Path) -> None:
+    model = nn.Sequential(nn.Linear(H, 32), nn.GELU(), nn.LayerNorm(32))
+    double = copy.deepcopy(model).double()
+    fused = fuse.compile(model, dynamic_shapes={"input": {0: T, 1: Dim("batch")}})
+    compiled = []
+    with torch.enable_grad():
+        for shape in [(9, 4), (12, 7), (30, 2)]:
+            x = torch.randn(*shape, H)
+            del compiling[:]
+            for one, values in ((fused, x), (double, x.double())):
+                one.zero_grad()
+                one(values).square().mean().backward()
+            compiled.append(len(compiling))
+            for mine, theirs in zip(model.parameters(), double.parameters(), strict=True):
+                torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-3, atol=1e-6)
+    assert compiled[0] > 0 == compiled[1] == compiled[2]
 
 
-def chunked(m: Function, x: Tensor) -> Tensor:
+def branching(m: Function, x: Tensor) -> Tensor:
+    return torch.tanh(x) * 2 if x.shape[0] > 40 else torch.sigmoid(x) / x.shape[0]
+
+
+def even_number(m: Function, x: Tensor) -> Tensor:
     return torch.cat([part.sum(0) for part in x[: len(x) - len(x) % 2].chunk(2)])
-
-
-def decaying(m: Function, x: Tensor) -> Tensor:
-    h = torch.zeros(B, H)
-    for t, step in enumerate(x):
-        h = h * 0.5 + step / (t + 1)
-    return h
 
 
 def turned_over(m: Function, x: Tensor) -> Tensor:
     return torch.stack([torch.tanh(step) for step in x.unbind()][::-1])
 
 
+def decaying(m: Function, x: Tensor) -> Tensor:
+    h = torch.zeros(B, H)
+    for t, step in enumerate(x):
+        h = h * 0.5 + step / (t + 1) + (step if t == 30 else 0)
+    return h
+
+
 def steps_alone(m: Function, x: Tensor) -> list[Tensor]:
     return list(torch.unbind(torch.tanh(x) @ m.w))
 
 
-REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Any, str]] = {
-    "an even number of steps": (chunked, (sequence(50),), {"x": {0: T}}, "becomes|follow"),
-    "as many pieces as steps": (turned_over, (sequence(50),), {"x": {0: T}}, "some lengths only"),
-    "as many results as steps": (steps_alone, (sequence(50),), {"x": {0: T}}, "structure"),
-    "two lengths": (recurrent, (sequence(50),), {"x": {0: T, 1: Dim("batch")}}, "only one length may"),
-    "sizes that disagree": (masked_mean, (sequence(50), torch.rand(B, 51) > 0.5), ({0: T}, ({1: T},)), "one length"),
-    "gaps": (recurrent, (torch.randn(50, B, 2 * H)[..., ::2],), {"x": {0: T}}, "gaps"),
-    "shared memory": (twice_as_long, ((x := sequence(50)), x[:]), ({0: T}, ({0: T},)), "share memory"),
-}
+@pytest.mark.parametrize("function", [branching, even_number, turned_over, decaying, steps_alone])
+def test_what_python_decides_by_a_size_is_right(function: Callable[..., Any]) -> None:
+    fused = fuse.compile(model := Function(function), dynamic_shapes={"x": {0: T}})
+    for length in (20, 21, 41, 64, 2):
+        x = sequence(length)
+        torch.testing.assert_close(fused(x), model(x))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_one_function_of_the_length_is_captured_with_one_warning(name: str) -> None:
-    function, args, declared, reason = REFUSED[name]
-    model = Function(function)
-    fused = fuse.compile(model, dynamic_shapes=declared)
-    with pytest.warns(UserWarning, match=f"captured at each length.*{reason}") as caught:
+@pytest.mark.parametrize("name", ["gaps", "shared memory", "repeated"])
+def test_inputs_that_are_not_made_up_are_right(name: str) -> None:
+    fused = fuse.compile(model := Function(twice_as_long), dynamic_shapes=({0: T}, ({0: T},)))
+    for length in (20, 33, 12):
+        x = sequence(length)
+        args = {
+            "gaps": (torch.randn(length, B, 2 * H)[..., ::2], x),
+            "shared memory": (x, x[:]),
+            "repeated": (x[:, :1].expand(length, B, H), x),
+        }[name]
         torch.testing.assert_close(fused(*args), model(*args))
-    assert len(caught) == 1
-    longer = [torch.cat([a, a]) if a.dim() == 3 else torch.cat([a, a], 1) for a in args]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        torch.testing.assert_close(fused(*longer), model(*longer))
 
 
-def test_steps_with_numbers_of_their_own_are_right() -> None:
-    model = Function(decaying)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for length in (50, 77):
-            assert check(model, (sequence(length),), dynamic_shapes={"x": {0: T}}).passed
+def test_calls_outside_of_the_bounds_and_of_size_one_are_right() -> None:
+    fused = fuse.compile(model := Function(recurrent), dynamic_shapes={"x": {0: Dim("T", min=5, max=30), 1: Dim("b")}})
+    for length, rows in [(1, 1), (8, 3), (40, 3), (2, 1), (31, 2), (5, 5)]:
+        x = torch.randn(length, rows, H)
+        torch.testing.assert_close(fused(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "others"), [((0, None), {"T": 11}), ((0, 9), {"T": 9}), ((20, None), {"T": 20}), ((0, 7), {"T": 6})]
+)
+def test_other_sizes_lie_within_bounds_and_apart_from_what_is_there(
+    bounds: tuple[int, int | None], others: dict[str, int]
+) -> None:
+    declared = {"x": {0: Dim("T", min=bounds[0], max=bounds[1])}}
+    x = torch.randn(7, B, H)
+    (found,) = elsewhere(Function(recurrent), declared, (x,), {}, [x])
+    assert found.shape == (others["T"], B, H)
+
+
+def test_a_size_that_is_two_is_said_so() -> None:
+    fused = fuse.compile(model := Function(twice_as_long), dynamic_shapes=({0: T}, ({0: T},)))
+    with pytest.warns(UserWarning, match="T is one size, and a call has several"):
+        fused(sequence(20), sequence(21))
+    torch.testing.assert_close(fused(x := sequence(30), x + 1), model(x, x + 1))
+
+
+def test_none_makes_kernels_for_one_size_each(compiling: list[str], empty_cache: Path) -> None:
+    fused = fuse.compile(model := Function(recurrent), dynamic_shapes=None)
+    for length, rows in [(8, 3), (9, 4), (10, 5)]:
+        del compiling[:]
+        x = torch.randn(length, rows, H)
+        torch.testing.assert_close(fused(x), model(x))
+        assert compiling
 
 
 @pytest.mark.parametrize(
@@ -300,7 +315,6 @@ def test_arguments_may_be_nested_and_named() -> None:
     for length in (50, 60):
         x, others = sequence(length), {"more": [sequence(length), torch.randn(H)]}
         torch.testing.assert_close(fused(x, others=others), model(x, others=others))
-    assert fused.compiled.graph is None
 
 
 def test_frozen_weights_are_frozen_at_every_length() -> None:
