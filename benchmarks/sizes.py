@@ -2,9 +2,9 @@
 
     for steps, batch in forty random pairs:  model(x [steps, batch, 64])        one process a model and contestant
 
-Default settings on all sides. Beside the seconds of all calls: of how many calls the compiler ran, the median of the
-later calls with a size that is new, the same of eager, and what a program for all sizes takes against one that was
-captured for the size at hand.
+Default settings on all sides. Beside the seconds of all calls: of how many calls the compiler ran, how many ran eager
+(fuse captures a size that is new at once while it has seen few), the median of the later calls with a size that is new,
+of eager, and of captures; and what a program for all sizes takes against one that was made for the size at hand.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def measured(name: str, contestant: str) -> dict[str, Any]:
     numbers = random.Random(0)
     model = MODELS[name]().eval()
     called = CONTESTANTS[contestant](model)
-    seconds, compiled = [], 0
+    seconds, compiled, ran_eager = [], 0, 0
     with torch.no_grad():
         for _ in range(PAIRS):
             x = torch.randn(numbers.randint(3, 70), numbers.randint(1, 12), WIDTH)
@@ -139,20 +139,36 @@ def measured(name: str, contestant: str) -> dict[str, Any]:
             result = called(x)
             seconds.append(time.perf_counter() - started)
             compiled += compiling > before
+            ran_eager += contestant == "fuse" and bool(called.last_run.fallbacks)
             torch.testing.assert_close(result, model(x), rtol=1e-3, atol=1e-4)
         found = {"seconds": sum(seconds), "later": median(seconds[SETTLED:]), "compiled": compiled}
         if contestant == "fuse":
+            found |= {"ran_eager": ran_eager, "capture": capture_seconds(model, numbers)}
             found["of_own"] = of_own(model, called)
     return found
 
 
-def of_own(model: nn.Module, called: Callable[[Tensor], Tensor]) -> float:
+def capture_seconds(model: nn.Module, numbers: random.Random) -> float:
+    """The median of calls with sizes that are new, where each is captured at once."""
+    sizes = {0: torch.export.Dim("steps"), 1: torch.export.Dim("batch")}
+    fused, seconds = fuse.compile(model, dynamic_shapes=(sizes,)), []
+    for _ in range(SETTLED + ROUNDS):
+        x = torch.randn(numbers.randint(3, 70), numbers.randint(1, 12), WIDTH)
+        started = time.perf_counter()
+        fused(x)
+        seconds.append(time.perf_counter() - started)
+    return median(seconds[SETTLED:])
+
+
+def of_own(model: nn.Module, called: fuse.Fused) -> float:
     """What programs captured for a size take, over the program for all sizes: medians of interleaved calls."""
     ratios = []
     for steps, batch in COMPARED:
-        x, own = torch.randn(steps, batch, WIDTH), fuse.compile(model)
+        x, own = torch.randn(steps, batch, WIDTH), fuse.compile(model, dynamic_shapes=None)
         times: tuple[list[float], list[float]] = ([], [])
         own(x), called(x)
+        while called.last_run.fallbacks:  # a size is captured once it has come often enough
+            called(x)
         for _ in range(ROUNDS):
             for function, taken in zip((own, called), times, strict=True):
                 started = time.perf_counter()

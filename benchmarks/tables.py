@@ -290,17 +290,18 @@ def first_call_table(results: dict[str, Any]) -> list[str]:
 def sizes_table(results: dict[str, Any]) -> list[str]:
     """A row a model: seconds of forty calls, calls that compiled, and a later call with a new size."""
     lines = [
-        "| model | 40 calls s: eager | fuse | compile | calls that compile | later call ms: eager | fuse | compile "
-        "| own program / program for all sizes |",
-        f"|---{'|--:' * 8}|",
+        "| model | 40 calls s: eager | fuse | compile | calls that compile | that run eager "
+        "| later call ms: eager | fuse | compile | fuse, captured | own program / program for all sizes |",
+        f"|---{'|--:' * 10}|",
     ]
     shown = not overloaded(results)
     for case in results["cases"]:
         sides = [case.get(name) for name in ("eager", "fuse", "compile")]
         seconds = [f"{side['seconds']:.2f}" if shown and side else LEFT_OUT for side in sides]
         later = [f"{1000 * side['later']:.1f}" if shown and side else LEFT_OUT for side in sides]
-        own = f"{case['fuse']['of_own']:.2f}" if shown else LEFT_OUT
-        cells = [case["model"], *seconds, str(case["fuse"]["compiled"]), *later, own]
+        fuse = case["fuse"]
+        capture, own = (f"{1000 * fuse['capture']:.1f}", f"{fuse['of_own']:.2f}") if shown else (LEFT_OUT, LEFT_OUT)
+        cells = [case["model"], *seconds, str(fuse["compiled"]), str(fuse["ran_eager"]), *later, capture, own]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fuse.kernel.dtypes import register
+from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
 from fuse.kernel.memory_order import reads_of
 from fuse.kernel.recipes import Number, Unsupported, apply, convert
@@ -47,7 +48,7 @@ def product(left: Value, right: Value, keep: Callable[[Value], Value]) -> Value:
     spread_left = expand(view(left, (*left.shape, 1)), full)
     spread_right = expand(view(right, (*batch, 1, depth, columns)), full)
     terms = apply(operator.mul, [spread_left, spread_right], wide, full)
-    if depth == 1:
+    if is_one(depth):
         return view(terms, (*batch, rows, columns))
     at = len(batch)
     order = [*range(at), *(at + d for d in loop_order(left, right))]

@@ -282,8 +282,9 @@ class Builder:
         if index.sized:
             return -math.inf, math.inf
         ends = [(c, *self.reach.get(atom, (0, self.extents[atom] - 1))) for atom, c in index.terms]
-        least = sum(min(c * first, c * last) for c, first, last in ends)
-        return index.constant + least, index.constant + sum(max(c * first, c * last) for c, first, last in ends)
+        pairs = [(c * first, c * last) for c, first, last in ends]
+        least = sum(one if one <= other else other for one, other in pairs)
+        return index.constant + least, index.constant + sum(two if two >= one else one for one, two in pairs)
 
     def _note_borders(self, index: Affine, extent: int) -> None:
         """Remember for which values of its only loop variable an index lies in ``range(extent)``."""

@@ -1,7 +1,7 @@
 """Sizes that a kernel is told in each call, computed with and compared like any other number.
 
     rows = Extent 5, a size that varies    rows * 64         Extent 320, written "64 * rows" in C++
-                                           rows * 64 > 64    True, decided: a size that varies is at least 2
+                                           rows * 64 > 63    True, decided: a size that varies is at least 1
                                            rows > 16         False, noted: the text holds for sizes up to 16
 
 Lowering runs with extents in place of the numbers of one call. An extent is an ``int`` with the value of the call at
@@ -16,12 +16,14 @@ it equals its value. Decisions by cost alone look at :func:`estimate`, which not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-LEAST = 2
-"""The least value of a size that varies: 0 and 1 are lowered apart, because they broadcast."""
+LEAST = 1
+"""The least value of a size that varies: what has no elements is lowered apart."""
+TELLING = 2
+"""The least value that kernels for varying sizes are made at: a one broadcasts, and does not tell what it is."""
 
 Monomial = tuple[str, ...]
 """Names of factors, sorted; none for a plain number."""
@@ -39,8 +41,8 @@ class Conditions:
     """
 
     sizes: tuple[str, ...] = ()
-    values: tuple[int, ...] = ()
-    usual: tuple[int, ...] = ()
+    values: tuple[Any, ...] = ()
+    usual: tuple[Any, ...] = ()
     noted: dict[str, bool] = field(default_factory=dict)
     quotients: dict[str, str] = field(default_factory=dict)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False, compare=False)
@@ -53,6 +55,17 @@ class Conditions:
         self.noted[f"{name} >= {LEAST}"] = True
         self.values += (value,)
         return self.extent(name)
+
+    def real(self, name: str, value: float) -> Real:
+        """A new number that is no size, called ``name``."""
+        self.sizes += (name,)
+        self.values += (value,)
+        self.usual += (value,)
+        return Real(value, name, self)
+
+    def reals(self) -> list[str]:
+        """The names of numbers that are no sizes."""
+        return [name for name, value in zip(self.sizes, self.values, strict=True) if isinstance(value, float)]
 
     def extent(self, name: str) -> Extent:
         """The size with this name."""
@@ -90,10 +103,10 @@ class Extent(int):
     >>> conditions = Conditions()
     >>> rows = conditions.size("rows", 5)
     >>> flat = rows * 64
-    >>> flat, f"{flat + 1}", flat // 64, flat > 64, conditions.noted
-    ((64 * rows), '(64 * rows + 1)', rows, True, {'rows >= 2': True})
+    >>> flat, f"{flat + 1}", flat // 64, flat > 63, conditions.noted
+    ((64 * rows), '(64 * rows + 1)', rows, True, {'rows >= 1': True})
     >>> rows > 16, conditions.noted
-    (False, {'rows >= 2': True, '((-16)+(1)*rows) > 0': False})
+    (False, {'rows >= 1': True, '((-16)+(1)*rows) > 0': False})
     >>> conditions.met()(12), conditions.met()(20)
     (True, False)
     """
@@ -164,7 +177,15 @@ class Extent(int):
             return NotImplemented if not isinstance(other, float) else _COMPARED[symbol](pinned(self), other)
         apart = self + -other
         outcome = _COMPARED[symbol](plain(apart), 0)
-        if not isinstance(apart, Extent) or least(apart) > 0 or least(-apart) > 0:
+        if not isinstance(apart, Extent):
+            return outcome
+        lowest, highest = least(apart), -least(-apart)
+        if (
+            lowest > 0
+            or highest < 0
+            or (lowest == 0 and symbol in ("<", ">="))
+            or (highest == 0 and symbol in (">", "<="))
+        ):
             return outcome
         self.conditions.noted[f"{self.conditions.python(apart.terms)} {symbol} 0"] = outcome
         return outcome
@@ -239,6 +260,52 @@ class Extent(int):
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _pins
 
 
+class Real(float):
+    """A number that the call tells, as ``1 / length``: it may be written, and whatever else needs it pins it.
+
+    >>> conditions = Conditions()
+    >>> mean = conditions.real("r0", 0.25)
+    >>> mean.name, mean * 2, conditions.noted
+    ('r0', 0.5, {'r0 == 0.25': True})
+    """
+
+    name: str
+    conditions: Conditions
+
+    def __new__(cls, value: float, name: str, conditions: Conditions) -> Real:
+        made = super().__new__(cls, value)
+        made.name = name
+        made.conditions = conditions
+        return made
+
+    def pinned(self) -> float:
+        """The number itself: the kernel serves no other."""
+        value = float.__float__(self)
+        self.conditions.noted[f"{self.name} == {value!r}"] = True
+        return value
+
+    __hash__ = float.__hash__
+
+
+def _pinning(name: str) -> Callable[..., Any]:
+    plain_method = getattr(float, name)
+
+    def method(self: Real, *others: Any) -> Any:
+        self.pinned()
+        return plain_method(self, *others)
+
+    return method
+
+
+_ASKING = """
+    abs add bool ceil divmod eq float floor floordiv format ge gt int le lt mod mul ne neg pos pow radd rdivmod repr
+    rfloordiv rmod rmul round rpow rsub rtruediv str sub truediv trunc
+"""
+for _name in _ASKING.split():
+    setattr(Real, f"__{_name}__", _pinning(f"__{_name}__"))
+for _name in ("is_integer", "as_integer_ratio", "hex"):
+    setattr(Real, _name, _pinning(_name))
+
 _HASH = 0x5EED
 _COMPARED: dict[str, Callable[[float, float], bool]] = {
     "==": lambda a, b: a == b,
@@ -305,6 +372,50 @@ def pinned(number: int) -> int:
 def varies(number: object) -> bool:
     """Whether a number is only known in the call."""
     return isinstance(number, Extent)
+
+
+def is_one(number: int) -> bool:
+    """Whether a size is one in every call. What is written for any size is right for one, too: a loop that runs once,
+    an index that is always 0; so a size that varies is taken for another, and this notes nothing.
+
+    >>> rows = Conditions().size("rows", 8)
+    >>> is_one(rows), is_one(1), is_one(8)
+    (False, True, False)
+    """
+    return not isinstance(number, Extent) and number == 1
+
+
+def always_equal(one: int, other: int) -> bool:
+    """Whether numbers are equal whatever the sizes; this notes nothing, so that both answers must be right for all.
+
+    >>> rows = Conditions().size("rows", 1)
+    >>> always_equal(rows * 64, 64), always_equal(rows * 64, rows * 60 + rows * 4)
+    (False, True)
+    """
+    return terms_of(one) == terms_of(other)
+
+
+def is_multiple(number: int, divisor: int) -> bool:
+    """Whether ``number`` is a multiple of ``divisor`` whatever the sizes, as a polynomial; this notes nothing.
+
+    >>> rows = Conditions().size("rows", 1)
+    >>> is_multiple(rows * 64, rows * 8), is_multiple(64, rows), is_multiple(8, 4)
+    (True, False, True)
+    """
+    if not isinstance(number, Extent) and not isinstance(divisor, Extent):
+        return number % divisor == 0
+    found = _exact(number, divisor)
+    return found is not None and always_equal(found * divisor, number)
+
+
+def alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether shapes are equal in every call; a size that varies is no one, as :func:`is_one` says.
+
+    >>> rows = Conditions().size("rows", 8)
+    >>> alike((rows, 64), (1, 64)), alike((rows, 64), (rows, 64)), rows.conditions.noted
+    (False, True, {'rows >= 1': True})
+    """
+    return len(one) == len(other) and all(is_one(a) == is_one(b) and a == b for a, b in zip(one, other, strict=True))
 
 
 def divides(divisor: int, number: int) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fuse.kernel.extents import common_divisor
+from fuse.kernel.extents import alike, always_equal, common_divisor, estimate, is_multiple, is_one
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,19 @@ class Affine:
         terms = tuple(term for term in self.terms if term[0] != atom)
         return Affine(terms, self.constant, tuple(item for item in factors if item[1] != ZERO))
 
+    def is_always(self, other: Affine) -> bool:
+        """Whether both are equal whatever the sizes that numbers follow from."""
+        return (
+            [atom for atom, _ in self.terms] == [atom for atom, _ in other.terms]
+            and all(always_equal(a, b) for (_, a), (_, b) in zip(self.terms, other.terms, strict=True))
+            and always_equal(self.constant, other.constant)
+            and [name for name, _ in self.sized] == [name for name, _ in other.sized]
+            and all(a.is_always(b) for (_, a), (_, b) in zip(self.sized, other.sized, strict=True))
+        )
+
     def __str__(self) -> str:
         signs = {1: "", -1: "-"}
-        ordered = sorted(self.terms, key=lambda term: (-abs(term[1]), term[1] < 0))
+        ordered = sorted(self.terms, key=lambda term: (-abs(estimate(term[1])), estimate(term[1]) < 0))
         parts = [f"{signs[c]}{atom}" if c in signs else f"{c} * {atom}" for atom, c in ordered]
         if self.constant or not (parts or self.sized):
             parts.append(str(self.constant))
@@ -190,10 +200,10 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
     >>> reshape((Affine.of("i"), Affine.of("j")), (2, 3), (6,), {"i": 2, "j": 3})[0].__str__()
     '3 * i + j'
     """
-    if tuple(shape) == tuple(target):
+    if alike(shape, target):
         return index
     strides = contiguous_strides(shape)
-    rest = offset(index, [stride if extent > 1 else 0 for stride, extent in zip(strides, shape, strict=True)])
+    rest = offset(index, [0 if is_one(extent) else stride for stride, extent in zip(strides, shape, strict=True)])
     digits = []
     for extent in reversed(target):
         rest, digit = _take_digit(rest, extent, extents)
@@ -203,12 +213,12 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
 
 def _take_digit(flat: Affine, extent: int, extents: Mapping[str, int]) -> tuple[Affine, Affine]:
     """``divmod(flat, extent)`` for an affine ``flat``."""
-    if extent == 1:
+    if is_one(extent):
         return flat, ZERO
     high: dict[str, int] = {}
     low: dict[str, int] = {}
     for atom, coefficient in flat.terms:
-        if coefficient % extent == 0:
+        if is_multiple(coefficient, extent):
             high[atom] = coefficient // extent
         else:
             low[atom] = coefficient

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fuse.graph.loop import LoopSpec, StepInput
+from fuse.kernel.extents import is_one
 from fuse.kernel.index import Size, Stride
 
 
@@ -31,7 +32,7 @@ def strides_in(value: Tensor, name: str, without: int | None = None) -> tuple[St
     dense, gap = 1, False
     for number, d in sorted(enumerate(kept), key=lambda item: (value.stride(item[1]), item[0])):
         size, stride = value.shape[d], value.stride(d)
-        if size == 1 or stride == 0:
+        if is_one(size) or stride == 0:
             found[number] = min(stride, 1)  # never moved along, or to where it was
             continue
         gap = gap or stride != dense

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import operator
 import re
+import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +37,7 @@ from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     short_convolutions,
 )
 from fuse.kernel.dtypes import supported
-from fuse.kernel.extents import Conditions, NeedsNumber
+from fuse.kernel.extents import Conditions, NeedsNumber, is_one
 from fuse.kernel.form import DEFAULT, Form, Threads
 from fuse.kernel.index import NotAffine, SplitNeeded, Stride
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
@@ -70,7 +71,7 @@ class Kernel:
     in_place: frozenset[tuple[int, int]]
     parallel: bool
     workspace_bytes: int = 0
-    sizes: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[tuple[str, Any], ...] = ()
     headers: tuple[str, ...] = ()
 
 
@@ -114,21 +115,23 @@ def _for_sizes(region: GraphModule) -> Kernel | None:
     """The kernel of ``region`` that serves other sizes too, where these vary; None where it gets one of its own."""
     if (call := call_at_hand()) is None:
         return None
-    spelling, numbers = spelled(region, lambda node: _plain_name(node.name) if node.op == "placeholder" else "")
+    spelling, numbers = spelled(
+        region, lambda node: _plain_name(node.name) if node.op == "placeholder" else "", reals=True
+    )
     return serve(
         _TEXTS.setdefault(spelling, Text()),
         numbers,
         call.place(spelling, numbers),
         call.sizes,
-        lambda values, conditions: lower_for_sizes(with_numbers(region, values)[0], conditions),
+        lambda values, conditions: lower_for_sizes(with_numbers(region, values, reals=True)[0], conditions),
     )
 
 
 def serve(
-    text: Text[Kernel], numbers: Numbers, place: int, apart: frozenset[int], lower: Lower[Kernel]
+    text: Text[Kernel], numbers: Numbers, place: int, apart: frozenset[int] | None, lower: Lower[Kernel]
 ) -> Kernel | None:
     """The kernel of the family that a call belongs to, told the sizes of the call; the call is remembered."""
-    found = text.member(numbers, place, apart, lower) if apart else None
+    found = text.member(numbers, place, apart, lower) if apart is not None else None
     text.remember(place, numbers)
     if found is None:
         return None
@@ -137,8 +140,16 @@ def serve(
     return replace(
         family.made,
         workspace_bytes=of.value(family.made.workspace_bytes, sizes),
-        sizes=tuple((name, of.value(number, sizes)) for name, number in family.made.sizes),
+        sizes=tuple((name, _bits(of, number, sizes)) for name, number in family.made.sizes),
     )
+
+
+def _bits(of: Conditions, number: int | str, sizes: Numbers) -> int:
+    """A number that a kernel is told, for other sizes: a float, which is given by its name, by its bits."""
+    if not isinstance(number, str):
+        return of.value(number, sizes)
+    bits: int = struct.unpack("q", struct.pack("d", sizes[of.sizes.index(number)]))[0]
+    return bits
 
 
 def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | None:
@@ -149,9 +160,10 @@ def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | Non
     except (Unsupported, NotAffine, SplitNeeded, NeedsNumber):
         return None
     arguments = len(region.graph.find_nodes(op="placeholder")) + len(outputs_of(region.graph))
-    source = with_sizes(kernel.source, conditions.sizes, arguments + bool(kernel.workspace_bytes))
+    reals = conditions.reals()
+    source = with_sizes(kernel.source, conditions.sizes, arguments + bool(kernel.workspace_bytes), reals)
     name = f"{readable_name(region)}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
-    sizes = tuple((size, conditions.extent(size)) for size in conditions.sizes)
+    sizes = tuple((size, size if size in reals else conditions.extent(size)) for size in conditions.sizes)
     return replace(kernel, name=name, source=source.replace(kernel.name, name), sizes=sizes)
 
 
@@ -283,7 +295,7 @@ def _output(node: Node, value: Result) -> Output:
     if value.dtype != held.dtype or value.shape != tuple(held.shape):
         raise Unsupported(f"{node.target} promises {held.dtype}{list(held.shape)} and its recipe gives another result")
     strides = tuple(held.stride())
-    if any(s == 0 and e > 1 for s, e in zip(strides, held.shape, strict=True)):
+    if any(s == 0 and not is_one(e) for s, e in zip(strides, held.shape, strict=True)):
         raise Unsupported("an output is a broadcast view")
     return Output(value, strides)
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping
 
+from fuse.kernel.extents import always_equal, is_one
 from fuse.kernel.index import Affine, Index, NotAffine, Size, SplitNeeded, Stride, offset
 from fuse.kernel.values import Input, Product, Reindex, Value
 from fuse.kernel.walks import children, within_stage
@@ -52,13 +53,19 @@ def reads_of(value: Value, index: Index, extents: Mapping[str, int]) -> list[tup
             except (SplitNeeded, NotAffine):
                 continue
         elif not isinstance(current, Product):  # computed in loops of its own
-            stack.extend((child, at) for child in children(current) if child.shape == current.shape)
+            stack.extend((child, at) for child in children(current) if _same(child.shape, current.shape))
     return found
+
+
+def _same(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return len(one) == len(other) and all(map(always_equal, one, other))
 
 
 def _in_order(shape: tuple[int, ...], strides: tuple[Stride, ...]) -> bool:
     """Whether no dimension moves further than one before it."""
     steps = [
-        s.value if isinstance(s, Size) else abs(s) for s, n in zip(strides, shape, strict=True) if n > 1 and s != 0
+        s.value if isinstance(s, Size) else abs(s)
+        for s, n in zip(strides, shape, strict=True)
+        if not is_one(n) and s != 0
     ]
     return all(outer >= inner for outer, inner in itertools.pairwise(steps))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fuse.kernel.elements import Builder
+from fuse.kernel.extents import is_one
 from fuse.kernel.index import ZERO, Affine, Index, Stride, contiguous_strides, offset
 from fuse.kernel.ir import Buffer, Store
 from fuse.kernel.values import Value
@@ -21,7 +22,7 @@ class Dimension:
     @staticmethod
     def whole(position: int, extent: int) -> Dimension:
         """One loop ``i0``, ``i1`` ... over the dimension; none where its extent is 1."""
-        return Dimension((f"i{position}",), (extent,)) if extent != 1 else Dimension((), ())
+        return Dimension((f"i{position}",), (extent,)) if not is_one(extent) else Dimension((), ())
 
     def index(self) -> Affine:
         total = ZERO

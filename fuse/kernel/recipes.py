@@ -85,6 +85,7 @@ class Call:
 
 def rounded(number: Number, dtype: torch.dtype) -> Number:
     """``number`` as a tensor of ``dtype`` holds it."""
+    number = float(number) if isinstance(number, float) else number  # which pins what only the call tells
     return torch.tensor(number, dtype=dtype).item()
 
 

@@ -21,7 +21,7 @@ import torch
 
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import Literal, Variable, position, select
-from fuse.kernel.extents import divides
+from fuse.kernel.extents import divides, is_one
 from fuse.kernel.form import LANES
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
 from fuse.kernel.ir import (
@@ -330,7 +330,7 @@ def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str,
         return None
     atom, extent = dimensions[last].atoms[-1], dimensions[last].extents[-1]
     if extent <= lanes:
-        return atom if extent > 1 else None
+        return None if is_one(extent) else atom
     blocks = [n for n in range(MIN_LANES, lanes + 1) if divides(n, extent)]
     block = max(blocks, key=lambda n: (n % 16 == 0, n), default=0)  # whole vectors before long blocks
     if not block:

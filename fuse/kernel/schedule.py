@@ -18,6 +18,7 @@ import torch
 from fuse.kernel.dtypes import register
 from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import either
+from fuse.kernel.extents import is_one
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded, contiguous_strides
 from fuse.kernel.ir import (
@@ -139,7 +140,7 @@ def _renamed(buffer: Buffer, name: str | None) -> Buffer:
 def _squeezed(output: Output) -> Output:
     """The same stores without dimensions of extent 1, so that outputs that differ in nothing else share a nest."""
     shape = output.value.shape
-    kept = [d for d, extent in enumerate(shape) if extent != 1]
+    kept = [d for d, extent in enumerate(shape) if not is_one(extent)]
     if len(kept) == len(shape) or isinstance(output.value, (Concat, Scan)) or reductions_below([output.value]):
         return output
     return Output(view(output.value, [shape[d] for d in kept]), tuple(output.strides[d] for d in kept))

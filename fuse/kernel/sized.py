@@ -20,7 +20,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from fuse.kernel.extents import LEAST, Conditions, Terms, plain, product_of, terms_of
+from fuse.kernel.extents import LEAST, TELLING, Conditions, Real, Terms, plain, product_of
 
 Made = TypeVar("Made")
 
@@ -37,14 +37,16 @@ LARGEST_REFERENCES = 8
 LARGEST_FAMILIES = 8
 """Kernels for varying sizes of one text; beyond, each call has its own, as without."""
 
-Numbers = tuple[int, ...]
+Numbers = tuple[Any, ...]
+"""Whole numbers, and floats of arguments."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call whose regions are lowered: its sizes that vary from call to call, and the numbers of each text so far."""
+    """A call whose regions are lowered: its sizes that vary from call to call (None where none are known to), and the
+    numbers of each text so far."""
 
-    sizes: frozenset[int]
+    sizes: frozenset[int] | None
     numbers: dict[str, list[Numbers]] = field(default_factory=dict)
 
     def place(self, text: str, numbers: Numbers) -> int:
@@ -59,11 +61,11 @@ _CALL: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 @contextlib.contextmanager
-def lowering_for(sizes: frozenset[int]) -> Iterator[None]:
+def lowering_for(sizes: frozenset[int] | None) -> Iterator[None]:
     """Regions that are lowered inside are those of one call.
 
     ``sizes`` are those that vary from call to call. Where there are some, regions get kernels for all sizes, if they
-    can.
+    can; where none is larger than one, only kernels that are there. With None, each gets its own.
     """
     token = _CALL.set(Call(sizes))
     try:
@@ -80,20 +82,25 @@ def call_at_hand() -> Call | None:
 # ---- texts and numbers -----------------------------------------------------------------------------------------------
 
 
-def spelled(region: GraphModule, name_of: Callable[[Node], str], beside: Any = ()) -> tuple[str, Numbers]:
-    """A region, and the tensors and numbers ``beside`` it, as a text without whole numbers, and these in order."""
-    numbers: list[int] = []
+def spelled(
+    region: GraphModule, name_of: Callable[[Node], str], beside: Any = (), reals: bool = False
+) -> tuple[str, Numbers]:
+    """A region, and the tensors and numbers ``beside`` it, as a text without whole numbers, and these in order.
 
-    def take(number: int) -> int:
+    With ``reals``, without the floats among the arguments, too.
+    """
+    numbers: list[Any] = []
+
+    def take(number: Any) -> Any:
         numbers.append(number)
         return number
 
     lines = []
     places = {node: place for place, node in enumerate(region.graph.nodes)}
     for node in region.graph.nodes:
-        args = [_text_of(argument, places, varies) for argument, varies in _arguments(node)]
+        args = [_text_of(argument, places, varies, reals) for argument, varies in _arguments(node)]
         for argument, varies in _arguments(node):
-            _mapped(argument, take if varies else _itself)
+            _mapped(argument, take if varies else _itself, reals=reals)
         layouts = [_layout_text(value) for value in _parts(node.meta.get("val"))]
         for value in _parts(node.meta.get("val")):
             _sized(value, take)
@@ -106,17 +113,19 @@ def spelled(region: GraphModule, name_of: Callable[[Node], str], beside: Any = (
     return "\n".join(lines), tuple(numbers)
 
 
-def with_numbers(region: GraphModule, numbers: Sequence[int], beside: Any = ()) -> tuple[GraphModule, Any]:
+def with_numbers(
+    region: GraphModule, numbers: Numbers, beside: Any = (), reals: bool = False
+) -> tuple[GraphModule, Any]:
     """A copy of a region, and of what is ``beside`` it, with other numbers; tensors in them have no memory."""
     rest = iter(numbers)
 
-    def take(_: int) -> int:
+    def take(_: Any) -> Any:
         return next(rest)
 
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in region.graph.nodes:
-        given = [_mapped(argument, take if varies else _itself, copies) for argument, varies in _arguments(node)]
+        given = [_mapped(argument, take if varies else _itself, copies, reals) for argument, varies in _arguments(node)]
         args, kwargs = tuple(given[: len(node.args)]), dict(zip(node.kwargs, given[len(node.args) :], strict=True))
         made = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         made.meta = dict(node.meta)
@@ -154,40 +163,49 @@ def _innermost(kind: Any) -> str:
     return name
 
 
-def _itself(number: int) -> int:
+def _itself(number: Any) -> Any:
     return number
+
+
+def _is_real(argument: Any) -> bool:
+    """Whether an argument is a float of which all are written alike: no zero, whose sign tells, and no infinity."""
+    return type(argument) is float and math.isfinite(argument) and argument != 0
 
 
 def _parts(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (tuple, list)) else (value,)
 
 
-def _mapped(argument: Any, take: Callable[[int], int], nodes: dict[Node, Node] | None = None) -> Any:
-    """An argument with every whole number replaced by what ``take`` gives for it, from left to right."""
-    if type(argument) is int:
+def _mapped(
+    argument: Any, take: Callable[[Any], Any], nodes: dict[Node, Node] | None = None, reals: bool = False
+) -> Any:
+    """An argument with every number replaced by what ``take`` gives for it, from left to right."""
+    if type(argument) is int or (reals and _is_real(argument)):
         return take(argument)
     if isinstance(argument, Tensor):
         return _sized(argument, take)
     if isinstance(argument, Node):
         return nodes[argument] if nodes is not None else argument
     if isinstance(argument, (tuple, list)):
-        return type(argument)([_mapped(item, take, nodes) for item in argument])
+        return type(argument)([_mapped(item, take, nodes, reals) for item in argument])
     if isinstance(argument, dict):
-        return {key: _mapped(item, take, nodes) for key, item in argument.items()}
+        return {key: _mapped(item, take, nodes, reals) for key, item in argument.items()}
     return argument
 
 
-def _text_of(argument: Any, places: dict[Node, int], varies: bool = True) -> str:
+def _text_of(argument: Any, places: dict[Node, int], varies: bool = True, reals: bool = False) -> str:
     if type(argument) is int:
         return "#" if varies else str(argument)
+    if reals and varies and _is_real(argument):
+        return "~"
     if isinstance(argument, Tensor):
         return _layout_text(argument)
     if isinstance(argument, Node):
         return f"%{places[argument]}"
     if isinstance(argument, (tuple, list)):
-        return f"{type(argument).__name__}({', '.join(_text_of(item, places, varies) for item in argument)})"
+        return f"{type(argument).__name__}({', '.join(_text_of(item, places, varies, reals) for item in argument)})"
     if isinstance(argument, dict):
-        return f"{{{', '.join(f'{key}: {_text_of(item, places, varies)}' for key, item in argument.items())}}}"
+        return f"{{{', '.join(f'{key}: {_text_of(item, places, varies, reals)}' for key, item in argument.items())}}}"
     return repr(argument)
 
 
@@ -197,7 +215,7 @@ def _layout_text(value: Any) -> str:
     return f"{value.dtype} {value.dim()} {value.device} {value.layout} {value.is_conj()} {value.is_neg()}"
 
 
-def _sized(value: Any, take: Callable[[int], int]) -> Any:
+def _sized(value: Any, take: Callable[[Any], Any]) -> Any:
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_conj() or value.is_neg():
         return value  # kernels take no such tensor, whatever its size
     shape = tuple(map(take, value.shape))
@@ -240,11 +258,15 @@ class SizedTensor(Tensor):
         raise TypeError(f"{op} of a tensor without memory")
 
 
-def with_sizes(source: str, names: Sequence[str], arguments: int) -> str:
-    """The text of a kernel that finds its sizes behind so many arguments."""
+def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequence[str] = ()) -> str:
+    """The text of a kernel that finds its sizes behind so many arguments; those that are ``reals`` bit by bit."""
     head, opening, rest = source.partition("(char *const *args) {")
     lines = [f"    const int64_t *sizes = (const int64_t *)args[{arguments}];"]
-    lines += [f"    const int64_t {name} = sizes[{number}];" for number, name in enumerate(names)]
+    for number, name in enumerate(names):
+        kind, value = (
+            ("double", f"((const double *)sizes)[{number}]") if name in reals else ("int64_t", f"sizes[{number}]")
+        )
+        lines.append(f"    const {kind} {name} = {value};")
     return "\n".join([f"{head}{opening}", *lines, rest.removeprefix("\n")])
 
 
@@ -265,7 +287,7 @@ def relation_of(
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
     """
-    alike = [o for o in references if all(a == b or min(a, b) >= LEAST for a, b in zip(now, o, strict=True))]
+    alike = [o for o in references if all(map(_are_alike, now, o))]
     columns = list(zip(now, *alike, strict=True))
     vary = {place for place, column in enumerate(columns) if len(set(column)) > 1}
     if not vary:
@@ -273,7 +295,8 @@ def relation_of(
     sizes: list[Column] = []
     factors: list[tuple[Column, Terms]] = []  # sizes, and those that are a few more or less than one
     known: dict[Column, Terms] = {}
-    for column in sorted({columns[place] for place in vary}, key=lambda c: (max(map(abs, c)), c)):
+    whole = {columns[place] for place in vary if type(columns[place][0]) is int}
+    for column in sorted(whole, key=lambda c: (max(map(abs, c)), c)):
         terms = None if column[0] in apart else _multiple(column, factors)
         if terms is None:
             shift = None if column[0] in apart else _shift(column, sizes)
@@ -284,11 +307,21 @@ def relation_of(
                 terms = shift
             factors.append((column, terms))
         known[column] = terms
+    for place in sorted(vary):
+        column = columns[place]
+        if column not in known:  # floats, which follow from nothing
+            known[column] = (((f"n{len(sizes)}",), 1),)
+            sizes.append(column)
     places = tuple(columns.index(size) for size in sizes)
     return places, tuple(known[column] if place in vary else column[0] for place, column in enumerate(columns))
 
 
-Column = tuple[int, ...]
+def _are_alike(a: Any, b: Any) -> bool:
+    """Whether two numbers may be one that varies: floats, and sizes that tell."""
+    return a == b or isinstance(a, float) or min(a, b) >= TELLING
+
+
+Column = tuple[Any, ...]
 """One number of a text in several calls."""
 
 
@@ -314,12 +347,19 @@ def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
 def lifted(relation: Relation, sizes: Numbers, usual: Numbers) -> tuple[Conditions, Numbers]:
     """The numbers of the call with these sizes, those that vary as extents."""
     conditions = Conditions()
-    values = {f"n{i}": conditions.size(f"n{i}", *pair) for i, pair in enumerate(zip(sizes, usual, strict=True))}
-    numbers = []
+    values: dict[str, Any] = {}
+    for i, (size, most) in enumerate(zip(sizes, usual, strict=True)):
+        name = f"n{i}"
+        values[name] = conditions.real(name, size) if isinstance(size, float) else conditions.size(name, size, most)
+    numbers: list[Any] = []
     for number in relation:
-        if isinstance(number, tuple):
-            number = sum((math.prod((values[f] for f in factors), start=c) for factors, c in number), start=0)
-        numbers.append(number)
+        if isinstance(number, tuple) and isinstance(told := values[number[-1][0][-1]], Real):
+            numbers.append(told)
+        elif isinstance(number, tuple):
+            terms = (math.prod((values[f] for f in factors), start=c) for factors, c in number)
+            numbers.append(sum(terms, start=0))
+        else:
+            numbers.append(number)
     return conditions, tuple(numbers)
 
 
@@ -373,7 +413,7 @@ class Text(Generic[Made]):
         for family in self.families:
             if (sizes := family.sizes(numbers)) is not None:
                 return family, sizes
-        if len(self.families) + self.failures >= LARGEST_FAMILIES:
+        if not apart or len(self.families) + self.failures >= LARGEST_FAMILIES:
             return None
         found = relation_of(numbers, others, apart)
         if found is None:
@@ -404,17 +444,29 @@ def _family(
     made = lower(values, conditions)
     if made is None:
         return None
-    expected = ", ".join(conditions.python(n if isinstance(n, tuple) else terms_of(n)) for n in relation)
+    expected = ", ".join(conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
     family = Family(made, conditions, places, conditions.function(f"({expected},)"), conditions.met())
     assert family.sizes(numbers) is not None
     elsewhere = _elsewhere(family, now, others)
     if elsewhere is None:
         return None
-    again, values = lifted(relation, elsewhere, now)
-    try:
-        return family if lower(values, again) == made else None
-    except Exception:  # sizes that were made up may contradict each other
+    if not _is_again(family, relation, elsewhere, now, lower):
         return None
+    ones = tuple(n if isinstance(n, float) else 1 for n in now)
+    if family.met(*ones) and not _is_again(family, relation, ones, now, lower):
+        whole = [name for name, n in zip(conditions.sizes, now, strict=True) if type(n) is int]
+        conditions.noted |= {f"{name} >= {TELLING}": True for name in whole}
+        return replace(family, met=conditions.met())
+    return family
+
+
+def _is_again(family: Family[Made], relation: Relation, sizes: Numbers, usual: Numbers, lower: Lower[Made]) -> bool:
+    """Whether the same is made at other sizes."""
+    again, values = lifted(relation, sizes, usual)
+    try:
+        return lower(values, again) == family.made
+    except Exception:  # sizes that were made up may contradict each other
+        return False
 
 
 def _elsewhere(family: Family[Made], now: Numbers, others: Sequence[Numbers]) -> Numbers | None:
@@ -422,7 +474,8 @@ def _elsewhere(family: Family[Made], now: Numbers, others: Sequence[Numbers]) ->
     seen = [sizes for other in others if (sizes := family.sizes(other)) is not None]
     together = [tuple(change(n) for n in now) for change in _CHANGES]
     apart = [(*now[:i], change(n), *now[i + 1 :]) for i, n in enumerate(now) for change in _CHANGES]
-    made_up = [sizes for sizes in (*together, *apart) if min(sizes) >= LEAST and family.met(*sizes)]
+    whole = [place for place, n in enumerate(now) if type(n) is int]
+    made_up = [sizes for sizes in (*together, *apart) if all(sizes[i] >= LEAST for i in whole) and family.met(*sizes)]
     differ = [sum(a != b for a, b in zip(sizes, now, strict=True)) for sizes in (*seen, *made_up)]
     return max(zip(differ, (*seen, *made_up), strict=True), key=lambda found: found[0], default=(0, None))[1]
 

@@ -57,7 +57,7 @@ def _mergeable(statement: Statement, outer: str, inner: Loop) -> bool:
         return not {outer, inner.atom} & names_in(statement.value)
     if not isinstance(statement, (Load, Store)):
         return False
-    return all(o.step(outer) == o.step(inner.atom) * inner.extent for o in _offsets(statement))
+    return all(o.step(outer).is_always(o.step(inner.atom) * inner.extent) for o in _offsets(statement))
 
 
 def _without(statement: Statement, atom: str) -> Statement:

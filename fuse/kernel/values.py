@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from fuse.kernel.expressions import Expression, Parameter, cost
+from fuse.kernel.extents import alike, is_one
 from fuse.kernel.index import ZERO, Affine, Index, Stride, reshape
 
 Shape = tuple[int, ...]
@@ -193,7 +194,7 @@ class Program:
 def expand(value: Value, shape: Sequence[int]) -> Value:
     """Broadcast to ``shape`` by NumPy's rule."""
     shape = tuple(shape)
-    if value.shape == shape:
+    if alike(value.shape, shape):
         return value
     if isinstance(value, Constant):
         return Constant(shape, value.dtype, value.number)
@@ -201,7 +202,7 @@ def expand(value: Value, shape: Sequence[int]) -> Value:
     missing = len(shape) - len(own)
 
     def where(index: Index, extents: Mapping[str, int]) -> Index:
-        return tuple(ZERO if own[d] == 1 else index[missing + d] for d in range(len(own)))
+        return tuple(ZERO if is_one(own[d]) else index[missing + d] for d in range(len(own)))
 
     return Reindex(shape, value.dtype, value, where)
 
@@ -209,7 +210,7 @@ def expand(value: Value, shape: Sequence[int]) -> Value:
 def view(value: Value, shape: Sequence[int]) -> Value:
     """The same elements in row-major order under another shape."""
     shape = tuple(shape)
-    if value.shape == shape:
+    if alike(value.shape, shape):
         return value
     if isinstance(value, Reshaped):  # of two views only the last shape matters
         return view(value.source, shape)

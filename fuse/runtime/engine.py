@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -48,6 +49,7 @@ from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import check_declaration, elsewhere
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
 from fuse.runtime.kept import Carried, carried, kind_of_call, tensors_of
+from fuse.runtime.patience import Patience
 from fuse.runtime.playback import Playback, playback
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, begun, plan_of, program_of
 from fuse.runtime.reference import Reference
@@ -143,6 +145,7 @@ class Engine:
         self._warned: set[str] = set()
         self._changing: tuple[CallGuard, ...] = ()  # of calls that were seen to change something, once
         self._sizes = SizesSeen()
+        self._patience = Patience()
         self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -158,6 +161,8 @@ class Engine:
                 or self._never_settles(leaves, spec)
             ):
                 return self._eager(args, kwargs, reason)
+            if (seconds := self._better_later(leaves, spec)) is not None:
+                return self._not_yet(args, kwargs, kind_of_call(leaves, spec), seconds)
             found = self._make(args, kwargs, leaves, spec)
             if found[0].family is not None:
                 try:
@@ -319,13 +324,39 @@ class Engine:
         with self._lock:
             found = self._find(leaves, spec, modes())  # another thread may have made it
             if found is None:
+                started = time.perf_counter()
                 with without_collecting(), unlogged(), lowering_for(self._varying(args, kwargs, leaves, spec)):
                     compiled = self._compile(args, kwargs, leaves, spec)
+                if compiled.program is not None:
+                    size, seconds = kind_of_call(leaves, spec), time.perf_counter() - started
+                    self._patience.captured(self._kind(leaves, spec), size, seconds)
                 if not (compiled.once or self._is_passing(compiled, leaves, spec)):
                     self._remember(compiled)
                 given = compiled.carried.extend(leaves, spec)[0] if compiled.carried else leaves
                 found = compiled, compiled.guard.pick((*given, *compiled.guard.state))
             return found
+
+    def _kind(self, leaves: Sequence[Any], spec: Any) -> Hashable:
+        """Equal for calls that differ in sizes only, and that run one program but for these."""
+        return kind_of_sizes(leaves, spec), self._needs_gradients(leaves), self.model.training
+
+    def _better_later(self, leaves: Sequence[Any], spec: Any) -> float | None:
+        """The seconds of a capture that is not worth it yet, as sizes keep changing; None where the call is captured.
+
+        Who declares sizes, or that there are none, has captures.
+        """
+        if self.dynamic_shapes != "auto":
+            return None
+        return self._patience.expected(self._kind(leaves, spec), kind_of_call(leaves, spec))
+
+    def _not_yet(self, args: tuple[Any, ...], kwargs: dict[str, Any], size: Hashable, seconds: float) -> Any:
+        """The result of a call that is captured once its size has come often enough."""
+        why = f"sizes keep changing: one runs eager until that has taken as long as a capture ({seconds:.3f} s)"
+        started = time.perf_counter()
+        result = self._eager(args, kwargs, Fallback(self._name(), "", why), warn=False)
+        with self._lock:
+            self._patience.ran_eager(size, time.perf_counter() - started)
+        return result
 
     def _is_passing(self, compiled: Compiled, leaves: Sequence[Any], spec: Any) -> bool:
         """Whether a call that is not captured may be the next time, because it has other values then."""
@@ -452,10 +483,10 @@ class Engine:
 
     def _varying(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any
-    ) -> frozenset[int]:
+    ) -> frozenset[int] | None:
         """The sizes of a call that kernels are told: those that were declared to vary, and that did."""
         if self.dynamic_shapes is None:
-            return frozenset()
+            return None
         if self.dynamic_shapes != "auto":
             self._rehearse(args, kwargs, leaves, spec)
         return self._sizes.varying(leaves, spec)
@@ -463,7 +494,7 @@ class Engine:
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any], spec: Any) -> None:
         """Plan a call at other sizes, where some are declared to vary and no call of this kind came before: what
         differs is what follows from sizes."""
-        kind = kind_of_sizes(leaves, spec), self._needs_gradients(leaves), self.model.training
+        kind = self._kind(leaves, spec)
         if kind in self._rehearsed or tuning.enabled():
             return
         try:
@@ -473,7 +504,7 @@ class Engine:
             if len(self._rehearsed) < LARGEST_VARIANTS:
                 self._rehearsed.add(kind)
             other_args, other_kwargs = pytree.tree_unflatten(others, pytree.tree_structure((args, kwargs)))
-            with lowering_for(frozenset()):
+            with lowering_for(None):
                 if self._needs_gradients(leaves):
                     self._joint(other_args, other_kwargs, _planned)
                 else:

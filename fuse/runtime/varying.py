@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fuse.kernel.extents import LEAST
+from fuse.kernel.extents import TELLING
 
 Shapes = tuple[tuple[int, ...], ...]
 LARGEST_KINDS = 16
@@ -25,8 +25,9 @@ class SizesSeen:
     def __init__(self) -> None:
         self._first: dict[Hashable, list[Shapes]] = {}
 
-    def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int]:
-        """The sizes of a call that other calls of its kind had otherwise; the call is remembered."""
+    def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int] | None:
+        """The sizes of a call that other calls of its kind had otherwise, but for ones; None where all had the same.
+        The call is remembered."""
         kind = kind_of_sizes(leaves, structure)
         now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
         seen = self._first.setdefault(kind, [])
@@ -35,13 +36,14 @@ class SizesSeen:
             for shapes in seen
             for one, other in zip(shapes, now, strict=True)
             for a, b in zip(one, other, strict=True)
-            if a != b and min(a, b) >= LEAST
+            if a != b and min(a, b) >= TELLING
         }
+        differs = any(shapes != now for shapes in seen)
         if now not in seen and len(seen) < LARGEST_KINDS:
             seen.append(now)
         while len(self._first) > LARGEST_KINDS:
             del self._first[next(iter(self._first))]
-        return frozenset(found)
+        return frozenset(found) if differs else None
 
 
 def kind_of_sizes(leaves: Sequence[Any], structure: Any) -> Hashable:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fuse.kernel.cpu.cpp_types import literal
 from fuse.kernel.extents import (
     Conditions,
     Extent,
     NeedsNumber,
+    alike,
+    always_equal,
     divides,
     estimate,
+    is_multiple,
+    is_one,
     larger,
     pinned,
     smaller,
@@ -22,7 +28,7 @@ from fuse.kernel.extents import (
 )
 
 Formula = Callable[[int, int], int]
-SIZES = st.integers(2, 40)
+SIZES = st.integers(1, 40)
 
 
 def formulas() -> st.SearchStrategy[Formula]:
@@ -82,12 +88,13 @@ def test_text_is_a_polynomial_in_the_sizes() -> None:
 def test_what_follows_for_all_sizes_is_not_noted() -> None:
     conditions = Conditions()
     rows = conditions.size("rows", 5)
-    assert rows * 64 > 64
+    assert rows * 64 > 63
+    assert rows * 64 >= 64
+    assert not rows - 1 < 0
     assert rows != 0
     assert rows * 3 % 3 == 0
-    assert 1 % rows == 1
     assert rows == conditions.size("rows", 5)
-    assert list(conditions.noted) == ["rows >= 2"]
+    assert list(conditions.noted) == ["rows >= 1"]
 
 
 def test_costs_are_estimated_without_a_note() -> None:
@@ -96,7 +103,7 @@ def test_costs_are_estimated_without_a_note() -> None:
     assert estimate(rows * 2 + 1) == 17
     assert divides(4, rows * 8)
     assert not divides(4, rows)
-    assert list(conditions.noted) == ["rows >= 2"]
+    assert list(conditions.noted) == ["rows >= 1"]
 
 
 def test_a_use_of_the_number_itself_pins_it() -> None:
@@ -123,3 +130,29 @@ def test_a_number_without_sizes_is_a_plain_one() -> None:
     rows = Conditions().size("rows", 5)
     assert type(rows - rows + 3) is int
     assert type(rows * 1) is Extent
+
+
+def test_a_size_is_taken_for_no_one_and_that_is_not_noted() -> None:
+    conditions = Conditions()
+    rows = conditions.size("rows", 1)
+    assert not is_one(rows)
+    assert not alike((1, 64), (rows, 64))
+    assert not is_multiple(1, rows)
+    assert not is_multiple(8, rows * 8)
+    assert is_multiple(rows * 8, 8)
+    assert not always_equal(rows * 64, 64)
+    assert list(conditions.noted) == ["rows >= 1"]
+
+
+def test_a_number_that_is_no_size_is_written_or_pinned() -> None:
+    conditions = Conditions()
+    mean = conditions.real("r", 0.25)
+    assert literal(mean, torch.float32) == "float(r)"
+    assert literal(mean, torch.float64) == "double(r)"
+    assert conditions.noted == {}
+    for use in (float, str, bool, int, lambda x: x + 1, lambda x: 1 / x, lambda x: x == 3, lambda x: x > 0, abs):
+        conditions.noted.clear()
+        use(mean)
+        assert conditions.noted == {"r == 0.25": True}
+    assert conditions.met()(0.25)
+    assert not conditions.met()(0.5)

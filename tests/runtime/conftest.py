@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse.runtime import cache, compiler
+from fuse.runtime import cache, compiler, patience, toolchain
 
 
 @pytest.fixture
@@ -18,3 +18,23 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(compiler, "_loaded", {})
     cache.warn_once.cache_clear()
     return home
+
+
+@pytest.fixture
+def compiled_sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that the C++ compiler is given from now on."""
+    sources: list[str] = []
+    original = toolchain.compile_in
+
+    def counted(directory: Path, source: str, *rest: object) -> toolchain.Outcome:
+        sources.append(source)
+        return original(directory, source, *rest)
+
+    monkeypatch.setattr(toolchain, "compile_in", counted)
+    return sources
+
+
+@pytest.fixture
+def captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every new size is captured at its first call, however many there are."""
+    monkeypatch.setattr(patience, "SETTLED", 1_000_000)

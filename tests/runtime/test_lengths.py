@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.runtime import compiler, toolchain
+from fuse.runtime import compiler
 
 
 class Stacked(nn.Module):
@@ -45,20 +43,6 @@ class Cumulative(nn.Module):
             h = h + step
             states.append(torch.tanh(h))
         return torch.stack(states)
-
-
-@pytest.fixture
-def compiled_sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources that the C++ compiler is given from now on."""
-    sources: list[str] = []
-    original = toolchain.compile_in
-
-    def counted(directory: Path, source: str, *rest: object) -> toolchain.Outcome:
-        sources.append(source)
-        return original(directory, source, *rest)
-
-    monkeypatch.setattr(toolchain, "compile_in", counted)
-    return sources
 
 
 def compiled(model: nn.Module, x: Tensor) -> Tensor:

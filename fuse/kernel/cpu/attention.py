@@ -30,7 +30,7 @@ from fuse.kernel.cpu.product_frame import (
 )
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, taken_apart
-from fuse.kernel.extents import larger, smaller
+from fuse.kernel.extents import is_one, larger, smaller
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
@@ -151,7 +151,7 @@ class _Operands:
         )
         heading += f" -> const {self.real} * {{"
         found = matrices(value)
-        if found is not None and (found.strides[1] == 1 or value.shape[2] == 1):
+        if found is not None and (found.strides[1] == 1 or is_one(value.shape[2])):
             place = f"{self.inputs[found.source.position].name} + {found.start} + first_row * {found.strides[0]}"
             body = [*text_of(taken_apart("image", found.images), 2), f"        return {place};"]
             return _Operand([heading, *body, "    };"], found.strides[0], 0)

@@ -8,7 +8,7 @@ import struct
 import torch
 
 from fuse.kernel import dtypes
-from fuse.kernel.extents import Extent
+from fuse.kernel.extents import Extent, Real
 
 _STORAGE = {
     torch.float64: "double",
@@ -65,6 +65,8 @@ def literal(number: bool | int | float, dtype: torch.dtype) -> str:
     ('int64_t(3)', 'true')
     """
     ctype = register(dtype)
+    if isinstance(number, Real) and ctype in ("float", "double"):
+        return f"{ctype}({number.name})"
     if isinstance(number, Extent) and ctype != "bool":
         return f"{ctype}({number})"
     if ctype == "bool":

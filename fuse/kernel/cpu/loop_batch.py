@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from fuse.kernel.cpu.loop_frame import Frame, elements
 from fuse.kernel.expressions import position
+from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Accumulate, Accumulator, Declare, Fail, Load, Loop, Scope, Statement, Store
 from fuse.kernel.loop_stages import Product
@@ -25,7 +26,7 @@ from fuse.kernel.loop_stages import Product
 def rows_of_batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:
     """The largest number of rows, by leading dimensions of the states, that never read one another; at least 1."""
     sizes: list[int] = list(itertools.accumulate(frame.states[0].shape, operator.mul))
-    for batch in sorted({s for s in sizes if s > 1}, reverse=True):
+    for batch in sorted({s for s in sizes if not is_one(s)}, reverse=True):
         own = _own_rows(frame, batch)
         if own and all(_row_by_row(s, batch, own) for statements in nests for s in statements):
             return batch
@@ -34,7 +35,7 @@ def rows_of_batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:
 
 def share_of_rows(statements: Sequence[Statement], batch: int) -> list[Statement]:
     """Nests whose outer loops run over ``first_row`` to ``last_row`` of the batch."""
-    return [_share(statement, batch) for statement in statements] if batch > 1 else list(statements)
+    return [_share(statement, batch) for statement in statements] if not is_one(batch) else list(statements)
 
 
 def _share(statement: Statement, batch: int) -> Statement:

@@ -33,6 +33,7 @@ from fuse.kernel.cpu.loop_frame import (
     waiting,
 )
 from fuse.kernel.cpu.product_frame import PACKING, PANEL
+from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Statement
 from fuse.kernel.loop_stages import Kept, Product
@@ -70,10 +71,10 @@ def rows_text(frame: Frame, name: str) -> Share:
         size = product.left.shape[1] * PACKING.padded(product.result.shape[1])
         workspace.take(f"weights_{number}", cpp_types.storage(real), size, real.itemsize)
         packed += _packed(frame, number, product)
-        packed += waiting("row", batch) if batch > 1 else []
+        packed += waiting("row", batch) if not is_one(batch) else []
     lines = [f"static int {name}_share(char *const *args, fuse_team *team, int64_t member) {{"]
     lines += indented(1, head + workspace.lines)
-    if batch > 1:
+    if not is_one(batch):
         lines += indented(1, [f"const int64_t first_row = {batch} * member / team->members;"])
         lines += indented(1, [f"int64_t last_row = {batch} * (member + 1) / team->members;"])
     lines += indented(1, packed)
@@ -128,7 +129,7 @@ def _multiplied(frame: Frame, number: int, product: Product, batch: int) -> list
     width, wide = PANEL * panels, PACKING.padded(product.result.shape[1])
     left, out, first, count = frame.name(product.left), frame.name(product.result), "", str(rows)
     stride = product.left.strides[0]
-    if batch > 1:
+    if not is_one(batch):
         each = rows // batch
         left += f" + {(Affine.of('first_row') * each).times(stride)}"
         first = f" + first_row * {each * wide}"

@@ -36,7 +36,7 @@ from fuse.kernel.cpu.product_frame import (
 )
 from fuse.kernel.cpu.windows import windowed
 from fuse.kernel.expressions import position, select
-from fuse.kernel.extents import estimate
+from fuse.kernel.extents import estimate, is_one
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size
 from fuse.kernel.ir import Buffer, Let, Loop, Pointer, Statement
@@ -81,7 +81,7 @@ def _walk(product: Product, frame: Frame, one_thread: bool, form: Form) -> Walk:
         image = operand_of(product.left.source, frame.inputs)
         return channels_last.walk(product, image, _right(product, frame, form), frame, one_thread, form)
     left = operand_of(product.left, frame.inputs)
-    if left.strides[-1] != 1 and product.left.shape[-1] > 1:
+    if left.strides[-1] != 1 and not is_one(product.left.shape[-1]):
         raise Unsupported("the rows of the left operand do not lie in order in memory")
     if isinstance(product.right, Patches):
         return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, form)

@@ -15,6 +15,7 @@ from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, Frame, several, threads_for
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import operand_of, panels_of
+from fuse.kernel.extents import is_one
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink
@@ -54,7 +55,7 @@ def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAU
         raise Unsupported("a product's result is reduced, and its matrix too large to multiply whole rows at a time")
     frame = Frame.of(program)
     left, right = operand_of(product.left, frame.inputs), operand_of(product.right, frame.inputs)
-    if left.strides[1] != 1 and depth > 1:
+    if left.strides[1] != 1 and not is_one(depth):
         raise Unsupported("the rows of the left operand do not lie in order in memory")
     targets = [Sink(o.value, buffer, o.strides) for o, buffer in zip(program.outputs, frame.outputs, strict=True)]
     reductions = reductions_below(target.value for target in targets)

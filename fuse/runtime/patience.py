@@ -1,0 +1,68 @@
+"""Whether a call with sizes that are new is worth a capture yet.
+
+    the first eight sizes of a kind of call      captured, each at its first call
+    further ones                                 eager, until that has taken as long as a capture takes
+
+Batches cut at their own length seldom have one size twice, and a capture takes as long as many eager calls: whoever
+captured each size would be slower with fuse than without. A size that returns is worth its capture. Which those are
+is not known before; as with skis that are rented until the rent has added up to the price, no order of sizes costs
+more than twice what would have been best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from statistics import median
+
+SETTLED = 8
+"""Sizes of one kind of call that are captured at once."""
+LARGEST_CAPTURED = 64
+"""Captures that are remembered of a kind of call: as many as programs are kept."""
+LARGEST_EAGER = 4096
+"""Sizes whose eager calls are remembered."""
+
+
+@dataclass
+class Patience:
+    """Seconds that captures took, by kind of call and size, and that eager calls of a size took so far.
+
+    >>> patience = Patience()
+    >>> for size in range(SETTLED):
+    ...     patience.captured("kind", size, 0.08)
+    >>> patience.expected("kind", 100), patience.expected("kind", 3)
+    (0.08, None)
+    >>> patience.ran_eager(100, 0.05); patience.ran_eager(100, 0.05)
+    >>> patience.expected("kind", 100) is None
+    True
+    """
+
+    _captured: dict[Hashable, dict[Hashable, float]] = field(default_factory=dict)
+    _eager: dict[Hashable, float] = field(default_factory=dict)
+
+    def captured(self, kind: Hashable, size: Hashable, seconds: float) -> None:
+        """A call of this kind and size was captured."""
+        known = self._captured.setdefault(kind, {})
+        known.pop(size, None)
+        known[size] = seconds
+        _shorten(known, LARGEST_CAPTURED)
+        self._eager.pop(size, None)
+
+    def expected(self, kind: Hashable, size: Hashable) -> float | None:
+        """The seconds that a capture is expected to take; None where a call of this size is captured now."""
+        known = self._captured.get(kind, {})
+        if size in known or len(known) < SETTLED:
+            return None
+        seconds = median(known.values())
+        return seconds if self._eager.get(size, 0.0) < seconds else None
+
+    def ran_eager(self, size: Hashable, seconds: float) -> None:
+        """A call of this size ran eager for so long."""
+        self._eager[size] = self._eager.pop(size, 0.0) + seconds
+        _shorten(self._eager, LARGEST_EAGER)
+
+
+def _shorten(known: dict[Hashable, float], most: int) -> None:
+    """Forget the oldest entries."""
+    while len(known) > most:
+        del known[next(iter(known))]

@@ -1,0 +1,89 @@
+"""Sizes that keep changing: captured once they are worth it, right before and after."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.runtime import patience
+from fuse.runtime.patience import SETTLED, Patience
+
+
+def test_the_first_sizes_are_captured_and_those_that_return() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
+    fused = fuse.compile(model)
+    ran = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rows in range(2, SETTLED + 5):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(fused(x), model(x))
+            ran.append(fused.last_run.fallbacks == ())
+        assert ran == [True] * SETTLED + [False] * 3
+        assert "sizes keep changing" in fused.last_run.fallbacks[0].reason
+        x = torch.randn(2, 8)
+        fused(x)
+        assert not fused.last_run.fallbacks
+        x, calls = torch.randn(100, 8), 0
+        while calls == 0 or fused.last_run.fallbacks:
+            torch.testing.assert_close(fused(x), model(x))
+            calls += 1
+            assert calls < 100_000
+    assert calls > 1
+
+
+@pytest.mark.parametrize("declared", [None, {"input": {0: torch.export.Dim.AUTO}}])
+def test_who_says_which_sizes_vary_has_captures(declared: object) -> None:
+    fused = fuse.compile(nn.Tanh(), dynamic_shapes=declared)
+    for rows in range(1, SETTLED + 4):
+        fused(torch.randn(rows, 8))
+        assert not fused.last_run.fallbacks
+
+
+def test_a_size_that_was_captured_is_captured_again_when_the_model_changes() -> None:
+    class Scaled(nn.Module):
+        scale = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x) * self.scale
+
+    fused = fuse.compile(model := Scaled())
+    for rows in range(2, SETTLED + 4):
+        fused(torch.randn(rows, 8))
+    model.scale = 3.0
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(fused(x), model(x))
+    assert not fused.last_run.fallbacks
+
+
+def test_calls_that_train_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "SETTLED", 2)
+    fused = fuse.compile(model := nn.Linear(8, 8))
+    for rows in (2, 3, 4):
+        with torch.no_grad():
+            fused(torch.randn(rows, 8))
+    assert fused.last_run.fallbacks
+    for rows, eager in ((4, False), (5, False), (6, True)):
+        model.zero_grad()
+        x = torch.randn(rows, 8)
+        fused(x).square().sum().backward()
+        got = model.weight.grad.clone()
+        assert bool(fused.last_run.fallbacks) == eager
+        model.zero_grad()
+        model(x).square().sum().backward()
+        torch.testing.assert_close(got, model.weight.grad)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    patient = Patience()
+    for size in range(10_000):
+        patient.captured("kind", size, 1.0)
+        patient.ran_eager(("other", size), 0.1)
+    assert patient.expected("kind", 9_999) is None
+    assert patient.expected("kind", 0) == 1.0
+    assert sum(map(len, patient._captured.values())) + len(patient._eager) < 5_000
