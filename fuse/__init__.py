@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fuse.rewrite.pipeline import run_passes as run_passes
     from fuse.rewrite.registry import register_pass as register_pass
     from fuse.runtime.module import compile as compile
+    from fuse.runtime.pipeline import pipeline as pipeline
 
 _HOME = {
     "Precision": "fuse.graph.precision",
@@ -34,6 +35,7 @@ _HOME = {
     "many": "fuse.rewrite.patterns.language",
     "optional": "fuse.rewrite.patterns.language",
     "pattern": "fuse.rewrite.patterns.registry",
+    "pipeline": "fuse.runtime.pipeline",
     "register_pass": "fuse.rewrite.registry",
     "run_passes": "fuse.rewrite.pipeline",
     "show": "fuse.report.show",
@@ -49,6 +51,7 @@ __all__ = [
     "many",
     "optional",
     "pattern",
+    "pipeline",
     "register_pass",
     "run_passes",
     "show",

@@ -77,6 +77,15 @@ def parts_of(value: Any) -> dict[str, Any]:
     return {}
 
 
+def given_host_values(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is given text, which only Python can read.
+
+    >>> given_host_values((["a b", "c"],), {}), given_host_values((torch.ones(2), 3), {})
+    (True, False)
+    """
+    return any(isinstance(leaf, (str, bytes)) for leaf in pytree.tree_leaves((tuple(args), dict(kwargs))))
+
+
 def is_constant(leaf: Any) -> bool:
     """Whether a leaf of a result can be the very same object in every call: nothing can change it or hide in it.
 

@@ -27,6 +27,7 @@ from fuse.graph.capture import capture
 from fuse.graph.evaluating import NoData
 from fuse.graph.joint import Joint, capture_joint
 from fuse.graph.learned import ReadLine
+from fuse.graph.results import given_host_values
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of
 from fuse.notebook import preformatted
@@ -41,6 +42,7 @@ from fuse.runtime.steps import Fallback
 
 if TYPE_CHECKING:
     from fuse.report.against import Compiled
+    from fuse.report.host_stage import HostStage
     from fuse.report.measured import Measured
 
 SCHEMA_VERSION = 2
@@ -91,6 +93,7 @@ class Report:
     reads: tuple[ReadLine, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     casts: tuple[CastLine, ...] = ()
+    host: HostStage | None = None
     record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
     held: Mapping[str, int] = field(default_factory=dict)
     measured: Measured | None = None
@@ -145,6 +148,7 @@ class Report:
             "fallbacks": [asdict(one) for one in self.fallbacks],
             "seconds": dict(self.seconds),
             **({"casts": [asdict(line) for line in self.casts]} if self.casts else {}),
+            **({"host": self.host.to_dict()} if self.host else {}),
             **({"backward": self.backward.to_dict()} if self.backward else {}),
             **({"step_memory": asdict(self.step_memory)} if self.step_memory else {}),
             **({"optimizer": {name: dict(ways) for name, ways in self.optimizer.items()}} if self.optimizer else {}),
@@ -253,6 +257,10 @@ def show(
         backward = other.report(f"{name}, backward", device)
         memory = step_memory(half.dispatches + other.dispatches, graph, joint.backward, saved)
     report = replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
+    if given_host_values(args, kwargs or {}):
+        from fuse.report.host_stage import host_stage
+
+        report = replace(report, host=host_stage(model, args, kwargs or {}, passes, device))
     if measure:
         from fuse.report.measured import measure as timed
 

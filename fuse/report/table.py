@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuse.cost.count import Count
+from fuse.report.host_stage import HostStage
 from fuse.report.loops import Loop, formula, trip_names
 from fuse.report.show import Report
 
@@ -132,6 +133,8 @@ def _sections(report: Report) -> Iterator[RenderableType]:
         yield from _compiled(report.compiled)
     for fallback in report.fallbacks:
         yield Text(f"runs eager as it is: {fallback.reason}")
+    if report.host:
+        yield from _host_stage(report.host)
     if report.reads:
         rows = [[one.source or "(no line)", _GUARDED[one.guard], f"{one.count:,}"] for one in report.reads]
         yield columns(["values read", "the graph is made for", "reads"], rows, numbers_from=2)
@@ -172,6 +175,21 @@ def _sections(report: Report) -> Iterator[RenderableType]:
     yield Text(f"{captured}passes {report.seconds['passes']:.2f} s")
     if captured:
         yield Text(f"next: {_next_step(report)}")
+
+
+def _host_stage(host: HostStage) -> Iterator[RenderableType]:
+    first, last = host.lines
+    rows = [
+        [f"host stage, {first} to {last.rpartition(':')[2]}", f"{host.launches:,}", f"{host.launches:,}"],
+        ["device stage", f"{host.before.launches:,}", f"{host.after.launches:,}"],
+    ]
+    yield columns(["launches by stage", "before", "after"], rows)
+    crossing = [
+        [one.name, one.what, scaled(one.bytes, "B"), "captured again for each value" if one.learned else ""]
+        for one in host.crosses
+    ]
+    yield columns(["what crosses", "is", "bytes", ""], crossing, numbers_from=2)
+    yield Text("host work of the next batches while this one computes: fuse.pipeline(fused, loader)")
 
 
 def _lines(report: Report) -> Table:

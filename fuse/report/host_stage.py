@@ -1,0 +1,78 @@
+"""The host work in front of a model's operators, counted apart from what runs on the device.
+
+forward  ->  host stage: lines, eager's launches  ->  what crosses  ->  device stage: launches before and after
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fuse.cost import profiles
+from fuse.cost.count import Count, count_dispatches
+from fuse.errors import FuseError
+from fuse.graph.describing import describe
+from fuse.graph.host_work import DeviceStage, host_work
+from fuse.graph.sources import user_line
+from fuse.report.as_eager import Recording
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that the host stage hands over. ``bytes``: of its tensors; ``learned``: a program serves this value only,
+    since it is no tensor."""
+
+    name: str
+    what: str
+    bytes: int
+    learned: bool
+
+
+@dataclass(frozen=True)
+class HostStage:
+    """Host work of a call. ``lines``: its first and last; ``launches``: eager's, on the host. ``before`` and ``after``
+    are of the device stage alone, which ``fuse.pipeline`` runs while workers do host work."""
+
+    lines: tuple[str, str]
+    launches: int
+    crosses: tuple[Crossing, ...]
+    before: Count
+    after: Count
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def host_stage(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    passes: Sequence[str] | None,
+    device: str,
+) -> HostStage | None:
+    """The host stage of a call, or None where none can be cut off."""
+    from fuse.report.show import show
+
+    try:
+        work = host_work(model, args, kwargs)
+        recording = Recording(user_line)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), recording:
+            values = work.run(model, args, kwargs)
+        report = show(DeviceStage(model, work), (), values, passes=passes, device=device)
+    except FuseError:
+        return None
+    launches = count_dispatches(recording.dispatches, profiles.get(device)).launches
+    crosses = tuple(_crossing(name, values[name]) for name in work.crossing if name in values)
+    return HostStage((str(work.lines[0]), str(work.lines[1])), launches, crosses, report.before, report.after)
+
+
+def _crossing(name: str, value: Any) -> Crossing:
+    if isinstance(value, Tensor):
+        return Crossing(name, describe(value), value.nbytes, learned=False)
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return Crossing(name, type(value).__name__, sum(t.nbytes for t in tensors), learned=not tensors)
