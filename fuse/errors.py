@@ -16,11 +16,12 @@ class FuseError(Exception):
 class CaptureError(FuseError):
     """The model cannot be captured as one graph; ``fuse.compile`` runs it as eager would, with this as the reason.
 
-    ``assigned``: attributes that the call assigns, as far as was seen: (name of the submodule, name).
+    ``assigned``: attributes that the call assigns, as far as was seen: (name of the submodule, name, whether it
+    is what the dictionary of that name holds).
     ``depends``: values that the call read came before it, so that another call may do without.
     """
 
-    assigned: tuple[tuple[str, str], ...] = ()
+    assigned: tuple[tuple[str, str, bool], ...] = ()
     depends: bool = False
 
 

@@ -23,6 +23,7 @@ from fuse.passes import fuse_pointwise as fuse_pointwise
 from fuse.passes import fuse_reductions as fuse_reductions
 from fuse.passes import gather_steps as gather_steps
 from fuse.passes import loop_ends as loop_ends
+from fuse.passes import masks_to_where as masks_to_where
 from fuse.passes import match_patterns as match_patterns
 from fuse.passes import merge_shared_weight_gemms as merge_shared_weight_gemms
 from fuse.passes import merge_sibling_gemms as merge_sibling_gemms

@@ -63,11 +63,13 @@ class Held:
 @dataclass(frozen=True)
 class Change:
     """Something that is not what it was: ``name`` as the user would spell it, ``attribute`` that leads to it, and
-    whether the attribute itself was assigned (``whole``) and not something that it holds."""
+    whether the attribute itself was assigned (``whole``) and not something that it holds. ``replaced``: the dictionary
+    in which a key has another value, if it is one and no key is new."""
 
     name: str
     attribute: Attribute
     whole: bool
+    replaced: dict[Any, Any] | None = None
 
 
 def held_by(model: nn.Module) -> list[Held]:
@@ -208,7 +210,9 @@ def changes(held: Held, is_twin: Callable[[Any, Any], bool]) -> Iterator[Change]
             continue
         is_module = not held.root.name
         attribute = Attribute(held.root.owner, _plainly(key)) if is_module else held.root
-        yield Change(spelled((held.path, key)), attribute, is_module and token in live and key not in INTERNAL)
+        whole = is_module and token in live and key not in INTERNAL
+        replaced = held.live if type(held.live) is dict and live.keys() == then.keys() else None
+        yield Change(spelled((held.path, key)), attribute, whole, replaced)
 
 
 def _by_key(held: Contents) -> dict[Any, tuple[Any, Any]]:

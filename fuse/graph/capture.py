@@ -41,6 +41,7 @@ from fuse.errors import CaptureError, FuseError
 from fuse.graph import numbers, probing
 from fuse.graph.attributes import Change
 from fuse.graph.collecting import without_collecting
+from fuse.graph.disguise import unnoticed
 from fuse.graph.ends import add_placeholder
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_mode import FakeMode
@@ -52,7 +53,7 @@ from fuse.graph.naming import argument_name, identifier, names_of_state, paramet
 from fuse.graph.outside import reached_by
 from fuse.graph.packed import packed_by_masks
 from fuse.graph.read_numbers import WantsPlain, is_number, node_of
-from fuse.graph.reading import READS, Reader, reads_followed
+from fuse.graph.reading import READS, Inputs, Reader, reads_followed
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import followed
@@ -60,6 +61,7 @@ from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.stand_ins import standing_in
 
+_SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -143,7 +145,9 @@ class Recorder(TorchDispatchMode):
         self.names_by_fake: dict[int, tuple[Any, str]] = {}
         self.data: dict[int, Tensor] = {}  # fake tensor -> what it stands for
         self.real_of: dict[Node, Tensor] = {}  # placeholder -> likewise
-        self.reader = Reader(self.functional, fake_mode, self.real_of.__getitem__, self._ensure_known, plan.plain_reads)
+        self.fixed: set[Node] = set()  # placeholders of the program's own numbers
+        inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
+        self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients)
         self.learning: Learning | None = None
         self.numbers: dict[Node, int] = {}  # of the result -> the leaves that hold them
 
@@ -178,7 +182,7 @@ class Recorder(TorchDispatchMode):
         """Record what is run while the model is in ``state``, or say why ``what`` cannot be recorded."""
         try:
             layers = contextlib.ExitStack()
-            with layers, state, followed(self.functional.draws), self.fake_mode, self:
+            with layers, state, followed(self.functional.draws), unnoticed(), self.fake_mode, self:
                 layers.enter_context(lstm_of_eager())
                 layers.enter_context(packed_by_masks(self._pack))
                 yield
@@ -278,7 +282,17 @@ class Recorder(TorchDispatchMode):
         self.overlay.check()
         changes = [change for change in assigned() if change.attribute not in self.overlay.plan.attributes] + changes
         if changes:
-            raise Assigns(changes[0].name, [c.attribute for c in changes], all(c.whole for c in changes))
+            found = [(change.whole, self._assigned(change)) for change in changes]
+            plainly = all(whole or attribute.entries for whole, attribute in found)
+            raise Assigns(changes[0].name, [attribute for _, attribute in found], plainly)
+
+    def _assigned(self, change: Change) -> Attribute:
+        """What is assigned, as far as a change says: an attribute, or what the dictionary holds that it is."""
+        attribute = change.attribute
+        if change.whole or change.replaced is None or attribute.owner not in dict(self.model.named_modules()):
+            return attribute
+        held = self.model.get_submodule(attribute.owner).__dict__.get(attribute.name)
+        return replace(attribute, entries=held is change.replaced)
 
     def _is_twin(self, tensor: Tensor, real: Tensor) -> bool:
         return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
@@ -330,7 +344,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():  # what happens here is not what forward asks
+            return self._dispatched(op, args, kwargs or {})
+
+    def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if op is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if op.namespace in ("prim", "profiler"):
@@ -353,11 +370,23 @@ class Recorder(TorchDispatchMode):
             del self.dispatches[count:]
             self.dispatches.append(Dispatch(op, args, kwargs, result, source))
             return result
-        result = self.functional.record(op, args, kwargs, lambda: self.fakes.run(op, args, kwargs))
+        result = self.functional.record(op, args, kwargs, lambda: self._run(op, args, kwargs))
+        self.reader.recorded(op, args, kwargs, result)
         if reason := numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result
+
+    def _run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """``op`` on fake tensors; where these do not tell what it returns, on the values that they stand for."""
+        try:
+            return self.fakes.run(op, args, kwargs)
+        except FuseError:
+            raise
+        except Exception as why:
+            if not isinstance(why, _SIZED) and op.namespace == "aten":
+                raise
+            return self.reader.sized(op, args, kwargs, why)
 
     def _line(self) -> str:
         """The user's line that the operator at hand comes from."""
@@ -380,7 +409,7 @@ class Recorder(TorchDispatchMode):
         name = f"constant_{len(self.inputs)}"
         with unset_fake_temporarily():  # the numbers themselves, not a fake twin of them
             value = tensor.detach().clone()
-        self._place(fake, InputSpec("constant", name, value=value), writes_back=False)
+        self.fixed.add(self._place(fake, InputSpec("constant", name, value=value), writes_back=False))
         return fake
 
     # ---- result ------------------------------------------------------------------------------------------------------

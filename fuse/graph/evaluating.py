@@ -10,11 +10,13 @@ operators run in their order, from the state that the generator had when the cap
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -57,6 +59,26 @@ class Evaluation:
                 for one in self._missing(node):
                     self._known[one] = self._run(one)
         found: Tensor = self._known[node]
+        return found
+
+    def tell(self, node: Node, value: Any) -> None:
+        """``node`` was computed already."""
+        self._known[node] = value
+
+    def apart(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """``op`` of nodes, run on their values; the random generator is as it was."""
+        given = map_arg((args, dict(kwargs)), self.value)
+        state = torch.default_generator.get_state()
+        try:
+            with _disable_current_modes(), torch.no_grad(), _without_autocast():
+                return op(*given[0], **given[1])
+        finally:
+            torch.default_generator.set_state(state)
+
+    def held(self, nodes: Any) -> list[Tensor]:
+        """The values that are known of the nodes in ``nodes``."""
+        found: list[Tensor] = []
+        map_arg(nodes, lambda node: found.append(self._known[node]))
         return found
 
     def _missing(self, node: Node) -> list[Node]:
@@ -127,6 +149,40 @@ class Keys:
         args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
         drawn = self._draws.nodes.index(node) if node in self._draws.nodes else -1
         return hash((str(node.target), repr(args), repr(kwargs), drawn))
+
+
+class Varying:
+    """Which nodes may have another value in another call: those that depend on inputs, random numbers, or operators of
+    which that is not known. ``fixed``: placeholders that hold the program's own numbers.
+
+    >>> graph = torch.fx.Graph()
+    >>> positions = graph.call_function(torch.ops.aten.arange.default, (4,))
+    >>> shifted = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("x"), positions))
+    >>> Varying(set()).of(positions), Varying(set()).of(shifted)
+    (False, True)
+    """
+
+    def __init__(self, fixed: Collection[Node]) -> None:
+        self._fixed = fixed
+        self._known: dict[Node, bool] = {}
+
+    def of(self, node: Node) -> bool:
+        """Whether ``node`` may vary."""
+        waiting = [node]
+        while waiting:
+            one = waiting[-1]
+            missing = [operand for operand in one.all_input_nodes if operand not in self._known]
+            waiting.extend(missing)
+            if not missing:
+                waiting.pop()
+                self._known[one] = self._alone(one) or any(self._known[operand] for operand in one.all_input_nodes)
+        return self._known[node]
+
+    def _alone(self, node: Node) -> bool:
+        if node.op == "placeholder":
+            return node not in self._fixed
+        known = (isinstance(node.target, OpOverload) and node.target.namespace == "aten") or node.target is getitem
+        return not known or ops.is_random(node.target) or "empty" in str(node.target)
 
 
 @contextlib.contextmanager

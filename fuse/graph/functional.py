@@ -114,7 +114,7 @@ class Functionalizer:
         if ops.mutates(op):
             return self._write_in_place(op, args, kwargs, run)
         result = run()
-        node_args, node_kwargs = self._nodes(args), self._nodes(kwargs)
+        node_args, node_kwargs = self.nodes(args), self.nodes(kwargs)
         if isinstance(result, Tensor):
             self._add_result(op, args, kwargs, result, lambda: self.emit(op, node_args, node_kwargs, result))
         elif isinstance(result, (tuple, list)) and ops.is_view(op):
@@ -147,7 +147,7 @@ class Functionalizer:
         if op is aten.as_strided.default:
             self._add_strided(parent, args, kwargs, result)
             return
-        view = View(op, self._nodes(args[1:]), self._nodes(kwargs))
+        view = View(op, self.nodes(args[1:]), self.nodes(kwargs))
         self.aliases[id(result)] = Alias(result, parent.base, (*parent.chain, view), emit(), parent.base.version)
 
     def _add_strided(self, parent: Alias, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
@@ -326,7 +326,7 @@ class Functionalizer:
                 _exchange(holder.all_input_nodes[0], tensor, held)
         if alias.base.root is tensor:
             alias.base.root = held
-        view = View(functional, self._nodes(args[1:]), self._nodes(kwargs))
+        view = View(functional, self.nodes(args[1:]), self.nodes(kwargs))
         self.fakes.forget(tensor)
         result = run()
         emitted = self.emit(functional, (node, *view.args), view.kwargs)
@@ -344,7 +344,7 @@ class Functionalizer:
         else:
             functional = aten._native_batch_norm_legit.no_stats
             arguments = (values, weight, bias, training, momentum, epsilon)
-        node = self.emit(functional, self._nodes(arguments), {})
+        node = self.emit(functional, self.nodes(arguments), {})
         result = run()
         for position, part in enumerate(result):
             self.own(part, self._part(node, position))
@@ -360,14 +360,14 @@ class Functionalizer:
             operator.getitem, (whole, position), {}, whole.meta["val"][position] if value is None else value
         )
 
-    def _nodes(self, arguments: Any) -> Any:
+    def nodes(self, arguments: Any) -> Any:
         """Arguments with every tensor replaced by the node of its present value."""
         if isinstance(arguments, Tensor):
             return self.value(arguments)
         if type(arguments) in (tuple, list):
-            return type(arguments)([self._nodes(a) for a in arguments])
+            return type(arguments)([self.nodes(a) for a in arguments])
         if isinstance(arguments, dict):
-            return {name: self._nodes(a) for name, a in arguments.items()}
+            return {name: self.nodes(a) for name, a in arguments.items()}
         return arguments
 
     def _functional_arguments(
@@ -380,7 +380,7 @@ class Functionalizer:
             twin = accepted.get(argument.name)
             if twin is not None and argument.has_default_value() and not twin.has_default_value():
                 values.setdefault(argument.name, argument.default_value)  # as in ``bernoulli_`` and ``bernoulli.p``
-        return self._nodes(args), {name: self._nodes(value) for name, value in values.items() if name in accepted}
+        return self.nodes(args), {name: self.nodes(value) for name, value in values.items() if name in accepted}
 
 
 _SHARED = -1

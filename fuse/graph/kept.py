@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
+from fuse.graph.contents import contents
 from fuse.graph.read_numbers import WantsPlain, is_number
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.signature import Advance, Attribute, Kept
+from fuse.graph.stand_ins import StandIns
 
 LARGEST_ATTEMPTS = 6
 T = TypeVar("T")
@@ -95,8 +97,8 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
     raise CaptureError("forward assigns other attributes each time it is captured")
 
 
-def _pairs(attributes: Sequence[Attribute]) -> tuple[tuple[str, str], ...]:
-    return tuple((attribute.owner, attribute.name) for attribute in attributes)
+def _pairs(attributes: Sequence[Attribute]) -> tuple[tuple[str, str, bool], ...]:
+    return tuple((attribute.owner, attribute.name, attribute.entries) for attribute in attributes)
 
 
 class Count:
@@ -195,14 +197,38 @@ class Overlay:
             yield
             return
         self.slots = [self._slot(attribute, twin) for attribute in self.plan.attributes]
-        modules = {id(slot.module): slot.module for slot in self.slots}
+        with contextlib.ExitStack() as stack:
+            for slot in self.slots:
+                if slot.attribute.entries:
+                    stack.enter_context(self._entries(slot))
+            stack.enter_context(self._watched_classes([slot for slot in self.slots if not slot.attribute.entries]))
+            yield
+
+    @contextlib.contextmanager
+    def _entries(self, slot: _Slot) -> Iterator[None]:
+        """Let a dictionary of stand-ins, and what is put there, be the attribute for this thread."""
+        held, name = slot.module.__dict__, slot.attribute.name
+        real = held[name]
+        seen = held[name] = StandIns(real, dict(slot.old))
+        try:
+            yield
+            bypassed = held.get(name) is not seen or not contents(real, dict).is_of(seen)
+            if bypassed:
+                self.trouble = f"forward changes what {slot.attribute} holds behind its back"
+            slot.now, slot.read, slot.assigned = seen.fake, True, True
+        finally:
+            held[name] = real
+
+    @contextlib.contextmanager
+    def _watched_classes(self, slots: list[_Slot]) -> Iterator[None]:
+        modules = {id(slot.module): slot.module for slot in slots}
         classes = {key: type(module) for key, module in modules.items()}
         try:
             for key, module in modules.items():
-                own = {slot.attribute.name: slot for slot in self.slots if slot.module is module}
+                own = {slot.attribute.name: slot for slot in slots if slot.module is module}
                 object.__setattr__(module, "__class__", _watched(classes[key], module, own, self))
             yield
-            for slot in self.slots:
+            for slot in slots:
                 if slot.is_bypassed():
                     self.trouble = f"forward puts {slot.attribute} into the registry of buffers itself"
         finally:
@@ -254,9 +280,11 @@ class Overlay:
 
     def _slot(self, attribute: Attribute, twin: Callable[[Tensor, str], Tensor]) -> _Slot:
         module = self.model.get_submodule(attribute.owner)
-        if custom := _custom(type(module)):
+        if not attribute.entries and (custom := _custom(type(module))):
             raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
         value = current(module, attribute.name)
+        if attribute.entries and type(value) is not dict:
+            raise CaptureError(f"forward changes what the attribute {attribute} holds, which is no dictionary now")
         leaves, spec = flatten_result(value)
         if odd := [x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))]:
             raise CaptureError(f"forward assigns the attribute {attribute}, which holds a {type(odd[0]).__name__}")

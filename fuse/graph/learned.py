@@ -2,6 +2,7 @@
 
     if (x > 0).any():         the truth of a value          True
     n = int(lengths.max())    a number                      17
+    x[mask], x.unique()       a size                        (17, 4)
     x / x.max().item()        nothing: the number goes back to tensors, and is computed in each call
 
 A program that was specialised on what Python learned computes it again in each call, and gives it beside its results.
@@ -17,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Guard = Literal["truth", "number", "values"]
+Guard = Literal["truth", "number", "values", "size"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Learned:
             return f"a value read at {self.source or '?'} is {self.expected}"
         if self.guard == "number":
             return f"the number read at {self.source or '?'} is {self.expected}"
+        if self.guard == "size":
+            return f"the size of what is made at {self.source or '?'} is {self.expected}"
         return f"the values read at {self.source or '?'} are as they were"
 
 
@@ -69,7 +72,7 @@ class Learning:
     def told(self, values: Sequence[Tensor | None]) -> dict[int, object]:
         """What is learned from these values, by keys."""
         return {
-            one.key: bits(_element(value, one.place))
+            one.key: tuple(value.shape) if one.guard == "size" else bits(_element(value, one.place))
             for one in self.learned
             if one.guard != "values" and (value := values[one.leaf]) is not None
         }
@@ -80,12 +83,21 @@ class Learning:
             one.guard == "values" or one.key not in told or told[one.key] == bits(one.expected) for one in self.learned
         )
 
+    def another_size(self, source: str, shape: tuple[int, ...]) -> Learned | None:
+        """The first size that was learned at a line and is not ``shape``."""
+        sizes = (one for one in self.learned if one.guard == "size" and one.source == source)
+        return next((one for one in sizes if one.expected != shape), None)
+
     def difference(self, values: Sequence[Tensor | None]) -> Learned | None:
         """The first thing that is not as it was learned; ``values`` begin with those given beside the results."""
         told: dict[int, object] = {}
         for one in self.learned:
             value = values[one.leaf]
             assert value is not None
+            if one.guard == "size":
+                if tuple(value.shape) != one.expected:
+                    return one
+                continue
             if one.guard == "values":
                 assert isinstance(one.expected, Tensor)
                 if not same_bits(value, one.expected):

@@ -3,6 +3,7 @@
     if (x > 0).any():        the value is computed from the call's inputs (evaluating.py), Python goes on with it
                              learned: its truth (learned.py); the node becomes one more result of the graph
     x / x.max().item()       a number that stands for its node (read_numbers.py); nothing is learned
+    x[x > 0]                 the operator runs on the call's values; its size is learned
 
 Reads arrive as methods of fake tensors, which are replaced for the time of a capture, or as the operators that make a
 Python value of a tensor.
@@ -14,7 +15,7 @@ import contextlib
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuse import ops
 from fuse.errors import CaptureError
-from fuse.graph.evaluating import Evaluation, Keys
+from fuse.graph.compact import Chosen, makes
+from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.read_numbers import is_number, known, node_of, read_number
@@ -50,28 +53,46 @@ class _Fact:
     source: str
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a recording begins with: ``given`` finds the tensor that a placeholder stands for, ``known`` the tensor that
+    the graph knows for one that an operator received, ``fixed`` are placeholders of the program's own numbers."""
+
+    given: Callable[[Node], Tensor]
+    known: Callable[[Tensor], Tensor]
+    fixed: Collection[Node]
+
+
 class Reader:
-    """What one recording reads. ``plain``: numbers are learned as soon as they are read."""
+    """What one recording reads. ``plain``: numbers are learned as soon as they are read. What depends on no input is
+    the same in each call, and nothing is learned of it. With ``gradients``, every size is learned: autograd reads it.
+    """
 
     def __init__(
         self,
         functional: Functionalizer,
         fake_mode: FakeTensorMode,
-        given: Callable[[Node], Tensor],
-        known: Callable[[Tensor], Tensor],
+        inputs: Inputs,
         plain: bool,
+        gradients: bool,
     ) -> None:
         self.functional = functional
         self.fake_mode = fake_mode
         self.plain = plain
         self.closed = False
+        self._finished = False
         self.stands_in = False  # whether a number was handed out that is not plain
         self.trouble: CaptureError | None = None
         self.facts: dict[tuple[Node, Guard], _Fact] = {}
-        self._known = known
-        self._evaluation = Evaluation(given, functional.draws)
-        self._keys = Keys(functional.draws, given)
+        self._known = inputs.known
+        self._evaluation = Evaluation(inputs.given, functional.draws)
+        self._keys = Keys(functional.draws, inputs.given)
+        self._varying = Varying(inputs.fixed)
         self._read: list[str] = []  # lines, one for each read
+        self._sized: list[tuple[Tensor, Tensor]] = []  # stand-ins, and what they stand for
+        self._counted: set[Node] = set()  # masks that chose something
+        self._gradients = gradients
+        self._chosen = Chosen(self._node, self._keys.of, self._learn_size)
 
     # ---- for numbers -------------------------------------------------------------------------------------------------
 
@@ -113,7 +134,7 @@ class Reader:
         if wide is None:
             return self.number(node)
         converted = node if tensor.dtype is wide else self.emit(aten._to_copy.default, node, dtype=wide)
-        if plain or self.plain:
+        if plain or self.plain or not self._varying.of(node):
             return self.number(converted)
         self.stands_in = True
         return read_number(self, converted, self._number(converted), node)
@@ -180,6 +201,62 @@ class Reader:
         close = self.emit(aten.bitwise_or.Tensor, close, self.emit(aten.bitwise_and.Tensor, near, finite))
         return self.truth(self.emit(aten.all.default, close))
 
+    def sized(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: Exception) -> Any:
+        """What ``op`` returns, of which only its operands' values say the layout, or code that knows no stand-ins.
+
+        ``why`` the fake mode did not say it.
+        """
+        if ops.mutates(op) or ops.is_view(op) or (self.closed and not self._is_counted(op, args)):
+            raise why
+        nodes = self.functional.nodes(args), self.functional.nodes(kwargs)
+        with self._troubled():
+            if self.closed:  # a gradient, whose values nobody knows
+                mask = self._evaluation.value(nodes[0][1][0])
+                with _disable_current_modes():
+                    like = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype)
+                    found = op(like, [mask])
+            else:
+                found = self._evaluation.apart(op, *nodes)
+        if not isinstance(found, (Tensor, tuple, list)):
+            raise why
+        parts = [found] if isinstance(found, Tensor) else list(found)
+        known = (
+            {tensor.untyped_storage()._cdata for tensor in self._evaluation.held(nodes)} if not self.closed else set()
+        )
+        if any(not _is_plain(part) or part.untyped_storage()._cdata in known for part in parts):
+            raise why
+        with self._aside():
+            fakes = [torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device) for p in parts]
+        self._sized += zip(fakes, parts, strict=True)
+        return fakes[0] if isinstance(found, Tensor) else type(found)(fakes)
+
+    def _is_counted(self, op: OpOverload, args: tuple[Any, ...]) -> bool:
+        """Whether ``op`` takes what a mask chooses of which it was learned before how many that are."""
+        return makes(op, args) and self._node(args[1][0]) in self._counted
+
+    def recorded(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """``op`` is part of the record now. The sizes that :meth:`sized` found for it are learned, at once or as soon
+        as somebody may know them."""
+        if not self._sized:
+            self._chosen.follow(op, args, kwargs, result)
+            return
+        for fake, value in self._sized if not self.closed else ():
+            node = self.functional.value(fake)
+            self._evaluation.tell(node, value)
+            self._read.append(self.functional.source)
+            if makes(op, args) and not self._gradients:
+                self._chosen.add(fake, args[1][0])
+            else:
+                self._learn_size(node)
+            if makes(op, args):
+                self._counted.add(self._node(args[1][0]))
+        self._sized.clear()
+
+    def _learn_size(self, node: Node) -> None:
+        if not self._finished and self._varying.of(node):
+            shape = tuple(node.meta["val"].shape)
+            self.facts.setdefault((node, "size"), _Fact(node, "size", shape, node.meta["source"]))
+
     def read(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What one of :data:`READS` returns."""
         if self.closed:
@@ -198,13 +275,16 @@ class Reader:
 
     def finish(self, leaves: Sequence[Any]) -> tuple[tuple[Tensor, ...], Learning, dict[Node, int]]:
         """Tensors for what was learned and for the numbers among ``leaves``; what was learned; where numbers are."""
+        for leaf in leaves:
+            self._chosen.learn(leaf)
+        self._finished = True
         groups: dict[tuple[Guard, torch.dtype], list[_Fact]] = {}
         for fact in self.facts.values():
             groups.setdefault((fact.guard, fact.node.meta["val"].dtype), []).append(fact)
         tensors: list[Tensor] = []
         learned: list[Learned] = []
         for (guard, _), facts in groups.items():
-            together = guard != "values" and len(facts) > 1
+            together = guard in ("truth", "number") and len(facts) > 1
             if together:
                 tensors.append(self.tensor(self.emit(aten.stack.default, [fact.node for fact in facts])))
             for place, fact in enumerate(facts):
@@ -231,6 +311,10 @@ class Reader:
         """The node of what ``tensor`` is now; a read of it at the user's line."""
         self.functional.source = user_line()
         self._read.append(self.functional.source)
+        self._chosen.learn(tensor)
+        return self._node(tensor)
+
+    def _node(self, tensor: Tensor) -> Node:
         with self._aside():
             return self.functional.value(self._known(tensor))
 
@@ -241,6 +325,8 @@ class Reader:
         if (node, guard) not in self.facts:
             with _disable_current_modes():
                 expected = of(self._value(node))
+            if not self._varying.of(node):
+                return expected
             self.facts[node, guard] = _Fact(node, guard, expected, user_line())
         return self.facts[node, guard].expected
 
@@ -249,8 +335,14 @@ class Reader:
             return self._value(node).item()
 
     def _value(self, node: Node) -> Tensor:
-        try:
+        with self._troubled():
             return self._evaluation.value(node)
+
+    @contextlib.contextmanager
+    def _troubled(self) -> Iterator[None]:
+        """What is raised while values are computed ends the recording, whatever the user's code makes of it."""
+        try:
+            yield
         except CaptureError as error:
             self.trouble = error
             raise
@@ -264,6 +356,10 @@ class Reader:
         """Beside the recording: operators run on fake tensors, and nobody sees them."""
         with _disable_current_modes(), self.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False):
             yield
+
+
+def _is_plain(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.layout is torch.strided and not (part.is_conj() or part.is_neg())
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype | None:

@@ -90,10 +90,14 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute ``name``, or a buffer of that name, of the submodule with the qualified name ``owner``."""
+    """An attribute ``name``, or a buffer of that name, of the submodule with the qualified name ``owner``.
+
+    ``entries``: not the attribute itself, but what the dictionary holds that it is.
+    """
 
     owner: str
     name: str
+    entries: bool = False
 
     def __str__(self) -> str:
         return f"{self.owner}.{self.name}".strip(".")

@@ -23,8 +23,8 @@ from fuse.graph.signature import Attribute
 
 _REGISTRIES = ("_parameters", "_buffers")
 _METHODS = """
-    __contains__ __delitem__ __getitem__ __iter__ __len__ __setitem__ clear copy get items keys pop popitem setdefault
-    update values
+    __contains__ __delitem__ __eq__ __getitem__ __iter__ __len__ __ne__ __or__ __repr__ __reversed__ __ror__ __setitem__
+    clear copy get items keys pop popitem setdefault update values
 """
 
 

@@ -28,6 +28,7 @@ _GUARDED = {
     "truth": "its truth",
     "number": "the number",
     "values": "all values",
+    "size": "its size",
     "none": "any value: computed in each call",
 }
 """What of a value that is read the graph is made for."""

@@ -66,7 +66,7 @@ def chooser_of(graph: GraphModule) -> Chooser | None:
     """
     signature: Signature = graph.meta["signature"]
     learning = signature.learning
-    if learning is None or not learning.learned:
+    if learning is None or not learning.learned or any(one.guard == "size" for one in learning.learned):
         return None
     values = [outputs_of(graph.graph)[spec.index] for spec in signature.outputs[: learning.leaves]]
     needed = _needed(values)

@@ -144,6 +144,7 @@ class Engine:
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         self._changing: tuple[CallGuard, ...] = ()  # of calls that were seen to change something, once
+        self._filling: tuple[Fallback, ...] | None = None  # what the last such call is reported with
         self._sizes = SizesSeen()
         self._patience = Patience()
         self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
@@ -200,6 +201,8 @@ class Engine:
                 raise
             if generator is not None:
                 torch.set_rng_state(generator)
+            if isinstance(error, Mispredicted) and (miss := _another_size(error, compiled.learning)):
+                raise miss from error
             if isinstance(error, Mispredicted):
                 return self._eager(args, kwargs, self._give_up(compiled, error))
             if compiled.family is None:
@@ -289,6 +292,11 @@ class Engine:
         backward = _counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None
         counted = _counted(launches, compiled.program.regions, compiled.program.fallbacks)
         return replace(counted, backward=backward, reads=compiled.learning.lines if compiled.learning else ())
+
+    @property
+    def fills(self) -> bool:
+        """Whether the last call ran eager because it changed something that the next such call may leave alone."""
+        return isinstance(self._observed, LastRun) and self._observed.fallbacks == self._filling
 
     def latest(self) -> Compiled | None:
         """The variant that served the last call."""
@@ -551,7 +559,9 @@ class Engine:
         self._changing = (declined.guard, *self._changing)[:LARGEST_VARIANTS]
         assert declined.reason is not None
         hope = f"{declined.reason.reason}; the next such call is captured if it changes nothing"
-        return replace(declined, reason=replace(declined.reason, reason=hope), once=True)
+        reason = replace(declined.reason, reason=hope)
+        self._filling = (reason,)
+        return replace(declined, reason=reason, once=True)
 
     def _never_settles(self, leaves: Sequence[Any], spec: Any) -> Fallback | None:
         """Why a call is not compiled once more: what earlier ones left behind was different each time."""
@@ -603,6 +613,12 @@ def _planned(graph: GraphModule) -> Finish:
 
 def _counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:
     return LastRun(launches.total, launches.kernels, launches.libraries, launches.aten, regions, fallbacks)
+
+
+def _another_size(error: Mispredicted, learning: Learning | None) -> Missed | None:
+    """An operator whose size was learned gives another one: the call is for another specialisation."""
+    learned = learning.another_size(error.source, error.shape) if learning is not None else None
+    return Missed(learned, {learned.key: error.shape}) if learned is not None else None
 
 
 def _left_out(failed: Failed) -> Fallback:

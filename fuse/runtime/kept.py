@@ -25,12 +25,13 @@ Place = tuple[nn.Module, str]
 
 @dataclass(frozen=True)
 class Carried:
-    """The attributes that one variant reads and assigns; ``call`` tells the calls that it may serve from others."""
+    """The attributes that one variant reads and assigns; ``call`` tells the calls that it may serve from others.
+    Attributes are ``assigned``, or the dictionaries that they are get other entries."""
 
     places: tuple[Place, ...]
     read: tuple[Place, ...]
     counted: tuple[Place, ...]
-    assigned: tuple[Place, ...]
+    assigned: tuple[tuple[Place, bool], ...]
     call: Hashable
 
     def extend(self, leaves: Sequence[Any], spec: Any) -> tuple[Sequence[Any], Any]:
@@ -44,8 +45,13 @@ class Carried:
         own, values = result
         if self.counted:
             values = pytree.tree_map_only(Advance, self._advanced, values)
-        for (module, name), value in zip(self.assigned, values, strict=True):
-            setattr(module, name, value)
+        for ((module, name), entries), value in zip(self.assigned, values, strict=True):
+            if entries:
+                held = current(module, name)
+                held.clear()
+                held.update(value)
+            else:
+                setattr(module, name, value)
         return own
 
     def _advanced(self, count: Advance) -> Any:
@@ -61,7 +67,7 @@ def carried(model: nn.Module, kept: Sequence[Kept], leaves: Sequence[Any], spec:
         tuple(places),
         tuple(place for place, one in zip(places, kept, strict=True) if one.read),
         tuple(place for place, one in zip(places, kept, strict=True) if one.counted),
-        tuple(place for place, one in zip(places, kept, strict=True) if one.assigned),
+        tuple((place, one.attribute.entries) for place, one in zip(places, kept, strict=True) if one.assigned),
         kind_of_call(leaves, spec),
     )
 

@@ -116,12 +116,13 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
 class Mispredicted(Exception):
     """An ATen operator returned something else than capture had expected, so that this program is no good.
 
-    Nothing that the caller can see has been written by then. ``op`` and ``source`` say which operator.
+    Nothing that the caller can see has been written by then. ``op`` and ``source`` say which operator, ``shape`` what
+    size its result has.
     """
 
-    def __init__(self, op: str, source: str, problem: str) -> None:
+    def __init__(self, op: str, source: str, problem: str, shape: tuple[int, ...] = ()) -> None:
         super().__init__(f"{op} gives {problem}")
-        self.op, self.source = op, source
+        self.op, self.source, self.shape = op, source, shape
 
 
 class Program:
@@ -473,7 +474,7 @@ def _fitted(
     ):  # what runs op by op here may lie otherwise
         return torch.empty_strided(size, stride, dtype=dtype).copy_(tensor)
     problem = f"{_described(tensor.shape, tensor.stride(), tensor.dtype)}, not {_described(size, stride, dtype)}"
-    raise Mispredicted(_name(step), step.source, f"{problem} as predicted")
+    raise Mispredicted(_name(step), step.source, f"{problem} as predicted", tuple(tensor.shape))
 
 
 def _described(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> str:

@@ -338,19 +338,21 @@ def test_library_layers_dispatch_and_compute_what_eager_does(
 
 # ---- what a graph cannot hold ----------------------------------------------------------------------------------------
 
-DATA_DEPENDENT: dict[str, Callable[[Tensor], Any]] = {
+SIZED: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
     "unique": lambda x: x.unique(),
 }
 
 
-@pytest.mark.parametrize("function", DATA_DEPENDENT.values(), ids=DATA_DEPENDENT.keys())
-def test_a_size_that_depends_on_values_is_refused_with_the_users_line(
+@pytest.mark.parametrize("function", SIZED.values(), ids=SIZED.keys())
+def test_a_size_that_depends_on_values_is_learned_at_the_users_line(
     function: Callable[[Tensor], Any], calls: Any
 ) -> None:
-    with pytest.raises(CaptureError, match=f"at {line_of(function)} depends on the values of a tensor"):
-        capture(calls(function), (torch.randn(3, 4),))
+    x = torch.randn(3, 4)
+    graph = capture(calls(function), (x,))
+    (learned,) = [one for one in graph.meta["signature"].learning.learned if one.guard == "size" and one.expected[0]]
+    assert (learned.expected, learned.source) == (tuple(function(x).shape), line_of(function))
 
 
 FAILING: dict[str, tuple[Callable[[Tensor], Any], str]] = {

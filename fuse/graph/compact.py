@@ -1,0 +1,134 @@
+"""Tensors of what a mask chose, as long as nobody learns how many elements that is.
+
+    x[mask] = y[mask] * 2          the same operators however many elements are chosen: their number is not learned
+    n = y[mask].shape[0]           learned
+    y[mask].softmax(0)             learned: of a softmax it is not known that its size matters to nobody
+
+``Compact`` tensors notice which functions of torch are called with them. Functions and operators that compute element
+by element, beside numbers and tensors that have no place for the chosen ones, or write to what the same mask chooses,
+do the same for each size. Every other one learns the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from fuse import ops
+
+aten = torch.ops.aten
+
+_FUNCTIONS = frozenset(
+    """
+    abs add clamp clamp_max clamp_min cos detach div double exp float getitem half iadd imul index_put isub itruediv log
+    maximum minimum mul multiply neg pow radd relu rmul rsub rtruediv setitem sigmoid sin sqrt square sub subtract tanh
+    to true_divide truediv type
+    """.split()  # noqa: SIM905
+)
+"""Functions of which nobody learns a size, by their names without underscores."""
+
+_FACTS = frozenset("dtype device requires_grad is_leaf layout grad_fn is_cpu is_cuda".split())  # noqa: SIM905
+
+
+class Compact(FakeTensor):
+    """A stand-in for what a mask chose; ``learned`` is called when a function may learn its size."""
+
+    learned: Callable[[Tensor], None]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if not _tells_nothing(func):
+                for leaf in pytree.tree_leaves((args, kwargs or {})):
+                    if type(leaf) is Compact:
+                        leaf.learned(leaf)
+            return func(*args, **(kwargs or {}))
+
+
+def _tells_nothing(func: Any) -> bool:
+    """Whether a function of torch does the same for each number of chosen elements, as far as its operators do."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", "") in _FACTS
+    return name.strip("_") in _FUNCTIONS
+
+
+def makes(op: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether ``op`` takes what one mask chooses.
+
+    >>> mask = torch.tensor([True, False])
+    >>> makes(aten.index.Tensor, (torch.ones(2), [mask])), makes(aten.nonzero.default, (mask,))
+    (True, False)
+    """
+    return op is aten.index.Tensor and mask_of(args[1]) is not None
+
+
+def mask_of(indices: Any) -> Any:
+    """The mask, where indices are one of the first dimensions; None otherwise. Tensors or nodes."""
+    if len(indices) != 1:
+        return None
+    value = indices[0].meta["val"] if isinstance(indices[0], Node) else indices[0]
+    return indices[0] if isinstance(value, Tensor) and value.dtype is torch.bool and value.dim() else None
+
+
+class Chosen:
+    """The compact tensors of one recording. ``node`` gives the node of a tensor, ``key`` is equal for nodes that
+    compute the same, ``learn`` is told those whose size is learned."""
+
+    def __init__(
+        self, node: Callable[[Tensor], Node], key: Callable[[Node], int], learn: Callable[[Node], None]
+    ) -> None:
+        self._node = node
+        self._key = key
+        self._learn = learn
+        self._sources: dict[int, tuple[Tensor, int, frozenset[Node]]] = {}
+        """By the tensor's ``id``: the tensor, the key of the mask that chose it, the nodes whose size is its own."""
+
+    def add(self, tensor: Tensor, mask: Tensor) -> None:
+        """``tensor`` is what ``mask`` chose."""
+        self._note(tensor, self._key(self._node(mask)), frozenset([self._node(tensor)]))
+
+    def follow(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """``op`` was recorded: its result is compact too, or a size is learned."""
+        if not self._sources:
+            return
+        given = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
+        compact = [self._sources[id(leaf)] for leaf in given if id(leaf) in self._sources]
+        if not compact:
+            return
+        mask = compact[0][1]
+        if all(one[1] == mask for one in compact):
+            if op in _WRITES and not any(id(leaf) in self._sources for leaf in (args[0], *args[1])):
+                written, adds = mask_of(args[1]), len(args) > 3 and args[3]
+                same = written is not None and self._key(self._node(written)) == mask
+                if same and not adds and args[2].dim() == args[0].dim() - written.dim() + 1:
+                    return
+            elif ops.is_pointwise(op) and isinstance(result, Tensor) and result.shape == compact[0][0].shape:
+                others = [leaf for leaf in given if id(leaf) not in self._sources]
+                if all(leaf.dim() < result.dim() for leaf in others):
+                    self._note(result, mask, frozenset().union(*(one[2] for one in compact)))
+                    return
+        for tensor, _, _ in compact:
+            self.learn(tensor)
+
+    def learn(self, tensor: Tensor) -> None:
+        """Somebody learns the size of ``tensor``."""
+        if found := self._sources.get(id(tensor)):
+            for node in found[2]:
+                self._learn(node)
+
+    def _note(self, tensor: Tensor, mask: int, nodes: frozenset[Node]) -> None:
+        self._sources[id(tensor)] = tensor, mask, nodes
+        compact: Any = tensor
+        compact.__class__ = Compact  # of the same layout in memory
+        compact.learned = self.learn
+
+
+_WRITES = frozenset({aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default})
