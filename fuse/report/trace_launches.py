@@ -182,13 +182,21 @@ def _operator(name: str) -> _Known:
     packet = getattr(getattr(torch.ops, namespace), base, None)
     if packet is None:
         return _Known(False, known=False)
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    overloads = list(_overloads(packet))
     usual = [op for op in overloads if "Dimname" not in str(op._schema) and not op._overloadname.endswith("out")]
     usual = usual or overloads
     if all(ops.is_composite(op) for op in usual):
         return _Known(True)
     facts = next((found for op in usual if (found := ops.info(op)) is not None), None)
     return _Known(False, facts.kind, facts.launches) if facts is not None else _Known(False, known=False)
+
+
+def _overloads(packet: torch._ops.OpOverloadPacket) -> Iterator[torch._ops.OpOverload]:
+    """The overloads that can be called: some of ``aten::to`` are TorchScript's alone."""
+    for name in packet.overloads():
+        op = getattr(packet, name)
+        if torch._C._dispatch_has_kernel(op.name()):
+            yield op
 
 
 def _place(name: str) -> str:

@@ -238,6 +238,12 @@ def test_operators_of_libraries_that_are_not_here_are_named_and_counted(tmp_path
     assert (report.launches, report.unknown) == (1, ("my_library::op",))
 
 
+def test_operators_with_overloads_that_cannot_be_called_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps([event("cpu_op", "aten::to", 0, 9), event("cpu_op", "aten::_to_copy", 1, 7)]))
+    assert [(one.name, one.known) for one in trace(path).read] == [("aten::_to_copy", True)]
+
+
 def test_long_traces_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = [event("cpu_op", "aten::tanh", 10 * i, 5, note="]}" + "x" * (i % 50)) for i in range(3000)]
     text = json.dumps({"before": "y" * 1000, "traceEvents": many, "after": [1, 2]}, indent=1)
