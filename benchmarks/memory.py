@@ -2,7 +2,7 @@
 
 Parameters and arguments are included. Predicted and measured bytes are those that a call takes from torch's allocator,
 workspaces of our kernels included; what libraries take by themselves for the same purpose is in the third figure only,
-that of a first run with all that it takes from ``malloc`` (:mod:`benchmarks.heap`).
+that of a first run with all that it takes from ``malloc`` (:mod:`fuse.report.heap`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 import fuse
 from benchmarks.common import ROOT, save
-from benchmarks.heap import heap_peaks
 from fuse.cost.allocated import peak_allocated
 from fuse.graph.load import load
+from fuse.report.heap import heap_peaks
 
 HEAD = f"{'model':20} {'eager':>36} {'fused':>36}  fused/eager  with libraries  predicted/measured"
 
@@ -43,7 +43,7 @@ def measured(target: str, *settings: str) -> dict[str, Any]:
         fused.compiled.program.forget_workspaces()
         after = inputs + peak_allocated(lambda: fused(*args, **kwargs))
         before = inputs + peak_allocated(lambda: model(*args, **kwargs))
-    heap = {side: inputs + peak for side, peak in heap_peaks(target, *settings).items()}
+    heap = {side: inputs + peak for side, peak in heap_peaks(str(ROOT / target), settings=settings).items()}
     return {
         "target": target,
         "eager": {"predicted": report.before.peak_bytes, "measured": before, "with_libraries": heap["eager"]},

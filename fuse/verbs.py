@@ -6,7 +6,7 @@ Everything that needs torch is imported inside the verbs, so that ``fuse --help`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,17 @@ def show(
                 against=against or (),
             )
 
-    report = made(request.load(to, real=True)) if measure or against else request.with_model(to, made)
+    if measure or against:
+        loaded = request.load(to, real=True)
+        report = made(loaded)
+    else:
+        report = request.with_model(to, made)
+    if measure and report.measured is not None:
+        from fuse.report.heap import held_by_libraries
+
+        with to.stage("observing what eager's libraries hold"):
+            libraries = held_by_libraries(request.target, request.inputs, request.settings, loaded)
+        report = replace(report, measured=replace(report.measured, libraries=libraries))
     if graph is not None:
         from fuse.report.draw import draw
 

@@ -58,12 +58,16 @@ class Side:
 
 @dataclass(frozen=True)
 class Measured:
-    """Both sides of one model, by threads and number of calls."""
+    """Both sides of one model, by threads and number of calls.
+
+    ``libraries`` are bytes that eager's libraries held for themselves at most, where that was observed.
+    """
 
     calls: int
     threads: int
     before: Side
     after: Side
+    libraries: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Totals, without lines and rows, which stand in the record."""
@@ -71,6 +75,7 @@ class Measured:
         return {
             "calls": self.calls,
             "threads": self.threads,
+            "libraries": self.libraries,
             **{
                 name: {"launches": side.launches, "busy": side.busy, "span": side.span, "obstacle": side.obstacle}
                 for name, side in sides.items()

@@ -125,7 +125,9 @@ def _sections(report: Report) -> Iterator[RenderableType]:
         parts = ", ".join(
             f"{name} {scaled(size, 'B')}" for name, size in report.held.items() if size > 1e-3 * report.after.peak_bytes
         )
-        yield Text(f"held at the peak after: {parts}; what eager's libraries hold for themselves is not seen")
+        unseen = report.measured.libraries if report.measured else None
+        said = "is not seen" if unseen is None else f"is {scaled(unseen, 'B')}, observed in a first run"
+        yield Text(f"held at the peak after: {parts}; what eager's libraries hold for themselves {said}")
     if report.lines:
         yield _lines(report)
     if report.measured:

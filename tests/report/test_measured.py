@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 
 import fuse
 from fuse import cli
+from fuse.graph.load import load
+from fuse.report.heap import held_by_libraries
 from fuse.report.show import Report
 
 LSTM = str(Path(__file__).parents[2] / "models" / "lstm_loop.py")
@@ -97,3 +101,17 @@ def test_the_command_prints_microseconds_beside_lines(capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "us before" in out
     assert "measured, by the profiler's clock" in out
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="the counter is for glibc, built by cc")
+def test_what_eagers_libraries_hold_is_observed(tmp_path: Path) -> None:
+    """A product whose operands a library packs holds more than torch allocates, an elementwise operator does not."""
+    text = "import torch\n\nmodel = torch.nn.{}\nexample_inputs = (torch.ones(512, 512),)\n"
+    held = {}
+    for name, layer in (("product", "Linear(512, 512)"), ("elementwise", "Tanh()")):
+        file = tmp_path / f"{name}.py"
+        file.write_text(text.format(layer))
+        held[name] = held_by_libraries(str(file), (), (), load(str(file), real=True))
+    assert held["product"] is not None
+    assert held["elementwise"] is not None
+    assert held["elementwise"] < 200_000 < held["product"]

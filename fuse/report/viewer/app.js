@@ -181,7 +181,29 @@ function heat(view) {
     if (item.open) item.heat = null;
     item.badge = item.amount ? words(item.amount) : "";
   }
+  legend(view.picture, words);
   view.picture.draw();
+}
+
+const MEANINGS = { gemm: "product", convolution: "convolution", pointwise: "elementwise", reduction: "reduction", movement: "copies and slices", random: "random numbers", region: "one fused kernel", loop: "loop", repeat: "repeats, drawn once", other: "other" };
+
+/** What the colours of a picture mean: the kinds that are there, or how much the darkest is. */
+function legend(picture, words) {
+  const { shapes } = picture.layout, swatch = (fill, border, text) => {
+    const sign = el("i");
+    [sign.style.background, sign.style.borderColor] = [fill, border];
+    return el("span", "", null, sign, text);
+  };
+  if (words) {
+    const most = shapes.reduce((top, item) => (item.open ? top : Math.max(top, item.amount || 0)), 0);
+    const { heat: hot, paper } = picture.ink;
+    $("colours").replaceChildren(...[0, 0.25, 1].map((part) => swatch(part ? `color-mix(in srgb, ${hot} ${Math.round(6 + 54 * Math.sqrt(part))}%, ${paper})` : paper, hot, part ? words(most * part) : "0")));
+    return;
+  }
+  const there = new Set(shapes.map((item) => item.look));
+  const parts = Object.keys(MEANINGS).filter((look) => there.has(look)).map((look) => swatch(picture.looks[look].fill, picture.looks[look].border, MEANINGS[look]));
+  const news = DATA.match ? [["erased", "only here"], ["made", "only there"]] : [];
+  $("colours").replaceChildren(...parts, ...news.map(([name, text]) => swatch("transparent", picture.ink[name], text)));
 }
 
 // ---- selection -----------------------------------------------------------------------------------------------------
@@ -310,6 +332,7 @@ function showDetails() {
   const place = $("details"), { selection, sheet } = app;
   const kinds = { node: nodeDetails, line: lineDetails, kernel: kernelDetails, reason: reasonDetails };
   place.replaceChildren(...(selection && kinds[selection.type] ? kinds[selection.type](selection, sheet) : overview(sheet)));
+  if (selection && selection.note) place.append(el("h3", "", "From the list"), el("p", "", selection.note));
 }
 
 function overview(sheet) {
@@ -320,7 +343,8 @@ function overview(sheet) {
     ["peak memory", pair(before.peak_bytes, after.peak_bytes, "B")], ["arithmetic", pair(before.flops, after.flops, "")]])];
   for (const one of sheet.report.fallbacks || []) made.push(el("h3", "", "Runs eager as it is"), el("p", "", one.reason));
   const held = Object.entries(sheet.report.held || {});
-  if (held.length) made.push(el("h3", "", "Held at the peak, after"), facts(held.map(([what, bytes]) => [what, scaled(bytes, "B")])));
+  const unseen = sheet.report.measured && sheet.report.measured.libraries;
+  if (held.length) made.push(el("h3", "", "Held at the peak, after"), facts([...held.map(([what, bytes]) => [what, scaled(bytes, "B")]), ["eager's libraries, before", unseen ? `${scaled(unseen, "B")} more, observed` : null]]));
   if (loops.length) {
     made.push(el("h3", "", "Loops"));
     for (const loop of loops) {
@@ -438,6 +462,7 @@ function showSource() {
   const name = app.file.split("/").pop();
   const key = { bytes: "bytes", flops: "flops", measured: "microseconds" }[app.layer] || "launches";
   const told = { launches: count, bytes: (n) => scaled(n, "B"), flops: scaled, microseconds: micro }[key];
+  $("source").classList.toggle("wide", key !== "launches");
   $("legend").textContent = `${{ launches: "launches", bytes: "traffic", flops: "arithmetic", microseconds: "measured" }[key]}${sheet.trace ? "" : " before → after"}`;
   shownCode.source.show(sheet.name + app.file + key, sheet.record.files[app.file], (number) => {
     const line = sheet.lines.get(`${name}:${number}`);
@@ -691,7 +716,7 @@ function recall() {
 
 function setTheme(dark) {
   document.documentElement.classList.toggle("dark", dark);
-  for (const view of app.shown) { view.picture.theme(); view.picture.draw(); }
+  for (const view of app.shown) { view.picture.theme(); if (view.tree) heat(view); }
 }
 
 function setLayer(name) {

@@ -30,7 +30,7 @@ function findingRows(groups) {
     const shown = some.filter((one) => !wanted || one.text.toLowerCase().includes(wanted));
     if (!shown.length) continue;
     rows.push({ type: "pass", text: title, declined: 0, count: shown.length, saved: 0 });
-    for (const one of shown) rows.push({ type: "difference", text: one.text, beside: one.beside, selection: one.select, side: one.side });
+    for (const one of shown) rows.push({ type: "difference", text: one.text, beside: one.beside, selection: one.select && { ...one.select, note: `${title}: ${one.text}` }, side: one.side });
   }
   return rows.length ? rows : [{ type: "none", text: wanted ? "nothing found" : DATA.match ? "the two do not differ" : "nothing" }];
 }

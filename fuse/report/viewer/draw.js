@@ -323,7 +323,7 @@ class Picture {
   badge(item) {
     if (!item.badge) return;
     const { context } = this, width = this.measure(item.badge, 10) + 12;
-    const x = item.left + item.w - width + (item.open ? -10 : 8), y = item.top + (item.open ? 8 : -8);
+    const x = item.left + item.w - (item.open ? width + 10 : Math.min(width - 8, width / 2 + 6)), y = item.top + (item.open ? 8 : -10);
     context.beginPath();
     context.roundRect(x, y, width, 16, 8);
     context.fillStyle = this.ink.text;

@@ -56,7 +56,7 @@ class Layout {
     this.rows(items, this.wrapped(rows.filter(Boolean), items), before, after);
     let right = 0, bottom = 0;
     for (const item of items) { right = Math.max(right, item.x + item.w); bottom = Math.max(bottom, item.y + item.h); }
-    const title = box.kind === "root" ? 0 : this.measure(box.label + "   " + (box.formula || ""), 13) + 64;
+    const title = box.kind === "root" ? 0 : this.measure(box.label + "   " + (box.formula || ""), 13) + 96;
     const inside = Math.max(right, title - 2 * PAD);
     const shift = (inside - right) / 2;
     for (const item of items) item.x += shift;

@@ -13,58 +13,88 @@ itself. Linux with glibc only.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import fuse
-from benchmarks.common import ROOT
-from fuse.graph.load import load
+from fuse.cost.allocated import peak_allocated
+from fuse.graph.load import LoadedModel, load
+from fuse.report.profile import silent
 from fuse.runtime.guards import flatten
 
 SOURCE = Path(__file__).parent / "heap.c"
 SIDES = ("eager", "fused")
 
 
-def heap_peaks(target: str, *settings: str) -> dict[str, int]:
-    """For each side the bytes that the first run of a model file holds at most, besides what was there before."""
+def heap_peaks(
+    target: str, inputs: Sequence[str] = (), settings: Sequence[str] = (), sides: Sequence[str] = SIDES
+) -> dict[str, int]:
+    """For each side the bytes that the first run of a model file holds at most, besides what was there before.
+
+    Raises ``OSError`` and ``subprocess.SubprocessError`` where the counter cannot be built or a run fails.
+    """
     with tempfile.TemporaryDirectory(prefix="fuse-heap-") as folder:
         counter = counter_in(Path(folder))
-        return {side: _first_run_apart(counter, side, target, *settings) for side in SIDES}
+        asked = json.dumps([target, list(inputs), list(settings)])
+        return {side: _first_run_apart(counter, side, asked) for side in sides}
+
+
+def held_by_libraries(target: str, inputs: Sequence[str], settings: Sequence[str], loaded: LoadedModel) -> int | None:
+    """The bytes that eager's libraries hold for themselves at most: what a run holds, without what torch allocated.
+
+    None where that cannot be observed: this is no Linux with glibc, there is no C compiler, or the run fails apart.
+    """
+    own, args, kwargs = copy.deepcopy((loaded.model, loaded.args, loaded.kwargs))
+    try:
+        all_of_it = heap_peaks(target, inputs, settings, ("eager",))["eager"]
+        with torch.no_grad(), silent():
+            own(*args, **kwargs)
+            seen = peak_allocated(lambda: own(*args, **kwargs))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return max(0, all_of_it - seen)
 
 
 def counter_in(folder: Path) -> Path:
     """The counter, compiled."""
     library = folder / "heap.so"
     compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-fno-builtin", SOURCE, "-o", library], check=True)
+    command = [compiler, "-O2", "-shared", "-fPIC", "-fno-builtin", str(SOURCE), "-o", str(library)]
+    subprocess.run(command, check=True, capture_output=True)
     return library
 
 
 def _first_run_apart(counter: Path, *arguments: str) -> int:
     ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks.heap", *arguments],
-        cwd=ROOT,
+        [sys.executable, "-m", "fuse.report.heap", *arguments],
         env={**os.environ, "LD_PRELOAD": str(counter)},
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
         check=True,
+        timeout=300,
     )
-    return int(ran.stdout)
+    return int(ran.stdout.split()[-1])
 
 
-def first_run(side: str, target: str, *settings: str) -> int:
+def first_run(side: str, target: str, inputs: Sequence[str], settings: Sequence[str]) -> int:
     """The most bytes that the first run in this process holds, in front of whose ``malloc`` the counter is."""
     heap = ctypes.CDLL(None)
     heap.heap_live.restype = heap.heap_most.restype = ctypes.c_long
-    loaded = load(target, settings=settings, real=True)
-    model, args, kwargs = loaded.model, loaded.args, loaded.kwargs
+    loaded = load(target, inputs, settings, real=True)
+    model: Any = loaded.model
+    args, kwargs = loaded.args, loaded.kwargs
     if side == "fused":
         model = fuse.compile(model)
     with torch.no_grad():
@@ -82,7 +112,4 @@ def first_run(side: str, target: str, *settings: str) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in SIDES:
-        print(first_run(*sys.argv[1:]))
-    else:
-        print(heap_peaks(*sys.argv[1:]))
+    print(first_run(sys.argv[1], *json.loads(sys.argv[2])))
