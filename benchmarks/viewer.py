@@ -57,10 +57,14 @@ SEARCH = """(text) => {
   return performance.now() - started;
 }"""
 STEP = """async () => {
-  const started = performance.now();
-  document.getElementById("back").click();
-  await new Promise(requestAnimationFrame);
-  return performance.now() - started;
+  const times = [];
+  for (let i = 0; i < 9; i += 1) {
+    const started = performance.now();
+    document.getElementById("back").click();
+    await new Promise(requestAnimationFrame);
+    times.push(performance.now() - started);
+  }
+  return times.sort((a, b) => a - b)[4];
 }"""
 PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
 
