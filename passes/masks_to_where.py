@@ -95,8 +95,8 @@ def obstacle(node: Node, mask: Node, between: Sequence[Node]) -> str | None:
                 return f"{one.name} may raise for what is not chosen"
             if any(n.meta["val"].dim() >= value.dim() and n not in between for n in one.all_input_nodes):
                 return f"{one.name} reads what the mask did not choose"
-        readers = {user for one in between for user in one.users}
-        if readers - {*between, node}:
+        readers = {user for one in between for user in one.users} - {*between, node}
+        if any(one.target not in WRITES or mask_of(one.args[1]) is not mask for one in readers):
             return "what the mask chose is read elsewhere"
     elif accumulates:
         return "one value is added to all that is chosen"

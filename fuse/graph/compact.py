@@ -124,6 +124,14 @@ class Chosen:
             for node in found[2]:
                 self._learn(node)
 
+    def forget(self) -> None:
+        """What was recorded is an ordinary tensor again."""
+        for tensor, _, _ in self._sources.values():
+            plain: Any = tensor
+            plain.__class__ = FakeTensor
+            del plain.learned
+        self._sources.clear()
+
     def _note(self, tensor: Tensor, mask: int, nodes: frozenset[Node]) -> None:
         self._sources[id(tensor)] = tensor, mask, nodes
         compact: Any = tensor

@@ -278,6 +278,7 @@ class Reader:
         for leaf in leaves:
             self._chosen.learn(leaf)
         self._finished = True
+        self._chosen.forget()
         groups: dict[tuple[Guard, torch.dtype], list[_Fact]] = {}
         for fact in self.facts.values():
             groups.setdefault((fact.guard, fact.node.meta["val"].dtype), []).append(fact)

@@ -67,3 +67,14 @@ def test_every_mask_chooses_as_eager_does(rewritten, rows, kind, deep):
     value = [lambda y, m: 2.0, lambda y, m: y[m] * 2, lambda y, m: y[m] + y[0]][kind]
     mask = mask[:, None].expand(4, 3).clone() if deep and kind < 2 else mask
     rewritten(Function(lambda x, y, m: put(x, m, value(y, m))), X, Y, mask, passes=PASSES)
+
+
+def test_one_choice_may_be_written_twice(rewritten):
+    def twice(x, y):
+        chosen = y > 0
+        value = y[chosen] * 3
+        return put(x, chosen, value), put(x.exp(), chosen, value)
+
+    result = rewritten(Function(twice), X, Y, passes=PASSES)
+    assert result.fired["masks_to_where"] == 2
+    assert torch.ops.aten.index.Tensor not in {node.target for node in result.graph.graph.nodes}
