@@ -37,6 +37,9 @@ PUBLISHED: dict[str, dict[str, dict[int, float]]] = {
 
 FITTED = (1, 8, 32)
 
+PROFILES = {"V100": "v100", "NPU": "ascend910"}
+"""Device profiles of ``fuse show``."""
+
 SIZES = {
     "ALBERT-base": ("albert", ("size=base", "batch_size=1", "seq_length=384")),
     "ALBERT-large": ("albert", ("size=large", "batch_size=1", "seq_length=384")),
@@ -81,20 +84,29 @@ def fits(name: str) -> dict[str, Any]:
 
 
 def counted(name: str) -> dict[str, Any]:
-    """Launches of a training step: forward and backward before and after the passes, and of Adam by torch's loop."""
+    """Launches of a training step: forward and backward before and after the passes, and of Adam by torch's loop; and
+    the milliseconds of forward and backward that the device profiles model."""
     model, settings = SIZES[name]
     flags = [text for one in settings for text in ("--set", one)]
-    command = ["show", f"models/{model}.py", "--train", *flags]
-    print(f"fuse {' '.join(command)}", file=sys.stderr, flush=True)
-    ran = subprocess.run(
-        [sys.executable, "-m", "fuse.cli", *command, "--json", "--quiet"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    report = json.loads(ran.stdout)
-    return {"command": f"fuse {' '.join(command)}", **launches(report)}
+    found: dict[str, Any] = {}
+    modelled: dict[str, list[float]] = {}
+    for device, profile in PROFILES.items():
+        command = ["show", f"models/{model}.py", "--train", *flags]
+        print(f"fuse {' '.join(command)} --device {profile}", file=sys.stderr, flush=True)
+        ran = subprocess.run(
+            [sys.executable, "-m", "fuse.cli", *command, "--device", profile, "--json", "--quiet"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        report = json.loads(ran.stdout)
+        found = {"command": f"fuse {' '.join(command)}", **launches(report)}
+        halves = (report, report["backward"])
+        modelled[device] = [
+            round(1e3 * sum(half[when]["modelled_seconds"] for half in halves), 3) for when in ("before", "after")
+        ]
+    return {**found, "modelled_ms": modelled}
 
 
 def launches(report: Mapping[str, Any]) -> dict[str, Any]:

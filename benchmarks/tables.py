@@ -237,6 +237,28 @@ def precision_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def narrow_table(results: dict[str, Any]) -> list[str]:
+    """A row a model and dtype: decibels of each way to run it; the best, and what is as good to a tenth, in bold."""
+    ways = ("eager", "fuse", "compile", "emulated")
+    lines = [
+        "| model | dtype | eager | fuse | compile | compile, emulating casts |",
+        f"|---|---{'|--:' * 4}|",
+    ]
+    for case in results["cases"]:
+        found = {way: case["sqnr"].get(way) for way in ways}
+        best = max((value for value in found.values() if isinstance(value, float)), default=0.0)
+        cells = []
+        for value in found.values():
+            if not isinstance(value, float):
+                cells.append(LEFT_OUT if value is None else "raises")
+            else:
+                cells.append(f"**{value:.1f}**" if value > best - 0.1 else f"{value:.1f}")
+        settings = "".join(f" --set {one}" for one in case["settings"])
+        named = [f"`models/{case['model']}.py{settings}`", case["dtype"]]
+        lines.append(f"| {' | '.join([*named, *cells])} |")
+    return lines
+
+
 def study_table(results: dict[str, Any]) -> list[str]:
     """A row a model and device: the fitted costs, and how far they are off where they were not fitted."""
     lines = [
@@ -256,10 +278,11 @@ def study_table(results: dict[str, Any]) -> list[str]:
 
 
 def study_launches_table(results: dict[str, Any]) -> list[str]:
-    """A row a model: launches of a training step, and the fixed milliseconds of each device for one of them."""
+    """A row a model: launches of a training step, the fixed milliseconds of each device for one of them, and the
+    milliseconds that the device profiles model for forward and backward."""
     lines = [
-        "| command | forward | backward | optimizer | fixed us a launch, V100 | NPU |",
-        f"|---{'|--:' * 5}|",
+        "| command | forward | backward | optimizer | fixed us a launch, V100 | NPU | modelled ms, V100 | NPU |",
+        f"|---{'|--:' * 7}|",
     ]
     for case in results["cases"]:
         counted = case["launches"]
@@ -267,7 +290,11 @@ def study_launches_table(results: dict[str, Any]) -> list[str]:
         fixed = [f"{1e3 * case['devices'][name]['fixed_ms'] / step:.1f}" for name in ("V100", "NPU")]
         halves = [f"{before:,} -> {after:,}" for before, after in (counted["forward"], counted["backward"])]
         adam = f"{counted['optimizer']['AdamW']['foreach']:,}"
-        cells = [f"`{counted['command']}`", *halves, adam, *fixed]
+        modelled = [
+            " -> ".join(f"{ms:.1f}" for ms in counted.get("modelled_ms", {}).get(name, [])) or LEFT_OUT
+            for name in ("V100", "NPU")
+        ]
+        cells = [f"`{counted['command']}`", *halves, adam, *fixed, *modelled]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -577,6 +604,7 @@ TABLES = {
     "models_in_short": short_speed_table,
     "module_db": module_db_table,
     "mutation": mutation_table,
+    "narrow": narrow_table,
     "op_db": op_db_table,
     "overhead": overhead_table,
     "precision": precision_table,

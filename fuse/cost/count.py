@@ -41,7 +41,9 @@ class Count:
 
     ``small_ops`` are launches predicted to run for less time than they take to launch; ``nodes`` are operators, views
     and those inside regions included, loop bodies once; ``bytes`` is traffic to and from memory; ``peak_bytes`` is the
-    most memory live at once, inputs and parameters included.
+    most memory live at once, inputs and parameters included. ``modelled_seconds`` are what the device profile gives:
+    for each launch its cost or, where that is longer, its arithmetic or traffic. ``launching_seconds`` of them the
+    device waits for launches.
     """
 
     launches: int = 0
@@ -51,6 +53,8 @@ class Count:
     flops: int = 0
     bytes: int = 0
     peak_bytes: int = 0
+    modelled_seconds: float = 0.0
+    launching_seconds: float = 0.0
 
     def __add__(self, other: Count) -> Count:
         """Two runs, one after the other: everything adds up but the peak, which is the higher one.
@@ -67,6 +71,8 @@ class Count:
             flops=self.flops + other.flops,
             bytes=self.bytes + other.bytes,
             peak_bytes=max(self.peak_bytes, other.peak_bytes),
+            modelled_seconds=self.modelled_seconds + other.modelled_seconds,
+            launching_seconds=self.launching_seconds + other.launching_seconds,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -290,6 +296,7 @@ def _name(target: Any) -> str:
 def _total(calls: Iterator[Call], profile: DeviceProfile, peak_bytes: int) -> Count:
     by_kind: Counter[ops.Kind] = Counter()
     small_ops = nodes = flops = bytes_moved = 0
+    modelled = launching = 0.0
     for call in calls:
         launches = call.launches * call.repeats
         by_kind[call.kind] += launches
@@ -298,6 +305,11 @@ def _total(calls: Iterator[Call], profile: DeviceProfile, peak_bytes: int) -> Co
         bytes_moved += call.work.bytes * call.repeats
         if launches and profile.is_small(call.work.flops, call.work.bytes, call.work.dtype):
             small_ops += launches
+        if launches:
+            computing = profile.seconds(call.work.flops, call.work.bytes, call.work.dtype)
+            waiting = max(0.0, call.launches * profile.launch_seconds - computing)
+            modelled += call.repeats * (computing + waiting)
+            launching += call.repeats * waiting
     return Count(
         launches=by_kind.total(),
         by_kind={kind: by_kind[kind] for kind in ops.REPORTED_KINDS if by_kind[kind]},
@@ -306,4 +318,6 @@ def _total(calls: Iterator[Call], profile: DeviceProfile, peak_bytes: int) -> Co
         flops=flops,
         bytes=bytes_moved,
         peak_bytes=peak_bytes,
+        modelled_seconds=modelled,
+        launching_seconds=launching,
     )

@@ -1,8 +1,8 @@
 """Devices as three numbers: what a launch costs, how fast memory moves, how fast arithmetic runs.
 
-Enough to say which operators are *small*: predicted to run for less time than it takes to launch them. The numbers are
-peaks of data sheets, or measured where none exist, and only ever compared with each other; they predict no wall-clock
-time.
+Enough to say which operators are *small*: predicted to run for less time than it takes to launch them, and to model the
+time of a call: how much of it is launching. The numbers are peaks of data sheets, or measured where none exist, so that
+modelled times are a lower bound of what such a device does, and no measurement.
 """
 
 from __future__ import annotations
@@ -60,6 +60,14 @@ _PROFILES = (
         source="NVIDIA V100 data sheet, SXM2, 2020; launch: usual time of an empty kernel from a host thread",
     ),
     DeviceProfile(
+        name="ascend910",
+        launch_seconds=14e-6,
+        bytes_per_second=1.2e12,
+        flops_per_second={torch.float32: 4e12, torch.float16: 256e12, torch.int8: 512e12},
+        source="Liao et al., HPCA 2021: 32 cores at 1 GHz, their vector units in float32; launch: fixed time of the "
+        "study's training steps over launches of such models (docs/study.md)",
+    ),
+    DeviceProfile(
         name="h200",
         launch_seconds=4e-6,
         bytes_per_second=4.8e12,
@@ -96,6 +104,6 @@ def names() -> tuple[str, ...]:
     """Names of all profiles.
 
     >>> names()
-    ('cpu', 'v100', 'h200')
+    ('cpu', 'v100', 'ascend910', 'h200')
     """
     return tuple(profile.name for profile in _PROFILES)

@@ -196,7 +196,8 @@ def show(
         model: captured as it is, on real or fake tensors; it is not changed. Values are computed, from real tensors,
             only where ``forward`` reads some; what cannot be captured is counted while a copy of the call runs.
         passes: names of the passes to run; by default all that are enabled.
-        device: the profile for which small operators are predicted (``cpu``, ``v100``, ``h200``).
+        device: the profile for which small operators are predicted and time is
+            modelled (``cpu``, ``v100``, ``ascend910``, ``h200``).
         train: capture the call in training mode (dropout and the like) with its gradients, then restore the mode; the
             report's ``backward`` is that of the backward pass, ``optimizer`` what optimizers launch after it.
         fuel: stop after this many rewrites.

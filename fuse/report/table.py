@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fuse.report.measured import Measured
 
 WIDTH = 110
+DEFAULT_DEVICE = "cpu"
+"""What a report is for where no device is named."""
+
 TOP_LINES = 6
 TOP_LOOPS = 4
 TOP_REASONS = 12
@@ -97,8 +100,8 @@ def signed(value: int) -> str:
     return f"{value:+,}" if value else "0"
 
 
-def kinds_table(before: Count, after: Count) -> Table:
-    """Launches by kind, then the other counts, each before, after and as a difference."""
+def kinds_table(before: Count, after: Count, device: str = "") -> Table:
+    """Launches by kind, then the other counts, before, after and as a difference; modelled time for a ``device``."""
     rows = [_row("launches", before.launches, after.launches)]
     for kind in dict.fromkeys([*before.by_kind, *after.by_kind]):
         counts = before.by_kind.get(kind, 0), after.by_kind.get(kind, 0)
@@ -111,6 +114,11 @@ def kinds_table(before: Count, after: Count) -> Table:
         difference = ("-" if new < old else "+") + scaled(abs(new - old), unit) if new != old else "0"
         label = {"flops": "arithmetic (flops)", "bytes": "memory traffic", "peak_bytes": "peak memory"}[name]
         rows.append([label, scaled(old, unit), scaled(new, unit), difference])
+    if device:
+        times = [1e3 * count.modelled_seconds for count in (before, after)]
+        rows.append([f"time modelled for {device}, ms", *(f"{ms:.3f}" for ms in times), f"{times[1] - times[0]:+.3f}"])
+        shares = [count.launching_seconds / (count.modelled_seconds or 1.0) for count in (before, after)]
+        rows.append(["  of it waiting for launches", *(f"{share:.0%}" for share in shares), ""])
     return columns(["predicted", "before", "after", "difference"], rows)
 
 
@@ -120,7 +128,7 @@ def _row(label: str, before: int, after: int) -> list[str]:
 
 def _sections(report: Report) -> Iterator[RenderableType]:
     yield Text(f"{report.target} on {report.device}, predicted", style="bold")
-    yield kinds_table(report.before, report.after)
+    yield kinds_table(report.before, report.after, report.device if report.device != DEFAULT_DEVICE else "")
     if report.held and report.after.peak_bytes > report.before.peak_bytes:
         parts = ", ".join(
             f"{name} {scaled(size, 'B')}" for name, size in report.held.items() if size > 1e-3 * report.after.peak_bytes

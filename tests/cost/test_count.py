@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -199,7 +200,7 @@ def test_counts_add_up_and_the_peak_is_the_higher_one() -> None:
     both = first + second
     assert both.to_dict() == {
         "launches": 3, "by_kind": {"gemm": 2, "region": 1}, "small_ops": 1, "nodes": 6, "flops": 11, "bytes": 22,
-        "peak_bytes": 40,
+        "peak_bytes": 40, "modelled_seconds": 0.0, "launching_seconds": 0.0,
     }  # fmt: skip
 
 
@@ -210,3 +211,16 @@ def test_counting_is_fast_and_linear() -> None:
     start = time.process_time()
     assert count_dispatches(record, CPU).launches == 20_000
     assert time.process_time() - start < 4.0  # 0.3 s on an idle machine
+
+
+def test_modelled_time_is_what_launching_costs_or_the_work_where_that_is_longer() -> None:
+    profile = profiles.get("v100")
+    small, large = torch.ones(4), torch.ones(1 << 24)
+    record = [Dispatch(torch.ops.aten.relu.default, (x,), {}, x.relu(), "model.py:4") for x in (small, large, small)]
+    count = count_dispatches(record, profile)
+    work = 2 * large.nbytes / profile.bytes_per_second
+    assert work > profile.launch_seconds
+    assert count.modelled_seconds == pytest.approx(2 * profile.launch_seconds + work, rel=1e-6)
+    assert count.launching_seconds == pytest.approx(2 * profile.launch_seconds, rel=1e-4)
+    twice = count + count
+    assert twice.modelled_seconds == 2 * count.modelled_seconds

@@ -17,7 +17,10 @@ from fuse.report.table import as_text, columns, scaled
 from fuse.rewrite import registry
 from fuse.rewrite.verdict import Verdict, rewrite
 
-COUNT_KEYS = ["launches", "by_kind", "small_ops", "nodes", "flops", "bytes", "peak_bytes"]
+COUNT_KEYS = [
+    *("launches", "by_kind", "small_ops", "nodes", "flops", "bytes", "peak_bytes"),
+    *("modelled_seconds", "launching_seconds"),
+]
 
 
 class Duplicates(nn.Module):
@@ -199,3 +202,10 @@ def test_what_a_training_step_holds_is_told():
     assert report.step_memory.before > report.step_memory.after
     assert report.to_dict()["step_memory"]["saved"] == 2 * size
     assert "32.8 kB saved for the backward pass" in str(report)
+
+
+def test_time_is_modelled_for_a_device_that_is_named() -> None:
+    report = fuse.show(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.ones(2, 4),), device="ascend910")
+    assert "time modelled for ascend910, ms" in str(report)
+    assert report.after.modelled_seconds <= report.before.modelled_seconds
+    assert "modelled for" not in str(fuse.show(nn.Linear(4, 4), (torch.ones(2, 4),)))
