@@ -1,10 +1,12 @@
-"""Is a pattern of the library faster than the passes without it? Its structure at sizes that models have.
+"""Is a pattern of the library faster than the passes without it, and what does it cost to look for all of them?
 
-    fused with the pattern   /   fused without it      interleaved in one process, one thread, the best of each
+    NAME ...   fused with the pattern / fused without it, at sizes that models have, interleaved, the best of each
+    costs      the time to look for all patterns in an unrolled LSTM, beside the time to capture it
 
-Only for patterns that leave fewer launches; the others have the same kernels either way. Run it as::
+Times are of this process on the processor. Patterns that leave no fewer launches have the same kernels either way. Run
+it as::
 
-    python -m benchmarks.published [NAME ...]
+    python -m benchmarks.published [costs | NAME ...]
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ import torch
 from torch import Tensor
 
 import fuse
+from benchmarks.patterns import loop
 from fuse.graph.function import Function
+from fuse.passes.match_patterns import prepare
 from fuse.rewrite.patterns import registry
+from fuse.rewrite.patterns.matching import match
 from tests.passes.patterns.published import PUBLISHED
 
 ROUNDS, SECONDS = 9, 0.03
@@ -46,7 +51,26 @@ SIZES: dict[str, list[tuple[Tensor, ...]]] = {
 }
 
 
+NODES = (5_000, 10_000, 20_000)
+
+
+def costs() -> None:
+    """Capture a loop, then look for every pattern in it."""
+    patterns = registry.registered()
+    match(loop(500), patterns, prepare)
+    for nodes in NODES:
+        started = time.process_time()
+        graph = loop(nodes)
+        captured = time.process_time()
+        matched = sum(one.kind == "matched" for one in match(graph, patterns, prepare))
+        looked = time.process_time()
+        told = f"captured in {captured - started:.2f} s, {len(patterns)} patterns in {looked - captured:.2f} s"
+        print(f"{nodes:,} operators: {told}, {matched} matches")
+
+
 def main(names: Sequence[str]) -> None:
+    if list(names) == ["costs"]:
+        return costs()
     for name in names or SIZES:
         for given in SIZES[name]:
             compiled = [_compiled(name, given, wanted) for wanted in (False, True)]

@@ -124,7 +124,9 @@ def find(key: str, suffix: str = LIBRARY) -> tuple[Path, bytes] | None:
     >>> find(key_of("never", "stored")) is None
     True
     """
-    for path in (directory() / key[:2]).glob(f"{key}-*{suffix}"):
+    folder = directory() / key[:2]
+    there = os.listdir(folder) if folder.is_dir() else ()
+    for path in [folder / name for name in there if name.startswith(f"{key}-") and name.endswith(suffix)]:
         with contextlib.suppress(OSError):  # removed by another process's sweep, or unreadable: as good as absent
             content = path.read_bytes()
             if path.name == _entry_name(key, content, suffix):

@@ -80,7 +80,7 @@ def test_patterns_are_ranked_by_how_close_they_come(model, capsys, registered):
     close = nearest_patterns(Function(lambda x, y: torch.sigmoid(x) * y), (randn(4), randn(4)), None)
     ours = [one.pattern for one in close if one.pattern in ("far", "near", "there")]
     assert ours == ["there", "near", "far"]
-    assert cli.run(["explain", model, "--near", "2"]) == verbs.GOOD
+    assert cli.run(["explain", model, "--near", "100"]) == verbs.GOOD
     printed = capsys.readouterr().out
     assert "near (off)" in printed
     assert "far" not in printed

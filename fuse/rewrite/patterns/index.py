@@ -26,6 +26,7 @@ from fuse.graph.signature import Signature
 from fuse.rewrite.constants import given_constants
 from fuse.rewrite.patterns.calls import Call, Calls, Table, reads
 from fuse.rewrite.patterns.canonical import may_make
+from fuse.rewrite.patterns.neighbourhoods import kinds
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, Term
 from fuse.rewrite.patterns.views import stripped
 
@@ -89,6 +90,18 @@ class GraphIndex:
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 for name in may_make(node.target):
                     self._nodes[name].append(node)
+
+    @cached_property
+    def kinds(self) -> Mapping[Node, int]:
+        """The kinds of the nodes: what surrounds those of one kind looks alike."""
+        return kinds(list(self.place), self._call)
+
+    def _call(self, node: Node) -> Hashable:
+        """What a node is by itself; of a view, such as what a step of a loop reads, where it lies does not count."""
+        own = self.own(node)
+        if own is not None and own.shape.viewed < 0:
+            return id(own.shape)
+        return node.op, node.target if node.op == "call_function" else "", id(self.calls.look(node))
 
     @cached_property
     def constants(self) -> Mapping[Node, Tensor | None]:

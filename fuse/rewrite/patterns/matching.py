@@ -99,6 +99,10 @@ def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prep
     return outcomes
 
 
+FEW = 64
+"""Candidates of a pattern that are each explained by themselves where nothing matches; of more, one of each kind is."""
+
+
 @dataclass(frozen=True)
 class _Lost:
     """A candidate at which nothing matched: what came of each placement. Why is found out when it is to be told."""
@@ -134,11 +138,12 @@ class _Matcher:
                 self.claimed.update(dict.fromkeys(taken, self.pattern))
                 own.update(taken)
                 best[step.node] = outcome
+        known: dict[object, Outcome] = {}
         for one in lost:
             if one.step.node not in own:
-                outcome = self._explained(one)
-                known = best.get(one.step.node)
-                if known is None or outcome.progress > known.progress:
+                outcome = self._explained(one) if near or len(lost) <= FEW else self._explained_once(one, known)
+                before = best.get(one.step.node)
+                if before is None or outcome.progress > before.progress:
                     best[one.step.node] = outcome
         return sorted(best.values(), key=lambda one: self.around.place[one.candidate])
 
@@ -157,6 +162,15 @@ class _Matcher:
             if isinstance(outcome := answers[-1], Outcome) and outcome.kind == "matched":
                 return outcome
         return _Lost(form, term, step, answers)
+
+    def _explained_once(self, lost: _Lost, known: dict[object, Outcome]) -> Outcome:
+        """The best that came of trying, found out once for candidates that look alike; the others get its reason."""
+        node = lost.step.node
+        key = lost.form, lost.term, lost.step.term, self.index.kinds[node]
+        if (outcome := known.get(key)) is None:
+            outcome = known[key] = self._explained(lost)
+            return outcome
+        return replace(outcome, candidate=node, node=node)
 
     def _explained(self, lost: _Lost) -> Outcome:
         """The best that came of trying."""

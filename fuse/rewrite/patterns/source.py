@@ -45,10 +45,13 @@ def _of_function(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:
         held = [cell.cell_contents for cell in plain.__closure__ or ()]
         named = [plain.__globals__[name] for name in _names(code) if name in plain.__globals__]
         for value in (*held, *named, plain.__defaults__):
-            own = isinstance(value, (types.FunctionType, types.MethodType)) and not (value.__module__ or "").startswith(
-                "torch"
-            )
+            own = isinstance(value, (types.FunctionType, types.MethodType)) and not _is_keyed(value.__module__ or "")
             yield from _of_function(value, seen) if own else [_of_value(value)]
+
+
+def _is_keyed(module: str) -> bool:
+    """Whether a module is part of the key already: torch by its version, the words of patterns by their files."""
+    return module.partition(".")[0] == "torch" or module.startswith("fuse.rewrite.patterns.")
 
 
 def _of_code(code: types.CodeType) -> Iterator[str]:
@@ -57,6 +60,8 @@ def _of_code(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _of_code(constant)
+        elif isinstance(constant, frozenset):  # in another order in each process
+            yield repr(sorted(map(repr, constant)))
         else:
             yield repr(constant)
 
@@ -72,7 +77,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def _of_value(value: Any) -> str:
     if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
         return value.__name__
-    if isinstance(value, (types.FunctionType, type)):  # of torch, whose version is part of the key
+    if isinstance(value, (types.FunctionType, type)):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__}({', '.join(map(_of_value, value))})"

@@ -10,6 +10,7 @@ from torch import randn
 
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
+from fuse.rewrite.patterns import matching
 from fuse.rewrite.patterns.conditions import Obstacle
 from fuse.rewrite.patterns.definition import define
 from fuse.rewrite.patterns.matching import Outcome, match
@@ -90,3 +91,22 @@ def test_a_difference_that_two_operators_take_of_their_own_is_one_value():
 
     found = matched([shared], shared, prepare=lambda found, around: found, inputs=3)
     assert [one.kind for one in found] == ["matched"]
+
+
+def test_of_many_that_look_alike_one_is_explained(monkeypatch):
+    def pressed(x):
+        return torch.sigmoid(torch.tanh(x))
+
+    def loop(x):
+        for _ in range(100):
+            x = torch.sigmoid(torch.sin(torch.tanh(x)))
+        return x
+
+    asked = []
+    explained = matching.nearest
+    monkeypatch.setattr(matching, "nearest", lambda *given: asked.append(given) or explained(*given))
+    found = matched([pressed], loop, prepare=None, inputs=1)
+    assert len(found) == 100
+    assert {one.reason for one in found} == {"`sin` where the pattern has `tanh`"}
+    assert len(asked) < 30
+    assert all(one.node is not None for one in found)

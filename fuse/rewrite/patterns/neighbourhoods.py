@@ -1,0 +1,36 @@
+"""Which nodes of a graph look alike, as far as a few operators around them: in an unrolled loop, those of each step.
+
+    mul_3   add(., .) above, tanh below     kind 7
+    mul_9   add(., .) above, tanh below     kind 7
+
+Why a pattern does not lie at a node is found out once for all nodes of one kind. The work is linear in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from torch.fx import Node
+
+RADIUS = 6
+"""Operators away from a node that its kind tells apart; few patterns are larger."""
+
+
+def kinds(nodes: Sequence[Node], call: Callable[[Node], Hashable]) -> Mapping[Node, int]:
+    """A number for each node, equal where what surrounds them looks alike; ``call`` is what a node is by itself."""
+    numbers: dict[Hashable, int] = {}
+    kind = {node: numbers.setdefault(call(node), len(numbers)) for node in nodes}
+    for _ in range(RADIUS):
+        numbers = {}
+        kind = {
+            node: numbers.setdefault(
+                (
+                    kind[node],
+                    tuple([kind[operand] for operand in node.all_input_nodes]),
+                    tuple(sorted([kind[user] for user in node.users])),
+                ),
+                len(numbers),
+            )
+            for node in nodes
+        }
+    return kind
