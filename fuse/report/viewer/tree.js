@@ -3,7 +3,7 @@
 //   ordered nodes  ->  runs of one module are boxes  ->  what repeats is one box "x 64"  ->  boxes open and closed
 //
 // A box is a stretch of the program order, so that data never flows out of it and in again. What holds too much to look
-// at is cut into stretches of operators. Items of operators, and stretches with their places and edges, are kept from
+// at is cut into stretches of operators. Items of operators, and boxes of nothing else with their places and edges, are kept from
 // one step to the next as long as nothing in them changes: what is left to do at a step is little, also in large graphs.
 
 const MOST_DRAWN = 130; // boxes open by themselves up to so many things in the picture
@@ -195,14 +195,19 @@ class Tree {
 
   box(kind, label, path, items) {
     if (kind === "module" && items.length === 1 && items[0].kind === "module") {
-      items[0].label = `${label}.${items[0].label}`;
-      return items[0];
+      return { ...items[0], label: `${label}.${items[0].label}` };
     }
     const number = this.seen.get(kind + path) || 0;
     this.seen.set(kind + path, number + 1);
     const folded = this.cut(kind === "module" ? this.folded(items) : items);
-    const item = { key: `${kind[0]}:${path}#${number}`, kind, look: kind, label, count: 1, items: folded, ids: folded.flatMap((one) => one.ids) };
+    const { stretches } = this.sheet, key = `${kind[0]}:${path}#${number}`, kept = stretches.get(key);
+    if (kind === "module" && kept && equal(kept.items, folded)) { kept.news = null; return kept; }
+    const item = { key, kind, look: kind, label, count: 1, items: folded, ids: folded.flatMap((one) => one.ids) };
     item.token = digest(this.tokenOf(`${kind}|${label.replace(/\d+/g, "")}`), folded);
+    if (kind === "module") {
+      item.plain = arePlain(folded);
+      stretches.set(key, item);
+    }
     return item;
   }
 
@@ -223,7 +228,7 @@ class Tree {
   stretch(items) {
     const { stretches } = this.sheet, key = "s:" + items[0].key, kept = stretches.get(key);
     if (kept && equal(kept.items, items)) { kept.news = null; return kept; }
-    const ids = items.flatMap((one) => one.ids), plain = items.every((one) => one.kind === "node" && one === (one.row.memo && one.row.memo.item));
+    const ids = items.flatMap((one) => one.ids), plain = arePlain(items);
     const lines = [items[0], items[items.length - 1]].map((one) => { const row = this.row(one.ids[0]); return row.at === undefined ? "" : this.sheet.record.places[row.at].source; });
     const item = { key, kind: "stretch", look: "repeat", label: plural(ids.length, "operator"), formula: lines[0] === lines[1] ? lines[0] : lines.filter(Boolean).join(" … "), count: 1, items, ids, plain };
     item.token = digest(this.tokenOf("stretch"), items);
@@ -402,6 +407,9 @@ class Table {
 
   set(number, value) { this.all[number] = value; }
 }
+
+/** Whether items are operators that stay the same items as long as they do not change. */
+const arePlain = (items) => items.every((one) => one.kind === "node" && one === (one.row.memo && one.row.memo.item));
 
 const equal = (a, b) => a.length === b.length && a.every((one, i) => one === b[i]);
 
