@@ -254,9 +254,9 @@ def _kinds(sides: Sequence[_Sheet], changes: Mapping[str, Any]) -> Iterator[dict
 
 
 def _lines(sources: Sequence[set[str]], changes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for source, ((was, now), (old, new)) in changes["by_line"].items():
+    for source, ((was, now), _) in changes["by_line"].items():
         select = {"type": "line", "source": source}
-        beside = _both(was, now, old, new)
+        beside = f"{was:,} → {now:,}"
         yield {"text": source, "beside": beside, "select": select, "side": int(source not in sources[0])}
 
 

@@ -189,7 +189,7 @@ const MEANINGS = { gemm: "product", convolution: "convolution", pointwise: "elem
 
 /** What the colours of a picture mean: the kinds that are there, or how much the darkest is. */
 function legend(picture, words) {
-  const { shapes } = picture.layout, swatch = (fill, border, text) => {
+  const shapes = app.shown.flatMap((view) => (view.picture.layout ? view.picture.layout.shapes : [])), swatch = (fill, border, text) => {
     const sign = el("i");
     [sign.style.background, sign.style.borderColor] = [fill, border];
     return el("span", "", null, sign, text);
