@@ -68,9 +68,9 @@ if (sj := package("spikingjelly.activation_based.neuron", ABSENT)) and package("
         },
     )
 if norse := package("norse.torch.module.lif", ABSENT):
-    from norse.torch.module.lif import LIFCell
-    from norse.torch.module.lif_adex import LIFAdExCell
-    from norse.torch.module.lsnn import LSNNCell
+    from norse.torch.module.lif import LIFRecurrentCell
+    from norse.torch.module.lif_adex import LIFAdExRecurrentCell
+    from norse.torch.module.lsnn import LSNNRecurrentCell
 
     def recurrent(cell: Any) -> Case:
         """A loop over time around a recurrent cell."""
@@ -87,9 +87,9 @@ if norse := package("norse.torch.module.lif", ABSENT):
     CASES |= prefixed(
         "norse",
         {
-            "lif": recurrent(lambda: LIFCell(100, 128)),
-            "lif_adex": recurrent(lambda: LIFAdExCell(100, 128)),
-            "lsnn": recurrent(lambda: LSNNCell(100, 128)),
+            "lif": recurrent(lambda: LIFRecurrentCell(100, 128)),
+            "lif_adex": recurrent(lambda: LIFAdExRecurrentCell(100, 128)),
+            "lsnn": recurrent(lambda: LSNNRecurrentCell(100, 128)),
         },
     )
 if ode := package("torchdiffeq", ABSENT):
