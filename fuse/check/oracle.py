@@ -298,6 +298,8 @@ def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
         with CountingMode() as counting:
             values, launches = compiled.program.run(tensors)
         result = compiled.rebuild(values, tensors)
+    if compiled.learning is not None:
+        _, result = result
     if compiled.carried:
         result = compiled.carried.assign(result)
     if compiled.training is not None:

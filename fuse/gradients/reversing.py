@@ -110,11 +110,7 @@ class _Reversal:
         self.spec: LoopSpec = forward.loop.spec
         step, backward = forward.step, forward.step.backward
         assert backward is not None
-        absent = [
-            i
-            for i, what in enumerate(step.given)
-            if what.kind == "tangent" and what.index >= self.spec.carries and tangents[what.index] is None
-        ]
+        absent = self._absent()
         self.graph, kept = without(backward, absent)
         given = [what for i, what in enumerate(step.given) if i not in absent]
         self.given = dict(zip(given, self.graph.graph.find_nodes(op="placeholder"), strict=True))
@@ -127,6 +123,25 @@ class _Reversal:
         self.inner: dict[Node, Node] = {}
         self.called: list[Tensor | Zeros] = []
         self.stacked: dict[Node, Tensor] = {}  # what a step is given and all steps have side by side, in order
+
+    def _absent(self) -> list[int]:
+        """What a step is given that is the gradient of something without one.
+
+        A result that nothing used has none, and nor has a state that no step passes one to: what only such states
+        depend on (by ``argmax``, say) gets no gradient, as in eager, instead of zeros.
+        """
+        step, backward = self.forward.step, self.forward.step.backward
+        assert backward is not None
+        reached = {i for i, tangent in enumerate(self.tangents) if tangent is not None}
+        while True:
+            tangents = ((i, what) for i, what in enumerate(step.given) if what.kind == "tangent")
+            absent = [i for i, what in tangents if what.index not in reached]
+            _, kept = without(backward, absent)
+            passed = zip(range(self.spec.carries), step.gradients, strict=False)
+            more = {i for i, index in passed if index is not None and kept[index] is not None} - reached
+            if not more:
+                return absent
+            reached |= more
 
     def made(self) -> Reversed:
         spec = self.spec

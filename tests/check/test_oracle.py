@@ -107,6 +107,33 @@ class FixedDtype(nn.Module):
         return x @ torch.eye(4, dtype=torch.float32)
 
 
+class Reading(nn.Module):
+    """Reads a value, and assigns an attribute in each call where ``keeps``."""
+
+    def __init__(self, keeps: bool) -> None:
+        super().__init__()
+        self.keeps, self.last = keeps, torch.zeros(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = x / x.abs().max().item()
+        if self.keeps:
+            self.last = scaled + 1
+        return scaled.tanh() * 2
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_later_call_of_a_model_that_reads_is_compared(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check(Reading(keeps), (X,)).passed
+    again = oracle._again
+
+    def otherwise(*args: Any) -> Any:
+        outcome, launches = again(*args)
+        return replace(outcome, results={name: value + 1 for name, value in outcome.results.items()}), launches
+
+    monkeypatch.setattr(oracle, "_again", otherwise)
+    assert "second call" in str(check(Reading(keeps), (X,)))
+
+
 def test_a_model_that_fixes_a_dtype_is_compared_with_eager() -> None:
     report = check(FixedDtype(), (X,))
     assert report.passed, str(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ class Model(nn.Module):
     def __init__(self, text: str, widths: tuple[int, ...] = ()) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(1)
+        self.count = 1
         if not widths:
+            self.register_buffer("state", torch.randn(4, 4, generator=generator))
             self.square = nn.Parameter(torch.randn(4, 4, generator=generator) * 0.5)
             self.narrow = nn.Parameter(torch.randn(3, 4, generator=generator) * 0.5)
             self.bias = nn.Parameter(torch.randn(4, generator=generator))
@@ -88,13 +91,8 @@ class Model(nn.Module):
 
 
 def copies(inputs: Inputs) -> Inputs:
-    """Tensors of their own with the same values and strides, which need gradients where the given ones do."""
-    return tuple(copy_of(t) for t in inputs)
-
-
-def copy_of(value: Tensor) -> Tensor:
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(value.detach())
-    return made.requires_grad_(value.requires_grad)
+    """Tensors with the same values and strides, which share memory among each other where the given ones do."""
+    return copy.deepcopy(inputs)
 
 
 def _described(tensor: Tensor) -> str:

@@ -59,6 +59,8 @@ def judge(program: Program, *, unoptimised: bool = False) -> Verdict:
         try:
             problem, eager = _one(program) if len(calls) == 1 else _in_turn(replace(program, calls=calls))
         except FuseError as error:
+            if "cannot be copied" in str(error):  # a model whose state has come to need gradients
+                return Verdict(unfit=True)
             problem, eager = f"FuseError: {error}", 0
     return Verdict(problem, False, len(calls), eager, len(loops), sum(loops))
 
@@ -76,17 +78,19 @@ def fit(program: Program) -> tuple[Inputs, ...]:
                     oracle._backward(results)
         except (RuntimeError, IndexError, ValueError, TypeError, NameError, AttributeError):
             results = None
-        if results is not None and all(_small(t, bool(program.widths)) for t in (*results, *given)):
+        if results is not None and all(_small(t, program) for t in (*results, *given)):
             accepted.append(inputs)
         elif not accepted:
             return ()
     return tuple(accepted)
 
 
-def _small(value: Any, loop: bool) -> bool:
-    if not isinstance(value, Tensor) or not value.numel() or not value.is_floating_point():
+def _small(value: Any, program: Program) -> bool:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
         return True
-    return bool(value.isfinite().all()) and value.detach().abs().max().item() <= LARGEST[loop]
+    if program.widths and not value.isfinite().all():
+        return False
+    return bool((value.detach()[value.isfinite()].abs() <= LARGEST[bool(program.widths)]).all())
 
 
 def _one(program: Program) -> tuple[str, int]:
@@ -106,9 +110,10 @@ def _in_turn(program: Program) -> tuple[str, int]:
             call, fused_call = Call(theirs, copies(inputs), {}), Call(mine, copies(inputs), {})
             theirs.zero_grad()
             mine.zero_grad()
+            before = copied(call)
             with Recorded() as draws:
-                eager = oracle._outcome(copied(call), None, 0, program.train)
-            exact, _ = oracle._reference(call, eager, 0, program.train, draws)
+                eager = oracle._outcome(call, None, 0, program.train)
+            exact, _ = oracle._reference(before, eager, 0, program.train, draws)
             try:
                 outcome = oracle._outcome(fused_call, fused, 0, program.train)
             except Exception as error:  # eager has just done the same without one

@@ -103,13 +103,48 @@ READS = (
     "{a}[{a} > 0.3137]", "{a}.sum() + {a}.shape[0]", "{a}.view(-1)[({a}.view(-1) > 0.3137).nonzero()[:2, 0]]",
     "{a} * {a}.shape[-1] if {a}.shape[0] > 3 else {a} / {a}.numel()",
 )  # fmt: skip
-GROUPS = (
-    UNARY, UNARY, UNARY, BINARY, BINARY, BINARY, REDUCTIONS, REDUCTIONS, VIEWS, VIEWS, VIEWS, MOVEMENT, MOVEMENT,
-    PRODUCTS, WRITES, LOOPS, CASTS, INTEGERS, LOOKUPS,
+FUNCTIONS = (
+    "torch.nn.functional.conv1d({a}.reshape(1, 1, -1), self.narrow.view(3, 1, 4), padding=2)",
+    "torch.nn.functional.conv2d({a}.reshape(1, 1, -1, {a}.shape[-1]), self.square.view(4, 1, 2, 2), padding=1)",
+    "torch.nn.functional.conv_transpose1d({a}.reshape(1, 1, -1), self.narrow.view(1, 3, 4), stride=2)",
+    "torch.nn.functional.avg_pool1d({a}.reshape(1, 1, -1), 3, 2, 1)", "{a}.unfold({d}, 2, 1)",
+    "torch.nn.functional.max_pool1d({a}.reshape(1, 1, -1), 2)",
+    "torch.nn.functional.batch_norm({a}, None, None, training=True)",
+    "torch.nn.functional.scaled_dot_product_attention(*[{a}.reshape(1, -1, {a}.shape[-1])] * 3, is_causal={i} > 0)",
+    "torch.nn.functional.group_norm({a}, 1)", "torch.nn.functional.mse_loss({a}, {b})",
+    "torch.nn.functional.cross_entropy({a}, {b}.argmax(-1))", "torch.nn.functional.glu({a}, {d})",
+    "torch.einsum('...i,ij->...j', {a}[..., :4], self.square)", "torch.nn.functional.elu({a})",
+    "torch.logaddexp({a}, {b})", "torch.nn.functional.softplus({a})", "torch.nn.functional.hardswish({a})",
+    "torch.nn.functional.mish({a})", "torch.atan2({a}, {b}.abs() + 0.5)", "torch.hypot({a}, {b})",
+    "torch.copysign({a}, {b})", "{a}.erf()", "{a}.expm1()", "({a}.abs() + 0.1).log1p()", "torch.fmod({a}, 1.3137)",
+    "{a}.nan_to_num()", "{a}.sin() * {a}.cos()", "{a}.aminmax()[1]",
+    "torch.nn.functional.interpolate({a}.reshape(1, 1, -1), scale_factor=2.0)",
+    "torch.outer({a}.view(-1)[:9], self.bias)", "torch.nn.functional.normalize({a}, dim={d})", "torch.cdist({a}, {b})",
+    "{a}.repeat_interleave(2, {d})", "torch.baddbmm({a}, {a}, {a}.mT @ {a})", "torch.tensordot({a}, {a}, 1)",
+    "{a}.diff(dim={d})", "{a}.std({d})",
 )  # fmt: skip
-STATEMENTS = (*WRITES, *LOOPS)
-SHAPES = ((4,), (3, 4), (4, 4), (2, 3, 4), (4, 1), (1, 4), (5, 6), (2, 1, 3, 4), (), (4, 17))
+RANDOM = (
+    "torch.nn.functional.dropout({a}, 0.5)", "torch.rand_like({a})", "torch.randn({a}.shape) * {a}",
+    "torch.bernoulli({a}.sigmoid())", "{a} + torch.rand({a}.shape[-1])",
+)  # fmt: skip
+STATE = (
+    "self.state.add_(0.125)", "self.state.mul_({a}.mean())", "self.state = self.state.tanh() + 0.5", "self.count += 1",
+    "self.state[{i}] = {a}.reshape(-1)[0]", "{v} = {a} * self.count", "{v} = {a}[..., :4] + self.state[0]",
+    "self.last = {a} * 2", "{v} = self.state.t()",
+)  # fmt: skip
+ANYTHING = (
+    UNARY, UNARY, UNARY, BINARY, BINARY, BINARY, REDUCTIONS, REDUCTIONS, VIEWS, VIEWS, VIEWS, MOVEMENT, MOVEMENT,
+    PRODUCTS, WRITES, LOOPS,
+)  # fmt: skip
+GROUPS = (*ANYTHING, CASTS, INTEGERS, LOOKUPS, FUNCTIONS, FUNCTIONS)
+STATEMENTS = (*WRITES, *LOOPS, *STATE)
+SHAPES = (
+    (4,), (3, 4), (4, 4), (2, 3, 4), (4, 1), (1, 4), (5, 6), (2, 1, 3, 4), (), (4, 17), (3, 4), (4, 4), (2, 3, 4),
+    (1,), (3, 130), (65, 4), (7, 64), (2, 3, 4, 5), (0, 4),
+)  # fmt: skip
 DTYPES = (*[torch.float32] * 12, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+SHARED = ("a", "a[..., :2]", "a[..., 1:]", "a[1:]", "a.mT if a.dim() > 1 else a", "a.detach()", "a.reshape(-1)[1:]")
+"""What another input may be that shares the first one's memory."""
 WEIGHTS = 4
 """The size that the weights have: a program's other sizes may vary."""
 
@@ -117,9 +152,14 @@ WEIGHTS = 4
 def program(seed: int) -> Program:
     """The program of a seed: inputs, lines that eager accepts, results, and further calls of other sizes or values."""
     draw = Draw(seed)
-    train, reads = draw.once_in(4), draw.once_in(6)
+    train, wild = draw.once_in(4), draw.once_in(12)
+    groups = (*ANYTHING, FUNCTIONS, RANDOM) if wild else GROUPS  # an integer has no infinity, nor a place for it
+    for others in (READS, STATE, RANDOM):
+        groups = (*groups, others, others) if draw.once_in(6) else groups
     half = draw.pick(["float16", "bfloat16"]) if draw.once_in(5) else "float64"
-    inputs = tuple(_input(draw, train) for _ in range(draw.number(1, 3)))
+    inputs = tuple(_input(draw, train, wild) for _ in range(draw.number(1, 3)))
+    if len(inputs) > 1 and not train and draw.once_in(5):
+        inputs = (*inputs[:-1], eval(draw.pick(SHARED), {"a": inputs[0]}))
     model = Model("")
     values = dict(zip(_names(inputs), copies(inputs), strict=True))
     lines: list[str] = []
@@ -127,10 +167,9 @@ def program(seed: int) -> Program:
         if train:  # leaves are not written to
             lines += [f"{name} = {name} * 1" for name in values if values[name].requires_grad]
             values |= {name: value * 1 for name, value in values.items() if value.requires_grad}
-        groups = (*GROUPS, READS, READS) if reads else GROUPS
         for number in range(draw.number(4, 30)):
             line = _line(draw, groups, list(values), f"v{len(inputs) + number}", half)
-            if _accepted(line, values, model):
+            if _accepted(line, values, model, wild):
                 lines.append(line)
     results = {draw.pick(values) for _ in range(draw.number(1, 4))}
     distinct = {(t.data_ptr(), t.shape, t.stride()): name for name in sorted(results) for t in [values[name]]}
@@ -142,7 +181,8 @@ def program(seed: int) -> Program:
     ]
     coarse = any(t.dtype in (torch.float16, torch.bfloat16) for t in values.values())
     calls = [inputs]
-    if draw.once_in(4):
+    shared = len({t.untyped_storage().data_ptr() for t in inputs}) < len(inputs)
+    if draw.once_in(4) and not shared and not wild:
         calls += [_varied(draw, inputs) for _ in range(draw.number(1, 3))]
         calls.append(copies(inputs))
     return Program(seed, "\n    ".join(text), tuple(calls), 0.1 if coarse else 2e-4, train)
@@ -152,11 +192,13 @@ def _names(inputs: Inputs) -> list[str]:
     return [f"v{i}" for i in range(len(inputs))]
 
 
-def _input(draw: Draw, train: bool) -> Tensor:
-    """An input: mostly contiguous, sometimes transposed or with gaps."""
+def _input(draw: Draw, train: bool, wild: bool) -> Tensor:
+    """An input: mostly contiguous, sometimes transposed or with gaps; a wild one has an infinity or NaN."""
     shape, dtype = draw.pick(SHAPES), draw.pick(DTYPES)
     layout = draw.pick(["contiguous", "contiguous", "transposed", "gaps"])
     made = _filled(shape, dtype, layout, draw.number(0, 5))
+    if wild and made.numel() and made.dim() and dtype.is_floating_point:
+        made[..., -1] = draw.pick([torch.inf, -torch.inf, torch.nan])
     return made.requires_grad_(train and dtype.is_floating_point)
 
 
@@ -193,15 +235,15 @@ def _line(draw: Draw, groups: Sequence[Sequence[str]], names: list[str], new: st
     return line if template in STATEMENTS else f"{new} = {line}"
 
 
-def _accepted(line: str, values: dict[str, Tensor], model: nn.Module) -> bool:
+def _accepted(line: str, values: dict[str, Tensor], model: nn.Module, wild: bool) -> bool:
     """Run the line; undo what it wrote where eager refuses it, or where values grow large, many or not finite."""
     space: dict[str, Any] = {"torch": torch, "self": model, **values}
     before = {name: t.detach().clone() for name, t in values.items()}
     try:
         exec(line, space)
         made = {n: v for n, v in space.items() if n.startswith("v") and isinstance(v, Tensor)}
-        good = all(_tame(t) for t in made.values())
-    except (RuntimeError, IndexError, ValueError, TypeError):
+        good = all(_tame(t, wild) for t in made.values())
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
         good = False
     if good:
         values.update(made)
@@ -213,7 +255,10 @@ def _accepted(line: str, values: dict[str, Tensor], model: nn.Module) -> bool:
     return False
 
 
-def _tame(value: Tensor) -> bool:
-    if not 0 < value.numel() <= MOST_ELEMENTS or value.dim() > 5:
+def _tame(value: Tensor, wild: bool) -> bool:
+    if value.numel() > MOST_ELEMENTS or value.dim() > 5:
         return False
-    return bool(value.isfinite().all()) and (value.dtype == torch.bool or value.detach().abs().max().item() <= LARGEST)
+    if not value.is_floating_point():
+        return value.dtype == torch.bool or not value.numel() or abs(value).max().item() <= LARGEST
+    numbers = value.detach()[value.isfinite()]
+    return (wild or numbers.numel() == value.numel()) and bool((numbers.abs() <= LARGEST).all())

@@ -462,6 +462,38 @@ def test_weights_of_unused_results_get_no_gradient(used: int) -> None:
             torch.testing.assert_close(mine, theirs)
 
 
+class Counted(nn.Module):
+    """A state that leads to a result by ``argmax`` only, and two that change places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, xs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        count = torch.zeros(BATCH, dtype=torch.long)
+        h = a = b = xs.new_zeros(BATCH, WIDTH)
+        for x in xs:
+            h = torch.tanh(x + self.first(h))
+            count = count + h.argmax(1)
+            a, b = torch.sin(b + x), torch.tanh(self.second(a))
+        return a, b, count
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_a_state_that_no_gradient_reaches_gives_none(used: tuple[int, ...]) -> None:
+    model, xs = Counted(), torch.randn(XS)
+    assert capture_joint(model, (xs,), differentiate=by_loops()).rolled
+    results = fuse.compile(model)(xs)
+    sum(results[i].sum() for i in used).backward()
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    results = model(xs)
+    sum(results[i].sum() for i in used).backward()
+    assert [g is None for g in found] == [True, True, False, False]
+    for mine, theirs in zip(found[2:], (p.grad for p in model.second.parameters()), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def noisy_behind(w: Tensor, xs: Tensor) -> Tensor:
     h = xs.new_zeros(BATCH, WIDTH)
     for x in xs:
