@@ -11,8 +11,6 @@ is a pure function of its placeholders; see :mod:`fuse.graph.signature` for the 
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -45,10 +43,11 @@ from fuse.graph.disguise import unnoticed
 from fuse.graph.ends import add_placeholder
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_mode import FakeMode
-from fuse.graph.fakes import FakeRunner
+from fuse.graph.fakes import FakeRunner, unlogged
 from fuse.graph.functional import Functionalizer
 from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
 from fuse.graph.learned import Learning
+from fuse.graph.locks import ForkedLock
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
 from fuse.graph.outside import reached_by
 from fuse.graph.packed import packed_by_masks
@@ -106,18 +105,18 @@ def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
     # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
-    with _CAPTURING, torch.inference_mode(False), _fake_mode(model, args, kwargs) as fake_mode, without_collecting():
+    with (
+        _CAPTURING,
+        torch.inference_mode(False),
+        _fake_mode(model, args, kwargs) as fake_mode,
+        without_collecting(),
+        unlogged(),
+    ):
         yield fake_mode
 
 
-def _renew_lock() -> None:
-    global _CAPTURING
-    _CAPTURING = threading.RLock()
-
-
-_CAPTURING = threading.RLock()
+_CAPTURING = ForkedLock()
 """Held by the one thread that captures: parts of torch are replaced meanwhile."""
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Recorder(TorchDispatchMode):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +25,8 @@ def without_collecting() -> Iterator[None]:
     """
     enabled = gc.isenabled()
     gc.disable()
+    if enabled:
+        _PAUSING.add(threading.get_ident())
     try:
         yield
     finally:
@@ -30,4 +34,16 @@ def without_collecting() -> Iterator[None]:
             gc.freeze()
             gc.unfreeze()
         if enabled:
+            _PAUSING.discard(threading.get_ident())
             gc.enable()
+
+
+def _go_on() -> None:
+    """In a forked child, the thread that would let the collector go on may be missing."""
+    if _PAUSING and threading.get_ident() not in _PAUSING:
+        gc.enable()
+
+
+_PAUSING: set[int] = set()
+"""Threads that paused it."""
+os.register_at_fork(after_in_child=_go_on)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -29,10 +28,11 @@ from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fuse.graph.known_layouts import known
+from fuse.graph.locks import ForkedLock
 from fuse.graph.strides import is_dense
 
 _PACKAGE, _CONFIG = "torch._dynamo", "torch._dynamo.config"
-_ONCE = threading.Lock()
+_ONCE = ForkedLock()
 
 
 def _without_switch(dispatch: Any) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -22,10 +21,11 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
+from fuse.graph.locks import ForkedLock
 from fuse.rewrite.deltas import Candidate, Delta, Made, Recording, Row, State
 from fuse.rewrite.rows import graph_in, row_of
 
-_RECORDING = threading.RLock()
+_RECORDING = ForkedLock()
 """Held by the one thread that records: methods of torch are wrapped meanwhile."""
 
 

@@ -14,9 +14,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 
 from fuse.runtime import cache, cpu, toolchain
+from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.toolchain import CompileFailed, CompilerMissing, Toolchain
 
 __all__ = ["CompileFailed", "CompilerMissing", "build", "build_many"]
@@ -77,8 +80,9 @@ def build_many(sources: Sequence[str], *, flags: Sequence[str] = ()) -> list[cty
     options = (*toolchain.tuning_options(compiler), *flags)
     if sum(_key(source, compiler, options) not in _loaded for source in sources) < 2:
         return [build(source, flags=flags) for source in sources]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda source: build(source, flags=flags), sources))
+    with ThreadPoolExecutor(os.cpu_count()) as pool, stopped_on_interrupt():
+        libraries = [pool.submit(copy_context().run, partial(build, source, flags=flags)) for source in sources]
+        return [library.result() for library in libraries]
 
 
 def _key(source: str, compiler: Toolchain, options: Sequence[str]) -> str:

@@ -15,7 +15,6 @@ thread only; compiled and eager calls need no lock.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import warnings
 from collections import Counter
@@ -39,6 +38,7 @@ from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
 from fuse.graph.kept import Assigns
 from fuse.graph.learned import Learned, Learning, ReadLine
+from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Attribute, Signature
 from fuse.kernel.sized import lowering_for
 from fuse.rewrite.ledger import Failed
@@ -48,6 +48,7 @@ from fuse.runtime.choosing import Chooser, chooser_of
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import check_declaration, elsewhere
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
+from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.kept import Carried, carried, kind_of_call, tensors_of
 from fuse.runtime.patience import Patience
 from fuse.runtime.playback import Playback, playback
@@ -141,7 +142,7 @@ class Engine:
         self._states: tuple[_State, ...] = ()
         self._kept: tuple[Attribute, ...] = ()  # attributes that calls assigned so far
         self._in_vain: Counter[Hashable] = Counter()  # captures of calls that may be captured another time
-        self._lock = threading.RLock()
+        self._lock = ForkedLock()
         self._warned: set[str] = set()
         self._changing: tuple[CallGuard, ...] = ()  # of calls that were seen to change something, once
         self._filling: tuple[Fallback, ...] | None = None  # what the last such call is reported with
@@ -401,6 +402,7 @@ class Engine:
 
     # ---- making ----------------------------------------------------------------------------------------------------
 
+    @stopped_on_interrupt()
     def _compile(
         self,
         args: tuple[Any, ...],

@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -108,7 +109,7 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
     plan = plan_of(graph)
     with_compilers = ThreadPoolExecutor(1)  # not kept: a process that forks would have a pool without threads
     distinct = {kernel.name: kernel for kernel in kernels_of(plan)}
-    functions = with_compilers.submit(addresses_of, list(distinct.values()))
+    functions = with_compilers.submit(copy_context().run, addresses_of, list(distinct.values()))
     with_compilers.shutdown(wait=False)
     return lambda: Program(plan, functions.result())
 

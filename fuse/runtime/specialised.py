@@ -15,7 +15,6 @@ and results leave.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fuse.graph.learned import Learned, Learning
+from fuse.graph.locks import ForkedLock
 from fuse.runtime.steps import Fallback
 
 LARGEST_FAMILY = 8
@@ -106,7 +106,7 @@ class Family(Generic[T]):
     _doubt: float = 0.0
     _last: T | None = None
     _follows: dict[int, T] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: ForkedLock = field(default_factory=ForkedLock)
 
     def ordered(self, members: Iterable[M], member: Callable[[M], T]) -> list[M]:
         """The members, given the most recent first, in the order in which to try them; ``member`` says which one is.

@@ -6,13 +6,11 @@ killed as a whole when its time is up.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuse.errors import FuseError
-from fuse.runtime import cpu
+from fuse.runtime import cpu, interrupts
 from fuse.runtime.cache import warn_once
 
 # Without these a library would be wrong or none: eager's rounding forbids contracting a*b+c.
@@ -192,6 +190,8 @@ def _identified(command: tuple[str, ...], modified_ns: int, size: int) -> Toolch
 
 def _run(command: Sequence[str], directory: Path) -> Outcome:
     limit = time_limit()
+    if interrupts.are_stopped():
+        raise CompileFailed(f"compiler {command[0]} was not started: the call was interrupted")
     try:
         process = subprocess.Popen(
             command,
@@ -206,12 +206,11 @@ def _run(command: Sequence[str], directory: Path) -> Outcome:
         raise CompileFailed(
             f"compiler {command[0]} cannot be started: {error.strerror}; set CXX to another one"
         ) from error
-    with process:
+    with process, interrupts.running(process):
         try:
             output, _ = process.communicate(timeout=limit)
         except BaseException as interruption:  # the user's Ctrl-C too, which does not reach the group by itself
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            interrupts.kill_group(process.pid)
             if isinstance(interruption, subprocess.TimeoutExpired):
                 raise CompileFailed(
                     f"compiler {command[0]} did not finish within {limit:g} s and was stopped; "

@@ -10,7 +10,6 @@ somebody writes to it in between.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +22,7 @@ from torch.fx import GraphModule
 from fuse.gradients.absent import without
 from fuse.gradients.saved import settle
 from fuse.graph.joint import Joint
+from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.runtime.playback import Playback, play_leaves
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program
@@ -74,7 +74,7 @@ class Training:
     joint: Joint
     rewrite: Callable[[GraphModule], None]
     begin: Begin
-    lock: threading.RLock
+    lock: ForkedLock
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
     rebuild: Playback = field(init=False)

@@ -421,3 +421,15 @@ def test_products_of_groups_are_captured_in_every_dtype_that_eager_has() -> None
     report = check(Grouped(), (torch.randn(6, 8), torch.randn(3, 8, 8), ends))
     assert (report.problems, report.fallbacks) == ((), ())
     assert report.observed[0] == report.observed[1] == 3
+
+
+class TwoDtypes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x, x.bfloat16())
+
+
+def test_a_failing_capture_logs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Torch's fake tensors would print a traceback of thirty lines."""
+    with pytest.raises(CaptureError):
+        capture(TwoDtypes(), (torch.zeros(2, 3, 3),))
+    assert capfd.readouterr() == ("", "")

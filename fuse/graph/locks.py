@@ -1,0 +1,54 @@
+"""Locks that a forked child finds free, whichever thread of its parent held them.
+
+A child of ``fork`` has one thread. A lock that another one held at that moment would stay locked in it for good: the
+first call of a new size in a data loader's worker would never return.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from types import TracebackType
+
+
+class ForkedLock:
+    """As ``threading.RLock``, but free in a child of ``fork`` unless the thread that forked holds it.
+
+    >>> lock = ForkedLock()
+    >>> with lock, lock:
+    ...     lock.is_held()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _ALL.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def is_held(self) -> bool:
+        """Whether this thread holds it."""
+        held: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # which typeshed leaves out
+        return held
+
+    def renew(self) -> None:
+        if not self.is_held():
+            self._lock = threading.RLock()
+
+
+_ALL: weakref.WeakSet[ForkedLock] = weakref.WeakSet()
+
+
+def _renew() -> None:
+    for lock in list(_ALL):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_renew)
