@@ -1,11 +1,11 @@
 """Every operator that PyTorch tests itself with, through ``fuse.compile``: is any wrong, and how many are captured?
 
-    for each operator of op_db, on CPU float32:    2 * op(x) + 1    eager, fused, and in float64
+    for each operator of op_db, on the CPU:    2 * op(x) + 1    eager, fused, and in float64
 
 A wrong value, dtype, shape or stride is a failure. The rest is counted: operators captured without falling back, and
 operators that run in a generated kernel, next to a library call, or still as ATen calls. Run it as::
 
-    python -m benchmarks.op_db [--samples 6] [--only NAME ...] [-o benchmarks/results/op_db.json]
+    python -m benchmarks.op_db [--samples 6] [--dtype float32] [--only NAME ...] [-o benchmarks/results/op_db.json]
 
 The samples of one operator are one model first, which is one capture and one compiler call. Where that falls back or
 differs, each sample is its own model, so that the sample at fault is named.
@@ -40,6 +40,7 @@ from fuse.check.inputs import widened
 from fuse.errors import FuseError
 
 SAMPLES = 6
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "bool")
 LARGEST_LISTING = 200
 """Samples looked at before some are chosen: a few operators list thousands."""
 
@@ -82,9 +83,9 @@ class TwicePlusOne(nn.Module):
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-def operators(names: Sequence[str] = ()) -> list[OpInfo]:
-    """Operators of ``op_db`` that take float32 on the CPU: all, or those named (``name`` or ``name.variant``)."""
-    found = [op for op in op_db if torch.float32 in op.supported_dtypes("cpu")]
+def operators(names: Sequence[str] = (), dtype: torch.dtype = torch.float32) -> list[OpInfo]:
+    """Operators of ``op_db`` that take ``dtype`` on the CPU: all, or those named (``name`` or ``name.variant``)."""
+    found = [op for op in op_db if dtype in op.supported_dtypes("cpu")]
     return [op for op in found if not names or op.name in names or full_name(op) in names]
 
 
@@ -92,9 +93,9 @@ def full_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def sweep(op: OpInfo, samples: int = SAMPLES) -> Outcome:
+def sweep(op: OpInfo, samples: int = SAMPLES, dtype: torch.dtype = torch.float32) -> Outcome:
     """Run up to ``samples`` sample inputs of one operator fused, and judge them."""
-    calls = calls_of(op, samples)
+    calls = calls_of(op, samples, dtype)
     filled = [call for call in calls if not _is_empty(call)]
     empty = [call for call in calls if _is_empty(call)]
     if not calls:
@@ -126,10 +127,10 @@ def _is_empty(call: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.numel() == 0 for leaf in pytree.tree_leaves(call))
 
 
-def calls_of(op: OpInfo, samples: int) -> Calls:
+def calls_of(op: OpInfo, samples: int, dtype: torch.dtype = torch.float32) -> Calls:
     """Sample inputs spread over the listing, those that eager itself accepts."""
     torch.manual_seed(0)
-    listed: list[SampleInput] = list(itertools.islice(op.sample_inputs("cpu", torch.float32), LARGEST_LISTING))
+    listed: list[SampleInput] = list(itertools.islice(op.sample_inputs("cpu", dtype), LARGEST_LISTING))
     step = max(1, len(listed) // samples)
     calls: Calls = [((s.input, *s.args), dict(s.kwargs)) for s in listed[::step][:samples]]
     return [call for call in calls if _accepted(op, call)]
@@ -240,15 +241,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--samples", type=int, default=SAMPLES, help="sample inputs an operator")
     parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="operators to run instead of all")
-    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "op_db.json")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the samples")
+    parser.add_argument("-o", "--output", type=Path, help="results/op_db.json of float32 without it, nothing of others")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     outcomes: list[Outcome] = []
-    chosen = operators(options.only)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    chosen = operators(options.only, dtype)
     for number, op in enumerate(chosen, 1):
         start = time.perf_counter()
         try:
-            outcome = sweep(op, options.samples)
+            outcome = sweep(op, options.samples, dtype)
         except FuseError as error:
             outcome = Outcome(full_name(op), 1, "eager", (str(error),))
         outcomes.append(outcome)
@@ -258,8 +261,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{number:>4}/{len(chosen)} {outcome.name:<52} {outcome.place:<8} {seconds:5.1f} s  {note}", file=sys.stderr
         )
     figures = {**conditions("op_db"), **summary(outcomes)}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(figures, indent=1) + "\n")
+    output = options.output or (RESULTS / "op_db.json" if options.dtype == "float32" and not options.only else None)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps({name: value for name, value in figures.items() if name != "outcomes"}, indent=1))
     return 1 if figures["wrong"] else 0
 
