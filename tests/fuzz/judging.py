@@ -97,7 +97,9 @@ def _one(program: Program) -> tuple[str, int]:
     tolerance, inputs = program.tolerance, copies(program.calls[0])
     report = oracle.check(program.model(), inputs, train=program.train, atol=tolerance, rtol=tolerance)
     ours = [f.reason for f in report.fallbacks if any(text in f.reason for text in OURS)]
-    return "" if report.passed and not ours else f"{report}", int(not report.regions)
+    empty = any(not t.numel() for t in inputs)  # of which launches are predicted a few off: docs/trust.md
+    problems = [problem for problem in report.problems if not (empty and "launches predicted" in problem)]
+    return f"{report}" if problems or ours else "", int(not report.regions)
 
 
 def _in_turn(program: Program) -> tuple[str, int]:

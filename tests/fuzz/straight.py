@@ -158,7 +158,7 @@ def program(seed: int) -> Program:
         groups = (*groups, others, others) if draw.once_in(6) else groups
     half = draw.pick(["float16", "bfloat16"]) if draw.once_in(5) else "float64"
     inputs = tuple(_input(draw, train, wild) for _ in range(draw.number(1, 3)))
-    if len(inputs) > 1 and not train and draw.once_in(5):
+    if len(inputs) > 1 and inputs[0].dim() and not train and draw.once_in(5):
         inputs = (*inputs[:-1], eval(draw.pick(SHARED), {"a": inputs[0]}))
     model = Model("")
     values = dict(zip(_names(inputs), copies(inputs), strict=True))
