@@ -102,8 +102,8 @@ def _results(fused: Fused, loader: Iterable[Any], workers: int) -> Iterator[Any]
     engine = fused._own()
     model = engine.model
     try:
-        if engine.dynamic_shapes is not None:
-            raise NoHostWork("dynamic_shapes name arguments of the whole forward")
+        if engine.dynamic_shapes not in (None, "auto"):
+            raise NoHostWork("dynamic_shapes names arguments of the whole forward")
         work = host_work(model, args, kwargs)
     except NoHostWork as why:
         warnings.warn(f"fuse.pipeline runs each batch as a plain call: {why}", stacklevel=2)
@@ -149,7 +149,12 @@ def device_stage(fused: Fused, work: HostWork) -> Fused:
     known = _STAGES.setdefault(fused, {})
     key = work.lines[1].path, work.lines[1].number, work.crossing
     if key not in known or engine.freeze:
-        known[key] = compile(DeviceStage(engine.model, work), freeze=engine.freeze, passes=engine.passes)
+        known[key] = compile(
+            DeviceStage(engine.model, work),
+            freeze=engine.freeze,
+            passes=engine.passes,
+            dynamic_shapes=engine.dynamic_shapes,
+        )
     return known[key]
 
 
