@@ -2,7 +2,7 @@
 
 Enough to say which operators are *small*: predicted to run for less time than it takes to launch them, and to model the
 time of a call: how much of it is launching. The numbers are peaks of data sheets, or measured where none exist, so that
-modelled times are a lower bound of what such a device does, and no measurement.
+modelled times are no measurement.
 """
 
 from __future__ import annotations
