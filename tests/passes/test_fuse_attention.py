@@ -268,6 +268,22 @@ def test_near_misses_stay(model: nn.Module, declined: int) -> None:
     assert_fuses(model, *tensors, fired={"fuse_attention": 0}, rejected={"fuse_attention": declined})
 
 
+class RelativePositions(nn.Module):
+    """Scores by the distance of positions: a product of all heads for each row, where the second is of all rows for
+    each head (arXiv:1803.02155)."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, distances: Tensor) -> Tensor:
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) * 0.25
+        scores = scores + torch.einsum("bhid,ijd->bhij", q, distances) * 0.25
+        return torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(4, 6), (6, 6), (6, 4)])
+def test_products_that_go_through_heads_and_rows_in_other_orders_stay_apart(heads: int, rows: int) -> None:
+    q, k, v = (torch.randn(1, heads, rows, 8) for _ in range(3))
+    assert_fuses(RelativePositions(), q, k, v, torch.randn(rows, rows, 8), fired={"fuse_attention": 0})
+
+
 def test_scores_that_are_written_to_the_callers_tensor_stay() -> None:
     q, k, v = (torch.randn(2, 6, 8) for _ in range(3))
     assert_fuses(ScoresOverwritten(), q, k, v, torch.empty(2, 6, 6), fired={"fuse_attention": 0})

@@ -32,6 +32,7 @@ from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, taken_apart
 from fuse.kernel.extents import is_one, larger, smaller
 from fuse.kernel.form import DEFAULT, Form
+from fuse.kernel.index import NotAffine
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.placement import matrices
@@ -209,6 +210,8 @@ def _between(program: Program, first: Product, second: Product, inputs: list[Buf
     def build(dimensions: list[Dimension]) -> list[Statement]:
         statements = nest.build(dimensions)
         images, rows = nest.image_and_row()
+        if not nest.in_order_of(second.left):
+            raise NotAffine("the second product takes the scores in another order of images and rows")
         pointer = Pointer("scores", "block", ROW_OF_BLOCK * stride)
         return by_rows(statements, images, rows, pointer)
 

@@ -15,7 +15,7 @@ from fuse.kernel.index import ZERO, NotAffine
 from fuse.kernel.ir import Buffer, Loop, Pointer, Statement
 from fuse.kernel.nest import Sink
 from fuse.kernel.rows import RowNest
-from fuse.kernel.values import Product, Reduce
+from fuse.kernel.values import Product, Reduce, Value
 
 Digits = Sequence[tuple[str, int]]
 """Loop variables that count something together, outermost first, each with its extent."""
@@ -43,6 +43,10 @@ class ProductRows(RowNest):
         self.place = (ZERO, *place_of_product(roots, self.product, self.builder.extents))[-3:]
         self.builder.used_names.update(dict.fromkeys(NAMES, 1))
         self.builder.stored[id(self.product)] = (self.scores, self.place[2], self.place[-len(self.product.shape) :])
+
+    def in_order_of(self, value: Value) -> bool:
+        """Whether each element of ``value`` is made of the product's element at the same image, row and column."""
+        return (ZERO, *self._full_index(value))[-3:] == self.place
 
     def image_and_row(self) -> tuple[Digits, Digits]:
         """The loop variables that count images and rows, checked to leave those of a row to its reductions."""
