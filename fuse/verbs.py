@@ -317,8 +317,8 @@ def trace(
     TRACE is what export_chrome_trace wrote, .json or .json.gz, of anyone's run on a processor or a GPU; fuse bench
     --profile writes one, too. With --model the file of TARGET is run like that of fuse show.
     """
-    from fuse.report.trace import compare
-    from fuse.report.trace import trace as read
+    from fuse.report.trace_report import compare
+    from fuse.report.trace_report import trace as read
     from fuse.report.trace_table import comparison_table, trace_table
 
     if model is None and (inputs or settings):
@@ -432,7 +432,7 @@ def bisect(request: Request, to: Output, atol: float | None, rtol: float | None,
     _require_this_machine(request)
     from rich.text import Text
 
-    from fuse.check.bisect import bisect as find
+    from fuse.check.bisecting import bisect as find
     from fuse.report.files import write
 
     loaded, passes = request.load(to, real=True), request.passes()

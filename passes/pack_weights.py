@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from fuse.graph.ends import add_placeholder
 from fuse.graph.loop import Loop
+from fuse.graph.outputs import add_placeholder
 from fuse.kernel.lower import Declined, lower
 from fuse.kernel.products import PRODUCT_TYPES
 from fuse.kernel.target import TARGETS, target_of

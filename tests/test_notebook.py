@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fuse
-from fuse.check.bisect import bisect
+from fuse.check.bisecting import bisect
 from fuse.check.oracle import check
 from fuse.report.explain import explain
 from fuse.rewrite.patterns import registry

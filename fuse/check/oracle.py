@@ -40,8 +40,8 @@ from fuse.graph.results import named_parts, parts_of
 from fuse.notebook import preformatted
 from fuse.runtime.engine import Compiled, Engine
 from fuse.runtime.guards import same_value, sources_of
-from fuse.runtime.kept import carried
 from fuse.runtime.module import Fused
+from fuse.runtime.mutated_attributes import carried
 from fuse.runtime.steps import Fallback, Launches
 
 

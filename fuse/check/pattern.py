@@ -39,8 +39,8 @@ from fuse.check.oracle import check
 from fuse.check.samples import SHAPES, Sample, samples
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import capture
-from fuse.graph.ends import outputs_of
 from fuse.graph.function import Function, Holding
+from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import held_tensor
 from fuse.passes.match_patterns import build, match_patterns, prepare_untried
 from fuse.rewrite import regions

@@ -27,7 +27,7 @@ from fuse.rewrite.patterns import guesses
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.forms import runs, takes_lists
 from fuse.rewrite.patterns.language import Environment
-from fuse.rewrite.patterns.trace import why_not
+from fuse.rewrite.patterns.tracing import why_not
 
 MAX_WAYS = 8
 """Ways through one pattern that are tried."""

@@ -34,11 +34,11 @@ from fuse.gradients.reversing import Zeros, reversed_loop
 from fuse.gradients.step_gradients import Differentiable, NotReversible, differentiable
 from fuse.graph.aliases import View
 from fuse.graph.detaching import any_needs_gradient
-from fuse.graph.ends import outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, formulas
-from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop
+from fuse.graph.mutated_attributes import Plan
+from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.kernel.lower import Declined
 from fuse.kernel.lower_loops import lower_loop

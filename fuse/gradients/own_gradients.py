@@ -21,7 +21,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.gradients.replaying import replay
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns.backward import gradients, is_differentiable
 from fuse.rewrite.patterns.conditions import Obstacle

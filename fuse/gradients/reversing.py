@@ -25,10 +25,10 @@ from torch.fx.node import map_arg
 from fuse.gradients.absent import without
 from fuse.gradients.contracting import Contraction, Term, contraction, places_of, terms_of
 from fuse.gradients.step_gradients import Differentiable, cone, finished
-from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
 from fuse.graph.loop import Loop, LoopSpec, StepInput, of_all_steps
+from fuse.graph.outputs import add_placeholder, outputs_of
 
 aten = torch.ops.aten
 

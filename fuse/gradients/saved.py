@@ -18,8 +18,8 @@ from torch.fx import GraphModule, Node
 
 from fuse.errors import FuseError
 from fuse.gradients.absent import inputs_of
-from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.halves import Given
+from fuse.graph.outputs import add_placeholder, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite import effects, surgery
 

@@ -26,12 +26,12 @@ from torch.nn import Module
 from fuse.errors import FuseError
 from fuse.gradients import own_gradients
 from fuse.gradients.replaying import replay
-from fuse.graph.ends import outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
 from fuse.graph.joint import Joint, JointRecorder, formulas
-from fuse.graph.kept import Plan
 from fuse.graph.loop import Loop, depending, of_all_steps
+from fuse.graph.mutated_attributes import Plan
+from fuse.graph.outputs import outputs_of
 
 
 class NotReversible(FuseError):

@@ -6,8 +6,8 @@
 
 Capture runs ``forward`` with stand-ins for tensors. Whatever it stores in the model has to be taken out again. A value
 that eager would have kept for the next call is an effect: of an attribute, one that the runtime can play back
-(:mod:`fuse.graph.kept`), of anything else, one that a graph cannot hold. An entry that is there only because a stand-in
-was looked at (in a table keyed by the classes of tensors) is none.
+(:mod:`fuse.graph.mutated_attributes`), of anything else, one that a graph cannot hold. An entry that is there only
+because a stand-in was looked at (in a table keyed by the classes of tensors) is none.
 """
 
 from __future__ import annotations

@@ -36,19 +36,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
-from fuse.graph import numbers, probing
+from fuse.graph import dtype_numbers, probing
 from fuse.graph.attributes import Change
 from fuse.graph.collecting import without_collecting
 from fuse.graph.disguise import unnoticed
-from fuse.graph.ends import add_placeholder
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_mode import FakeMode
+from fuse.graph.fake_parameters import standing_in
 from fuse.graph.fakes import FakeRunner, unlogged
 from fuse.graph.functional import Functionalizer
-from fuse.graph.kept import Assigns, Overlay, Plan, Reads, settled
 from fuse.graph.learned import Learning
 from fuse.graph.locks import ForkedLock
+from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads, settled
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
+from fuse.graph.outputs import add_placeholder
 from fuse.graph.outside import reached_by
 from fuse.graph.packed import packed_by_masks
 from fuse.graph.read_numbers import WantsPlain, is_number, node_of
@@ -58,7 +59,6 @@ from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.seeding import followed
 from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
-from fuse.graph.stand_ins import standing_in
 
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DATA_DEPENDENT = (
@@ -371,7 +371,7 @@ class Recorder(TorchDispatchMode):
             return result
         result = self.functional.record(op, args, kwargs, lambda: self._run(op, args, kwargs))
         self.reader.recorded(op, args, kwargs, result)
-        if reason := numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
+        if reason := dtype_numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.errors import CaptureError
-from fuse.graph.ends import add_placeholder
+from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import computed_again
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 

@@ -30,9 +30,9 @@ from fuse.graph import scattering
 from fuse.graph.aliases import View
 from fuse.graph.capture import Recorder, prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
-from fuse.graph.ends import add_placeholder
 from fuse.graph.halves import Given, cut_in_two
-from fuse.graph.kept import Plan, settled
+from fuse.graph.mutated_attributes import Plan, settled
+from fuse.graph.outputs import add_placeholder
 from fuse.graph.results import flatten_result
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
 from fuse.graph.sources import user_line

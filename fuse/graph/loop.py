@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fuse.graph.ends import outputs_of
 from fuse.graph.fakes import mode_of
+from fuse.graph.outputs import outputs_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Mutation, Signature
 
 

@@ -16,8 +16,8 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.kernel.dtypes import supported
-from fuse.kernel.levels import TOO_MANY, too_many
 from fuse.kernel.lower import Declined, can_lower, values_of_call
+from fuse.kernel.multi_stage import TOO_MANY, too_many
 from fuse.kernel.products import products_below
 from fuse.kernel.values import Concat, Gather
 from fuse.kernel.walks import reductions_below, within_stage
@@ -34,8 +34,8 @@ class Domain:
     ``cheap``: all operators cost a few cycles, so that computing them again is no loss. ``size``: operators.
     ``pieces``: it ends in a concatenation, whose costly pieces are still ``apart`` or already ``inside``. Each piece is
     computed in a loop of its own, until something in the same kernel reads the whole. ``rows_again``: results of
-    another reduction, over the rows (:mod:`fuse.kernel.levels`). ``looks_up``: a reduction reads tables, in memory.
-    ``reductions``: how many there are at most.
+    another reduction, over the rows (:mod:`fuse.kernel.multi_stage`). ``looks_up``: a reduction reads tables, in
+    memory. ``reductions``: how many there are at most.
     """
 
     points: int

@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     attention,
     elementwise,

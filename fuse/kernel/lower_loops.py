@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.outputs import outputs_of
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.target import TARGETS, LoopKernels, Target, target_of
 

@@ -2,7 +2,7 @@
 
     outputs without reductions      one nest an output shape      :mod:`fuse.kernel.points`
     outputs with reductions         one nest, a row at a time     :mod:`fuse.kernel.rows`
-    reductions of reductions        one nest after another        :mod:`fuse.kernel.levels`
+    reductions of reductions        one nest after another        :mod:`fuse.kernel.multi_stage`
 
 Positions of look-ups are checked first, before anything is written. A reshape that does not follow the loops splits one
 of them and the nest is tried again (see :mod:`fuse.kernel.index`).
@@ -33,7 +33,7 @@ from fuse.kernel.ir import (
     Scope,
     Statement,
 )
-from fuse.kernel.levels import first_level, read_from_memory
+from fuse.kernel.multi_stage import first_level, read_from_memory
 from fuse.kernel.nest import Dimension, Sink
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest

@@ -19,9 +19,9 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
 from fuse import ops
-from fuse.graph.ends import add_placeholder
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.graph.outputs import add_placeholder
 from fuse.loops.collectors import COLLECTORS
 from fuse.loops.moving import Moved
 from fuse.loops.native import copied, lasts_to_copy

@@ -22,8 +22,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
 from fuse import ops
-from fuse.graph.ends import add_placeholder, outputs_of
 from fuse.graph.loop import Loop, of_all_steps
+from fuse.graph.outputs import add_placeholder, outputs_of
 from fuse.loops.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.loops.building import call_loop
 from fuse.loops.reads import link_of

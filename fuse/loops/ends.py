@@ -17,8 +17,8 @@ from torch.fx import Graph, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
-from fuse.graph.ends import add_placeholder
 from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.outputs import add_placeholder
 from fuse.rewrite import effects, nested, regions, surgery
 
 

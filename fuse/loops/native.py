@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse import ops
-from fuse.graph.ends import outputs_of
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, of_all_steps
+from fuse.graph.outputs import outputs_of
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.dtypes import supported
 from fuse.kernel.lower import Declined, values_of_call

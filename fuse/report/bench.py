@@ -33,7 +33,7 @@ from fuse.errors import FuseError
 from fuse.notebook import preformatted
 from fuse.report.inductor import generated_code, launches_in
 from fuse.report.machine import machine, versions
-from fuse.report.profile import write_profile
+from fuse.report.profiling import write_profile
 from fuse.report.table import columns
 from fuse.report.timing import Quartiles, interleaved, quartiles
 

@@ -30,7 +30,7 @@ import torch
 import fuse
 from fuse.cost.allocated import peak_allocated
 from fuse.graph.load import LoadedModel, load
-from fuse.report.profile import silent
+from fuse.report.profiling import silent
 from fuse.runtime.guards import flatten
 
 SOURCE = Path(__file__).parent / "heap.c"

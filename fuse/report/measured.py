@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import fuse
 from fuse.graph.signature import Dispatch
 from fuse.report.aligned import state_of
-from fuse.report.profile import silent
+from fuse.report.profiling import silent
 from fuse.report.trace_events import events
 from fuse.report.trace_launches import Launch, recording
 from fuse.report.trace_model import expected_launches

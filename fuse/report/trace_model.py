@@ -16,8 +16,8 @@ from fuse.cost.count import calls_of_dispatches, count_graph
 from fuse.graph.capture import capture
 from fuse.graph.load import LoadedModel
 from fuse.graph.signature import Dispatch
-from fuse.report.trace import Rewritten
 from fuse.report.trace_launches import Launch
+from fuse.report.trace_report import Rewritten
 from fuse.rewrite.pipeline import run_passes
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from fuse.errors import FuseError
 from fuse.graph.sources import Line
 from fuse.report.files import write
-from fuse.report.trace import TINY_MICROSECONDS, TraceReport, compare
 from fuse.report.trace_launches import Launch
+from fuse.report.trace_report import TINY_MICROSECONDS, TraceReport, compare
 from fuse.report.viewing import page
 
 MOST_SHOWN = 20_000

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fuse.report.table import columns
-from fuse.report.trace import Share, TraceReport
+from fuse.report.trace_report import Share, TraceReport
 
 _LINES_SHOWN = 12
 _UNKNOWN_SHOWN = 5

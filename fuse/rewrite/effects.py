@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 from fuse.rewrite.nested import called_module, kind
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
 from fuse import ops
-from fuse.graph.ends import add_placeholder
+from fuse.graph.outputs import add_placeholder
 from fuse.rewrite import effects, nested, surgery
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 
 ASSEMBLE = torch.ops.fuse.assemble.default
 assert ops.info(ASSEMBLE), "importing fuse.ops defines the operator"

@@ -4,7 +4,7 @@
     mm, addmm on their own   the library's product (MKL), that of oneDNN, or one of such kernels
     convolution on its own   the library's convolution (oneDNN), or one of such kernels
 
-``ways.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
+``candidates.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
 operands are made up in the layouts that the call has, and what is called from Python is measured with what that costs.
 The rule: products on their own are a kernel where the library's are slow (``blas.py`` measures that once a machine),
 but for the smallest and thinnest. On AMD's processors the library of PyTorch's usual builds (MKL) took 1.0 to 3 times
@@ -21,10 +21,10 @@ from torch.fx import GraphModule, Node
 
 from fuse.kernel.lower import Declined, Kernel, lower, structure
 from fuse.runtime import blas, tuning
-from fuse.runtime.lone import region_of
+from fuse.runtime.candidate_runs import Run, run_of_call, run_of_library, runs_of_kernels
+from fuse.runtime.candidates import holds_product, kernels_of
 from fuse.runtime.onednn import LibraryCall, call_of
-from fuse.runtime.trials import Run, run_of_call, run_of_library, runs_of_kernels
-from fuse.runtime.ways import holds_product, kernels_of
+from fuse.runtime.single_operators import region_of
 
 aten = torch.ops.aten
 

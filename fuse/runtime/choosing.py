@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.cost import profiles
 from fuse.cost.count import calls_of_graph
-from fuse.graph.ends import outputs_of
 from fuse.graph.learned import Learning
+from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.program import Program, program_of

@@ -36,9 +36,9 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import unlogged
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
-from fuse.graph.kept import Assigns
 from fuse.graph.learned import Learned, Learning, ReadLine
 from fuse.graph.locks import ForkedLock
+from fuse.graph.mutated_attributes import Assigns
 from fuse.graph.signature import Attribute, Signature
 from fuse.kernel.sized import lowering_for
 from fuse.rewrite.ledger import Failed
@@ -49,12 +49,12 @@ from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import check_declaration, elsewhere
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
 from fuse.runtime.interrupts import stopped_on_interrupt
-from fuse.runtime.kept import Carried, carried, kind_of_call, tensors_of
+from fuse.runtime.mutated_attributes import Carried, carried, kind_of_call, tensors_of
 from fuse.runtime.patience import Patience
-from fuse.runtime.playback import Playback, playback
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, begun, plan_of, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import refused_call, refused_model, without_kernels
+from fuse.runtime.result_reconstruction import Playback, playback
 from fuse.runtime.specialised import LARGEST_UNUSED, Confirmation, Family, Missed
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Begin, Finish, Ran, Training

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 
 aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn

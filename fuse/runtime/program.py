@@ -30,10 +30,10 @@ from fuse.kernel.lower import Kernel
 from fuse.runtime.arrangement import address, arranged, called_upon, first_touched, refs_in, touched
 from fuse.runtime.calling import calling, gathering
 from fuse.runtime.choice import lower_measured, preferred
-from fuse.runtime.drive import Drive, empty
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.functions import addresses_of, kernels_of
 from fuse.runtime.layout import extent, part, same_layout
+from fuse.runtime.loop_memory import Drive, empty
 from fuse.runtime.reference import Confirm
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import (

@@ -25,9 +25,9 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from fuse import ops
 from fuse.cost.inside import inside_bytes
 from fuse.errors import FuseError
-from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Signature
 from fuse.graph.writing import Write, launched, writes
 from fuse.kernel.lower import Declined, Kernel
@@ -36,9 +36,9 @@ from fuse.kernel.target import LoopKernels
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.layout import dense, extent, is_lazy, origin_bytes, part, restrided, same_layout
 from fuse.runtime.libraries import product
-from fuse.runtime.lone import kernel_key, region_of, results_read
 from fuse.runtime.onednn import LibraryCall
 from fuse.runtime.reference import launches_of
+from fuse.runtime.single_operators import kernel_key, region_of, results_read
 from fuse.runtime.steps import (
     Buffer,
     CallStep,

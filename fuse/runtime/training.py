@@ -24,9 +24,9 @@ from fuse.gradients.saved import settle
 from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
-from fuse.runtime.playback import Playback, play_leaves
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program
 from fuse.runtime.reference import Reference
+from fuse.runtime.result_reconstruction import Playback, play_leaves
 from fuse.runtime.steps import Fallback, Launches
 
 TWICE = (

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fuse.check.compare import compare
 from fuse.graph.capture import capture
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 from fuse.kernel import target
 from fuse.kernel.ir import KernelBody
 from fuse.kernel.lower import Kernel, lower, program_of

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fuse.graph.capture import capture
-from fuse.graph.ends import outputs_of
 from fuse.graph.function import Function
+from fuse.graph.outputs import outputs_of
 from fuse.loops.batching import Batcher, CannotBatchError
 from fuse.rewrite import surgery
 

@@ -18,8 +18,8 @@ from fuse.errors import FuseError
 from fuse.graph.load import load
 from fuse.report.against import Compiled
 from fuse.report.aligned import diff_page
-from fuse.report.trace import trace
 from fuse.report.trace_page import trace_page
+from fuse.report.trace_report import trace
 from fuse.report.viewing import embedded, page, view
 
 PROGRAM = browser()

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse.graph.capture import capture
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 from fuse.rewrite import regions, surgery
 
 aten = torch.ops.aten

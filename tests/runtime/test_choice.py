@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fuse
-from fuse.runtime import blas, choice, tuning, ways
+from fuse.runtime import blas, candidates, choice, tuning
 from fuse.testing import assert_fuses
 
 
@@ -63,7 +63,7 @@ def test_a_library_that_wins_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSE_TUNE", "1")
     linear, convolution = (nn.Linear(20, 70), (9, 20)), (nn.Conv2d(3, 8, 3), (1, 3, 9, 18))
     both = (linear, convolution)
-    for winner, kernels, cases in ((choice.LIBRARY, 0, both), (ways.USUAL, 1, both), ("onednn", 0, (linear,))):
+    for winner, kernels, cases in ((choice.LIBRARY, 0, both), (candidates.USUAL, 1, both), ("onednn", 0, (linear,))):
         monkeypatch.setattr(tuning, "fastest", lambda subject, ways, w=winner: w)
         for module, shape in cases:
             fused = fuse.compile(module)
@@ -87,7 +87,7 @@ def test_the_fastest_by_the_clock_is_taken(monkeypatch: pytest.MonkeyPatch, empt
 
     monkeypatch.setenv("FUSE_TUNE", "1")
     monkeypatch.setattr(tuning, "fastest", measured)
-    for winner, ran in (("onednn", (0, 0, 1)), (choice.LIBRARY, (0, 1, 0)), (ways.USUAL, (1, 0, 0))):
+    for winner, ran in (("onednn", (0, 0, 1)), (choice.LIBRARY, (0, 1, 0)), (candidates.USUAL, (1, 0, 0))):
         monkeypatch.setattr(tuning, "_known", {})
         monkeypatch.setattr(tuning, "_keep", lambda key, name: None)
         fused = fuse.compile(nn.Linear(20, 70))

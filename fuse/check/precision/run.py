@@ -20,7 +20,7 @@ from fuse.graph.signature import Signature
 from fuse.rewrite.evaluate import laid_out
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.guards import sources_of
-from fuse.runtime.kept import carried
+from fuse.runtime.mutated_attributes import carried
 from fuse.runtime.program import Program, begun
 
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fuse.graph.ends import outputs_of
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.outputs import outputs_of
 from fuse.kernel.cpu.emit import emit, is_parallel
 from fuse.kernel.cpu.loop_frame import ALIGNMENT
 from fuse.kernel.cpu.loop_kernel import loop_kernel

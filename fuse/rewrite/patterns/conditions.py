@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.errors import FuseError
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Signature
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.patterns.definition import Failure, Match

@@ -28,7 +28,7 @@ from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.search import Placement
 from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, look_of
-from fuse.rewrite.patterns.trace import LARGEST_CONSTANT, Traced, terms_of
+from fuse.rewrite.patterns.tracing import LARGEST_CONSTANT, Traced, terms_of
 from fuse.rewrite.surgery import constant_key
 
 MAX_BINDINGS = 16

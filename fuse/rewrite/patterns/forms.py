@@ -31,7 +31,7 @@ from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.language import Environment, ManySpec
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term, Terms, below, look_of
-from fuse.rewrite.patterns.trace import Traced, terms_of, trace, twins
+from fuse.rewrite.patterns.tracing import Traced, terms_of, trace, twins
 from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from fuse.errors import FuseError
 from fuse.rewrite.patterns.definition import Parameter, Pattern
 from fuse.rewrite.patterns.language import UNSET, Environment, ManySpec, TensorSpec
-from fuse.rewrite.patterns.trace import why_not
+from fuse.rewrite.patterns.tracing import why_not
 
 SIZE = 8
 TRIES = 2_000

@@ -18,7 +18,7 @@ from fuse.rewrite import layouts, regions, surgery
 from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
 from fuse.rewrite.patterns.exact import Found, Given, Output
 from fuse.rewrite.patterns.terms import look_of
-from fuse.rewrite.patterns.trace import Traced
+from fuse.rewrite.patterns.tracing import Traced
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from fuse.rewrite.patterns.exact import Attempt, Cut, Drawing, Given, holders, o
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.terms import Term, below
-from fuse.rewrite.patterns.trace import Traced
+from fuse.rewrite.patterns.tracing import Traced
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from fuse.check.judging import as_float64
 from fuse.check.pattern import tensors_of, verify
 from fuse.check.reach import earlier_passes
 from fuse.graph.capture import capture
-from fuse.graph.ends import outputs_of
 from fuse.graph.function import Function
+from fuse.graph.outputs import outputs_of
 from fuse.passes.match_patterns import match_patterns
 from fuse.rewrite import nested
 from fuse.rewrite.patterns import registry

@@ -18,7 +18,7 @@ from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.language import Environment
 from fuse.rewrite.patterns.terms import FILL, LEAF, NUMBER, PART, Term, Terms, look_of
-from fuse.rewrite.patterns.trace import terms_of, trace
+from fuse.rewrite.patterns.tracing import terms_of, trace
 
 torch.manual_seed(0)
 X = torch.rand(4, 6) + 0.5

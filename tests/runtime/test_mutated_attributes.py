@@ -276,7 +276,7 @@ def test_the_oracle_sees_attributes(name: str, strict: None) -> None:
 
 
 def test_the_oracle_misses_an_attribute_that_is_not_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuse.runtime.kept.Carried.assign", lambda self, result: result[0])
+    monkeypatch.setattr("fuse.runtime.mutated_attributes.Carried.assign", lambda self, result: result[0])
     report = check(CASES["stash"](), (torch.randn(3, 4),))
     assert any("attribute attention" in problem for problem in report.problems)
 

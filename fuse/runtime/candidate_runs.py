@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
-from fuse.graph.ends import outputs_of
+from fuse.graph.outputs import outputs_of
 from fuse.kernel.lower import Kernel
 from fuse.runtime.calling import calling
 from fuse.runtime.functions import addresses_of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fuse import cli, verbs
-from fuse.check.bisect import bisect
+from fuse.check.bisecting import bisect
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass, unregister
 from fuse.rewrite.verdict import Verdict, rewrite
@@ -63,10 +63,10 @@ def test_the_first_wrong_rewrite_is_found_by_halving():
     assert found.culprit is not None
     assert (found.culprit.number, found.culprit.pass_name) == (4, "swap_factors")
     assert found.culprit.nodes == ("mul_3",)
-    assert found.culprit.source.startswith("test_bisect.py:")
+    assert found.culprit.source.startswith("test_bisecting.py:")
     assert found.checks <= 5
     text = str(found)
-    assert text.startswith("rewrite 4 of 5 breaks it: swap_factors at test_bisect.py:")
+    assert text.startswith("rewrite 4 of 5 breaks it: swap_factors at test_bisecting.py:")
     assert "right with --fuel 3, wrong with --fuel 4" in text
 
 

@@ -24,10 +24,10 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
 from fuse.graph.contents import contents
+from fuse.graph.fake_parameters import StandIns
 from fuse.graph.read_numbers import WantsPlain, is_number
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.signature import Advance, Attribute, Kept
-from fuse.graph.stand_ins import StandIns
 
 LARGEST_ATTEMPTS = 6
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class Count:
     >>> later < 7
     Traceback (most recent call last):
     ...
-    fuse.graph.kept.Reads: forward reads steps
+    fuse.graph.mutated_attributes.Reads: forward reads steps
     >>> count.origin.used
     True
     """

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fuse.graph.kept import current
+from fuse.graph.mutated_attributes import current
 from fuse.graph.results import flatten_result
 from fuse.graph.signature import Advance, Attribute, Kept
 

@@ -14,9 +14,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.lower import Kernel, lower
-from fuse.runtime import trials
+from fuse.runtime import candidate_runs
+from fuse.runtime.candidate_runs import made_up, run_of_call, run_of_library, runs_of_kernels
 from fuse.runtime.onednn import LibraryCall
-from fuse.runtime.trials import made_up, run_of_call, run_of_library, runs_of_kernels
 
 ONE_LIBRARY_LAUNCH = 1 << 32
 aten = torch.ops.aten
@@ -43,14 +43,14 @@ def test_elements_of_made_up_operands_may_share_a_place(value: Tensor) -> None:
 
 def test_kernels_are_compiled_together_when_the_first_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
-    build = trials.addresses_of
+    build = candidate_runs.addresses_of
 
     def counted(kernels: Iterable[Kernel]) -> dict[str, int]:
         together = list(kernels)
         built.append(len(together))
         return build(together)
 
-    monkeypatch.setattr(trials, "addresses_of", counted)
+    monkeypatch.setattr(candidate_runs, "addresses_of", counted)
     region = region_of(torch.tanh, torch.ones(300, 300))
     kernels = {"usual": lower(region), "one": lower(region, "one")}
     runs = runs_of_kernels(region, {name: kernel for name, kernel in kernels.items() if isinstance(kernel, Kernel)})
@@ -88,5 +88,5 @@ def test_a_call_takes_as_long_as_it_does_in_a_program() -> None:
     run()
     start = time.perf_counter()
     run()
-    assert time.perf_counter() - start > trials.REST_OF_A_CALL
+    assert time.perf_counter() - start > candidate_runs.REST_OF_A_CALL
     assert [x.stride() for x in given] == [(5, 1), (1, 4)]
