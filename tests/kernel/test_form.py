@@ -1,5 +1,5 @@
-"""Other ways to run through the loops of a kernel than the one that costs say; see ``tests/runtime/test_candidates.py`` for
-what they compute."""
+"""Other ways to run through the loops of a kernel than the one that costs say; see
+``tests/runtime/test_candidates.py`` for what they compute."""
 
 from __future__ import annotations
 
