@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
@@ -70,7 +71,7 @@ def operators_between(value: Node, mask: Node) -> list[Node]:
 def is_chosen(node: Node, rank: int) -> bool:
     """Whether a value that leads to one of ``rank`` dimensions has a place for each element that was chosen."""
     held = node.meta["val"]
-    return node.op == "call_function" and held.dim() == rank and held.dim() > 0
+    return node.op == "call_function" and isinstance(held, Tensor) and held.dim() == rank and held.dim() > 0
 
 
 def takes(node: Node, mask: Node) -> bool:
@@ -88,6 +89,8 @@ def obstacle(node: Node, mask: Node, between: Sequence[Node]) -> str | None:
             return "what is written was not chosen by the same mask"
         for one in between:
             if takes(one, mask):
+                if not operand(one, 0).meta["val"].is_contiguous():
+                    return "the result would lie otherwise in memory"
                 continue
             if not ops.is_pointwise(one.target) or isinstance(one.meta["val"], tuple):
                 return f"{one.name} computes more than element by element"
@@ -109,6 +112,10 @@ def obstacle(node: Node, mask: Node, between: Sequence[Node]) -> str | None:
 def expected(target: Any, mask: Any, value: Any) -> Any:
     """What ``where`` makes of fake tensors; None where they do not fit."""
     inner = target.dim() - mask.dim()
+    try:
+        torch.broadcast_shapes(value.shape[1 if value.dim() > inner else 0 :], target.shape[mask.dim() :])
+    except RuntimeError:
+        return None
     with mode_of(target):
         if value.dim() > inner:
             value = torch.empty((*mask.shape, *value.shape[1:]), dtype=value.dtype)

@@ -11,6 +11,7 @@ is a pure function of its placeholders; see :mod:`fuse.graph.signature` for the 
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -252,6 +253,10 @@ class Recorder(TorchDispatchMode):
         """The fake tensor that the graph knows for one that an operator received; a placeholder on first sight."""
         if not isinstance(tensor, FakeTensor):
             tensor = self._adopt(tensor)
+            if (
+                self.names_by_fake.get(id(tensor), ("", ""))[0] == "attribute"
+            ):  # by no attribute: it may be another later
+                raise CaptureError(f"a state is reached another way than by its attribute at {user_line()}")
         if not self.functional.known(tensor):
             kind, name = self.names_by_fake.get(id(tensor), ("constant", ""))
             if kind == "constant":
@@ -267,6 +272,7 @@ class Recorder(TorchDispatchMode):
     @contextlib.contextmanager
     def _fake_state(self, arguments: Any) -> Iterator[None]:
         """Parameters and buffers replaced by fake twins during the call; what it changes is found and undone."""
+        self._check_entries()
         before = reached_by(self.model, arguments)
         changes: list[Change] = []
         try:
@@ -284,6 +290,14 @@ class Recorder(TorchDispatchMode):
             found = [(change.whole, self._assigned(change)) for change in changes]
             plainly = all(whole or attribute.entries for whole, attribute in found)
             raise Assigns(changes[0].name, [attribute for _, attribute in found], plainly)
+
+    def _check_entries(self) -> None:
+        """A dictionary of states is replaced in its attribute; whoever holds it elsewhere too would see old values."""
+        for attribute in self.overlay.plan.attributes:
+            if attribute.entries:
+                holder = self.model.get_submodule(attribute.owner).__dict__
+                if any(one is not holder for one in gc.get_referrers(holder[attribute.name])):
+                    raise CaptureError(f"forward changes what {attribute.name} holds, which is held elsewhere too")
 
     def _assigned(self, change: Change) -> Attribute:
         """What is assigned, as far as a change says: an attribute, or what the dictionary holds that it is."""

@@ -11,7 +11,7 @@ do the same for each size. Every other one learns the size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,11 +45,19 @@ class Compact(FakeTensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
+            given = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if type(leaf) is Compact]
             if not _tells_nothing(func):
-                for leaf in pytree.tree_leaves((args, kwargs or {})):
-                    if type(leaf) is Compact:
-                        leaf.learned(leaf)
-            return func(*args, **(kwargs or {}))
+                _learn(given)
+            try:
+                return func(*args, **(kwargs or {}))
+            except Exception:  # which the size may have decided
+                _learn(given)
+                raise
+
+
+def _learn(given: Sequence[Compact]) -> None:
+    for leaf in given:
+        leaf.learned(leaf)
 
 
 def _tells_nothing(func: Any) -> bool:

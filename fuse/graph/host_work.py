@@ -277,7 +277,7 @@ class _Unread(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, arguments: Any) -> None:
         super().__init__()
-        self.weights = {id(t) for t in (*model.parameters(), *model.buffers())}
+        self.weights = {_memory(t) for t in (*model.parameters(), *model.buffers()) if t.layout is torch.strided}
         self.arguments = {_memory(t) for t in pytree.tree_leaves(arguments) if isinstance(t, Tensor)}
 
     def __torch_function__(
@@ -286,7 +286,7 @@ class _Unread(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in _READS_OF_LAYOUT:
             tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            if any(id(t) in self.weights for t in tensors):
+            if any(t.layout is torch.strided and _memory(t) in self.weights for t in tensors):
                 self.reads_weight(name)
             if _writes(name) and tensors and _memory(tensors[0]) in self.arguments:
                 raise NoHostWork(f"{name} writes to an argument among the host work")

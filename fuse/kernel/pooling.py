@@ -19,6 +19,7 @@ import torch
 
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import fn
+from fuse.kernel.extents import pinned
 from fuse.kernel.index import Index
 from fuse.kernel.recipes import Call, Unsupported, apply, convert, recipe
 from fuse.kernel.values import Input, Pad, Reindex, Value
@@ -133,4 +134,4 @@ def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:
 
         return Reindex(shape, x.dtype, padded, where)
 
-    return [read(tap) for tap in itertools.product(*map(range, pool.taps))]
+    return [read(tap) for tap in itertools.product(*(range(pinned(taps)) for taps in pool.taps))]

@@ -116,8 +116,10 @@ def _results(fused: Fused, loader: Iterable[Any], workers: int) -> Iterator[Any]
     if handed.raised is not None:
         raise handed.raised
     reason = f"it changes {work.changes}" if work.changes else _obstacle(handed.values)
-    before = states()
+    before, given = states(), [tensor.clone() for tensor in _tensors(handed.values)]
     result = stage(**handed.values)
+    if not all(map(torch.equal, given, _tensors(handed.values))):
+        reason = "the rest of forward writes to its arguments"
     both = handed.drawn & {name for name, state in states().items() if before.get(name) != state}
     if both:
         reason = f"host work and the rest both draw from the generator {min(both)}"
@@ -137,6 +139,10 @@ def _results(fused: Fused, loader: Iterable[Any], workers: int) -> Iterator[Any]
             yield stage(**values)
         for worker in pool:
             worker.end()
+
+
+def _tensors(values: Mapping[str, Any]) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(dict(values)) if isinstance(leaf, Tensor)]
 
 
 _STAGES: weakref.WeakKeyDictionary[Fused, dict[Any, Fused]] = weakref.WeakKeyDictionary()

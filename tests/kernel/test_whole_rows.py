@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
 
@@ -86,3 +89,16 @@ class Columns(nn.Module):
 def test_near_misses_say_why(model: nn.Module, rows: int, depth: int, reason: str) -> None:
     report = assert_fuses(model, torch.randn(rows, depth), torch.randn(depth, 32) / depth**0.5, launches=2)
     assert any(reason in one.reason for one in report.rejected)
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        lambda y, b: (y[None] + b[:, None, None]).softmax(-1),
+        lambda y, b: nn.functional.layer_norm(y[None].expand(3, 64, 96) * b[:, None, None], (96,)),
+        lambda y, b: (y.view(4, 16, 96)[:, None] + b[:, None, None]).softmax(-1).transpose(0, 1).contiguous(),
+    ],
+)
+def test_a_product_that_is_repeated_in_what_is_reduced_stays_apart(repeated: Callable[..., Tensor]) -> None:
+    model = Function(lambda x, w, b: repeated(x @ w, b))
+    assert_fuses(model, torch.randn(64, 32), torch.randn(32, 96), torch.randn(3))

@@ -458,3 +458,24 @@ def test_other_threads_see_the_model_as_it_is(strict: None) -> None:
     assert seen[0][0] is Tensor
     assert seen[0][2] == [0.0, 0.0, 0.0]
     assert type(model) is Keeps
+
+
+@pytest.mark.parametrize("held", ["by another attribute", "in a list"])
+def test_a_dictionary_of_states_that_is_held_elsewhere_is_read_as_eager_reads_it(held: str) -> None:
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state = {"h": torch.zeros(3)}
+            self.alias: Any = self.state if held == "by another attribute" else [self.state]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.state["h"] = self.state["h"] + x
+            return (self.alias if isinstance(self.alias, dict) else self.alias[0])["h"] * 2
+
+    model = Aliased()
+    eager, fused = copy.deepcopy(model), fuse.compile(model)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            x = torch.randn(3)
+            torch.testing.assert_close(fused(x), eager(x))

@@ -354,6 +354,51 @@ def test_what_no_process_can_send_is_an_error() -> None:
     assert "no process can send" in str(error)
 
 
+class Sums(nn.Module):
+    """Adds up in its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, words: list[str], total: Tensor) -> Tensor:
+        lengths = torch.tensor([[float(len(word))] for word in words])
+        result = lengths * self.weight + total
+        total.copy_(result)
+        return result
+
+
+class Scaled(nn.Module):
+    """Reads a weight as a number among the host work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, words: list[str]) -> Tensor:
+        lengths = torch.tensor([[float(len(word))] for word in words])
+        scale = float(self.weight.data.abs().max())
+        return lengths * self.weight * scale
+
+
+def test_what_is_written_to_an_argument_is_there_for_the_next_batch() -> None:
+    total = torch.zeros(2, 1)
+    batches = [(["a", "bb"], total)] * 4
+    with torch.no_grad(), pytest.warns(UserWarning, match="writes to its arguments"):
+        results = [r.clone() for r in fuse.pipeline(fuse.compile(Sums()), batches, workers=1)]
+    torch.testing.assert_close(torch.cat(results, 1), torch.tensor([[1.0, 2, 3, 4], [2, 4, 6, 8]]))
+
+
+def test_a_weight_that_is_read_by_its_data_is_read() -> None:
+    model, results = Scaled(), []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for result in fuse.pipeline(fuse.compile(model), [["a"]] * 4, workers=1):
+            results.append(float(result))
+            model.weight.mul_(2)
+    assert results == [1, 4, 16, 64]
+
+
 # ---- show ----------------------------------------------------------------------------------------------------------
 
 

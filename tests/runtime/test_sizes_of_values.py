@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
+from fuse.graph.function import Function
 
 ROWS, WIDTH, CALLS = 12, 8, 7
 PATTERNS: dict[str, Callable[[int], int]] = {
@@ -208,3 +209,39 @@ def test_a_miss_by_size_changes_nothing_before_the_right_program_runs() -> None:
             torch.testing.assert_close(given[1], given[0])
             torch.testing.assert_close(model.total, eager.total)
             assert fused.last_run.fallbacks == ()
+
+
+def _caught(x: Tensor, y: Tensor, m: Tensor) -> Tensor:
+    chosen = y[m]
+    try:
+        chosen[5]
+        scale = 3
+    except IndexError:
+        scale = -1
+    return _written(x, m, chosen * scale)
+
+
+def _written(x: Tensor, m: Tensor, value: Tensor) -> Tensor:
+    x = x * 2
+    x[m] = value
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "counts"),
+    [
+        (_caught, (3, 7, 3, 7)),  # an exception tells the size
+        (lambda x, y, m: _written(x, m, y[m] * 2), (1, 3, 1, 2, 5)),  # one element is written as a row
+        (lambda x, y, m: _written(x, m, y.t().contiguous().t()[m] * 2), (3, 5, 3)),  # a source that lies otherwise
+    ],
+)
+def test_what_a_size_decides_unseen_is_right_at_every_size(
+    function: Callable[..., Tensor], counts: Sequence[int]
+) -> None:
+    fused = fuse.compile(Function(function))
+    with torch.no_grad():
+        for count in counts:
+            x, y, m = torch.randn(8, 3), torch.randn(8, 3), torch.arange(8) < count
+            result, expected = fused(x, y, m), function(x, y, m)
+            torch.testing.assert_close(result, expected)
+            assert result.stride() == expected.stride()

@@ -466,7 +466,6 @@ DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a hook in forward": (lambda: Function(_hooked), "registers a hook on a tensor"),
     "a backward pass in forward": (lambda: Function(_backward_inside), r"leaves a gradient in .grad"),
     "a hook of a module": (module_hook, "module 1 has a backward hook"),
-    "a size that depends on values": (lambda: Function(lambda w, a: (a @ w)[a[:, 0] > 0]), "depends on"),
 }
 
 

@@ -294,3 +294,14 @@ def test_sizes_of_one_and_calls_of_another_kind_do_not_vary() -> None:
     assert seen.varying([torch.empty(7, 3, 16)], None) == frozenset()
     assert seen.varying([torch.empty(8, 3, 16, dtype=torch.float64)], None) is None
     assert seen.varying([torch.empty(8, 3)], None) is None
+
+
+def test_the_taps_of_a_window_are_no_sizes() -> None:
+    class Pools(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.adaptive_avg_pool2d(x.relu(), y.shape[-2:]) + y * 2
+
+    fused = fuse.compile(Pools())
+    for h, w, a, b in [(8, 10, 4, 5), (16, 12, 8, 6), (20, 14, 10, 7), (20, 12, 5, 12), (4, 28, 4, 7)]:
+        x, y = torch.randn(1, 2, h, w), torch.randn(1, 2, a, b)
+        torch.testing.assert_close(fused(x, y), Pools()(x, y))

@@ -54,6 +54,8 @@ class ProductRows(RowNest):
         images, rows, columns = map(digits_of, self.place, extents, [self.builder.extents] * 3)
         if self.lane or [atom for atom, _ in columns] != self.reduced:
             raise NotAffine("what follows a product is not reduced over its columns")
+        if set(self.builder.extents) != {atom for atom, _ in (*images, *rows)} | set(self.reduced):
+            raise NotAffine("a product is repeated in what is reduced")
         return images, rows
 
 
