@@ -12,6 +12,7 @@ because a stand-in was looked at (in a table keyed by the classes of tensors) is
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import types
@@ -266,3 +267,10 @@ def _same(now: Any, then: Any, is_twin: Callable[[Any, Any], bool]) -> bool:
 
 def _all_same(now: list[Any], then: list[Any], is_twin: Callable[[Any, Any], bool]) -> bool:
     return len(now) == len(then) and all(_same(a, b, is_twin) for a, b in zip(now, then, strict=True))
+
+
+def is_own(holder: object) -> bool:
+    """Whether what holds an object of the model is a note of this module, and nothing that a model could read."""
+    if isinstance(holder, list):
+        return any(isinstance(one, Contents) for one in gc.get_referrers(holder))
+    return isinstance(holder, (Held, Contents))

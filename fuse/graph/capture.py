@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, probing
-from fuse.graph.attributes import Change
+from fuse.graph.attributes import Change, is_own
 from fuse.graph.collecting import without_collecting
 from fuse.graph.disguise import unnoticed
 from fuse.graph.evaluating import NoData
@@ -296,7 +296,7 @@ class Recorder(TorchDispatchMode):
         for attribute in self.overlay.plan.attributes:
             if attribute.entries:
                 holder = self.model.get_submodule(attribute.owner).__dict__
-                if any(one is not holder for one in gc.get_referrers(holder[attribute.name])):
+                if any(one is not holder and not is_own(one) for one in gc.get_referrers(holder[attribute.name])):
                     raise CaptureError(f"forward changes what {attribute.name} holds, which is held elsewhere too")
 
     def _assigned(self, change: Change) -> Attribute:

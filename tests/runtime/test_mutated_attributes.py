@@ -376,7 +376,7 @@ REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
     "removed": (lambda: Keeps(lambda s, x: (delattr(s, "h"), setattr(s, "h", x), x + 1)[2], h=1), "deletes"),
     "by its dictionary": (
         lambda: Keeps(lambda s, x: (setattr(s, "h", vars(s)["h"] + x), x + 1)[1], h=torch.zeros(3)),
-        "reads the __dict__",
+        "reached another way",
     ),
     "in the registry, too": (
         lambda: Keeps(
