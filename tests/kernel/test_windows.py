@@ -42,7 +42,9 @@ from fuse.testing import assert_fuses
         (nn.Conv2d(300, 5, 3, padding=2), (1, 300, 3, 700)),
     ],
 )
-def test_values(convolution: nn.Module, shape: tuple[int, ...]) -> None:
+def test_values(convolution: nn.Conv1d | nn.Conv2d, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    convolution.reset_parameters()  # a value that rounding moves across the zero of ReLU is in no run, or in all
     with torch.no_grad():
         assert_fuses(nn.Sequential(convolution, nn.ReLU()), torch.randn(shape), launches=1)
 
