@@ -38,11 +38,12 @@ from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
 from fuse.graph.results import named_parts, parts_of
 from fuse.notebook import preformatted
-from fuse.runtime.engine import Compiled, Engine
+from fuse.runtime.engine import Engine
 from fuse.runtime.guards import same_value, sources_of
 from fuse.runtime.module import Fused
 from fuse.runtime.mutated_attributes import carried
 from fuse.runtime.steps import Fallback, Launches
+from fuse.runtime.variants import Compiled
 
 
 @dataclass(frozen=True)

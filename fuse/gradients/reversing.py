@@ -24,11 +24,11 @@ from torch.fx.node import map_arg
 
 from fuse.gradients.absent import without
 from fuse.gradients.contracting import Contraction, Term, contraction, places_of, terms_of
-from fuse.gradients.step_gradients import Differentiable, cone, finished
+from fuse.gradients.step_gradients import Differentiable, finished
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
 from fuse.graph.loop import Loop, LoopSpec, StepInput, of_all_steps
-from fuse.graph.outputs import add_placeholder, outputs_of
+from fuse.graph.outputs import add_placeholder, cone, outputs_of
 
 aten = torch.ops.aten
 
@@ -125,7 +125,7 @@ class _Reversal:
         self.stacked: dict[Node, Tensor] = {}  # what a step is given and all steps have side by side, in order
 
     def _absent(self) -> list[int]:
-        """What a step is given that is the gradient of something without one.
+        """Inputs of a step that are gradients of something without one.
 
         A result that nothing used has none, and nor has a state that no step passes one to: what only such states
         depend on (by ``argmax``, say) gets no gradient, as in eager, instead of zeros.

@@ -11,7 +11,7 @@ Declined where a step cannot be differentiated by itself: it holds another loop,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from fuse.graph.halves import Given
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.graph.mutated_attributes import Plan
-from fuse.graph.outputs import outputs_of
+from fuse.graph.outputs import cone, outputs_of
 
 
 class NotReversible(FuseError):
@@ -198,18 +198,6 @@ def _with_outputs(graph: Graph, outputs: Sequence[Node]) -> GraphModule:
         if node.op == "placeholder" or node in wanted:
             inner[node] = body.node_copy(node, inner.__getitem__)
     return finished(body, [inner[node] for node in outputs])
-
-
-def cone(nodes: Iterable[Node]) -> set[Node]:
-    """``nodes`` and all that they need."""
-    found: set[Node] = set()
-    worklist = list(nodes)
-    while worklist:
-        node = worklist.pop()
-        if node not in found:
-            found.add(node)
-            worklist.extend(node.all_input_nodes)
-    return found
 
 
 def finished(body: Graph, results: Sequence[Node]) -> GraphModule:

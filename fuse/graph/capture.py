@@ -300,7 +300,7 @@ class Recorder(TorchDispatchMode):
                     raise CaptureError(f"forward changes what {attribute.name} holds, which is held elsewhere too")
 
     def _assigned(self, change: Change) -> Attribute:
-        """What is assigned, as far as a change says: an attribute, or what the dictionary holds that it is."""
+        """The attribute that a change assigns, or the entries of the dictionary that it is."""
         attribute = change.attribute
         if change.whole or change.replaced is None or attribute.owner not in dict(self.model.named_modules()):
             return attribute

@@ -133,7 +133,7 @@ class Chosen:
                 self._learn(node)
 
     def forget(self) -> None:
-        """What was recorded is an ordinary tensor again."""
+        """Recorded tensors are ordinary ones again."""
         for tensor, _, _ in self._sources.values():
             plain: Any = tensor
             plain.__class__ = FakeTensor

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import getitem
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph.seeding import Draws
+
+T = TypeVar("T")
 
 
 class NoData(CaptureError):
@@ -131,14 +133,7 @@ class Keys:
 
     def of(self, node: Node) -> int:
         """The number of ``node``."""
-        waiting = [node]
-        while waiting:
-            one = waiting[-1]
-            missing = [operand for operand in one.all_input_nodes if operand not in self._known]
-            waiting.extend(missing)
-            if not missing:
-                self._known[waiting.pop()] = self._key(one)
-        return self._known[node]
+        return _worked_out(node, self._known, self._key)
 
     def _key(self, node: Node) -> int:
         if node.op == "placeholder":
@@ -152,8 +147,9 @@ class Keys:
 
 
 class Varying:
-    """Which nodes may have another value in another call: those that depend on inputs, random numbers, or operators of
-    which that is not known. ``fixed``: placeholders that hold the program's own numbers.
+    """Nodes that may have another value in another call: they depend on inputs, random numbers, or unknown operators.
+
+    ``fixed``: placeholders that hold the program's own numbers.
 
     >>> graph = torch.fx.Graph()
     >>> positions = graph.call_function(torch.ops.aten.arange.default, (4,))
@@ -168,21 +164,28 @@ class Varying:
 
     def of(self, node: Node) -> bool:
         """Whether ``node`` may vary."""
-        waiting = [node]
-        while waiting:
-            one = waiting[-1]
-            missing = [operand for operand in one.all_input_nodes if operand not in self._known]
-            waiting.extend(missing)
-            if not missing:
-                waiting.pop()
-                self._known[one] = self._alone(one) or any(self._known[operand] for operand in one.all_input_nodes)
-        return self._known[node]
+        return _worked_out(node, self._known, self._varies)
+
+    def _varies(self, node: Node) -> bool:
+        return self._alone(node) or any(self._known[operand] for operand in node.all_input_nodes)
 
     def _alone(self, node: Node) -> bool:
         if node.op == "placeholder":
             return node not in self._fixed
         known = (isinstance(node.target, OpOverload) and node.target.namespace == "aten") or node.target is getitem
         return not known or ops.is_random(node.target) or "empty" in str(node.target)
+
+
+def _worked_out(node: Node, known: dict[Node, T], of: Callable[[Node], T]) -> T:
+    """``of(node)``, once it is known of all operands, in a loop: graphs are deeper than Python's stack."""
+    waiting = [node]
+    while waiting:
+        one = waiting[-1]
+        missing = [operand for operand in one.all_input_nodes if operand not in known]
+        waiting.extend(missing)
+        if not missing:
+            known[waiting.pop()] = of(one)
+    return known[node]
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ class HostWork:
     device: Callable[..., Any]
 
     def run(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """What the host part hands over.
+        """Run the host part: the values that it hands over, by name.
 
         Raises:
             FuseError: it does what must not run ahead of the rest: reads a weight, or writes to its arguments.
@@ -109,7 +109,7 @@ _UNCUT = (
     *(ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal),
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
 )
-"""What keeps statements from being cut off: they end ``forward``, or bind what lives on."""
+"""Statements that keep those around them from being cut off: they end ``forward``, or bind a name that lives on."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _holds(statement: ast.stmt, line: int) -> bool:
 
 @dataclass
 class _Calls:
-    """What ran, by lines of ``forward``. ``reached``: the line that reads a weight first; 0: none does.
+    """Calls that ran, by lines of ``forward``. ``reached``: the line that reads a weight first; 0: none does.
 
     ``host``: lines that make tensors from Python values or read values; ``tensors``: lines that compute with tensors.
     """
@@ -277,8 +277,8 @@ class _Unread(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, arguments: Any) -> None:
         super().__init__()
-        self.weights = {_memory(t) for t in (*model.parameters(), *model.buffers()) if t.layout is torch.strided}
-        self.arguments = {_memory(t) for t in pytree.tree_leaves(arguments) if isinstance(t, Tensor)}
+        self.weights = set(map(_memory, (*model.parameters(), *model.buffers()))) - {None}
+        self.arguments = {_memory(t) for t in pytree.tree_leaves(arguments) if isinstance(t, Tensor)} - {None}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -286,7 +286,7 @@ class _Unread(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in _READS_OF_LAYOUT:
             tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-            if any(t.layout is torch.strided and _memory(t) in self.weights for t in tensors):
+            if any(_memory(t) in self.weights for t in tensors):
                 self.reads_weight(name)
             if _writes(name) and tensors and _memory(tensors[0]) in self.arguments:
                 raise NoHostWork(f"{name} writes to an argument among the host work")
@@ -337,9 +337,9 @@ def _writes(name: str) -> bool:
     return _WRITES.fullmatch(name) is not None
 
 
-def _memory(tensor: Tensor) -> int:
-    memory: int = tensor.untyped_storage()._cdata
-    return memory
+def _memory(tensor: Tensor) -> int | None:
+    """Equal for tensors that share memory, views of a weight among them; None where it is not one piece of memory."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 # ---- random generators ---------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
-"""The ends of a graph: inputs under names that are unique, and outputs.
+"""The ends of a graph: inputs under names that are unique, outputs, and all that leads to some nodes.
 
 FX gives each node a name of its own, but writes the functions that run a graph with the names that were asked for.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from torch.fx import Graph, Node
 
@@ -33,3 +35,21 @@ def outputs_of(graph: Graph) -> tuple[Node, ...]:
     """
     (results,) = graph.output_node().args
     return tuple(results)  # type: ignore[arg-type]  # FX allows any structure
+
+
+def cone(nodes: Iterable[Node]) -> set[Node]:
+    """``nodes`` and all nodes that they need, directly or not.
+
+    >>> graph = Graph()
+    >>> x, y = graph.placeholder("x"), graph.placeholder("y")
+    >>> cone([graph.call_function(abs, (x,))]) & {x, y} == {x}
+    True
+    """
+    found: set[Node] = set()
+    worklist = list(nodes)
+    while worklist:
+        node = worklist.pop()
+        if node not in found:
+            found.add(node)
+            worklist.extend(node.all_input_nodes)
+    return found

@@ -158,7 +158,7 @@ def _over(valid: Tensor, padded: Tensor) -> Tensor:
 
 
 def _layers(cell: Cell, states: int) -> Callable[..., Any]:
-    """What runs the layers of ``cell``, whose state has as many tensors as that, as ``torch._VF`` does."""
+    """A function that runs layers of ``cell`` as ``torch._VF`` does; a state has ``states`` tensors."""
 
     def run(
         rows: Rows,

@@ -41,7 +41,8 @@ from fuse.kernel.extents import Conditions, NeedsNumber, is_one
 from fuse.kernel.form import DEFAULT, Form, Threads
 from fuse.kernel.index import NotAffine, SplitNeeded, Stride
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
-from fuse.kernel.sized import Lower, Numbers, Text, call_at_hand, spelled, with_numbers, with_sizes
+from fuse.kernel.sized import Lower, Text, call_at_hand, with_sizes
+from fuse.kernel.spelled import Numbers, spelled, with_numbers
 from fuse.kernel.target import TARGETS, target_of
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children

@@ -21,14 +21,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Generic, TypeVar
 
-import torch
-from torch import Tensor
-from torch.fx import Graph, GraphModule, Node
-
-from fuse.kernel.extents import LEAST, TELLING, Conditions, Real, Terms, plain, product_of
+from fuse.kernel.extents import LEAST, TELLING, Conditions, Real, Terms, product_of
+from fuse.kernel.spelled import Numbers
 
 Made = TypeVar("Made")
 
@@ -36,9 +32,6 @@ LARGEST_REFERENCES = 8
 """Calls that are remembered of one text."""
 LARGEST_FAMILIES = 8
 """Kernels for varying sizes of one text; beyond, each call has its own, as without."""
-
-Numbers = tuple[Any, ...]
-"""Whole numbers, and floats of arguments."""
 
 
 @dataclass(frozen=True)
@@ -77,185 +70,6 @@ def lowering_for(sizes: frozenset[int] | None) -> Iterator[None]:
 def call_at_hand() -> Call | None:
     """The call whose regions are lowered; None where nobody said so."""
     return _CALL.get()
-
-
-# ---- texts and numbers -----------------------------------------------------------------------------------------------
-
-
-def spelled(
-    region: GraphModule, name_of: Callable[[Node], str], beside: Any = (), reals: bool = False
-) -> tuple[str, Numbers]:
-    """A region, and the tensors and numbers ``beside`` it, as a text without whole numbers, and these in order.
-
-    With ``reals``, without the floats among the arguments, too.
-    """
-    numbers: list[Any] = []
-
-    def take(number: Any) -> Any:
-        numbers.append(number)
-        return number
-
-    lines = []
-    places = {node: place for place, node in enumerate(region.graph.nodes)}
-    for node in region.graph.nodes:
-        args = [_text_of(argument, places, varies, reals) for argument, varies in _arguments(node)]
-        for argument, varies in _arguments(node):
-            _mapped(argument, take if varies else _itself, reals=reals)
-        layouts = [_layout_text(value) for value in _parts(node.meta.get("val"))]
-        for value in _parts(node.meta.get("val")):
-            _sized(value, take)
-        source = node.meta.get("source", "")
-        lines.append(
-            f"{node.op} {name_of(node)} {node.target if node.op != 'placeholder' else ''} {args} {layouts} {source}"
-        )
-    lines.append(_text_of(beside, places))
-    _mapped(beside, take)
-    return "\n".join(lines), tuple(numbers)
-
-
-def with_numbers(
-    region: GraphModule, numbers: Numbers, beside: Any = (), reals: bool = False
-) -> tuple[GraphModule, Any]:
-    """A copy of a region, and of what is ``beside`` it, with other numbers; tensors in them have no memory."""
-    rest = iter(numbers)
-
-    def take(_: Any) -> Any:
-        return next(rest)
-
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    for node in region.graph.nodes:
-        given = [_mapped(argument, take if varies else _itself, copies, reals) for argument, varies in _arguments(node)]
-        args, kwargs = tuple(given[: len(node.args)]), dict(zip(node.kwargs, given[len(node.args) :], strict=True))
-        made = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
-        made.meta = dict(node.meta)
-        if "val" in node.meta:
-            value = node.meta["val"]
-            parts = [_sized(part, take) for part in _parts(value)]
-            made.meta["val"] = type(value)(parts) if isinstance(value, (tuple, list)) else parts[0]
-        copies[node] = made
-    return GraphModule(torch.nn.Module(), graph), _mapped(beside, take)
-
-
-def _arguments(node: Node) -> list[tuple[Any, bool]]:
-    """The arguments of a node, each with whether its whole numbers may be sizes: a dimension, say, is none."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return [(argument, node.op == "output") for argument in (*node.args, *node.kwargs.values())]
-    sizes = _takes_sizes(node.target)
-    by_place = zip(node.args, sizes.values(), strict=False)
-    return [*by_place, *((argument, sizes[name]) for name, argument in node.kwargs.items())]
-
-
-@cache
-def _takes_sizes(op: torch._ops.OpOverload) -> dict[str, bool]:
-    """Arguments of an operator by name: False for whole numbers that its schema does not let be symbolic.
-
-    >>> _takes_sizes(torch.ops.aten.select.int)
-    {'self': True, 'dim': False, 'index': True}
-    """
-    return {argument.name: _innermost(argument.real_type) != "IntType" for argument in op._schema.arguments}
-
-
-def _innermost(kind: Any) -> str:
-    while hasattr(kind, "getElementType"):  # of an option or a list
-        kind = kind.getElementType()
-    name: str = kind.kind()
-    return name
-
-
-def _itself(number: Any) -> Any:
-    return number
-
-
-def _is_real(argument: Any) -> bool:
-    """Whether an argument is a float of which all are written alike: no zero, whose sign tells, and no infinity."""
-    return type(argument) is float and math.isfinite(argument) and argument != 0
-
-
-def _parts(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (tuple, list)) else (value,)
-
-
-def _mapped(
-    argument: Any, take: Callable[[Any], Any], nodes: dict[Node, Node] | None = None, reals: bool = False
-) -> Any:
-    """An argument with every number replaced by what ``take`` gives for it, from left to right."""
-    if type(argument) is int or (reals and _is_real(argument)):
-        return take(argument)
-    if isinstance(argument, Tensor):
-        return _sized(argument, take)
-    if isinstance(argument, Node):
-        return nodes[argument] if nodes is not None else argument
-    if isinstance(argument, (tuple, list)):
-        return type(argument)([_mapped(item, take, nodes, reals) for item in argument])
-    if isinstance(argument, dict):
-        return {key: _mapped(item, take, nodes, reals) for key, item in argument.items()}
-    return argument
-
-
-def _text_of(argument: Any, places: dict[Node, int], varies: bool = True, reals: bool = False) -> str:
-    if type(argument) is int:
-        return "#" if varies else str(argument)
-    if reals and varies and _is_real(argument):
-        return "~"
-    if isinstance(argument, Tensor):
-        return _layout_text(argument)
-    if isinstance(argument, Node):
-        return f"%{places[argument]}"
-    if isinstance(argument, (tuple, list)):
-        return f"{type(argument).__name__}({', '.join(_text_of(item, places, varies, reals) for item in argument)})"
-    if isinstance(argument, dict):
-        return f"{{{', '.join(f'{key}: {_text_of(item, places, varies, reals)}' for key, item in argument.items())}}}"
-    return repr(argument)
-
-
-def _layout_text(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return repr(value)
-    return f"{value.dtype} {value.dim()} {value.device} {value.layout} {value.is_conj()} {value.is_neg()}"
-
-
-def _sized(value: Any, take: Callable[[Any], Any]) -> Any:
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_conj() or value.is_neg():
-        return value  # kernels take no such tensor, whatever its size
-    shape = tuple(map(take, value.shape))
-    return SizedTensor(value, shape, tuple(map(take, value.stride())))
-
-
-class SizedTensor(Tensor):
-    """A tensor without memory, whose shape and strides may be extents."""
-
-    _shape: tuple[int, ...]
-    _strides: tuple[int, ...]
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own classes do
-
-    @staticmethod
-    def __new__(cls, like: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> SizedTensor:
-        made: SizedTensor = Tensor._make_wrapper_subclass(
-            cls, list(map(plain, shape)), strides=list(map(plain, strides)), dtype=like.dtype, device=like.device
-        )
-        made._shape, made._strides = shape, strides
-        return made
-
-    def __init__(self, *_: Any) -> None:
-        super().__init__()
-
-    @property
-    def shape(self) -> Any:  # type: ignore[override]  # nobody sets it
-        return self._shape
-
-    def stride(self, dim: int | None = None) -> Any:
-        return self._strides if dim is None else self._strides[dim]
-
-    def size(self, dim: int | None = None) -> Any:
-        return self._shape if dim is None else self._shape[dim]
-
-    def numel(self) -> int:
-        return math.prod(self._shape)
-
-    @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # as it is called
-        raise TypeError(f"{op} of a tensor without memory")
 
 
 def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequence[str] = ()) -> str:

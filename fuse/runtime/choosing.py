@@ -22,7 +22,7 @@ from fuse import ops
 from fuse.cost import profiles
 from fuse.cost.count import calls_of_graph
 from fuse.graph.learned import Learning
-from fuse.graph.outputs import outputs_of
+from fuse.graph.outputs import cone, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.program import Program, program_of
@@ -69,7 +69,7 @@ def chooser_of(graph: GraphModule) -> Chooser | None:
     if learning is None or not learning.learned or any(one.guard == "size" for one in learning.learned):
         return None
     values = [outputs_of(graph.graph)[spec.index] for spec in signature.outputs[: learning.leaves]]
-    needed = _needed(values)
+    needed = cone(values)
     if any(node.op == "call_module" or ops.is_random(node.target) for node in needed):
         return None
     made, copies = Graph(), dict[Node, Node]()
@@ -91,17 +91,6 @@ def chooser_of(graph: GraphModule) -> Chooser | None:
     if _seconds(small) > LARGEST_SHARE * _seconds(graph):
         return None
     return Chooser(small, positions, learning)
-
-
-def _needed(values: Sequence[Node]) -> set[Node]:
-    found: set[Node] = set()
-    waiting = list(values)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
-    return found
 
 
 def _seconds(graph: Any) -> float:

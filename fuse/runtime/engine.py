@@ -36,7 +36,7 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import unlogged
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
-from fuse.graph.learned import Learned, Learning, ReadLine
+from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Assigns
 from fuse.graph.signature import Attribute, Signature
@@ -44,73 +44,26 @@ from fuse.kernel.sized import lowering_for
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime import tuning
-from fuse.runtime.choosing import Chooser, chooser_of
+from fuse.runtime.choosing import chooser_of
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import check_declaration, elsewhere
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
 from fuse.runtime.interrupts import stopped_on_interrupt
-from fuse.runtime.mutated_attributes import Carried, carried, kind_of_call, tensors_of
+from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
 from fuse.runtime.patience import Patience
 from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, begun, plan_of, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import refused_call, refused_model, without_kernels
-from fuse.runtime.result_reconstruction import Playback, playback
+from fuse.runtime.result_reconstruction import playback
 from fuse.runtime.specialised import LARGEST_UNUSED, Confirmation, Family, Missed
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import Begin, Finish, Ran, Training
+from fuse.runtime.variants import Compiled, LastRun, counted
 from fuse.runtime.varying import SizesSeen, kind_of_sizes
 
 LARGEST_STATES = 8
 LARGEST_CARRIED = 4
 LARGEST_VARIANTS = 64
-
-
-@dataclass(frozen=True)
-class LastRun:
-    """What the last call really launched, counted where each launch was made.
-
-    ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from
-    Python); ``regions`` the fused groups that ran as one kernel each. A call that ran eager has its reason in
-    ``fallbacks``, and launches of 0: what eager launches is not observed here. ``backward`` is the same of the
-    backward pass of that call; None before it ran, and where there is none. ``reads`` are the values that ``forward``
-    reads, and how the program was guarded by them.
-    """
-
-    launches: int = 0
-    kernels: int = 0
-    libraries: int = 0
-    aten: int = 0
-    regions: int = 0
-    fallbacks: tuple[Fallback, ...] = ()
-    backward: LastRun | None = None
-    reads: tuple[ReadLine, ...] = ()
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """One graph, built: for the calls that ``guard`` accepts. ``program`` and ``graph`` are None where these calls run
-    eager, for ``reason``. ``training`` runs the calls that need gradients; ``program`` is its forward half.
-    ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
-    ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
-    ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
-    calls, between which ``chooser`` chooses. ``passing``: another call may not run eager. ``once``: another call is
-    captured again."""
-
-    guard: CallGuard
-    program: Program | Reference | None
-    graph: GraphModule | None = None
-    rebuild: Playback | None = None
-    written: frozenset[int] = frozenset()
-    reason: Fallback | None = None
-    training: Training | None = None
-    carried: Carried | None = None
-    unwatched: frozenset[Attribute] = frozenset()
-    learning: Learning | None = None
-    confirmation: Confirmation | None = None
-    chooser: Chooser | None = None
-    family: Family[Compiled] | None = None
-    passing: bool = False
-    once: bool = False
 
 
 @dataclass
@@ -289,9 +242,9 @@ class Engine:
             return observed
         launches, compiled, ran = Launches.unpack(observed[0]), observed[1], observed[2]
         assert compiled.program is not None
-        backward = _counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None
-        counted = _counted(launches, compiled.program.regions, compiled.program.fallbacks)
-        return replace(counted, backward=backward, reads=compiled.learning.lines if compiled.learning else ())
+        backward = counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None
+        forward = counted(launches, compiled.program.regions, compiled.program.fallbacks)
+        return replace(forward, backward=backward, reads=compiled.learning.lines if compiled.learning else ())
 
     @property
     def fills(self) -> bool:
@@ -610,10 +563,6 @@ def _planned(graph: GraphModule) -> Finish:
     if not without_kernels(graph):
         plan_of(graph)
     return lambda: Reference(graph, Fallback("", "", "it is not run"))
-
-
-def _counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:
-    return LastRun(launches.total, launches.kernels, launches.libraries, launches.aten, regions, fallbacks)
 
 
 def _another_size(error: Mispredicted, learning: Learning | None) -> Missed | None:

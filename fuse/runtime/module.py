@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fuse.errors import FuseError
 from fuse.graph.precision import Precision, in_precision
 from fuse.rewrite import registry
-from fuse.runtime.engine import Compiled, Engine, LastRun
+from fuse.runtime.engine import Engine
+from fuse.runtime.variants import Compiled, LastRun
 
 _SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 

@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.extents import Conditions
 from fuse.kernel.lower import Kernel, lower, lower_for_sizes
-from fuse.kernel.sized import Text, lifted, lowering_for, relation_of, spelled, with_numbers
+from fuse.kernel.sized import Text, lifted, lowering_for, relation_of
+from fuse.kernel.spelled import spelled, with_numbers
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 Shape = tuple[int, ...]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fuse.runtime import backend
-from fuse.runtime.engine import Engine, LastRun
+from fuse.runtime.engine import Engine
+from fuse.runtime.variants import LastRun
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,8 @@ from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_stages import plain_name
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
-from fuse.kernel.sized import Numbers, Text, call_at_hand, spelled, with_numbers
+from fuse.kernel.sized import Text, call_at_hand
+from fuse.kernel.spelled import Numbers, spelled, with_numbers
 from fuse.kernel.target import LoopKernels
 
 HEADERS = ("threads.h", "products.h")

@@ -1,0 +1,71 @@
+"""A compiled variant: one graph, built, for the calls its guard accepts; and the launches of its last run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+
+from fuse.graph.learned import Learning, ReadLine
+from fuse.graph.signature import Attribute
+from fuse.runtime.choosing import Chooser
+from fuse.runtime.guards import CallGuard
+from fuse.runtime.mutated_attributes import Carried
+from fuse.runtime.program import Program
+from fuse.runtime.reference import Reference
+from fuse.runtime.result_reconstruction import Playback
+from fuse.runtime.specialised import Confirmation, Family
+from fuse.runtime.steps import Fallback, Launches
+from fuse.runtime.training import Training
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """What the last call really launched, counted where each launch was made.
+
+    ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from
+    Python); ``regions`` the fused groups that ran as one kernel each. A call that ran eager has its reason in
+    ``fallbacks``, and launches of 0: what eager launches is not observed here. ``backward`` is the same of the
+    backward pass of that call; None before it ran, and where there is none. ``reads`` are the values that ``forward``
+    reads, and how the program was guarded by them.
+    """
+
+    launches: int = 0
+    kernels: int = 0
+    libraries: int = 0
+    aten: int = 0
+    regions: int = 0
+    fallbacks: tuple[Fallback, ...] = ()
+    backward: LastRun | None = None
+    reads: tuple[ReadLine, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One graph, built: for the calls that ``guard`` accepts. ``program`` and ``graph`` are None where these calls run
+    eager, for ``reason``. ``training`` runs the calls that need gradients; ``program`` is its forward half.
+    ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
+    ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
+    ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
+    calls, between which ``chooser`` chooses. ``passing``: another call may not run eager. ``once``: another call is
+    captured again."""
+
+    guard: CallGuard
+    program: Program | Reference | None
+    graph: GraphModule | None = None
+    rebuild: Playback | None = None
+    written: frozenset[int] = frozenset()
+    reason: Fallback | None = None
+    training: Training | None = None
+    carried: Carried | None = None
+    unwatched: frozenset[Attribute] = frozenset()
+    learning: Learning | None = None
+    confirmation: Confirmation | None = None
+    chooser: Chooser | None = None
+    family: Family[Compiled] | None = None
+    passing: bool = False
+    once: bool = False
+
+
+def counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:
+    return LastRun(launches.total, launches.kernels, launches.libraries, launches.aten, regions, fallbacks)
