@@ -18,6 +18,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -32,7 +33,7 @@ from fuse.graph.signature import Attribute
 _PLAIN = (int, float, complex, bool, str, bytes, types.NoneType, torch.dtype, torch.device, torch.layout)
 _PLAIN_IDS = frozenset(map(id, _PLAIN))
 _ATOM_IDS = _PLAIN_IDS | frozenset(map(id, (Tensor, nn.Parameter, FakeTensor, slice, torch.Generator)))
-_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, ContextVar)
 _OPAQUE = frozenset(sys.stdlib_module_names) - {"__main__"} | {"torch", "fuse"}
 _TRANSPARENT = ("collections", "functools", "types", "weakref", "_thread", "torch.utils.weak")
 _CONCURRENT = ("_thread", "threading", "queue", "_queue", "multiprocessing.queues", "concurrent.futures._base")
@@ -97,7 +98,8 @@ def collect(
 ) -> None:
     """Add everything mutable that ``value`` leads to to ``found``, but for those whose ``id`` was ``seen``.
 
-    Functions, classes and objects with a class of the user's are added to ``code``, for whoever follows what runs.
+    Functions, classes, context variables and objects with a class of the user's are added to ``code``, for whoever
+    follows what runs.
     """
     left: list[tuple[Path, Any, Attribute]] = [(path, value, root)]
     while left:

@@ -15,6 +15,7 @@ import gc
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -148,6 +149,7 @@ class Recorder(TorchDispatchMode):
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
         self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients)
+        self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
         self.numbers: dict[Node, int] = {}  # of the result -> the leaves that hold them
 
@@ -274,6 +276,7 @@ class Recorder(TorchDispatchMode):
         """Parameters and buffers replaced by fake twins during the call; what it changes is found and undone."""
         self._check_entries()
         before = reached_by(self.model, arguments)
+        self.context = tuple(before.variables.items())
         changes: list[Change] = []
         try:
             with standing_in(self.model, self._fake_of_state) as assigned, self.overlay.laid(self._fake_of_attribute):
@@ -459,6 +462,7 @@ class Recorder(TorchDispatchMode):
             self.overlay.kept(),
             self.learning,
             not self.packs,
+            self.context,
         )
         return module
 

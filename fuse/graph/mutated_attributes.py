@@ -13,6 +13,7 @@ not touched. A number that is only counted up is a :class:`Count`: a graph must 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +80,7 @@ def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
     plan = Plan(tuple(attributes))
     for _ in range(LARGEST_ATTEMPTS):
         try:
-            return record(plan)
+            return contextvars.copy_context().run(record, plan)
         except Assigns as found:
             again = [attribute for attribute in found.attributes if attribute in plan.attributes]
             new = [attribute for attribute in dict.fromkeys(found.attributes) if attribute not in again]

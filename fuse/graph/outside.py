@@ -19,6 +19,7 @@ import gc
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,13 +45,14 @@ _IMPORTS = dis.opmap["IMPORT_NAME"]
 
 @dataclass(frozen=True)
 class Outside:
-    """What code could reach before it ran: what objects hold, cells of closures, names in the globals of a module, and
-    what was kept of earlier calls by functions that do so (``functools.lru_cache``)."""
+    """What code could reach before it ran: what objects hold, cells of closures, names in the globals of a module,
+    context variables, and what was kept of earlier calls by functions that do so (``functools.lru_cache``)."""
 
     held: list[Held] = field(default_factory=list)
     cells: list[tuple[str, types.CellType, Any]] = field(default_factory=list)
     names: list[tuple[str, dict[str, Any], Any]] = field(default_factory=list)
     caches: list[tuple[Any, int]] = field(default_factory=list)
+    variables: dict[ContextVar[Any], Any] = field(default_factory=dict)
 
     def restore(self, is_twin: Callable[[Any, Any], bool]) -> list[Change]:
         """Put everything back as it was. Returns what had changed; see :func:`fuse.graph.attributes.restore`."""
@@ -66,6 +68,9 @@ class Outside:
                     dict.__delitem__(owner, name)
                 else:
                     dict.__setitem__(owner, name, value)
+        for variable, value in self.variables.items():
+            if value_of(variable) is not value:  # the context of a capture is a copy, and ends with it
+                found.append(Change(variable.name, _NOWHERE, whole=False))
         for cached, misses in self.caches:
             if _Cached.cache_info(cached).misses != misses and _keeps_stand_ins(cached):
                 _Cached.cache_clear(cached)
@@ -133,6 +138,9 @@ class _Walk:
             self.left.append(value.__func__)
         elif issubclass(kind, property):
             self.left += [value.fget, value.fset, value.fdel]
+        elif kind is ContextVar:
+            self.outside.variables[value] = held = value_of(value)
+            self.note(value.name, held)
         elif issubclass(kind, functools.partial):
             self._partial(*functools.partial.__reduce__(value)[2][:3])
         elif issubclass(kind, _Cached):
@@ -252,6 +260,19 @@ def _keeps_stand_ins(cached: Any) -> bool:
         if not issubclass(kind, (type, types.ModuleType, types.FunctionType, nn.Module)) and len(seen) < _LARGEST_CACHE:
             left += gc.get_referents(value)
     return False
+
+
+def value_of(variable: ContextVar[Any]) -> Any:
+    """The value of a context variable in the present context, an object of its own where it has none.
+
+    >>> level = ContextVar("level", default=3)
+    >>> value_of(level)
+    3
+    """
+    try:
+        return variable.get()
+    except LookupError:
+        return _UNBOUND
 
 
 def _content(cell: types.CellType) -> Any:

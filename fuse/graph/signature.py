@@ -11,6 +11,7 @@ here, and the runtime plays it back.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -143,7 +144,8 @@ class Signature:
 
     With ``kept`` attributes, ``outputs`` and ``out_spec`` are of the pair (result, values to assign in their order).
     With ``learning`` they are of the pair (values that tell what was learned, all that). Where ``eagers`` is false,
-    eager dispatches other operators than ``dispatches``, which depend on values (packed sequences).
+    eager dispatches other operators than ``dispatches``, which depend on values (packed sequences). ``context``: the
+    context variables that ``forward`` may read, and their values.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -154,3 +156,4 @@ class Signature:
     kept: tuple[Kept, ...] = ()
     learning: Learning | None = None
     eagers: bool = True
+    context: tuple[tuple[ContextVar[Any], Any], ...] = ()

@@ -63,6 +63,7 @@ from fuse.runtime.varying import SizesSeen, kind_of_sizes
 
 LARGEST_STATES = 8
 LARGEST_CARRIED = 4
+LARGEST_CONTEXTS = 8
 LARGEST_VARIANTS = 64
 
 
@@ -268,15 +269,16 @@ class Engine:
         return next(self._matching(leaves, spec, current_modes), None)
 
     def _matching(
-        self, leaves: Sequence[Any], spec: Any, current_modes: tuple[Any, ...]
+        self, leaves: Sequence[Any], spec: Any, current_modes: tuple[Any, ...], in_context: bool = True
     ) -> Iterator[tuple[Compiled, tuple[Any, ...]]]:
-        """The variants that serve a call as far as can be told before it, the most recent first."""
+        """The variants that serve a call as far as can be told before it, the most recent first; without
+        ``in_context`` those, too, that were made where context variables had other values."""
         for state in self._states:
             if state.guard.holds():
                 for compiled in state.variants:
                     given = compiled.carried.extend(leaves, spec) if compiled.carried else (leaves, spec)
                     tensors = compiled.guard.match(*given, current_modes)
-                    if tensors is not None:
+                    if tensors is not None and (not in_context or compiled.guard.in_context()):
                         yield compiled, tensors
 
     def _make(
@@ -397,7 +399,7 @@ class Engine:
             if training is None and self._needs_gradients(given[0]):  # only the attributes need them
                 return self._compile(args, kwargs, leaves, spec, family)
         sources = sources_of(signature.inputs, self.model, len(leaves))
-        guard = call_guard(*given, sources, self._tensors())
+        guard = call_guard(*given, sources, self._tensors(), signature.context)
         confirmation = None
         if (learning := signature.learning) is not None and learning.learned:
             program.confirm = confirmation = Confirmation(learning)
@@ -518,7 +520,11 @@ class Engine:
         return replace(declined, reason=reason, once=True)
 
     def _never_settles(self, leaves: Sequence[Any], spec: Any) -> Fallback | None:
-        """Why a call is not compiled once more: what earlier ones left behind was different each time."""
+        """Why a call is not compiled once more: what earlier ones left behind or found was different each time."""
+        others = [c.guard for c, _ in self._matching(leaves, spec, modes(), in_context=False) if c.guard.context]
+        if len(others) >= LARGEST_CONTEXTS:
+            names = ", ".join(variable.name for variable, _ in others[0].context)
+            return Fallback(self._name(), "", f"forward reads context variables ({names}), and finds others each time")
         if not self._kept:
             return None
         call = kind_of_call(leaves, spec)

@@ -2,9 +2,9 @@
 
 Two guards. :class:`StateGuard` watches the model: which tensors are its parameters and buffers, the module tree,
 ``training``, hooks and plain attributes. :class:`CallGuard` watches one call: layouts of tensors, values of other
-arguments, the modes torch is in. Both are made of a few comparisons that run in C: dictionaries compare their values
-by identity first, and torch's own ``TensorGuards`` checks type, dtype, device, layout, ``requires_grad``, dispatch
-keys (autocast and inference mode among them), and that no tensor occurs twice.
+arguments, context variables that the code names, the modes torch is in. Both are made of a few comparisons that run in
+C: dictionaries compare their values by identity first, and torch's own ``TensorGuards`` checks type, dtype, device,
+layout, ``requires_grad``, dispatch keys (autocast and inference mode among them), and that no tensor occurs twice.
 
 Not watched: globals and closures that ``forward`` reads, files, the inside of objects with ``__slots__``.
 """
@@ -15,6 +15,7 @@ import math
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -26,6 +27,7 @@ from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
 from fuse.graph.contents import Contents, attributes_of, class_dict, contents, module_of, mro
+from fuse.graph.outside import value_of
 from fuse.graph.signature import Attribute, InputSpec, held_tensor
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -241,7 +243,7 @@ class CallGuard:
 
     ``pick`` selects the tensors of the placeholders from ``(*leaves, *state)``; ``state`` are the tensors that do not
     come with the call. ``repeated`` are pairs of leaves that are one tensor, ``pinned`` leaves that are a tensor of
-    the model.
+    the model. ``context`` are context variables and their values.
     """
 
     count: int
@@ -253,6 +255,7 @@ class CallGuard:
     check: Callable[..., bool]
     repeated: tuple[tuple[int, int], ...]
     pinned: tuple[tuple[int, Tensor], ...]
+    context: tuple[tuple[ContextVar[Any], Any], ...] = ()
 
     def match(
         self, leaves: Sequence[Any], spec: pytree.TreeSpec | None, current_modes: tuple[Any, ...]
@@ -272,6 +275,14 @@ class CallGuard:
         tensors = self.pick((*leaves, *self.state))
         return tensors if self.check(*tensors) else None
 
+    def in_context(self) -> bool:
+        """Whether the context variables have the values that they had."""
+        for variable, value in self.context:
+            now = value_of(variable)
+            if now is not value and not (type(value) in _PLAIN_LEAVES and same_value(now, value)):
+                return False
+        return True
+
 
 def sources_of(inputs: Sequence[InputSpec], model: nn.Module, count: int) -> list[int | Tensor]:
     """Where the tensors of placeholders come from: a position among the leaves of the call, of which there are
@@ -285,11 +296,12 @@ def call_guard(
     spec: pytree.TreeSpec | None,
     sources: Sequence[int | Tensor],
     model_tensors: Sequence[Tensor],
+    context: tuple[tuple[ContextVar[Any], Any], ...] = (),
 ) -> CallGuard:
     """A guard for calls like this one.
 
     ``sources`` says for every placeholder where its tensor comes from: the position of a leaf, or a tensor that
-    stays.
+    stays. ``context`` is what the call may read of context variables.
     """
     state = tuple(source for source in sources if isinstance(source, Tensor))
     positions, next_state = [], len(leaves)
@@ -316,6 +328,7 @@ def call_guard(
         check=_tensor_check(pick((*leaves, *state))),
         repeated=tuple(repeated),
         pinned=tuple((i, known[id(leaf)]) for i, leaf in enumerate(leaves) if id(leaf) in known),
+        context=context,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from fuse.graph.capture import capture
 SEEN: list[Tensor] = []
 TABLE = {"scale": 2.0}
 CALLS = 0
+KEPT: ContextVar[list[Tensor]] = ContextVar("KEPT")
+CALL: ContextVar[int] = ContextVar("CALL", default=0)
+SCALE: ContextVar[float] = ContextVar("SCALE", default=2.0)
 
 
 class Extractor:
@@ -40,6 +44,25 @@ class Collecting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         note(x * 2)
         return x + 1
+
+
+class Keeping(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        KEPT.get().append(x * 2)
+        return x + 1
+
+
+class Setting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        CALL.set(CALL.get() + 1)
+        return x + 1
+
+
+class InContext(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        token = CALL.set(CALL.get() + 1)
+        CALL.reset(token)
+        return x * SCALE.get()
 
 
 def note(value: Tensor) -> None:
@@ -75,12 +98,19 @@ def counted() -> tuple[nn.Module, Callable[[], int], str]:
     return model, lambda: count, "count"
 
 
+def kept() -> tuple[nn.Module, Callable[[], int], str]:
+    KEPT.set([])
+    return Keeping(), lambda: len(KEPT.get()), "KEPT"
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, Callable[[], int], str]]] = {
     "a dictionary in a closure": hooked,
     "the object of a bound method": bound,
     "a number in a closure": counted,
     "a list in the globals of a function that is called": lambda: (Collecting(), lambda: len(SEEN), "SEEN"),
     "a number in the globals": lambda: (Counting(), lambda: CALLS, "CALLS"),
+    "a list that a context variable holds": kept,
+    "a context variable": lambda: (Setting(), CALL.get, "CALL"),
 }
 
 
@@ -106,6 +136,23 @@ def test_what_is_only_read_is_no_obstacle() -> None:
     graph = capture(Reading(), (torch.ones(3),))
     assert TABLE == {"scale": 2.0}
     assert len(graph.graph.nodes) == 3
+
+
+def test_the_value_of_a_context_variable_decides_what_is_run() -> None:
+    def call(scale: float) -> Tensor:
+        SCALE.set(scale)
+        with torch.no_grad():
+            return torch.add(fused(torch.ones(3)), 0)
+
+    fused = fuse.compile(InContext())
+    for scale in (1.0, 2.0, 1.0, 2.0):
+        assert copy_context().run(call, scale).tolist() == [scale] * 3
+        assert fused.last_run is not None
+        assert fused.last_run.fallbacks == ()
+    for scale in range(3, 9):
+        copy_context().run(call, float(scale))
+    with pytest.warns(UserWarning, match="reads context variables"):  # others each time
+        assert copy_context().run(call, 9.0).tolist() == [9] * 3
 
 
 def test_a_hook_that_changes_nothing_is_captured() -> None:
