@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fuse.graph.contents import Contents, attributes_of, base_of, contents, is_mutable, module_of, put_back
+from fuse.graph.python_generators import is_generator
 from fuse.graph.signature import Attribute
 
 _PLAIN = (int, float, complex, bool, str, bytes, types.NoneType, torch.dtype, torch.device, torch.layout)
@@ -98,8 +99,8 @@ def collect(
 ) -> None:
     """Add everything mutable that ``value`` leads to to ``found``, but for those whose ``id`` was ``seen``.
 
-    Functions, classes, context variables and objects with a class of the user's are added to ``code``, for whoever
-    follows what runs.
+    Functions, classes, context variables, generators of random numbers and objects with a class of the user's are added
+    to ``code``, for whoever follows what runs.
     """
     left: list[tuple[Path, Any, Attribute]] = [(path, value, root)]
     while left:
@@ -108,7 +109,7 @@ def collect(
         if is_atom(kind) or id(value) in seen:
             continue
         base = base_of(value)
-        is_code = base is type or issubclass(kind, _CODE)
+        is_code = base is type or issubclass(kind, _CODE) or is_generator(kind)
         if base is object and not is_code and not _holds_data(kind):
             continue
         if code is not None and (is_code or base is not kind):

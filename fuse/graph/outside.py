@@ -29,6 +29,7 @@ from torch.nn.modules import module as _module
 
 from fuse.graph.attributes import Change, Held, Path, collect, collect_modules, is_atom, restore, spelled
 from fuse.graph.contents import attributes_of, class_dict, contents, is_special, module_of, mro
+from fuse.graph.python_generators import global_generators, is_generator, name_of, put_back_state, state_of
 from fuse.graph.signature import Attribute
 
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (_module._global_forward_hooks, _module._global_forward_pre_hooks)
@@ -46,13 +47,15 @@ _IMPORTS = dis.opmap["IMPORT_NAME"]
 @dataclass(frozen=True)
 class Outside:
     """What code could reach before it ran: what objects hold, cells of closures, names in the globals of a module,
-    context variables, and what was kept of earlier calls by functions that do so (``functools.lru_cache``)."""
+    context variables, states of generators of random numbers, and what was kept of earlier calls by functions that do
+    so (``functools.lru_cache``)."""
 
     held: list[Held] = field(default_factory=list)
     cells: list[tuple[str, types.CellType, Any]] = field(default_factory=list)
     names: list[tuple[str, dict[str, Any], Any]] = field(default_factory=list)
     caches: list[tuple[Any, int]] = field(default_factory=list)
     variables: dict[ContextVar[Any], Any] = field(default_factory=dict)
+    generators: list[tuple[Any, Any]] = field(default_factory=list)
 
     def restore(self, is_twin: Callable[[Any, Any], bool]) -> list[Change]:
         """Put everything back as it was. Returns what had changed; see :func:`fuse.graph.attributes.restore`."""
@@ -71,6 +74,10 @@ class Outside:
         for variable, value in self.variables.items():
             if value_of(variable) is not value:  # the context of a capture is a copy, and ends with it
                 found.append(Change(variable.name, _NOWHERE, whole=False))
+        for generator, state in self.generators:
+            if state_of(generator) != state:
+                found.append(Change(name_of(generator), _NOWHERE, whole=False))
+                put_back_state(generator, state)
         for cached, misses in self.caches:
             if _Cached.cache_info(cached).misses != misses and _keeps_stand_ins(cached):
                 _Cached.cache_clear(cached)
@@ -94,6 +101,7 @@ def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
     for hooks in _GLOBAL_HOOKS:
         walk.note("a hook of all modules", hooks)
     walk.left.extend({type(module) for module in model.modules()})
+    walk.left.extend(global_generators())
     while walk.left:
         walk.follow(walk.left.pop())
     return walk.outside
@@ -141,6 +149,8 @@ class _Walk:
         elif kind is ContextVar:
             self.outside.variables[value] = held = value_of(value)
             self.note(value.name, held)
+        elif is_generator(kind):
+            self.outside.generators.append((value, state_of(value)))
         elif issubclass(kind, functools.partial):
             self._partial(*functools.partial.__reduce__(value)[2][:3])
         elif issubclass(kind, _Cached):

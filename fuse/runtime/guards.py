@@ -237,7 +237,7 @@ def modes() -> tuple[Any, ...]:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CallGuard:
     """Which calls one compiled variant serves.
 

@@ -40,7 +40,7 @@ class LastRun:
     reads: tuple[ReadLine, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Compiled:
     """One graph, built: for the calls that ``guard`` accepts. ``program`` and ``graph`` are None where these calls run
     eager, for ``reason``. ``training`` runs the calls that need gradients; ``program`` is its forward half.

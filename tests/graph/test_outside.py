@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import random
+import warnings
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,6 +133,44 @@ def test_what_is_changed_is_named_put_back_and_left_to_eager(name: str) -> None:
         with pytest.warns(UserWarning, match=changed):  # it is changed again: no cache that was filled once
             fused(torch.ones(3))
     assert size() in (before + 1, before + 2)
+
+
+class Draws(nn.Module):
+    """Keeps a layer or leaves it out, by numbers that are not torch's."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if self.draw() < 0.5 else x
+
+
+GENERATORS: dict[str, Callable[[], tuple[Callable[[], float], Callable[[], Any]]]] = {
+    "random": lambda: (random.random, random.getstate),
+    "numpy.random": lambda: (np.random.rand, lambda: str(np.random.get_state(legacy=False))),
+    "a random.Random": lambda: (random.Random(3).random, lambda: None),
+    "a numpy.Generator": lambda: (np.random.default_rng(3).random, lambda: None),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_random_numbers_that_are_not_torchs_are_drawn_in_each_call(name: str) -> None:
+    draw, state = GENERATORS[name]()
+    model, fused = Draws(draw), fuse.compile(Draws(GENERATORS[name]()[0]))
+    before = state()
+    with pytest.raises(CaptureError, match=f"forward changes the random numbers of {name};"):
+        capture(fused._own().model, (torch.zeros(1),))
+    assert state() == before
+    found = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for one in (model, fused):
+            random.seed(0)
+            np.random.seed(0)
+            found.append([float(one(torch.zeros(1))) for _ in range(12)])
+    assert found[0] == found[1]
+    assert set(found[0]) == {0.0, 1.0}
 
 
 def test_what_is_only_read_is_no_obstacle() -> None:

@@ -187,6 +187,20 @@ def test_alternating_values_are_foreseen() -> None:
     assert (len(programs), len(tried)) == (2, 6)
 
 
+def test_branches_may_have_weights_of_their_own() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.experts[int(x.sum() > 0)](x)) * 2
+
+    x = torch.ones(3, WIDTH)
+    runs = held(Experts().eval(), [(x,), (-x,), (x,), (-x,), (-x,), (x,)])
+    assert [run.fallbacks for run in runs] == [()] * 6
+
+
 def test_torch_compile_hands_reads_over() -> None:
     model = Block(KINDS["branch"].read, depth=1).eval()
     compiled = torch.compile(model, backend="fuse")

@@ -1,0 +1,84 @@
+"""Generators of random numbers that are not torch's: of Python's module ``random``, and of numpy.
+
+    if random.random() < 0.5:       the next call draws another number, and its graph would not
+
+A capture that draws from one moves its state, which is how it shows; the state is put back. numpy is looked at only if
+it is loaded.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from fuse.graph.contents import module_of
+
+_GLOBAL: random.Random = random._inst  # whose methods the functions of the module are
+
+
+def is_generator(kind: type) -> bool:
+    """Whether objects of a class draw random numbers.
+
+    >>> is_generator(random.Random), is_generator(list)
+    (True, False)
+    """
+    if issubclass(kind, random.Random):
+        return True
+    module = module_of(kind)
+    return type(module) is str and module.startswith("numpy.random") and kind.__name__ in ("Generator", "RandomState")
+
+
+def global_generators() -> Iterator[Any]:
+    """The generators that the functions of ``random`` and ``numpy.random`` draw from."""
+    yield _GLOBAL
+    if found := getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None):
+        yield found
+
+
+def name_of(generator: Any) -> str:
+    """What a generator is called where a user is told of it.
+
+    >>> name_of(_GLOBAL), name_of(random.Random(3))
+    ('the random numbers of random', 'the random numbers of a random.Random')
+    """
+    kind = type(generator)
+    if generator in list(global_generators()):
+        return f"the random numbers of {'random' if generator is _GLOBAL else 'numpy.random'}"
+    return f"the random numbers of a {str(module_of(kind)).partition('.')[0]}.{kind.__name__}"
+
+
+def state_of(generator: Any) -> Any:
+    """What decides the next numbers of a generator, to be compared and to be put back.
+
+    >>> before = state_of(_GLOBAL)
+    >>> _ = random.random()
+    >>> state_of(_GLOBAL) == before
+    False
+    >>> put_back_state(_GLOBAL, before)
+    >>> state_of(_GLOBAL) == before
+    True
+    """
+    if isinstance(generator, random.Random):
+        return random.Random.getstate(generator)
+    if type(generator).__name__ == "RandomState":
+        return _plain(generator.get_state(legacy=False))
+    return _plain(generator.bit_generator.state)
+
+
+def put_back_state(generator: Any, state: Any) -> None:
+    """Let a generator draw again what it would have drawn at :func:`state_of`."""
+    if isinstance(generator, random.Random):
+        random.Random.setstate(generator, state)
+    elif type(generator).__name__ == "RandomState":
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def _plain(state: Any) -> Any:
+    """numpy's description of a state with lists for arrays."""
+    if isinstance(state, dict):
+        return {name: _plain(value) for name, value in state.items()}
+    return state.tolist() if hasattr(state, "tolist") else state
