@@ -59,6 +59,7 @@ class Call:
         return {
             f"{path}.{name}".strip(".") + suffix: part
             for path, module in self.model.named_modules()
+            if not isinstance(module, torch.jit.ScriptModule)  # which keeps its own elsewhere
             for name, value in module.__dict__.items()
             if name not in INTERNAL
             for suffix, part in named_parts(value, "").items()

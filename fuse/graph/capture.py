@@ -58,6 +58,7 @@ from fuse.graph.read_numbers import WantsPlain, is_number, node_of
 from fuse.graph.reading import READS, Inputs, Reader, reads_followed
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.results import flatten_result, is_constant
+from fuse.graph.scripts import refuse_changing_scripts
 from fuse.graph.seeding import followed
 from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
@@ -106,6 +107,7 @@ def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     """The fake mode for the capture of a call, with torch in the modes in which calls are captured."""
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
+    refuse_changing_scripts(model)
     # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
     with (
         _CAPTURING,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fuse.graph.attributes import Change, Held, changes
 from fuse.graph.contents import contents
+from fuse.graph.scripts import scripts
 from fuse.graph.signature import Attribute
 
 _REGISTRIES = ("_parameters", "_buffers")
@@ -76,9 +77,11 @@ def standing_in(model: nn.Module, twin: Callable[[Tensor], Tensor]) -> Iterator[
         found = [change for _, _, _, held in placed for change in changes(held, lambda now, then: now is twin(then))]
         return [replace(change, whole=change.whole and change.attribute in buffers) for change in found]
 
-    buffers = {Attribute(path, name) for path, module in model.named_modules() for name in module._buffers}
+    skipped = set(scripts(model))  # whose operators are given the real ones, which are found by which they are
+    modules = [(path, module) for path, module in model.named_modules() if module not in skipped]
+    buffers = {Attribute(path, name) for path, module in modules for name in module._buffers}
     try:
-        for path, module in list(model.named_modules()):
+        for path, module in modules:
             for name in _REGISTRIES:
                 real = module.__dict__[name]
                 if isinstance(real, StandIns):  # this thread captures the module already, further up

@@ -34,6 +34,7 @@ from fuse.graph.halves import Given, cut_in_two
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.results import flatten_result
+from fuse.graph.scripts import refuse_trained_scripts
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
 from fuse.graph.sources import user_line
 from fuse.graph.strides import contiguous_strides, is_dense
@@ -103,6 +104,7 @@ def capture_joint(
     ((Given(kind='input', index=0), Given(kind='tangent', index=0)), (None, 0, 1))
     """
     _refuse_hooks(model)
+    refuse_trained_scripts(model)
 
     def record(plan: Plan) -> Joint:
         with prepared(model, args, kwargs or {}) as fake_mode:
