@@ -16,7 +16,7 @@ def touched(step: Step, plan: Schedule) -> set[int]:
     if not isinstance(step, PythonStep):
         return {place.buffer for place in (*step.reads, *step.writes)}
     refs = [*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results)]
-    return {plan.views[ref.index] if ref.view else ref.index for ref in refs}
+    return {plan.views[ref.index].buffer if ref.view else ref.index for ref in refs}
 
 
 def first_touched(plan: Schedule) -> dict[int, int]:

@@ -16,11 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
 
 from fuse.graph.outputs import outputs_of
 from fuse.kernel.lower import Kernel
-from fuse.runtime.calling import calling
+from fuse.runtime.bindings import fastest
+from fuse.runtime.call_code import replaced
 from fuse.runtime.functions import addresses_of
 from fuse.runtime.libraries import Product, product
 from fuse.runtime.onednn import LibraryCall
@@ -103,21 +105,24 @@ def _multiplied(node: Node, found: Product) -> Run:
 
 def _called(function: Callable[..., Any], inputs: Sequence[Node], node: Node | None = None) -> Run:
     """A call from Python, of all inputs in order, or of the arguments of ``node``."""
-    places = {given: Ref(i) for i, given in enumerate(inputs)}
-    args: Any = tuple(places.values())
+    args: Any = tuple(inputs)
     kwargs: Any = {}
     if node:
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), places.__getitem__)  # type: ignore[arg-type]
-    run = calling(function, args, kwargs)
-    given = cache(lambda: [made_up(n.meta["val"]) for n in inputs])
-    layouts = [(i, n.meta["val"]) for i, n in enumerate(inputs) if not n.meta["val"].is_contiguous()]
+        args, kwargs = node.args, node.kwargs
+    behind = function
+    if isinstance(function, OpOverload):
+        behind = fastest(function, *map_arg((args, dict(kwargs)), lambda n: n.meta["val"]))
+    places = {given: Ref(i) for i, given in enumerate(inputs)}
+    args, kwargs = map_arg((args, dict(kwargs)), places.__getitem__)  # type: ignore[arg-type]
+    layouts = [(Ref(i), n.meta["val"]) for i, n in enumerate(inputs) if not n.meta["val"].is_contiguous()]
     viewed = [(i, value.shape, value.stride()) for i, value in layouts]
+    given = cache(lambda: {Ref(i): made_up(n.meta["val"]) for i, n in enumerate(inputs)})
 
     def called() -> object:
-        slots = given().copy()
+        tensors = given().copy()
         for place, shape, stride in viewed:
-            slots[place] = slots[place].as_strided(shape, stride)
-        results = run(slots)
+            tensors[place] = tensors[place].as_strided(shape, stride)
+        results = behind(*replaced(args, tensors), **replaced(kwargs, tensors))
         result = results if isinstance(results, Tensor) else results[0]
         seen = result.stride(), result.shape, result.dtype, result.data_ptr()
         until = time.perf_counter() + REST_OF_A_CALL

@@ -51,7 +51,8 @@ from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, mode
 from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
 from fuse.runtime.patience import Patience
-from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program, begun, plan_of, program_of
+from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
+from fuse.runtime.program import Program, begun, plan_of, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import refused_call, refused_model, without_kernels
 from fuse.runtime.result_reconstruction import playback

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,14 @@ from torch import Tensor
 from fuse.graph.fakes import mode_of
 
 
-def part(whole: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
-    """The tensor of that layout, ``offset`` elements behind the first element of ``whole``."""
+def _part(whole: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
     return whole.as_strided(size, stride, whole.storage_offset() + offset)
+
+
+part: Callable[[Tensor, tuple[int, ...], tuple[int, ...], int], Tensor] = getattr(
+    torch._C._dynamo.guards, "_reinterpret_tensor", _part
+)
+"""The tensor of that size and stride, so many elements behind the first of another: a view, without the dispatcher."""
 
 
 def extent(value: Tensor) -> int:

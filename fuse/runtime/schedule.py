@@ -52,6 +52,7 @@ from fuse.runtime.steps import (
     Result,
     Schedule,
     Step,
+    View,
 )
 
 Lower = Callable[[GraphModule], Kernel | LibraryCall | Declined]
@@ -78,7 +79,7 @@ class _Scheduler:
         self.prefer = prefer
         self.signature: Signature | None = graph.meta.get("signature")
         self.buffers: list[Buffer] = []
-        self.views: list[int] = []
+        self.views: list[View] = []
         self.steps: list[Step] = []
         self.fallbacks: list[Fallback] = []
         self.regions = 0
@@ -349,18 +350,18 @@ class _Scheduler:
             self.refs[node] = Ref(place.buffer)
             return self.refs[node]
         function: Callable[..., Any]
-        if node.op == "call_function" and node.target is not operator.getitem and node.target is not ASSEMBLE:
-            args, kwargs = self._with_refs(node)
-            function = node.target  # type: ignore[assignment]
-        elif node.target is operator.getitem and ops.is_view(node.all_input_nodes[0].target):
-            parent: Node = node.args[0]  # type: ignore[assignment]
-            args, kwargs = self._with_refs(parent)
-            function = _Nth(parent.target, node.args[1])  # type: ignore[arg-type]
-        else:
+        kwargs: dict[str, Any] = {}
+        if value.dtype == buffer.value.dtype and not is_lazy(value) and not is_lazy(buffer.value):
             function = part
             args = (Ref(place.buffer), tuple(value.shape), value.stride(), place.offset // value.itemsize)
-            kwargs = {}
-        self.views.append(place.buffer)
+        elif node.op == "call_function" and node.target is not operator.getitem and node.target is not ASSEMBLE:
+            args, kwargs = self._with_refs(node)
+            function = node.target  # type: ignore[assignment]
+        else:
+            parent: Node = node.args[0]  # type: ignore[assignment]  # of several views that an operator returns
+            args, kwargs = self._with_refs(parent)
+            function = _Nth(parent.target, node.args[1])  # type: ignore[arg-type]
+        self.views.append(View(place.buffer, value))
         self.refs[node] = Ref(len(self.views) - 1, view=True)
         self.steps.append(CallStep(function, args, kwargs, ((None, self.refs[node]),), 0))
         return self.refs[node]

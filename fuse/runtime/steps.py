@@ -39,6 +39,14 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class View:
+    """What a Python call takes of buffer number ``buffer`` as a tensor of its own, ``value``."""
+
+    buffer: int
+    value: Tensor
+
+
+@dataclass(frozen=True)
 class Place:
     """``offset`` bytes behind the first element of buffer number ``buffer``."""
 
@@ -173,14 +181,14 @@ class Result:
 class Schedule:
     """A graph as steps in order.
 
-    The first buffers are the graph's placeholders. ``views[i]`` is the buffer that view ``i`` looks at. ``results``
+    The first buffers are the graph's placeholders. ``results``
     follows the graph's output tuple; None where no output of the model names the value. Those of the body of a loop may
     be placeholders, and one buffer may be there twice. ``writing`` are the last steps, which write to inputs, where
     results have to be confirmed before.
     """
 
     buffers: tuple[Buffer, ...]
-    views: tuple[int, ...]
+    views: tuple[View, ...]
     steps: tuple[Step, ...]
     results: tuple[Result | None, ...]
     fallbacks: tuple[Fallback, ...]

@@ -24,7 +24,8 @@ from fuse.gradients.saved import settle
 from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
-from fuse.runtime.program import Mispredicted, PositionOutOfRange, Program
+from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
+from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
 from fuse.runtime.result_reconstruction import Playback, play_leaves
 from fuse.runtime.steps import Fallback, Launches

@@ -312,3 +312,48 @@ def test_lengths_that_are_declared_are_right() -> None:
             x = sequence(length, case)
             for found, expected in zip(fused(x), model(x), strict=True):
                 torch.testing.assert_close(found, expected)
+
+
+# ---- what is not as predicted ----------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("fuse_tests::turning", mutates_args=())
+def turning(x: Tensor) -> Tensor:
+    """Laid out otherwise from some step on, which no one could know before."""
+    return x.t().clone(memory_format=torch.contiguous_format).t() if x[0, 0] > 3 else x.clone()
+
+
+@turning.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_layout_that_changes_in_a_late_step_is_noticed() -> None:
+    def run(m: Model, x: Tensor) -> object:
+        h = torch.zeros(BATCH, WIDTH)
+        for step in x:
+            h = turning(h + 1).sort(-1).values + step
+        return h
+
+    model, x = Model(Case(run, 0)), torch.zeros(SHORT, BATCH, WIDTH)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        fused(x - 1)
+        assert fused.last_run.launches
+        assert not fused.last_run.fallbacks
+        with pytest.warns(UserWarning, match="strides"):
+            found = fused(x)
+        assert torch.equal(found, model(x))
+
+
+def test_each_launch_of_each_step_is_an_event_of_the_profiler() -> None:
+    case = CASES["sorted_state_alone"]
+    _, model = shown(case, SHORT)
+    fused, x = fuse.compile(model), sequence(SHORT, case)
+    with torch.no_grad():
+        expected = fused(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+            found = fused(x)
+    events = [event.name for event in profiled.events() if event.name.startswith("fuse::")]
+    assert len(events) == fused.last_run.launches
+    assert torch.equal(found, expected)

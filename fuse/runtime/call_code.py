@@ -1,0 +1,354 @@
+"""The Python of programs that call operators, written out once: each call of the program runs straight down.
+
+    kernel, kernel, sort(b, -1), kernel              made = run(tables, 0, 2, address)
+                                             ->      s5 = call(s3, -1)[0]
+                                                     bases[7] = s5.data_ptr()
+                                                     made = run(tables, 2, 3, address)
+
+    a loop of such steps                     ->      for t in range(8): the same, with addresses that move
+
+In a loop, states are handed on as they are, inputs are addresses that move evenly, and what is kept is written into its
+place in the whole: beside what the body launches, nothing is launched. A state that is not kept lies in one of a ring
+of tensors, of which no step overwrites one that is still read.
+
+``s5`` is the tensor of buffer or view 5, ``r5`` the same as the caller receives it, ``x5`` an operand of a loop, ``w5``
+a tensor's part of each step, ``k2`` the whole of what is kept, ``m5`` an address that moves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from keyword import iskeyword
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._profiler import _RecordFunctionFast
+from torch._ops import OpOverload
+
+from fuse.runtime.arrangement import refs_in
+from fuse.runtime.bindings import fastest
+from fuse.runtime.layout import part
+from fuse.runtime.steps import CallStep, Layout, LoopStep, PythonStep, Ref, Schedule, title
+from fuse.runtime.stretches import Call, Native, Stretch, slot_of, slots_read
+
+_guards: Any = torch._C._dynamo.guards
+empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
+    _guards, "_empty_strided_cpu", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+)
+"""``torch.empty_strided`` without the dispatcher, as the code that ``torch.compile`` writes makes its results."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the values of a program are.
+
+    ``bases``: places of buffers in the array of addresses. ``fresh``: results that are made in a call, how they lie,
+    and what of them Python calls take, where that is another tensor. ``held``: buffers in the workspace that are
+    tensors, in order. ``due``: results to be made in front of a stretch. ``computing``: the number of native steps
+    before those that write to inputs.
+    """
+
+    bases: Mapping[int, int]
+    fresh: Mapping[int, tuple[Layout, tuple[Any, ...] | None]]
+    held: Sequence[int]
+    due: Mapping[int, Sequence[int]]
+    computing: int
+
+
+class Writer:
+    """Writes the function of one program.
+
+    ``names`` has ``run``, ``tables``, ``fitted`` and ``PositionOutOfRange``; ``loops`` runs the steps of each loop in
+    the program. With ``profiled``, every step is an event, and ``run`` sees to those of native steps.
+    """
+
+    def __init__(
+        self,
+        plan: Schedule,
+        stretches: Sequence[Stretch],
+        places: Places,
+        names: Mapping[str, Any],
+        loops: Mapping[int, Callable[..., Any]],
+        profiled: bool = False,
+    ) -> None:
+        self.plan, self.stretches, self.places, self.loops, self.profiled = plan, stretches, places, loops, profiled
+        self.names = {**names, "empty": empty, "part": part, "stack": torch.stack, "record": _RecordFunctionFast}
+        self.lines: list[str] = []
+        self.indent = "    "
+        calls = [s for s in plan.steps if isinstance(s, PythonStep)]
+        self.native = {p.buffer for s in plan.steps if not isinstance(s, PythonStep) for p in (*s.reads, *s.writes)}
+        self.called = {slot for step in calls for slot in slots_read((step.args, step.kwargs), plan)}
+        self.known: set[int] = set()
+        self.looped = False
+        self.lasting: set[int] = set()  # slots that are the same in all steps of a loop
+
+    # ---- a program -------------------------------------------------------------------------------------------------
+
+    def program(self) -> Callable[..., Any]:
+        """``function(tensors, held, bases, address, confirm)``: values of the graph's outputs, launches of native steps
+        and of ATen calls. ``confirm`` is called with the values before inputs are written."""
+        read = self.called | {result.buffer for result in self.plan.results if result}
+        inputs = [i for i, buffer in enumerate(self.plan.buffers) if buffer.origin == "input" and i in read]
+        self._name(inputs, (f"tensors[{i}]" for i in inputs))
+        self._name(self.places.held, (f"held[{i}]" for i in range(len(self.places.held))))
+        self._add("native = aten = 0")
+        for number, stretch in enumerate(self.stretches):
+            if isinstance(stretch, Native) and stretch.first == self.places.computing < stretch.last:
+                self._confirm()
+            for buffer in self.places.due.get(number, ()):
+                self._make(buffer)
+            self._stretch(stretch)
+        self._confirm()
+        self._add(f"return {self._values()}, native, aten")
+        return self._function("tensors, held, bases, address, confirm")
+
+    def _confirm(self) -> None:
+        self._add("if confirm is not None:", f"    confirm({self._values()})", "    confirm = None")
+
+    def _values(self) -> str:
+        names = {b: f"r{b}" if b in self.places.fresh else f"s{b}" for b in self.known}
+        return f"[{', '.join(names.get(r.buffer, 'None') if r else 'None' for r in self.plan.results)}]"
+
+    def _make(self, buffer: int) -> None:
+        """A result that the caller receives, where Python calls and native steps find it."""
+        layout, taken = self.places.fresh[buffer]
+        self._add(f"r{buffer} = {self._empty(layout)}", f"bases[{self.places.bases[buffer]}] = r{buffer}.data_ptr()")
+        if buffer in self.called:
+            self._add(f"s{buffer} = part(r{buffer}, *{self._constant(taken)})" if taken else f"s{buffer} = r{buffer}")
+        self.known.add(buffer)
+
+    # ---- a loop ----------------------------------------------------------------------------------------------------
+
+    def loop(self, loop: LoopStep) -> Callable[..., Any]:
+        """``function(operands, held, bases, address)``: last states and what is kept, launches of native steps and of
+        ATen calls."""
+        spec = loop.spec
+        handed = [result.buffer for result in self.plan.results if result]
+        states, collected = handed[: spec.carries], handed[spec.carries :]
+        operands, begin = range(len(loop.args)), []
+        self._add(*(f"x{i} = operands[{i}]" for i in operands))
+        for i in range(spec.carries):
+            self._name([i], [f"x{i}"])
+            if i in self.native:
+                begin.append(f"bases[{i}] = s{i}.data_ptr()")
+        for i, how in enumerate(spec.step_inputs, start=spec.carries):
+            step = f"x{i}.stride({how.dim}) * {self.plan.buffers[i].value.itemsize}"
+            if i in self.native:
+                self._add(f"d{i} = {step}", f"m{i} = x{i}.data_ptr() + {how.start} * d{i}")
+                begin += self._moved(i, i, f"{how.step} * d{i}")
+            if i in self.called:
+                self._add(f"w{i} = x{i}.unbind({how.dim})")
+                begin.append(f"s{i} = w{i}[{how.start} + {how.step} * t]")
+                self.known.add(i)
+        invariants = operands[spec.carries + len(spec.step_inputs) :]
+        self._name(invariants, (f"x{i}" for i in invariants))
+        self._name(self.places.held, (f"held[{i}]" for i in range(len(self.places.held))))
+        self.lasting = {*invariants, *self.places.held}
+        self._add(*(f"k{n} = {self._empty(layout)}" for n, layout in enumerate(loop.layouts[spec.carries :])))
+        for buffer, (layout, _) in self.places.fresh.items():
+            base = self.places.bases[buffer]
+            if buffer not in collected:
+                count = 2 + _handed_on(handed, buffer, spec.carries)
+                self._add(f"w{buffer} = [{', '.join([self._empty(layout)] * count)}]")
+                begin.append(f"s{buffer} = w{buffer}[t % {count}]")
+                begin += [f"bases[{base}] = s{buffer}.data_ptr()"] if buffer in self.native else []
+                self.known.add(buffer)
+                continue
+            n = collected.index(buffer)
+            self._add(f"m{buffer} = k{n}.data_ptr()", f"d{buffer} = k{n}.stride(0) * k{n}.itemsize")
+            begin += self._moved(buffer, base, f"d{buffer}")
+            if buffer in self.called or buffer in states or collected.count(buffer) > 1:
+                self._add(f"w{buffer} = k{n}.unbind(0)")
+                begin.append(f"s{buffer} = w{buffer}[t]")
+                self.known.add(buffer)
+        gathered = [n for n, b in enumerate(collected) if b not in self.places.fresh or collected.index(b) != n]
+        self._add(*(f"g{n} = []" for n in gathered))
+        hoisted = self._hoisted()
+        for call in hoisted:
+            self._stretch(call)
+        self._add("native = aten = 0", f"for t in range({spec.trip_count}):")
+        self.indent *= 2
+        self.looped = True
+        self._add(*begin)
+        before = set(self.known)
+        for stretch in self.stretches:
+            if stretch not in hoisted:
+                self._stretch(stretch)
+        self._add(*(f"g{n}.append(s{collected[n]})" for n in gathered))
+        if states:
+            self._add(f"{_tuple(f's{i}' for i in range(spec.carries))} = {_tuple(f's{b}' for b in states)}")
+        if passing := sorted(self.known - before):
+            self._add(f"del {', '.join(f's{slot}' for slot in passing)}")
+        self.indent, self.looped = "    ", False
+        self._add(*(f"stack(g{n}, out=k{n})" for n in gathered), f"aten += {len(gathered)}")
+        results = [*(f"s{i}" for i in range(spec.carries)), *(f"k{n}" for n in range(len(collected)))]
+        self._add(f"return {_tuple(results)}, native, aten")
+        return self._function("operands, held, bases, address")
+
+    def _moved(self, buffer: int, base: int, step: str) -> list[str]:
+        return [f"bases[{base}] = m{buffer}", f"m{buffer} += {step}"]
+
+    def _hoisted(self) -> list[Call]:
+        """Views of what is the same in all steps: taken once."""
+        found = []
+        for stretch in self.stretches:
+            if isinstance(stretch, Call) and isinstance(stretch.step, CallStep) and not stretch.step.launches:
+                step = stretch.step
+                if self.lasting.issuperset(slots_read((step.args, step.kwargs), self.plan)):
+                    self.lasting.update(slot_of(ref, self.plan) for _, ref in step.results)
+                    found.append(stretch)
+        return found
+
+    # ---- stretches -------------------------------------------------------------------------------------------------
+
+    def _stretch(self, stretch: Stretch) -> None:
+        if isinstance(stretch, Native):
+            self._add(
+                f"made = run(tables, {self._number(stretch.first)}, {self._number(stretch.last)}, address)",
+                "if made < 0:",
+                "    raise PositionOutOfRange",
+                "native += made",
+            )
+            return
+        step = stretch.step
+        if isinstance(step, LoopStep):
+            steps = self._constant(self.loops[id(step)])
+            lines = [f"result, launched, calls = {steps}({self._argument(step.args)})"]
+            lines += ["native += launched", "aten += calls", *self._given(step, "result"), "del result"]
+        elif len(step.results) == 1:
+            lines = [*self._given(step, self._called(step))]
+        else:
+            lines = [f"result = {self._called(step)}", *self._given(step, "result"), "del result"]
+        if isinstance(step, CallStep) and step.launches:
+            lines.append(f"aten += {step.launches}")
+        if self.profiled and isinstance(step, CallStep) and step.launches:
+            self._add(f"with record({title(step)!r}):")
+            lines = [f"    {line}" for line in lines]
+        self._add(*lines)
+        dead = [s for s in stretch.dead if s in self.known and s not in self.lasting]
+        if dead:
+            self._add(f"del {', '.join(f's{slot}' for slot in dead)}")
+            self.known.difference_update(dead)
+
+    def _called(self, step: CallStep) -> str:
+        """The call of an operator, as an expression."""
+        function: Callable[..., Any] = step.function
+        if isinstance(function, OpOverload):
+            args, kwargs = self._values_of(step.args), self._values_of(step.kwargs)
+            function = fastest(function, args, kwargs)
+        given = [self._argument(one) for one in step.args]
+        for name, one in step.kwargs.items():
+            plain = name.isidentifier() and not iskeyword(name)
+            given.append(f"{name}={self._argument(one)}" if plain else f"**{{{name!r}: {self._argument(one)}}}")
+        return f"{self._constant(function)}({', '.join(given)})"
+
+    def _given(self, step: PythonStep, result: str) -> list[str]:
+        """Lines that keep what a call gives, once it is laid out as predicted."""
+        lines = []
+        for position, ref in step.results:
+            slot = slot_of(ref, self.plan)
+            self.known.add(slot)
+            lines.append(f"s{slot} = {result}" if position is None else f"s{slot} = {result}[{position}]")
+            if ref.view:
+                continue
+            value = self.plan.buffers[ref.index].value
+            size, stride, dtype = map(self._constant, (tuple(value.shape), value.stride(), value.dtype))
+            missing = "" if position is None else f"s{slot} is None or "  # what an operator makes for gradients only
+            differs = (
+                f"{missing}s{slot}.stride() != {stride} or s{slot}.shape != {size} or s{slot}.dtype is not {dtype}"
+            )
+            lines.append(f"if not t and ({differs}):" if self.looped and _is_regular(step) else f"if {differs}:")
+            lines.append(f"    s{slot} = fitted({self._constant(step)}, s{slot}, {size}, {stride}, {dtype})")
+            if ref.index in self.native:
+                lines.append(f"bases[{self.places.bases[ref.index]}] = s{slot}.data_ptr()")
+        return lines
+
+    # ---- text ------------------------------------------------------------------------------------------------------
+
+    def _add(self, *lines: str) -> None:
+        self.lines += [self.indent + line for line in lines]
+
+    def _name(self, slots: Iterable[int], expressions: Iterable[str]) -> None:
+        for slot, expression in zip(slots, expressions, strict=True):
+            self._add(f"s{slot} = {expression}")
+            self.known.add(slot)
+
+    def _empty(self, layout: Layout) -> str:
+        return f"empty({', '.join(map(self._constant, layout))})"
+
+    def _constant(self, value: Any) -> str:
+        """An expression for ``value``: a name, where it has no other."""
+        if value is None or type(value) in (int, bool, str):
+            return repr(value)
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def _number(self, value: int) -> str:
+        """An integer as C has it, so that ctypes need not make it in each call."""
+        if self.profiled:
+            return str(value)
+        name = f"i{value}"
+        self.names[name] = ctypes.c_int64(value)
+        return name
+
+    def _argument(self, argument: Any) -> str:
+        """An argument with references as local names; tuples become lists."""
+        if isinstance(argument, Ref):
+            return f"s{slot_of(argument, self.plan)}"
+        if not refs_in(argument):
+            return self._constant(replaced(argument, {}))
+        if isinstance(argument, dict):
+            return f"{{{', '.join(f'{name!r}: {self._argument(item)}' for name, item in argument.items())}}}"
+        return f"[{', '.join(map(self._argument, argument))}]"
+
+    def _values_of(self, argument: Any) -> Any:
+        """An argument with references as the fake tensors that lie there."""
+        values = {
+            ref: (self.plan.views if ref.view else self.plan.buffers)[ref.index].value for ref in refs_in(argument)
+        }
+        return replaced(argument, values)
+
+    def _function(self, parameters: str) -> Callable[..., Any]:
+        source = "\n".join([f"def called({parameters}):", *self.lines])
+        exec(compile(source, "<fuse calls>", "exec"), self.names)
+        function: Callable[..., Any] = self.names["called"]
+        return function
+
+
+def replaced(argument: Any, values: Mapping[Ref, Any]) -> Any:
+    """An argument with other values in the place of references; tuples become lists.
+
+    >>> replaced((Ref(1), 2, (Ref(0), 3)), {Ref(0): "a", Ref(1): "b"})
+    ['b', 2, ['a', 3]]
+    """
+    if isinstance(argument, Ref):
+        return values[argument]
+    if isinstance(argument, dict):
+        return {name: replaced(item, values) for name, item in argument.items()}
+    if isinstance(argument, (tuple, list)):
+        return [replaced(item, values) for item in argument]
+    return argument
+
+
+def _is_regular(step: PythonStep) -> bool:
+    """Whether results are laid out alike in all steps of a loop: no operator of which values decide that."""
+    function = step.function if isinstance(step, CallStep) else None
+    if not isinstance(function, OpOverload) or function.namespace != "aten":
+        return False
+    return torch.Tag.dynamic_output_shape not in function.tags
+
+
+def _tuple(names: Iterable[str]) -> str:
+    return f"({''.join(f'{name}, ' for name in names)})"
+
+
+def _handed_on(handed: Sequence[int], buffer: int, carries: int) -> int:
+    """How many steps longer than one a value of ``buffer`` is a state, from one carry to the next."""
+    held, longer = {i for i in range(carries) if handed[i] == buffer}, 0
+    while (held := {i for i in range(carries) if handed[i] in held}) and longer < carries:
+        longer += 1
+    return longer

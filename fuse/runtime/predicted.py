@@ -1,0 +1,54 @@
+"""What a program predicts of a call, and how a call says that it is otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from fuse.runtime.steps import CallStep, PythonStep
+
+
+class PositionOutOfRange(Exception):
+    """A kernel found a position of a look-up out of range and stopped before it wrote anything."""
+
+
+class Mispredicted(Exception):
+    """An ATen operator returned something else than capture had expected, so that this program is no good.
+
+    Nothing that the caller can see has been written by then. ``op`` and ``source`` say which operator, ``shape`` what
+    size its result has.
+    """
+
+    def __init__(self, op: str, source: str, problem: str, shape: tuple[int, ...] = ()) -> None:
+        super().__init__(f"{op} gives {problem}")
+        self.op, self.source, self.shape = op, source, shape
+
+
+def fitted(
+    step: PythonStep, tensor: Tensor | None, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """The result of a call with the layout that was predicted for it.
+
+    Raises:
+        Mispredicted: it is none, or another tensor.
+    """
+    name = str(step.function) if isinstance(step, CallStep) else "a loop"
+    if tensor is None:  # what an operator makes for a gradient only
+        raise Mispredicted(name, step.source, "no tensor, where one was predicted")
+    same_size = tensor.shape == size and tensor.dtype == dtype
+    tells = [n > 1 and mine != own for n, mine, own in zip(size, stride, tensor.stride(), strict=False)]
+    if same_size and (not any(tells) or tensor.numel() == 0):
+        return tensor
+    if same_size and not (
+        isinstance(step, CallStep) and isinstance(step.function, OpOverload)
+    ):  # what runs op by op here may lie otherwise
+        return torch.empty_strided(size, stride, dtype=dtype).copy_(tensor)
+    problem = f"{_described(tensor.shape, tensor.stride(), tensor.dtype)}, not {_described(size, stride, dtype)}"
+    raise Mispredicted(name, step.source, f"{problem} as predicted", tuple(tensor.shape))
+
+
+def _described(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(size)} with strides {tuple(stride)}"

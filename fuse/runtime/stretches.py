@@ -1,0 +1,83 @@
+"""The steps of a program as native stretches and Python calls in turn.
+
+kernel, product, sort, kernel      ->      Native(0, 2), Call(sort), Native(2, 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fuse.runtime.arrangement import first_touched, refs_in, touched
+from fuse.runtime.steps import PythonStep, Ref, Schedule
+
+
+@dataclass(frozen=True)
+class Native:
+    """Steps ``first`` to ``last`` (excluded) of the native tables."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A Python call. ``dead`` are the slots that nothing needs afterwards."""
+
+    step: PythonStep
+    dead: tuple[int, ...]
+
+
+Stretch = Native | Call
+
+
+def stretches_of(plan: Schedule) -> tuple[Stretch, ...]:
+    """All steps; those that write to inputs, where results are confirmed before, are a stretch of their own."""
+    last_use: dict[int, int] = {}
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, PythonStep):
+            last_use.update((slot, number) for slot in slots_of(step, plan))
+        last_use.update((buffer, number) for buffer in touched(step, plan))
+    kept = {result.buffer for result in plan.results if result}
+    parts: list[Stretch] = []
+    native = 0
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, PythonStep):
+            used = dict.fromkeys(slots_of(step, plan))
+            parts.append(Call(step, tuple(s for s in used if last_use[s] == number and s not in kept)))
+            continue
+        begins = plan.writing and number == len(plan.steps) - plan.writing
+        if parts and isinstance(before := parts[-1], Native) and not begins:
+            parts[-1] = Native(before.first, native + 1)
+        else:
+            parts.append(Native(native, native + 1))
+        native += 1
+    return tuple(parts)
+
+
+def due(plan: Schedule, stretches: Sequence[Stretch], buffers: Sequence[int]) -> dict[int, list[int]]:
+    """The stretches that are the first to touch ``buffers``, which these are; the first for what none touches."""
+    lengths = [s.last - s.first if isinstance(s, Native) else 1 for s in stretches]
+    stretch_of = [number for number, length in enumerate(lengths) for _ in range(length)]
+    first = first_touched(plan)
+    found: dict[int, list[int]] = {}
+    for buffer in buffers:
+        found.setdefault(stretch_of[first[buffer]] if buffer in first else 0, []).append(buffer)
+    return found
+
+
+def slot_of(ref: Ref, plan: Schedule) -> int:
+    """A number for each buffer and, behind them, each view."""
+    return len(plan.buffers) + ref.index if ref.view else ref.index
+
+
+def slots_of(step: PythonStep, plan: Schedule) -> list[int]:
+    """What a Python call takes and gives."""
+    refs: list[Ref] = [*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results)]
+    return [slot_of(ref, plan) for ref in refs]
+
+
+def slots_read(argument: Any, plan: Schedule) -> list[int]:
+    """What an argument refers to."""
+    return [slot_of(ref, plan) for ref in refs_in(argument)]
