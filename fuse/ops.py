@@ -232,7 +232,12 @@ def info(op: object) -> OpInfo | None:
     >>> info(print) is None
     True
     """
-    return _facts(op) if isinstance(op, OpOverload) else None
+    known = _known.get(id(op))
+    if known is None:
+        if not isinstance(op, OpOverload):
+            return None
+        known = _known[id(op)] = op, _facts(op)
+    return known[1]
 
 
 def kind(op: object) -> Kind:
@@ -252,7 +257,9 @@ def is_view(op: object) -> bool:
     >>> is_view(aten.permute.default), is_view(aten.transpose_.default), is_view(aten.clone.default)
     (True, True, False)
     """
-    return kind(op) == "view"
+    known = _known.get(id(op))  # as ``kind`` does, which passes ask most of all for this
+    facts = info(op) if known is None else known[1]
+    return facts is not None and facts.kind == "view"
 
 
 def is_pointwise(op: object) -> bool:
@@ -399,7 +406,10 @@ def tensor_form(op: OpOverload) -> OpOverload | None:
     return None
 
 
-@cache
+_known: dict[int, tuple[OpOverload, OpInfo | None]] = {}
+"""By the operators' ids: torch computes their hashes in Python, and passes ask several times for each node."""
+
+
 def _facts(op: OpOverload) -> OpInfo | None:
     if op.namespace not in _KNOWN_NAMESPACES:
         return None

@@ -57,6 +57,7 @@ from fuse.graph.packed import packed_by_masks
 from fuse.graph.read_numbers import WantsPlain, is_number, node_of
 from fuse.graph.reading import READS, Inputs, Reader, reads_followed
 from fuse.graph.recurrent import lstm_of_eager
+from fuse.graph.repeats import Repeats
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.scripts import refuse_changing_scripts
 from fuse.graph.seeding import followed
@@ -64,6 +65,7 @@ from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout
 from fuse.graph.sources import line_of, user_line
 
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
+_DEVICE = torch.ops.prim.device.default
 _DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -138,6 +140,7 @@ class Recorder(TorchDispatchMode):
         self.modules = nn.Module()  # that the graph calls
         self.fakes = FakeRunner(fake_mode)
         self.functional = Functionalizer(self.graph, self.fakes)
+        self.repeats = Repeats(self.functional, self.fakes)
         self.dispatches: list[Dispatch] = []
         self.packs = False  # whether there is a packed sequence
         self.inputs: list[InputSpec] = []
@@ -362,12 +365,22 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if op is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         with torch._C.DisableTorchFunctionSubclass():  # what happens here is not what forward asks
             return self._dispatched(op, args, kwargs or {})
 
     def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if op is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device
+        source = self.functional.source = self._line()
+        result = self.repeats.again(op, args, kwargs)
+        if result is NotImplemented:
+            return self._first(op, args, kwargs, source)
+        self.reader.recorded(op, args, kwargs, result)
+        self.dispatches.append(Dispatch(op, args, kwargs, result, source))
+        return result
+
+    def _first(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
+        """Record an operator that nothing is known of yet."""
         if op.namespace in ("prim", "profiler"):
             return op(*args, **kwargs)
         if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
@@ -377,7 +390,6 @@ class Recorder(TorchDispatchMode):
             found = self.reader.read(op, args, kwargs)
             self.dispatches.append(Dispatch(op, args, kwargs, found, self.functional.source))
             return found
-        source = self.functional.source = self._line()
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._constant(op, args[0])
         args, kwargs = self._known(args), self._known(kwargs)
@@ -392,6 +404,7 @@ class Recorder(TorchDispatchMode):
         self.reader.recorded(op, args, kwargs, result)
         if reason := dtype_numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
+        self.repeats.learn(op, args, kwargs, result)
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class Recipe:
     """How one result is made: a new tensor, a view of the first argument, or an argument itself."""
 
     look: Look | None
@@ -69,9 +69,11 @@ class FakeRunner:
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         self._mode = fake_mode
         self._looks: dict[int, tuple[Tensor, Look | None]] = {}  # the tensor is held so that its id stays its own
+        self._computes: dict[int, tuple[OpOverload, bool]] = {}
+        self._states: dict[torch.device, dict[str, Any]] = {}  # attributes of a new fake tensor
         self._interned: dict[tuple[Any, ...], Look] = {}
         self._anywhere: dict[Look, Look] = {}  # a look -> the same without a place in memory
-        self._recipes: dict[tuple[Any, ...], tuple[type, tuple[_Recipe, ...]] | None] = {}
+        self._recipes: dict[Hashable, tuple[type, tuple[Recipe, ...]] | None] = {}
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """``op(*args, **kwargs)`` as the fake mode answers it, in eager's layout."""
@@ -79,29 +81,38 @@ class FakeRunner:
             return self._ask(op, args, kwargs)
         if torch.Tag.inplace_view in op.tags:  # it returns its argument, changed
             return op(*args, **kwargs)
-        recording = torch.is_grad_enabled() and not _below_autograd()
-        if op in _PARTS and not kwargs and not recording and (part := self._part(op, args)) is not None:
+        if op in PARTS and not kwargs and (part := self.part(op, args)) is not None:
             return part
-        computes = ops.kind(op) in _COMPUTING
-        try:
-            key = (
-                op,
-                torch.get_default_dtype(),
-                recording,
-                self._key(args, computes),
-                self._key(tuple(kwargs.items()), computes),
-            )
-            recipes = self._recipes.get(key)
-        except (_Unremembered, TypeError):
+        key = self.key(op, args, kwargs)
+        if key is None:
             return self._ask(op, args, kwargs)
+        recipes = self._recipes.get(key)
         if recipes is not None:
             container, parts = recipes
-            made = [self._make(recipe, args) for recipe in parts]
+            made = [self.make(recipe, args) for recipe in parts]
             return made[0] if container is Tensor else container(made)
         result = self._ask(op, args, kwargs)
         if key not in self._recipes:
             self._recipes[key] = self._learn(op, args, result)
         return result
+
+    def recipes(self, key: Hashable) -> tuple[type, tuple[Recipe, ...]] | None:
+        """How the results of a call with this key are made, and what holds them; None where torch has to be asked."""
+        return self._recipes.get(key)
+
+    def key(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
+        """What the results of ``op`` depend on, but for values; None where that cannot be said."""
+        known = self._computes.get(id(op))
+        if known is None:
+            known = self._computes[id(op)] = op, ops.kind(op) in _COMPUTING
+        try:
+            given = self._key(args, known[1])
+            options = self._key(tuple(kwargs.items()), known[1]) if kwargs else ()
+            key = id(op), torch.get_default_dtype(), _recording(), given, options
+            hash(key)
+        except (_Unremembered, TypeError):
+            return None
+        return key
 
     def _ask(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         result = op(*args, **kwargs)
@@ -133,26 +144,31 @@ class FakeRunner:
         """``tensor`` is about to change its shape in place."""
         self._looks.pop(id(tensor), None)
 
-    def _part(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
+    def part(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
         """The part that ``select`` or ``slice`` reads, or None where torch had better be asked."""
-        look = self._look(args[0])
-        layout = _PARTS[op](look, *args[1:]) if look is not None else None
+        look = None if _recording() else self._look(args[0])
+        layout = PARTS[op](look, *args[1:]) if look is not None else None
         if look is None or layout is None:
             return None
         facts = look.placed(*layout)
-        return self._make(_Recipe(self._intern(facts), is_view=True), args)
+        return self.make(Recipe(self._intern(facts), is_view=True), args)
 
-    def _key(self, value: Any, anywhere: bool) -> Any:
-        """What is remembered of an argument; ``anywhere``: not where in its memory a tensor begins."""
-        kind = type(value)
-        if kind is tuple or kind is list:
-            return (kind, *[self._key(item, anywhere) for item in value])
-        if isinstance(value, Tensor):
-            look = self._look(value)
-            if look is None:
-                raise _Unremembered
-            return self._moved(look) if anywhere else look
-        return kind, value
+    def _key(self, values: Sequence[Any], anywhere: bool) -> tuple[Any, ...]:
+        """What is remembered of arguments; ``anywhere``: not where in its memory a tensor begins."""
+        found: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind is tuple or kind is list:
+                found += kind, self._key(value, anywhere)
+            elif isinstance(value, Tensor):
+                known = self._looks.get(id(value))
+                look = known[1] if known is not None else self._look(value)
+                if look is None:
+                    raise _Unremembered
+                found.append((self._anywhere.get(look) or self._moved(look)) if anywhere else look)
+            else:
+                found += kind, value
+        return tuple(found)
 
     def _moved(self, look: Look) -> Look:
         """The same for all tensors that differ in their place only."""
@@ -191,7 +207,7 @@ class FakeRunner:
         )
         return self._intern(facts)
 
-    def _learn(self, op: OpOverload, args: tuple[Any, ...], result: Any) -> tuple[type, tuple[_Recipe, ...]] | None:
+    def _learn(self, op: OpOverload, args: tuple[Any, ...], result: Any) -> tuple[type, tuple[Recipe, ...]] | None:
         parts = result if isinstance(result, (tuple, list)) else (result,)
         recipes = [self._recipe(op, args, part) for part in parts]
         known = tuple(recipe for recipe in recipes if recipe is not None)
@@ -199,23 +215,24 @@ class FakeRunner:
             return None
         return (Tensor if parts is not result else type(result)), known
 
-    def _recipe(self, op: OpOverload, args: tuple[Any, ...], result: Any) -> _Recipe | None:
+    def _recipe(self, op: OpOverload, args: tuple[Any, ...], result: Any) -> Recipe | None:
         for position, argument in enumerate(args):
             if argument is result:
-                return _Recipe(None, argument=position)
+                return Recipe(None, argument=position)
         if not isinstance(result, Tensor) or (look := self._look(result)) is None or look.requires_grad:
             return None
         storage = result.untyped_storage()._cdata
         shares = [isinstance(a, Tensor) and a.untyped_storage()._cdata == storage for a in args]
         if ops.is_view(op):
-            return _Recipe(look, is_view=True) if shares[0] else None
+            return Recipe(look, is_view=True) if shares[0] else None
         with torch._C._DisableTorchDispatch():
             alone = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device="meta")
         dense = alone.untyped_storage().nbytes()
         is_new = not any(shares) and look.offset == 0 and look.storage_bytes == dense
-        return _Recipe(look) if is_new else None
+        return Recipe(look) if is_new else None
 
-    def _make(self, recipe: _Recipe, args: tuple[Any, ...]) -> Tensor:
+    def make(self, recipe: Recipe, args: tuple[Any, ...]) -> Tensor:
+        """The result that ``recipe`` says, of a call with these arguments."""
         look = recipe.look
         if look is None:
             argument: Tensor = args[recipe.argument]
@@ -226,8 +243,25 @@ class FakeRunner:
                 meta.set_(args[0].untyped_storage(), look.offset, look.size, look.stride)
             else:
                 meta = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device="meta")
-            made = FakeTensor(self._mode, meta, look.device)
+            made = self._fake(meta, look.device)
         self._looks[id(made)] = made, look
+        return made
+
+    def _fake(self, meta: Tensor, device: torch.device) -> Tensor:
+        """``FakeTensor(mode, meta, device)``; its constructor, which sets twenty attributes, runs once a device."""
+        state = self._states.get(device)
+        if state is None:
+            first = FakeTensor(self._mode, meta, device)
+            self._states[device] = vars(first).copy()
+            return first
+        made: Tensor = Tensor._make_subclass(
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        if self._mode._allow_unsafe_data_ptr_access:
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+        else:
+            torch._C._set_throw_on_mutable_data_ptr(made)
+        vars(made).update(state)
         return made
 
 
@@ -253,6 +287,11 @@ def mode_of(value: Tensor) -> FakeTensorMode:
     """
     assert isinstance(value, FakeTensor)
     return value.fake_mode
+
+
+def _recording() -> bool:
+    """Whether autograd would record what runs now."""
+    return torch.is_grad_enabled() and not _below_autograd()
 
 
 def _below_autograd() -> bool:
@@ -291,7 +330,7 @@ def _sliced(look: Look, dim: Any = 0, start: Any = None, end: Any = None, step: 
     return tuple(size), tuple(strides), look.offset + first * look.stride[dim]
 
 
-_PARTS: dict[OpOverload, Callable[..., _Layout | None]] = {
+PARTS: dict[OpOverload, Callable[..., _Layout | None]] = {
     torch.ops.aten.select.int: _selected,
     torch.ops.aten.slice.Tensor: _sliced,
 }

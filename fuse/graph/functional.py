@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import keyword
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,11 +87,14 @@ class Functionalizer:
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
         if ops.is_random(op):
-            return self.draws.next(op, args, kwargs, lambda: self._emit(op, args, kwargs, value))
-        return self._emit(op, args, kwargs, value)
+            return self.draws.next(op, args, kwargs, lambda: self.add(op, args, kwargs, value))
+        return self.add(op, args, kwargs, value)
 
-    def _emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> Node:
-        node = self.graph.create_node("call_function", op, args, dict(kwargs), name=op.__name__.split(".")[0])
+    def add(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
+        """As :meth:`emit`, of an operator that draws no random numbers."""
+        # torch.fx looks through arguments that come with a new node for symbolic sizes, a third of its time.
+        node = self.graph.create_node("call_function", op, name=op.__name__.split(".")[0])
+        node._update_args_kwargs(args, dict(kwargs))
         if value is None:
             fake_args, fake_kwargs = torch.fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
             value = self.fakes.run(op, fake_args, fake_kwargs)
@@ -121,10 +124,7 @@ class Functionalizer:
             for position, part in enumerate(result):
                 self._add_part_of_view(op, args, kwargs, position, part)
         elif isinstance(result, (tuple, list)):
-            whole = self.emit(op, node_args, node_kwargs, tuple(result))
-            for position, part in enumerate(result):
-                if isinstance(part, Tensor):
-                    self.own(part, self._part(whole, position, part))
+            self.own_parts(result, self.emit(op, node_args, node_kwargs, tuple(result)))
         elif result is not None:
             raise CaptureError(
                 f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"
@@ -185,6 +185,12 @@ class Functionalizer:
         base = Base(tensor, node)
         self.bases[storage_of(tensor)] = base
         self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
+
+    def own_parts(self, parts: Iterable[Any], whole: Node) -> None:
+        """The tensors among ``parts`` are the new values that ``whole`` computes."""
+        for position, part in enumerate(parts):
+            if isinstance(part, Tensor):
+                self.own(part, self._part(whole, position, part))
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 

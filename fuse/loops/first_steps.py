@@ -38,15 +38,15 @@ def first_steps(graph: GraphModule, constants: Collection[Node] = ()) -> set[Nod
     >>> sorted(str(node.target) for node in first_steps(graph))
     ['aten.mul.Tensor']
     """
-    begun = [node for node in graph.graph.nodes if _computes(node) and any(map(_is_filled, node.all_input_nodes))]
-    targets, firsts = {node.target for node in begun}, set(begun)
+    firsts = _begun(graph)
     alike: dict[object, set[Node]] = {}
-    for node in graph.graph.nodes:
-        if node.target in targets and _computes(node) and (node in firsts or node not in constants):
-            alike.setdefault(letter(node), set()).add(node)
+    for target in dict.fromkeys(node.target for node in firsts):
+        for node in graph.graph.find_nodes(op="call_function", target=target, sort=False):
+            if node in firsts or (node not in constants and tensors_of(node)):
+                alike.setdefault(letter(node), set()).add(node)
     found: set[Node] = set()
     for nodes in alike.values():
-        filled, others = nodes & firsts, nodes - firsts
+        filled, others = nodes & firsts.keys(), nodes - firsts.keys()
         enough = len(others) >= max(FEWEST_OTHERS, len(filled))
         if enough and len({_reads(node) for node in others}) == len(others):
             found |= filled
@@ -59,9 +59,14 @@ def _reads(node: Node) -> Hashable:
     return tuple((read.root, read.links) if isinstance(read, Read) else read for read in reads)
 
 
-def _computes(node: Node) -> bool:
-    return node.op == "call_function" and not effects.is_view(node) and bool(tensors_of(node))
-
-
-def _is_filled(node: Node) -> bool:
-    return effects.root(node).target in FILLS
+def _begun(graph: GraphModule) -> dict[Node, None]:
+    """The operators that compute something of filled tensors or views of them."""
+    found: dict[Node, None] = {}
+    stack = [fill for target in FILLS for fill in graph.graph.find_nodes(op="call_function", target=target)]
+    while stack:
+        for user in stack.pop().users:
+            if effects.is_view(user):
+                stack.append(user)
+            elif user.op == "call_function" and tensors_of(user):
+                found[user] = None
+    return found

@@ -62,12 +62,20 @@ def may_be_ambient(node: Node) -> bool:
 
 def letter(node: Node) -> object:
     """What two corresponding nodes have in common: operator, layouts, and constants that no tensor can stand for."""
-    shown = replace_leaves(node, _layout_key)
-    return (node.target, surgery.constant_key(shown), layout(node))
+    args: tuple[Any, ...] = node.args
+    numbers = number_positions(node)
+    shown = [("number", type(arg)) if at in numbers else _shown(arg) for at, arg in enumerate(args)]
+    options = [(name, _shown(value)) for name, value in sorted(node.kwargs.items())] if node.kwargs else ()
+    return (node.target, tuple(shown), tuple(options), layout(node))
 
 
-def _layout_key(leaf: Leaf) -> object:
-    return ("node", layout(leaf)) if isinstance(leaf, Node) else ("number", type(leaf))
+def _shown(value: Any) -> object:
+    """An argument as letters have it: a node's layout, a constant as it is."""
+    if isinstance(value, Node):
+        return ("node", layout(value))
+    if isinstance(value, (tuple, list)):
+        return ("sequence", *map(_shown, value))
+    return surgery.constant_key(value)
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
@@ -79,6 +87,8 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
 def layout(node: Node) -> tuple[Any, ...]:
     """Dtype and shape of what ``node`` computes."""
     value = node.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return ((value.dtype, tuple(value.shape)),)
     parts = value if isinstance(value, (tuple, list)) else (value,)
     return tuple((p.dtype, tuple(p.shape)) if isinstance(p, torch.Tensor) else p for p in parts)
 
@@ -111,16 +121,26 @@ def replace_leaves(node: Node, function: Callable[[Leaf], object]) -> tuple[Any,
 
 def number_positions(node: Node) -> tuple[int, ...]:
     """The positions of arguments of ``node`` that are numbers and might be tensors of one element."""
-    if not isinstance(node.target, OpOverload) or not isinstance(node.meta["val"], torch.Tensor):
+    places = _places_of_tensors(node.target)
+    if not places or not isinstance(node.meta["val"], torch.Tensor):
         return ()
-    form = ops.tensor_form(node.target)
-    if form is None:
-        return ()
-    return tuple(
-        i
-        for i, (argument, described) in enumerate(zip(node.args, form._schema.arguments, strict=False))
-        if type(argument) in (int, float) and str(described.type) == "Tensor"
-    )
+    args = node.args
+    return tuple([i for i in places if i < len(args) and type(args[i]) in (int, float)])
+
+
+def _places_of_tensors(target: object) -> tuple[int, ...]:
+    """The positions at which an operator takes a tensor of one element or, as well, a number."""
+    known = _places.get(id(target))
+    if known is None:
+        form = ops.tensor_form(target) if isinstance(target, OpOverload) else None
+        arguments = form._schema.arguments if form is not None else ()
+        places = tuple(i for i, described in enumerate(arguments) if str(described.type) == "Tensor")
+        known = _places[id(target)] = target, places
+    return known[1]
+
+
+_places: dict[int, tuple[object, tuple[int, ...]]] = {}
+"""What :func:`_places_of_tensors` found, by the operators' ids, as :func:`fuse.ops.info` has it."""
 
 
 def read_of(node: Node) -> Read:

@@ -43,11 +43,13 @@ def view_base(node: Node) -> Node | None:
     A part of a view with several results (``split``, ``unbind``) has that operator as its base, which in turn has its
     operand.
     """
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+    target = node.target
+    if node.op != "call_function" or (target is not operator.getitem and not ops.is_view(target)):
         return None
-    if node.target is operator.getitem:
-        return node.args[0] if view_base(node.args[0]) else None
-    return node.args[0] if ops.is_view(node.target) else None
+    args = node.args
+    if not args or not isinstance(args[0], Node):
+        return None
+    return args[0] if target is not operator.getitem or view_base(args[0]) else None
 
 
 def is_view(node: Node) -> bool:

@@ -1,0 +1,119 @@
+"""Record an operator that was recorded before on tensors laid out alike, without asking again what is known of it.
+
+    h = tanh(x[0] + h @ w)     what fake tensors make of it, what eager has code for, which functional form it has
+    h = tanh(x[1] + h @ w)     new fake tensors, and nodes that read what this step reads
+
+A loop dispatches the same operators in every step. What is asked of an operator before it is recorded depends on the
+layouts of its tensors and on its other arguments, which are the key under which the answers are remembered for one
+capture. Remembered are operators of ATen that write nothing, draw nothing and return new tensors or views of their
+first argument. A ``select`` or ``slice`` reads another place in every step, and has nothing to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fuse import ops
+from fuse.graph.aliases import Alias, View
+from fuse.graph.fakes import PARTS, FakeRunner, Recipe
+from fuse.graph.functional import Functionalizer
+
+
+@dataclass(frozen=True)
+class _Known:
+    """How an operator is recorded: its results as fake tensors, and the view that each is, where it is one."""
+
+    container: type
+    recipes: tuple[Recipe, ...]
+    views: tuple[View, ...]
+
+
+class Repeats:
+    """What one capture has recorded of operators, by their layouts."""
+
+    def __init__(self, functional: Functionalizer, fakes: FakeRunner) -> None:
+        self._functional = functional
+        self._fakes = fakes
+        self._known: dict[Hashable, _Known] = {}
+
+    def again(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What ``op`` returns, recorded; ``NotImplemented`` where more than this has to be asked."""
+        fakes, functional = self._fakes, self._functional
+        if op in PARTS and not kwargs:
+            if type(args[0]) is FakeTensor and functional.known(args[0]):
+                part = fakes.part(op, args)
+                if part is not None:
+                    self._view(View(op, args[1:], {}), args[0], part)
+                    return part
+            return NotImplemented
+        key = fakes.key(op, args, kwargs)
+        known = self._known.get(key) if key is not None else None
+        if known is None:
+            return NotImplemented
+        try:
+            node_args = functional.nodes(args)
+        except KeyError:  # a tensor that the graph does not know yet
+            return NotImplemented
+        made = [fakes.make(recipe, args) for recipe in known.recipes]
+        result = made[0] if known.container is Tensor else known.container(made)
+        if known.views:
+            for view, part in zip(known.views, made, strict=True):
+                self._view(view, args[0], part)
+        elif known.container is Tensor:
+            functional.own(result, functional.add(op, node_args, functional.nodes(kwargs), result))
+        else:
+            functional.own_parts(result, functional.add(op, node_args, functional.nodes(kwargs), tuple(result)))
+        return result
+
+    def _view(self, view: View, origin: Tensor, part: Tensor) -> None:
+        functional = self._functional
+        node = functional.add(view.op, (functional.value(origin), *view.args), view.kwargs, part)
+        parent = functional.aliases[id(origin)]
+        functional.aliases[id(part)] = Alias(part, parent.base, (*parent.chain, view), node, parent.base.version)
+
+    def learn(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """``op`` was recorded with this result."""
+        if op in PARTS or ops.mutates(op) or ops.is_random(op) or not _is_plain((args, tuple(kwargs.values()))):
+            return
+        key = self._fakes.key(op, args, kwargs)
+        found = self._fakes.recipes(key) if key is not None else None
+        if found is None or key in self._known:
+            return
+        container, recipes = found
+        parts = [result] if container is Tensor else list(result)
+        if any(recipe.look is None for recipe in recipes):
+            return
+        views: tuple[View, ...] = ()
+        aliases = [self._functional.aliases.get(id(part)) for part in parts]
+        if any(alias is None for alias in aliases):
+            return
+        if ops.is_view(op):
+            parent = self._functional.aliases[id(args[0])]
+            # One more view than the operand has: what is said from the base instead (as_strided) is asked each time.
+            if any(len(alias.chain) != len(parent.chain) + 1 for alias in aliases if alias is not None):
+                return
+            views = tuple(alias.chain[-1] for alias in aliases if alias is not None)
+            if any(op is not view.op and container is Tensor for view in views):
+                return
+        elif any(alias is not None and (alias.chain or alias.tensor is not alias.base.root) for alias in aliases):
+            return
+        self._known[key] = _Known(container, recipes, views)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an argument is made of fake tensors and of constants that say all of themselves."""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return type(value) in _CONSTANTS or isinstance(value, FakeTensor)
+
+
+_CONSTANTS = frozenset(
+    [int, bool, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format]
+)

@@ -1,0 +1,147 @@
+"""What a capture remembers of operators changes nothing of what it records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+
+import fuse
+from fuse.errors import CaptureError
+from fuse.graph.joint import capture_joint
+from fuse.graph.repeats import Repeats
+
+STEPS = 5
+
+
+class Cell(nn.Module):
+    """Everything that a step may do, ``STEPS`` times."""
+
+    def __init__(self, step: Callable[[Cell, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.norm, self.step = nn.Linear(6, 6), nn.LayerNorm(6), step
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.zeros(4, 6)
+        seen = []
+        for t in range(STEPS):
+            h = self.step(self, x[t], h)
+            seen.append(h)
+        return h, seen[1], torch.stack([s.sum() for s in seen])
+
+
+def gates(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    a, b = cell.linear(h + x).chunk(2, 1)
+    return torch.cat([torch.tanh(a), b.sigmoid() * 2.0], 1)
+
+
+def norms(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    return F.dropout(cell.norm(h + x), 0.5) @ cell.linear.weight.t()
+
+
+def writes(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    h = h.clone()
+    row = h[1:3]
+    row.add_(x[1:3])
+    before = h.t()[0] * 1.0
+    h[:, 0] = before + 1
+    return row.new_ones(4, 1) * h.view(2, 2, 6).flatten(0, 1)
+
+
+def writes_an_argument(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    x.mul_(0.5)
+    return h + x
+
+
+def other_strides(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    turned = (h.t() + x.t()).contiguous().t()
+    return (turned * x).unsqueeze(0).squeeze(0).expand(4, 6)
+
+
+def grows(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    return torch.cat([h, x])[-4 - h.shape[0] :]
+
+
+def reshapes_in_place(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    h = h * x
+    return h.unsqueeze_(0)[0].transpose_(0, 1).t() + 1
+
+
+def of_another_dtype(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    return (h.double() + x).float() + (h > 0).int()
+
+
+def described(graph: GraphModule) -> Any:
+    """All that a capture says, tensors by their layouts."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, FakeTensor):
+            facts = (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.fake_device)
+            return (*facts, value.requires_grad)
+        if isinstance(value, (tuple, list)):
+            return [shown(one) for one in value]
+        return str(value)
+
+    nodes = [(node.format_node(), shown(node.meta["val"]), node.meta["source"]) for node in graph.graph.nodes]
+    signature = graph.meta["signature"]
+    dispatches = [(str(d.op), shown(d.args), shown(d.result), d.source) for d in signature.dispatches]
+    return nodes, dispatches, signature.inputs, [shown((o.kind, o.index, o.view)) for o in signature.outputs]
+
+
+STEPS_OF_ALL_KINDS = [
+    gates,
+    norms,
+    writes,
+    writes_an_argument,
+    other_strides,
+    grows,
+    reshapes_in_place,
+    of_another_dtype,
+]
+
+
+@pytest.mark.parametrize("step", STEPS_OF_ALL_KINDS)
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_capture_that_remembers_records_what_one_that_asks_records(
+    step: Callable[[Cell, Tensor, Tensor], Tensor], trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trained and step is writes_an_argument:
+        pytest.skip("what it writes needs gradients then, which is refused")
+    cell, x = Cell(step), torch.randn(STEPS, 4, 6, requires_grad=trained)
+    remembered = 0
+    again = Repeats.again
+
+    def counted(self: Repeats, *call: Any) -> Any:
+        nonlocal remembered
+        result = again(self, *call)
+        remembered += result is not NotImplemented
+        return result
+
+    def captures() -> list[Any]:
+        if not trained:
+            return [described(fuse.capture(cell, (x,)))]
+        joint = capture_joint(cell, (x,))
+        return [described(graph) for graph in (joint.forward, joint.backward) if graph is not None]
+
+    monkeypatch.setattr(Repeats, "again", counted)
+    found = captures()
+    assert remembered >= 2 * STEPS
+    monkeypatch.setattr(Repeats, "again", lambda self, *call: NotImplemented)
+    assert found == captures()
+
+
+def test_what_eager_has_no_code_for_is_refused_at_its_first_step_and_where_only_a_number_differs() -> None:
+    class Shifts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for amount in (1, 2, 300):
+                x = x + amount
+            return x
+
+    with pytest.raises(CaptureError, match="300"):
+        fuse.capture(Shifts(), (torch.zeros(3, dtype=torch.int8),))
