@@ -16,6 +16,7 @@ if __name__ == "__main__":
         "busy",
         "first_call",
         "sizes",
+        "lengths",
         "lstm",
         "cells",
         "models",

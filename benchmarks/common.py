@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fuse.report.machine import machine, versions
+from fuse.runtime import toolchain
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -60,3 +63,26 @@ def save(name: str, cases: Sequence[dict[str, Any]], load: float | None = None) 
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({**conditions(name, load), "cases": list(cases)}, indent=1) + "\n")
     print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
+
+
+@contextmanager
+def compilations() -> Iterator[list[Path]]:
+    """The directories in which the compiler ran, as it does so."""
+    found: list[Path] = []
+    original = toolchain.compile_in
+
+    def noted(directory: Path, source: str, *rest: Any) -> toolchain.Outcome:
+        found.append(directory)
+        return original(directory, source, *rest)
+
+    toolchain.compile_in = noted
+    try:
+        yield found
+    finally:
+        toolchain.compile_in = original
+
+
+def processor_seconds() -> float:
+    """What this process and those that it waited for (compilers) used."""
+    of_others = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + of_others.ru_utime + of_others.ru_stime

@@ -1,4 +1,4 @@
-"""First calls of the LiGRU loop of https://github.com/pytorch/pytorch/issues/97155, caches cold.
+"""First calls of the LiGRU loop of https://github.com/pytorch/pytorch/issues/97155 and of an LSTM loop, caches cold.
 
     64 and 1,024 steps, and then another length      each in a process of its own
 
@@ -21,21 +21,24 @@ import torch
 import torch._dynamo  # fake tensors need it; what torch's own imports take is not measured
 
 import fuse
-from benchmarks.common import ROOT, save
+from benchmarks.common import ROOT, processor_seconds, save
 from fuse.graph.load import load
 
 ROUNDS = 3
-CASES = (64, 1024)
+MODELS = {"ligru": 1, "lstm_loop": 0}
+"""With the dimension of the input that is time."""
+LENGTHS = (64, 1024)
 
 
-def measured(steps: int) -> dict[str, float]:
+def measured(model: str, steps: int) -> dict[str, float]:
     """Seconds of the first call in this process, and of one more with another length."""
-    loaded = load(str(ROOT / "models" / "ligru.py"), settings=(f"seq_length={steps}",), real=True)
+    loaded = load(str(ROOT / "models" / f"{model}.py"), settings=(f"seq_length={steps}",), real=True)
     (x,) = loaded.args
+    shorter = x.narrow(MODELS[model], 0, steps * 3 // 4).contiguous()
     fused = fuse.compile(loaded.model)
     found = {}
     with torch.no_grad():
-        for name, argument in (("first", x), ("another_length", x[:, : steps * 3 // 4].contiguous())):
+        for name, argument in (("first", x), ("another_length", shorter)):
             started, used = time.perf_counter(), processor_seconds()
             fused(argument)
             found[name] = time.perf_counter() - started
@@ -44,18 +47,13 @@ def measured(steps: int) -> dict[str, float]:
     return found
 
 
-def processor_seconds() -> float:
-    """What this process and the children it has waited for have used."""
-    return sum(os.times()[:4])
-
-
-def case(steps: int) -> dict[str, Any]:
+def case(model: str, steps: int) -> dict[str, Any]:
     rounds = []
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory(prefix="fuse-bench-") as cache:
             os.chmod(cache, 0o700)
             ran = subprocess.run(
-                [sys.executable, "-m", "benchmarks.first_call", str(steps)],
+                [sys.executable, "-m", "benchmarks.first_call", model, str(steps)],
                 cwd=ROOT,
                 env={**os.environ, "FUSE_CACHE_DIR": cache},
                 stdout=subprocess.PIPE,
@@ -63,14 +61,15 @@ def case(steps: int) -> dict[str, Any]:
                 check=True,
             )
         rounds.append(json.loads(ran.stdout))
-    return {"steps": steps, "seconds": {name: median(one[name] for one in rounds) for name in rounds[0]}}
+    seconds = {name: median(one[name] for one in rounds) for name in rounds[0]}
+    return {"model": model, "steps": steps, "seconds": seconds}
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(measured(int(sys.argv[1]))))
+        print(json.dumps(measured(sys.argv[1], int(sys.argv[2]))))
     else:
-        cases = [case(one) for one in CASES]
+        cases = [case(model, steps) for model in MODELS for steps in LENGTHS]
         for one in cases:
             print(one, file=sys.stderr)
         save("first_call", cases)

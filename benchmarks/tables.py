@@ -300,17 +300,19 @@ def study_launches_table(results: dict[str, Any]) -> list[str]:
 
 
 def first_call_table(results: dict[str, Any]) -> list[str]:
-    """A row a length: seconds of the first call, by the clock and of the processor, and of one with another length."""
+    """A row a loop and length: seconds of the first call and of one with another length, by the clock and of the
+    processor."""
     lines = [
-        "| LiGRU loop | first call s | processor s | call with another length s |",
-        f"|---{'|--:' * 3}|",
+        "| loop | first call s | processor s | call with another length s | processor s |",
+        f"|---{'|--:' * 4}|",
     ]
     shown = not overloaded(results)
     for case in results["cases"]:
-        what = f"{case['steps']:,} steps"
         seconds = case["seconds"]
-        first, other = (f"{seconds[n]:.2f}" if shown else LEFT_OUT for n in ("first", "another_length"))
-        lines.append(f"| {what} | {first} | {seconds['first_processor']:.2f} | {other} |")
+        cells = [f"`models/{case['model']}.py`, {case['steps']:,} steps"]
+        for name in ("first", "another_length"):
+            cells += [f"{seconds[name]:.2f}" if shown else LEFT_OUT, f"{seconds[f'{name}_processor']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -318,8 +320,9 @@ def sizes_table(results: dict[str, Any]) -> list[str]:
     """A row a model: seconds of forty calls, calls that compiled, and a later call with a new size."""
     lines = [
         "| model | 40 calls s: eager | fuse | compile | calls that compile | that run eager "
-        "| later call ms: eager | fuse | compile | fuse, captured | own program / program for all sizes |",
-        f"|---{'|--:' * 10}|",
+        "| later call ms: eager | fuse | compile | fuse, captured | own program / program for all sizes "
+        "| new sizes beyond 1.5 eager + 5 ms |",
+        f"|---{'|--:' * 11}|",
     ]
     shown = not overloaded(results)
     for case in results["cases"]:
@@ -328,7 +331,33 @@ def sizes_table(results: dict[str, Any]) -> list[str]:
         later = [f"{1000 * side['later']:.1f}" if shown and side else LEFT_OUT for side in sides]
         fuse = case["fuse"]
         capture, own = (f"{1000 * fuse['capture']:.1f}", f"{fuse['of_own']:.2f}") if shown else (LEFT_OUT, LEFT_OUT)
-        cells = [case["model"], *seconds, str(fuse["compiled"]), str(fuse["ran_eager"]), *later, capture, own]
+        beyond = case.get("beyond")
+        over = f"{beyond['over']} of {beyond['new']}" if beyond else LEFT_OUT
+        cells = [case["model"], *seconds, str(fuse["compiled"]), str(fuse["ran_eager"]), *later, capture, own, over]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def lengths_table(results: dict[str, Any]) -> list[str]:
+    """A row a model and way of making batches: the processor's time a batch, and what fuse captured and compiled."""
+    lines = [
+        "| model | batches | filled | eager ms | fuse ms | later batch ms: eager | fuse "
+        "| calls that compile | sizes captured | calls that run eager | launches a fused batch |",
+        f"|---|---{'|--:' * 9}|",
+    ]
+    for case in results["cases"]:
+        eager, fuse = case["eager"], case["fuse"]
+        times = [1000 * side["seconds"] / case["batches"] for side in (eager, fuse)]
+        times += [1000 * side["later"] for side in (eager, fuse)]
+        training = ", trained" if case["kind"] == "training" else ""
+        cells = [
+            f"{case['model']}{training}",
+            case["way"],
+            f"{case['filled']:.2f}",
+            *(f"{taken:.2f}" for taken in times),
+            *(f"{fuse[name]:,}" for name in ("compiled", "captured", "ran_eager")),
+            f"{fuse['launches']:.0f}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -595,6 +624,7 @@ TABLES = {
     "curves": curves_table,
     "first_call": first_call_table,
     "sizes": sizes_table,
+    "lengths": lengths_table,
     "frozen": frozen_table,
     "limit": limit_table,
     "lstm": speed_table,

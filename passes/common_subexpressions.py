@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.loops.first_steps import first_steps
+from fuse.loops.first_steps import first_steps, some_alike
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -29,7 +29,7 @@ def common_subexpressions(graph: GraphModule) -> Iterator[Verdict]:
     """Compute equal things once, random operators excepted."""
     escaping = effects.escaping(graph)
     first: dict[Hashable, Node] = {}
-    begun = first_steps(graph)
+    begun = first_steps(graph) if some_alike(graph) else set()
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or not effects.is_pure(node):
             continue

@@ -38,7 +38,8 @@ def constant_folding(graph: GraphModule) -> Iterator[Verdict]:
     """Compute at rewriting time what depends on no input."""
     values = given_constants(graph)
     constant = constant_nodes(graph, values)
-    constant = constant_nodes(graph, values, first_steps(graph, constant))
+    if any(node.target not in FILLS for node in constant):
+        constant = constant_nodes(graph, values, first_steps(graph, constant))
     escaping = effects.escaping(graph)
     for node in [node for node in constant if node.target not in FILLS and is_needed(node, constant)]:
         value = evaluate(node, values, LARGEST_CONSTANT)

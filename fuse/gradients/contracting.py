@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse import ops
-from fuse.loops.reads import link_of
+from fuse.loops.reads import is_link
 
 aten = torch.ops.aten
 
@@ -62,7 +62,7 @@ def _alike(operand: object, node: Node) -> bool:
 
 def _base(node: Node) -> Node | None:
     """What ``node`` is a view of all elements of."""
-    if node.op != "call_function" or link_of(node) is None or not ops.is_view(node.target):
+    if node.op != "call_function" or not is_link(node) or not ops.is_view(node.target):
         return None
     base = node.args[0]
     if not isinstance(base, Node) or base.meta["val"].numel() != node.meta["val"].numel():

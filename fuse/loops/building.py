@@ -25,7 +25,7 @@ from fuse.graph.outputs import add_placeholder
 from fuse.loops.collectors import COLLECTORS
 from fuse.loops.moving import Moved
 from fuse.loops.native import copied, lasts_to_copy
-from fuse.loops.reads import Link, Read, leaves, link_of, parts, read_of, replace_leaves
+from fuse.loops.reads import Link, Read, is_link, leaves, parts, read_of, replace_leaves
 from fuse.loops.rolling import Rolled
 from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
 from fuse.loops.step_constants import Numbers, Table
@@ -268,8 +268,8 @@ def outside_reads(node: Node, place: Mapping[Node, object]) -> list[Read]:
     stack = [node]
     while stack:
         view = stack.pop()
-        views = [user for user in view.users if link_of(user) is not None]
-        if any(user not in place and link_of(user) is None for user in view.users):
+        views = [user for user in view.users if is_link(user)]
+        if any(user not in place and not is_link(user) for user in view.users):
             found.append(read_of(view))
         stack += views
     return found

@@ -26,7 +26,7 @@ from fuse.graph.loop import Loop, of_all_steps
 from fuse.graph.outputs import add_placeholder, outputs_of
 from fuse.loops.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.loops.building import call_loop
-from fuse.loops.reads import link_of
+from fuse.loops.reads import is_link
 
 aten = torch.ops.aten
 
@@ -195,7 +195,7 @@ class _Whole:
         for node in self.nodes:
             for operand in node.all_input_nodes if node in leaving else ():
                 while operand not in leaving and operand not in self.outside:
-                    base = operand.args[0] if link_of(operand) is not None else None
+                    base = operand.args[0] if is_link(operand) else None
                     if not isinstance(base, Node) or not isinstance(base.meta["val"], Tensor):
                         break
                     if base not in self.outside and base.meta["val"].numel() > operand.meta["val"].numel():

@@ -53,6 +53,12 @@ def first_steps(graph: GraphModule, constants: Collection[Node] = ()) -> set[Nod
     return found
 
 
+def some_alike(graph: GraphModule) -> bool:
+    """Whether two operators on filled tensors may come to compute the same thing: otherwise none need be told apart."""
+    letters = [letter(node) for node in _begun(graph)]
+    return len(set(letters)) < len(letters)
+
+
 def _reads(node: Node) -> Hashable:
     """What ``node`` computes with: views of what, and numbers."""
     reads = (read_of(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves(node))

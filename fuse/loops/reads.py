@@ -96,13 +96,30 @@ def layout(node: Node) -> tuple[Any, ...]:
 def leaves(node: Node) -> list[Leaf]:
     """What ``node`` reads, in the order of its arguments; a node that is read twice is there twice."""
     found: list[Leaf] = []
-
-    def note(leaf: Leaf) -> Leaf:
-        found.append(leaf)
-        return leaf
-
-    replace_leaves(node, note)
+    numbers = number_positions(node)
+    for position, argument in enumerate(node.args):
+        if position in numbers:
+            found.append(argument)  # type: ignore[arg-type]  # a number
+        else:
+            _collect(argument, found)
+    for argument in node.kwargs.values():
+        _collect(argument, found)
     return found
+
+
+def _collect(argument: Any, found: list[Leaf]) -> None:
+    """The nodes in an argument, in the order of ``torch.fx.node.map_aggregate``."""
+    if isinstance(argument, Node):
+        found.append(argument)
+    elif isinstance(argument, (tuple, list)):
+        for item in argument:
+            _collect(item, found)
+    elif isinstance(argument, dict):
+        for item in argument.values():
+            _collect(item, found)
+    elif isinstance(argument, slice):
+        for item in (argument.start, argument.stop, argument.step):
+            _collect(item, found)
 
 
 def replace_leaves(node: Node, function: Callable[[Leaf], object]) -> tuple[Any, dict[str, Any]]:
@@ -153,12 +170,17 @@ def read_of(node: Node) -> Read:
     return Read(current, tuple(reversed(links)), node)
 
 
+def is_link(node: Node) -> bool:
+    """Whether ``node`` views its first argument, or is a part of it."""
+    return node.target is operator.getitem or effects.view_base(node) is not None
+
+
 def link_of(node: Node) -> Link | None:
     """How ``node`` views its first argument, or is a part of it; None where it computes something."""
     if node.target is operator.getitem:
         return operator.getitem, node.args[1:], ()
     if effects.view_base(node) is not None:
-        return node.target, _frozen(node.args[1:]), tuple(sorted(node.kwargs.items()))
+        return node.target, _frozen(node.args[1:]), tuple(sorted(node.kwargs.items())) if node.kwargs else ()
     return None
 
 

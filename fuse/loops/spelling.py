@@ -16,14 +16,15 @@ from collections.abc import Mapping
 
 from torch.fx import Graph, Node
 
-from fuse.loops.reads import DEEPEST_AMBIENT, anchors, letter, link_of, may_be_ambient
+from fuse.loops.reads import DEEPEST_AMBIENT, anchors, is_link, letter, may_be_ambient
 from fuse.rewrite import effects
 
 
-def spelled(graph: Graph, least: int) -> tuple[list[Node], list[object]]:
-    """The anchors among which loops of at least ``least`` steps are looked for, and their letters."""
+def spelled(graph: Graph, least: int) -> tuple[list[Node], list[int]]:
+    """The anchors among which loops of at least ``least`` steps are looked for, and their letters, as numbers."""
     nodes = anchors(graph)
-    letters = {node: letter(node) for node in nodes}
+    alphabet: dict[object, int] = {}
+    letters = {node: alphabet.setdefault(letter(node), len(alphabet)) for node in nodes}
     often = Counter(letters.values())
     readers = {node: _readers(node) for node in nodes}
     ambient = {key for key, count in often.items() if count >= least} - _owned(graph, letters, readers, often, least)
@@ -38,14 +39,14 @@ def spelled(graph: Graph, least: int) -> tuple[list[Node], list[object]]:
 
 
 def _owned(
-    graph: Graph, letters: Mapping[Node, object], readers: Mapping[Node, set[Node]], often: Counter[object], least: int
-) -> set[object]:
+    graph: Graph, letters: Mapping[Node, int], readers: Mapping[Node, set[Node]], often: Counter[int], least: int
+) -> set[int]:
     """The letters that belong to steps: of operators behind others of their kind, or behind others that belong there.
 
     And of those that something else reads too.
     """
     depth: dict[Node, int] = {}
-    found: set[object] = set()
+    found: set[int] = set()
     for node in graph.nodes:
         depth[node] = max((depth[operand] for operand in node.all_input_nodes), default=0)
         if node in letters and often[letters[node]] >= least:
@@ -67,8 +68,8 @@ def _readers(node: Node) -> set[Node]:
     stack = [node]
     while stack:
         for user in stack.pop().users:
-            if link_of(user) is None:
-                found.add(user)
-            else:
+            if is_link(user):
                 stack.append(user)
+            else:
+                found.add(user)
     return found
