@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fuse.graph.contents import Contents, attributes_of, base_of, contents, is_mutable, module_of, put_back
+from fuse.graph.contents import Contents, attributes_of, base_of, contents, is_iterator, is_mutable, module_of, put_back
 from fuse.graph.python_generators import is_generator
 from fuse.graph.signature import Attribute
 
@@ -61,6 +61,14 @@ class Held:
     def name(self) -> str:
         """Where it lies, as the user would spell it."""
         return spelled(self.path)
+
+
+@dataclass(frozen=True)
+class Iterating:
+    """An iterator of Python's own: ``name`` as the user would spell it, and the attribute that leads to it."""
+
+    name: str
+    attribute: str
 
 
 @dataclass(frozen=True)
@@ -99,14 +107,17 @@ def collect(
 ) -> None:
     """Add everything mutable that ``value`` leads to to ``found``, but for those whose ``id`` was ``seen``.
 
-    Functions, classes, context variables, generators of random numbers and objects with a class of the user's are added
-    to ``code``, for whoever follows what runs.
+    Functions, classes, context variables, generators of random numbers, iterators and objects with a class of the
+    user's are added to ``code``, for whoever follows what runs.
     """
     left: list[tuple[Path, Any, Attribute]] = [(path, value, root)]
     while left:
         path, value, root = left.pop()
         kind = type(value)
         if is_atom(kind) or id(value) in seen:
+            continue
+        if code is not None and is_iterator(kind):
+            code.append(Iterating(spelled(path), root.name))
             continue
         base = base_of(value)
         is_code = base is type or issubclass(kind, _CODE) or is_generator(kind)

@@ -281,6 +281,8 @@ class Recorder(TorchDispatchMode):
         """Parameters and buffers replaced by fake twins during the call; what it changes is found and undone."""
         self._check_entries()
         before = reached_by(self.model, arguments)
+        if before.iterators:  # what it gave cannot be put back
+            raise CaptureError(f"forward may advance {before.iterators[0].name}, an iterator; a graph cannot hold that")
         self.context = tuple(before.variables.items())
         changes: list[Change] = []
         try:

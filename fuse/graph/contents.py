@@ -10,8 +10,10 @@ the methods of the built-in type at its base.
 
 from __future__ import annotations
 
+import array
 import gc
 import operator
+import sys
 import threading
 import types
 import weakref
@@ -24,6 +26,8 @@ _BASES: tuple[type, ...] = (OrderedDict, dict, list, deque, set, tuple, frozense
 _BY_ID = {id(base): base for base in _BASES}  # asking a class for its hash asks its metaclass
 _IMMUTABLE = (tuple, frozenset, types.MappingProxyType)
 _DICTS = (dict, OrderedDict)
+_LARGEST_MEMORY = 1 << 24
+"""Bytes of an array up to which what it holds is looked at."""
 _UNSET = object()
 
 mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
@@ -47,6 +51,8 @@ class Contents:
 
     def is_of(self, value: Any) -> bool:
         """Whether ``value`` still holds these very objects in this order."""
+        if self.base in memory_kinds():
+            return contents(value, self.base).values == self.values
         if not self.values and self.base is not type and self.base is not object:
             return not self.base.__len__(value)  # type: ignore[attr-defined]  # all containers have it
         now = contents(value, self.base)
@@ -54,7 +60,8 @@ class Contents:
 
 
 def base_of(value: Any) -> type:
-    """The built-in container that an object is an instance of; ``type`` for a class, ``object`` for any other.
+    """The built-in container, or array, that an object is an instance of; ``type`` for a class, ``object`` for any
+    other.
 
     >>> class Table(dict): pass
     >>> base_of(Table()), base_of(Table), base_of(3)
@@ -63,8 +70,32 @@ def base_of(value: Any) -> type:
     kind = type(value)
     found = _BY_ID.get(id(kind))
     if found is None:
-        found = next((base for base in _BASES if issubclass(kind, base)), object)
+        found = next((base for base in (*_BASES, *memory_kinds()) if issubclass(kind, base)), object)
+        if found in memory_kinds() and not _is_plain_memory(value):
+            found = object
     return found
+
+
+def is_iterator(kind: type) -> bool:
+    """Whether objects of a class are iterators of Python's own, which do not say where they are.
+
+    >>> is_iterator(type(iter([]))), is_iterator(list)
+    (True, False)
+    """
+    return module_of(kind) in ("builtins", "itertools") and "__next__" in class_dict(kind)
+
+
+def memory_kinds() -> tuple[type, ...]:
+    """The classes of objects that hold numbers in memory of their own; numpy's if it is loaded."""
+    numpy = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return (bytearray, array.array) if numpy is None else (bytearray, array.array, numpy)
+
+
+def _is_plain_memory(value: Any) -> bool:
+    """Whether the memory of an array can be read and put back: no objects in it, and not too much of it."""
+    dtype = getattr(value, "dtype", None)
+    size = memoryview(value).nbytes if dtype is None else value.nbytes
+    return size <= _LARGEST_MEMORY and not (dtype is not None and dtype.hasobject)
 
 
 def is_mutable(base: type) -> bool:
@@ -92,6 +123,10 @@ def contents(value: Any, base: type | None = None) -> Contents:
     if base is object:
         slots = [(name, slot.__get__(value)) for name, slot in _slots(type(value)).items() if _is_set(slot, value)]
         return Contents(base, [name for name, _ in slots], [item for _, item in slots])
+    if base in memory_kinds():
+        return Contents(
+            base, None, [bytes(base.tobytes(value)) if hasattr(base, "tobytes") else bytes(memoryview(value))]
+        )
     return Contents(base, None, list(base.__iter__(value)))  # type: ignore[attr-defined]  # sequences and sets have it
 
 
@@ -104,6 +139,8 @@ def put_back(value: Any, before: Contents) -> None:
     elif before.base is set:
         set.clear(value)
         set.update(value, [item for item in before.values if not _is_dead(item)])
+    elif before.base in memory_kinds():
+        _put_back_memory(value, before.values[0])
     elif before.base is deque:
         deque.clear(value)
         deque.extend(value, before.values)
@@ -183,6 +220,18 @@ def _put_back_items(value: Any, before: Contents) -> None:
     for key, item in pairs:
         if dict.get(value, key, _UNSET) is not item:
             base.__setitem__(value, key, item)
+
+
+def _put_back_memory(value: Any, held: bytes) -> None:
+    if isinstance(value, bytearray):
+        bytearray.__setitem__(value, slice(None), held)
+    elif isinstance(value, array.array):
+        array.array.__delitem__(value, slice(None))
+        array.array.frombytes(value, held)
+    else:
+        numpy = sys.modules["numpy"]
+        if numpy.ndarray.tobytes(value) != held:  # one that cannot be written is as it was
+            value[...] = numpy.frombuffer(held, value.dtype).reshape(value.shape)
 
 
 def _put_back_attributes(

@@ -27,7 +27,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as _module
 
-from fuse.graph.attributes import Change, Held, Path, collect, collect_modules, is_atom, restore, spelled
+from fuse.graph.attributes import Change, Held, Iterating, Path, collect, collect_modules, is_atom, restore, spelled
 from fuse.graph.contents import attributes_of, class_dict, contents, is_special, module_of, mro
 from fuse.graph.python_generators import global_generators, is_generator, name_of, put_back_state, state_of
 from fuse.graph.signature import Attribute
@@ -47,8 +47,8 @@ _IMPORTS = dis.opmap["IMPORT_NAME"]
 @dataclass(frozen=True)
 class Outside:
     """What code could reach before it ran: what objects hold, cells of closures, names in the globals of a module,
-    context variables, states of generators of random numbers, and what was kept of earlier calls by functions that do
-    so (``functools.lru_cache``)."""
+    context variables, states of generators of random numbers, iterators, and what was kept of earlier calls by
+    functions that do so (``functools.lru_cache``)."""
 
     held: list[Held] = field(default_factory=list)
     cells: list[tuple[str, types.CellType, Any]] = field(default_factory=list)
@@ -56,6 +56,7 @@ class Outside:
     caches: list[tuple[Any, int]] = field(default_factory=list)
     variables: dict[ContextVar[Any], Any] = field(default_factory=dict)
     generators: list[tuple[Any, Any]] = field(default_factory=list)
+    iterators: list[Iterating] = field(default_factory=list)
 
     def restore(self, is_twin: Callable[[Any, Any], bool]) -> list[Change]:
         """Put everything back as it was. Returns what had changed; see :func:`fuse.graph.attributes.restore`."""
@@ -104,6 +105,8 @@ def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
     walk.left.extend(global_generators())
     while walk.left:
         walk.follow(walk.left.pop())
+    used = walk.named | {name for name, _, _ in walk.outside.cells} | {"argument"}
+    walk.outside.iterators[:] = [one for one in walk.outside.iterators if one.attribute in used]
     return walk.outside
 
 
@@ -149,6 +152,8 @@ class _Walk:
         elif kind is ContextVar:
             self.outside.variables[value] = held = value_of(value)
             self.note(value.name, held)
+        elif kind is Iterating:
+            self.outside.iterators.append(value)
         elif is_generator(kind):
             self.outside.generators.append((value, state_of(value)))
         elif issubclass(kind, functools.partial):

@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
-from fuse.graph.contents import Contents, attributes_of, class_dict, contents, module_of, mro
+from fuse.graph.contents import Contents, attributes_of, base_of, class_dict, contents, memory_kinds, module_of, mro
 from fuse.graph.outside import value_of
 from fuse.graph.signature import Attribute, InputSpec, held_tensor
 
@@ -38,6 +38,9 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     _module._global_backward_pre_hooks,
 )
 _TENSOR_DICTS = ("_parameters", "_buffers")
+LARGEST_WATCHED = 1 << 16
+"""Bytes of an array (numpy's, ``array``, ``bytearray``) up to which the numbers in it are watched."""
+
 _PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.NoneType, torch.dtype, torch.device))
 
 
@@ -139,6 +142,8 @@ class StateGuard:
         if issubclass(kind, (dict, list, set, deque)):  # its class may have its own idea of what is in it
             held = contents(value)
             return _Holding(value, held, [self._snapshot(item) for item in held.values])
+        if memory := _Memory.of(value):
+            return memory
         if issubclass(kind, nn.Module):
             for module in value.modules():
                 self._watch_module(module)
@@ -177,6 +182,28 @@ class _Holding:
         return other is self.value and same_keys and self.inside == now.values
 
 
+class _Memory:
+    """Equal to one array only, as long as it holds the numbers that it held."""
+
+    __slots__ = ("held", "value")
+
+    def __init__(self, value: object, held: Contents) -> None:
+        self.value = value
+        self.held = held
+
+    @staticmethod
+    def of(value: object) -> _Memory | None:
+        """For an array that is not too large to be compared at each call."""
+        base = base_of(value)
+        if base not in memory_kinds():
+            return None
+        held = contents(value, base)
+        return _Memory(value, held) if len(held.values[0]) <= LARGEST_WATCHED else None
+
+    def __eq__(self, other: object) -> bool:
+        return other is self.value and self.held.is_of(other)
+
+
 class _Any:
     """Equal to everything."""
 
@@ -204,7 +231,7 @@ def same_value(a: object, b: object) -> bool:
     if a is b:
         return True
     if type(a) is not type(b):
-        return False
+        return isinstance(b, _Memory) and b == a
     if isinstance(a, float) and isinstance(b, float):
         return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
     try:
@@ -322,7 +349,7 @@ def call_guard(
         count=len(leaves),
         spec=spec,
         modes=modes(),
-        values=tuple((i, leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)),
+        values=tuple((i, _Memory.of(leaf) or leaf) for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)),
         state=state,
         pick=pick,
         check=_tensor_check(pick((*leaves, *state))),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import functools
+import itertools
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -133,6 +135,72 @@ def test_what_is_changed_is_named_put_back_and_left_to_eager(name: str) -> None:
         with pytest.warns(UserWarning, match=changed):  # it is changed again: no cache that was filled once
             fused(torch.ones(3))
     assert size() in (before + 1, before + 2)
+
+
+ARRAYS: dict[str, Callable[[], Any]] = {
+    "numpy": lambda: np.ones(3),
+    "array": lambda: array.array("f", [1, 1, 1]),
+    "bytearray": lambda: bytearray([1, 1, 1]),
+}
+
+
+class Counts(nn.Module):
+    """Counts calls in an array; ``writes`` or only reads what others write."""
+
+    def __init__(self, numbers: Any, writes: bool) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.writes = writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.writes:
+            self.numbers[1] += 1
+        return x * int(self.numbers[1])
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_numbers_that_an_array_holds_are_state(name: str) -> None:
+    writing, reading = (Counts(ARRAYS[name](), writes) for writes in (True, False))
+    held = writing.numbers
+    with pytest.raises(CaptureError, match="forward changes"):
+        capture(writing, (torch.ones(1),))
+    assert (writing.numbers is held, list(held)) == (True, [1, 1, 1])
+    fused = fuse.compile(writing)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [float(fused(torch.ones(1))) for _ in range(4)] == [2, 3, 4, 5]
+    fused = fuse.compile(reading)
+    with torch.no_grad():
+        for number in (1, 1, 7):
+            reading.numbers[1] = number
+            assert fused(torch.ones(1)).item() == number
+            assert fused.last_run is not None
+            assert fused.last_run.fallbacks == ()
+
+
+class Taking(nn.Module):
+    def __init__(self, numbers: Iterator[float]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * next(self.numbers)
+
+
+def in_a_closure(numbers: Iterator[float]) -> nn.Module:
+    model = nn.Tanh()
+    model.register_forward_hook(lambda module, args, result: args[0] * next(numbers))
+    return model
+
+
+@pytest.mark.parametrize("around", [Taking, in_a_closure])
+@pytest.mark.parametrize("make", [itertools.count, lambda: iter(range(9)), lambda: (one for one in range(9))])
+def test_an_iterator_is_advanced_by_each_call_and_by_nothing_else(around: Any, make: Any) -> None:
+    fused = fuse.compile(around(make()))
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="an iterator"):
+            assert fused(torch.ones(1)).item() == 0
+        assert [float(fused(torch.ones(1))) for _ in range(3)] == [1, 2, 3]
 
 
 class Draws(nn.Module):
