@@ -184,12 +184,28 @@ class GraphIndex:
         return known
 
     def readers(self, step: Step) -> Iterator[Step]:
-        """The steps that read ``step``, through views or at once; the first few."""
+        """The steps that read ``step``, through views or at once; the first few. Then those that read it from a node
+        that computes it once more.
+        """
+        yield from self._readers_here(step)
+        for other in self._computed_alike(step):
+            if self.twins(step, other) is not None:
+                yield from self._readers_here(other)
+
+    def _readers_here(self, step: Step) -> Iterator[Step]:
         own = self.own(step.node)
         assert own is not None
         if step.term not in own.shape.last:
             return (other for other in self.steps_of(step.node) if reads(other.term, step.term))
         return self.readers_of(step.node)
+
+    def _computed_alike(self, step: Step) -> Iterator[Step]:
+        """Steps of other nodes that read a value as ``step`` does: of ``x - m`` and ``y - m`` each negates ``m``."""
+        sources = (self.source(stripped(operand), step.node) for operand in step.term.operands)
+        given = next((one.nodes[-1] for one in sources if one.nodes), None)
+        for other in () if given is None else self.readers_of(given):
+            if other.node is not step.node and _alike(other.term, step.term):
+                yield other
 
     def readers_of(self, node: Node) -> Iterator[Step]:
         """The steps that read ``node``, through views or at once; the first few."""
@@ -229,16 +245,18 @@ class GraphIndex:
         """
         if one.node is other.node and one.term is other.term:
             return frozenset()
-        pairs = list(zip(one.term.operands, other.term.operands, strict=False))
-        if depth > MAX_TWINS or not _alike(one.term, other.term) or len(pairs) < len(other.term.operands):
+        if depth > MAX_TWINS or not _alike(one.term, other.term) or len(one.term.operands) != len(other.term.operands):
             return None
-        found = frozenset([other.node])
-        for first, second in pairs:
-            nodes = self._twin_operands(stripped(first), one.node, stripped(second), other.node, depth)
-            if nodes is None:
-                return None
-            found |= nodes
-        return found
+        for pairs in self.pairings(one.term, other.term):
+            found = frozenset([other.node])
+            for first, second in pairs:
+                nodes = self._twin_operands(first, one.node, second, other.node, depth)
+                if nodes is None:
+                    break
+                found |= nodes
+            else:
+                return found
+        return None
 
     def _twin_operands(
         self, one: Term, owner: Node, other: Term, other_owner: Node, depth: int
