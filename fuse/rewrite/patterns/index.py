@@ -52,7 +52,7 @@ class Step(NamedTuple):
 class Source(NamedTuple):
     """Where an operand comes from: a step (as the call there may be read), a number, or a value given to the graph.
 
-    ``nodes`` are those that hold the value or a view of it, the nearest first.
+    ``nodes`` are those that hold the value or a view of it, the nearest first; none is an operator's several results.
     """
 
     steps: tuple[Step, ...]
@@ -175,7 +175,8 @@ class GraphIndex:
             own = self.own(node)
             if own is None or own.shape.viewed < 0:
                 number = own is not None and stripped(own.shape.term).name in KNOWN
-                known = self._held[node] = Source(self.last_steps(node), number, (node,))
+                held = (node,) if isinstance(node.meta.get("val"), Tensor) else ()  # several results are no input
+                known = self._held[node] = Source(self.last_steps(node), number, held)
                 break
             views.append(node)
             node = own.operands[own.shape.viewed]

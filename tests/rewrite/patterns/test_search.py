@@ -102,3 +102,28 @@ def test_one_step_has_one_place():
     term = next(term for term in form.steps if term.name == "exp")
     assert isinstance(step, Step)
     assert list(Search(form, index).placements(term, step)) == []
+
+
+def test_an_input_is_a_tensor_and_never_all_results_of_an_operator(look):
+    def flat(weights):
+        return torch.exp(weights.reshape(-1)) * 2
+
+    def routing(logits):
+        weights, chosen = torch.topk(logits, 2)
+        return torch.exp(weights) * 2, chosen
+
+    assert len(look(flat, routing, randn(8)).matched) == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x, y: (x - x) - x,
+        lambda x, y: torch.sigmoid(y - x) * (y - x) - x,
+        lambda x, y: (1 - x) - (y - x),
+        lambda x, y: (torch.tanh(x) - (y - x)) - x,
+    ],
+)
+def test_a_value_that_several_operators_compute_within_themselves_is_one(look, model):
+    """Each ``- x`` negates ``x``: one value of the pattern, and as many of the graph."""
+    assert len(look(model, model, randn(4), randn(4)).matched) == 1
