@@ -25,7 +25,8 @@ from fuse.rewrite.surgery import constant_key
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """One call: its ``term``, over leaves; the steps of that, the last first, and those that read each leaf.
+    """One call: its ``term``, over leaves; the steps of that, the last first, and those that read each leaf, and
+    each step ``within`` the call.
 
     ``viewed`` is the place of the leaf that the call is a view of, or -1 where it computes something. ``last`` are the
     steps whose value it is: a second one where an operand is a tensor of equal elements, which may be read as a number.
@@ -35,6 +36,7 @@ class Shape:
     last: tuple[Term, ...]
     steps: tuple[Term, ...]
     reading: tuple[tuple[Term, ...], ...]
+    within: Mapping[Term, tuple[Term, ...]]
     viewed: int
 
 
@@ -109,8 +111,9 @@ class Calls:
         steps = tuple(one for one in below(*terms) if one.computes)
         last = tuple(dict.fromkeys(one for one in map(stripped, terms) if one.computes))
         reading = tuple(tuple(step for step in steps if reads(step, leaf)) for leaf in leaves.values())
+        within = {one: tuple(step for step in steps if reads(step, one)) for one in steps}
         base = stripped(term)
-        return Shape(term, last, steps, reading, base.value[0] if base.name == LEAF else -1)
+        return Shape(term, last, steps, reading, within, base.value[0] if base.name == LEAF else -1)
 
     def _fill(self, node: Node) -> Term | None:
         """The term of a node that makes equal elements, or is given one that is known."""

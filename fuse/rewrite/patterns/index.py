@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice, permutations
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.graph.signature import Signature
 from fuse.rewrite.constants import given_constants
-from fuse.rewrite.patterns.calls import Call, Calls, Table, reads
+from fuse.rewrite.patterns.calls import Call, Calls, Table
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.neighbourhoods import kinds
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, Term
@@ -124,7 +124,8 @@ class GraphIndex:
 
     def list_lengths(self) -> set[int]:
         """The lengths of all lists of tensors that operators take."""
-        arguments = (argument for node in self.place for argument in node.args if isinstance(argument, (list, tuple)))
+        operators = (node for node in self.place if node.op == "call_function")
+        arguments = (argument for node in operators for argument in node.args if isinstance(argument, (list, tuple)))
         return {len(argument) for argument in arguments if argument and isinstance(argument[0], Node)}
 
     def own(self, node: Node) -> Call | None:
@@ -193,27 +194,27 @@ class GraphIndex:
             if self.twins(step, other) is not None:
                 yield from self._readers_here(other)
 
-    def _readers_here(self, step: Step) -> Iterator[Step]:
+    def _readers_here(self, step: Step) -> Iterable[Step]:
         own = self.own(step.node)
         assert own is not None
-        if step.term not in own.shape.last:
-            return (other for other in self.steps_of(step.node) if reads(other.term, step.term))
-        return self.readers_of(step.node)
+        if step.term in own.shape.last:
+            return self.readers_of(step.node)
+        return [Step(step.node, term) for term in own.shape.within[step.term]]
 
     def _computed_alike(self, step: Step) -> Iterator[Step]:
         """Steps of other nodes that read a value as ``step`` does: of ``x - m`` and ``y - m`` each negates ``m``."""
         sources = (self.source(stripped(operand), step.node) for operand in step.term.operands)
-        given = next((one.nodes[-1] for one in sources if one.nodes), None)
-        for other in () if given is None else self.readers_of(given):
-            if other.node is not step.node and _alike(other.term, step.term):
-                yield other
+        given = next((one.nodes[0] for one in sources if one.nodes), None)
+        for user in () if given is None else islice(given.users, MAX_READERS):
+            if user is not step.node:
+                yield from (other for other in self.steps_of(user) if _alike(other.term, step.term))
 
-    def readers_of(self, node: Node) -> Iterator[Step]:
+    def readers_of(self, node: Node) -> Sequence[Step]:
         """The steps that read ``node``, through views or at once; the first few."""
         known = self._read_by.get(node)
         if known is None:
             known = self._read_by[node] = list(islice(self._readers(node), MAX_READERS))
-        return iter(known)
+        return known
 
     def _readers(self, node: Node) -> Iterator[Step]:
         for user in node.users:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from torch.fx import GraphModule, Node
 
@@ -36,6 +36,8 @@ _PROGRESS = {kind: place for place, kind in enumerate(get_args(Kind))}
 MAX_PLACEMENTS = 8
 MAX_LISTS = 16
 """Lengths of tensor lists that are tried, of those that the graph has."""
+
+Known = TypeVar("Known")
 
 Prepare = Callable[[Found, Surroundings], "Any | Obstacle"]
 """``prepare(found, surroundings)``: what is needed to rewrite a match, or why it cannot be."""
@@ -237,26 +239,44 @@ def _without_circles(outcomes: Iterable[Outcome], graph: GraphModule) -> list[Ou
     while True:
         matches = {place: one.found for place, one in enumerate(found) if one.kind == "matched" and one.found}
         several = {place: one for place, one in matches.items() if len(one.outputs) > 1}
-        if len(several) < 2:
+        circles = _circles(several, graph) if len(several) > 1 else []
+        if not circles:
             return found
-        stuck = _in_circles(several, graph)
-        if not stuck:
-            return found
-        dropped = found[max(stuck)]
-        reason = "it and another match would wait for each other's results"
-        found[max(stuck)] = replace(dropped, kind="not convex", reason=reason, node=dropped.candidate)
+        for circle in circles:
+            dropped = found[max(circle)]
+            reason = "it and another match would wait for each other's results"
+            found[max(circle)] = replace(dropped, kind="not convex", reason=reason, node=dropped.candidate)
 
 
-def _in_circles(matches: Mapping[int, Found], graph: GraphModule) -> list[int]:
-    """The matches, by their places, that lie on a circle once each match is one node."""
+def _circles(matches: Mapping[int, Found], graph: GraphModule) -> list[list[int]]:
+    """The matches, by their places, of each circle that there is once each match is one node."""
+    group = {node: place for place, one in matches.items() for node in one.members}
+    users: dict[Node | int, set[Node | int]] = {}
+    for node in graph.graph.nodes:
+        target = group.get(node, node)
+        reading = users.setdefault(target, set())
+        reading.update(group.get(user, user) for user in node.users)
+        reading.discard(target)
+    left = _in_circles_or_behind(users)
+    if not left:
+        return []
     import networkx  # takes a while to load, and is hardly ever asked
 
-    group = {node: place for place, one in matches.items() for node in one.members}
-    quotient = networkx.DiGraph()
-    for node in graph.graph.nodes:
-        for operand in node.all_input_nodes:
-            source, target = group.get(operand, operand), group.get(node, node)
-            if source != target:
-                quotient.add_edge(source, target)
-    circles = [part for part in networkx.strongly_connected_components(quotient) if len(part) > 1]
-    return [place for part in circles for place in part if isinstance(place, int)]
+    quotient = networkx.DiGraph((one, user) for one in left for user in users[one] if user in left)
+    parts = [part for part in networkx.strongly_connected_components(quotient) if len(part) > 1]
+    return [[one for one in part if isinstance(one, int)] for part in parts]
+
+
+def _in_circles_or_behind(users: Mapping[Known, Iterable[Known]]) -> set[Known]:
+    """What no order puts behind everything that it reads: what lies in a circle, and what is made of such."""
+    waiting = dict.fromkeys(users, 0)
+    for one in users:
+        for user in users[one]:
+            waiting[user] += 1
+    ready = [one for one, count in waiting.items() if not count]
+    for one in ready:
+        for user in users[one]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                ready.append(user)
+    return waiting.keys() - set(ready)
