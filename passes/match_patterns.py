@@ -103,7 +103,8 @@ def prepare_untried(found: Found, around: Surroundings) -> Region | Replacement 
     if library := next((node for node in nodes if _is_library_call(node)), None):
         reason = f"`{called(library)}` stays a library call, outside of loops: no kernel takes it in"
         return Obstacle("refused by lowering", reason, library, f"leave `{called(library)}` out, or {OR_REPLACE}")
-    verdict = lower(regions.build_body(nodes)[0])
+    calls = found.setting.table.calls
+    verdict = around.known(calls.alike(nodes), lambda: lower(regions.build_body(nodes)[0]))
     if isinstance(verdict, Declined):
         return Obstacle("refused by lowering", verdict.reason, None, OR_REPLACE)
     return Region(tuple(nodes), domain(nodes))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from fuse.rewrite.patterns.canonical import term_of_node
 from fuse.rewrite.patterns.terms import FILL, LEAF, Look, Term, Terms, below, look_of
@@ -75,10 +76,22 @@ class Calls:
             return look
 
     def layout(self, node: Node) -> Hashable:
-        """What the value of ``node``, a tensor, looks like and how it lies in memory."""
+        """What the value of ``node``, one tensor or several, looks like and how it lies in memory."""
         if node not in self._layouts:
-            self._layouts[node] = (id(self.look(node)), node.meta["val"].stride())
+            values = pytree.tree_leaves(node.meta["val"])
+            self._layouts[node] = (id(self.look(node)), *[one.stride() for one in values if isinstance(one, Tensor)])
         return self._layouts[node]
+
+    def alike(self, nodes: Sequence[Node]) -> Hashable:
+        """What tells these calls, in this order, from others: what they are, how they lie, what reads what."""
+        names: dict[Node, int] = {}
+        told, within = [], set(nodes)
+        for node in nodes:
+            shape, operands = self.of(node)
+            given = [(names.setdefault(one, len(names)), self.layout(one)) for one in operands]
+            alone = all(user in within for user in node.users)
+            told.append((shape, tuple(given), names.setdefault(node, len(names)), self.layout(node), alone))
+        return tuple(told)
 
     def of(self, node: Node) -> Call:
         """The call of a node whose term can be told."""

@@ -11,10 +11,10 @@ Each answers with a reason or None; the reasons are what the user reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ from fuse.rewrite.patterns.forms import InputKey
 from fuse.rewrite.patterns.language import ManySpec, TensorSpec
 
 aten = torch.ops.aten
+
+Answer = TypeVar("Answer")
 
 Kind = Literal[
     "structure",
@@ -69,11 +71,19 @@ class Surroundings:
         self.escaping = effects.escaping(graph)
         self.place = {node: place for place, node in enumerate(graph.graph.nodes)}
         self._fixed: dict[Node, bool] = {}
+        self._known: dict[Hashable, Any] = {}
         signature: Signature | None = graph.meta.get("signature")
         placeholders = graph.graph.find_nodes(op="placeholder")
         kinds = [spec.kind for spec in signature.inputs] if signature else []
         for node, kind in zip(placeholders, kinds, strict=False):
             self._fixed[node] = kind != "argument"
+
+    def known(self, key: Hashable, find: Callable[[], Answer]) -> Answer:
+        """What ``find`` gives, found once for all matches of this ``key``."""
+        if key not in self._known:
+            self._known[key] = find()
+        answer: Answer = self._known[key]
+        return answer
 
     def why_output(self, node: Node) -> str:
         """Why the graph has ``node`` among its outputs."""

@@ -18,19 +18,18 @@ RADIUS = 6
 
 def kinds(nodes: Sequence[Node], call: Callable[[Node], Hashable]) -> Mapping[Node, int]:
     """A number for each node, equal where what surrounds them looks alike; ``call`` is what a node is by itself."""
+    place = {node: number for number, node in enumerate(nodes)}
+    above = [[place[operand] for operand in node.all_input_nodes] for node in nodes]
+    below = [[place[user] for user in node.users] for node in nodes]
     numbers: dict[Hashable, int] = {}
-    kind = {node: numbers.setdefault(call(node), len(numbers)) for node in nodes}
+    kind = [numbers.setdefault(call(node), len(numbers)) for node in nodes]
     for _ in range(RADIUS):
         numbers = {}
-        kind = {
-            node: numbers.setdefault(
-                (
-                    kind[node],
-                    tuple([kind[operand] for operand in node.all_input_nodes]),
-                    tuple(sorted([kind[user] for user in node.users])),
-                ),
+        kind = [
+            numbers.setdefault(
+                (own, tuple([kind[one] for one in operands]), tuple(sorted([kind[one] for one in users]))),
                 len(numbers),
             )
-            for node in nodes
-        }
-    return kind
+            for own, operands, users in zip(kind, above, below, strict=True)
+        ]
+    return dict(zip(nodes, kind, strict=True))
