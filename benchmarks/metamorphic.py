@@ -248,6 +248,10 @@ OPERATORS = {
 }
 
 
+WEIGHTS = [len(one.spellings) + 2 * len(one.changes) for one in OPERATORS.values()]
+"""How often each operator is drawn, so that all steps are taken about equally often."""
+
+
 @dataclass(frozen=True)
 class Expression:
     """An operator and what it is applied to: other expressions, or inputs by number."""
@@ -275,7 +279,7 @@ def expression(draw: random.Random, depth: int, count: list[int]) -> Expression 
     """A random expression over the inputs 0 and 1."""
     if depth == 0:
         return draw.randrange(2)
-    name = draw.choice(list(OPERATORS))
+    name = draw.choices(list(OPERATORS), weights=WEIGHTS)[0]
     operands = [expression(draw, draw.randrange(depth), count) for _ in range(min(OPERATORS[name].arity, 2))]
     if name == "linear":
         operands = [operands[0], 2, 3]
@@ -360,16 +364,23 @@ def _verdict(
 
 def _holds(found: Found, graph: GraphModule, plain: Callable[..., Tensor], tensors: Sequence[Tensor]) -> bool:
     """Whether the graph has there what the pattern computes of what it is given there."""
-    values = _Values(graph)
-    values.run(*tensors_of(graph, tensors))
+    values = values_of(graph, tensors_of(graph, tensors))
     given = []
     for key in found.form.keys:
         one = found.inputs[key]
-        value = values.found[one.node]
+        value = values[one.node]
         given.append(value if one.dims is None else value.permute(one.dims))
     (output,) = found.outputs
-    have = values.found[output.node]
+    have = values[output.node]
     return torch.allclose(plain(*given).reshape(have.shape), have, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def values_of(graph: GraphModule, tensors: Sequence[Tensor]) -> dict[Node, Any]:
+    """The value of every node of ``graph``."""
+    values = _Values(graph)
+    with torch.no_grad():
+        values.run(*tensors)
+    return values.found
 
 
 class _Values(Interpreter):

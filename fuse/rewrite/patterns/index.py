@@ -9,6 +9,7 @@ Made once for a graph, in linear time, and used by every pattern.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from fuse.rewrite.constants import given_constants
 from fuse.rewrite.patterns.calls import Call, Calls, Table
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.neighbourhoods import kinds
-from fuse.rewrite.patterns.terms import KNOWN, LEAF, Term
+from fuse.rewrite.patterns.terms import KNOWN, LEAF, Look, Term
 from fuse.rewrite.patterns.views import stripped
 
 Known = TypeVar("Known")
@@ -281,7 +282,13 @@ class GraphIndex:
 
 
 def _alike(one: Term, other: Term) -> bool:
-    return (one.name, one.constants, one.look) == (other.name, other.constants, other.look)
+    """Whether both do the same, to as many elements of one dtype: sizes of 1 come and go with ``keepdim``."""
+    if (one.name, one.constants) != (other.name, other.constants):
+        return False
+    if one.look == other.look:
+        return True
+    single = isinstance(one.look, Look) and isinstance(other.look, Look)
+    return single and one.dtype == other.dtype and math.prod(one.shape) == math.prod(other.shape)
 
 
 def is_operator(node: Node) -> bool:
