@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (the page has a paragraph a line)
 """The cases of PyTorch's own tests of its two matchers, written again for the patterns of fuse.
 
     test/fx/test_subgraph_rewriter.py           replace_pattern(graph, pattern, replacement)
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from fuse.rewrite.patterns.definition import Pattern, define
 from fuse.rewrite.patterns.pairs import define_pair
 
 aten = torch.ops.aten
+
+PAGE = Path(__file__).parents[3] / "docs" / "matcher-cases.md"
 
 FX, INDUCTOR = "test/fx/test_subgraph_rewriter.py", "test/inductor/test_pattern_matcher.py"
 USED, DECLINED, REFUSED, NONE, PASSES, NOT_ASKED = "used", "declined", "refused", "no match", "passes", "not asked"
@@ -639,15 +643,17 @@ single(
     *SQUARES[1:],
     why="`torch.addmm` takes such a bias, and gives the same",
 )
-single(
+pair(
     INDUCTOR,
     "addmm (bias with one dimension more)",
     "0",
     lambda a, b, c: torch.addmm(a, b, c),
+    lambda bias, x, w: torch.addmm(bias, x, w),
     lambda a, b, c: torch.add(a, torch.mm(b, c)),
     r(1, 16, 16),
     *SQUARES[1:],
-    why="PyTorch's fake tensors take such a bias; a replacement that does not is declined when it is tried",
+    here=DECLINED,
+    why="PyTorch's fake tensors take such a bias, its own do not: what is tried there raises, and is declined",
 )
 single(
     INDUCTOR,
@@ -909,3 +915,38 @@ left_out(INDUCTOR, "fwd_only_generate_original_aten_meta", "metadata", OF_THE_LI
 def show(case: Case) -> fuse.Report:
     """What fuse makes of a case that needs no pattern."""
     return fuse.show(Function(case.model), case.arguments)
+
+
+HEAD = "| case | there | here | why it differs |\n|---|---|---|---|\n"
+
+
+def table(file: str) -> str:
+    return HEAD + "\n".join(one.row for one in CASES if one.file == file)
+
+
+def page() -> str:
+    """``docs/matcher-cases.md``; ``python -m tests.rewrite.patterns.peer_cases`` writes it."""
+    return f"""# The cases of PyTorch's own matchers
+
+PyTorch has two pattern matchers, and tests of both. This page has every case of these tests, written again for `fuse.pattern`: how often PyTorch's matcher fires there, what fuse does, and why where it differs. [tests/rewrite/patterns/test_peers.py](../tests/rewrite/patterns/test_peers.py) runs each of them, and holds every match to the values that the graph has there.
+
+Three differences come back again and again. PyTorch's tests put something else in the place of what they match, to see that it was replaced; fuse tries a replacement before it uses it, and **refuses** one that computes something else. What a model computes twice is **one value** before patterns are looked for. And a fusion that Inductor has as a pattern of its own often **needs none**: generic passes do it.
+
+## `torch.fx.subgraph_rewriter`
+
+The tests are `{FX}` in [pytorch/pytorch](https://github.com/pytorch/pytorch), each named `test_subgraph_rewriter_...` or `test_...`.
+
+{table(FX)}
+
+## Inductor's pattern matcher
+
+The tests are `{INDUCTOR}`. A case with several inputs has a line for each where they come out differently.
+
+{table(INDUCTOR)}
+
+Launches are those that `fuse show` predicts for the case's inputs.
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

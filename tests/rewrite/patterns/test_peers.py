@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,9 +15,7 @@ from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.pipeline import run_passes
 from tests.rewrite.patterns.conftest import CLEANED
-from tests.rewrite.patterns.peer_cases import CASES, DECLINED, FX, INDUCTOR, REFUSED, Case, show
-
-PAGE = Path(__file__).parents[3] / "docs" / "matcher-cases.md"
+from tests.rewrite.patterns.peer_cases import CASES, DECLINED, PAGE, REFUSED, Case, page, show
 
 
 def named(one: Case) -> str:
@@ -35,7 +31,7 @@ def test_a_pattern_matches_as_often_as_the_table_says(case):
     values = values_of(graph, tensors_of(graph, [one.clone() for one in case.arguments]))
     found = [one.found for one in match(graph, [pattern], lambda found, around: found) if one.kind == "matched"]
     assert len(found) == case.matches
-    assert all(holds(one, values) for one in found)
+    assert case.here == DECLINED or all(holds(one, values) for one in found)
     if pattern.replace is not None:
         assert (registry.refusal(pattern) is not None) == (case.here == REFUSED)
         used = sum(one.kind == "matched" for one in match(graph, [pattern], prepare))
@@ -49,5 +45,4 @@ def test_without_a_pattern_so_many_launches_are_left(case):
 
 
 def test_the_page_has_every_case():
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert rows == [one.row for file in (FX, INDUCTOR) for one in CASES if one.file == file]
+    assert PAGE.read_text() == page()
