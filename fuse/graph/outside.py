@@ -47,8 +47,8 @@ _IMPORTS = dis.opmap["IMPORT_NAME"]
 @dataclass(frozen=True)
 class Outside:
     """What code could reach before it ran: what objects hold, cells of closures, names in the globals of a module,
-    context variables, states of generators of random numbers, iterators, and what was kept of earlier calls by
-    functions that do so (``functools.lru_cache``)."""
+    context variables, states of generators of random numbers, iterators that the model holds, and what was kept of
+    earlier calls by functions that do so (``functools.lru_cache``)."""
 
     held: list[Held] = field(default_factory=list)
     cells: list[tuple[str, types.CellType, Any]] = field(default_factory=list)
@@ -99,14 +99,15 @@ def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
     walk = _Walk()
     collect_modules(model, walk.outside.held, walk.seen, walk.left)
     walk.note("argument", arguments)
+    held = list(walk.left)
     for hooks in _GLOBAL_HOOKS:
         walk.note("a hook of all modules", hooks)
     walk.left.extend({type(module) for module in model.modules()})
     walk.left.extend(global_generators())
     while walk.left:
         walk.follow(walk.left.pop())
-    used = walk.named | {name for name, _, _ in walk.outside.cells} | {"argument"}
-    walk.outside.iterators[:] = [one for one in walk.outside.iterators if one.attribute in used]
+    used = {*walk.named, "argument"}
+    walk.outside.iterators.extend(one for one in held if type(one) is Iterating and one.attribute in used)
     return walk.outside
 
 
@@ -152,15 +153,13 @@ class _Walk:
         elif kind is ContextVar:
             self.outside.variables[value] = held = value_of(value)
             self.note(value.name, held)
-        elif kind is Iterating:
-            self.outside.iterators.append(value)
         elif is_generator(kind):
             self.outside.generators.append((value, state_of(value)))
         elif issubclass(kind, functools.partial):
             self._partial(*functools.partial.__reduce__(value)[2][:3])
         elif issubclass(kind, _Cached):
             self.outside.caches.append((value, _Cached.cache_info(value).misses))
-        elif not issubclass(kind, types.ModuleType):
+        elif not issubclass(kind, (types.ModuleType, Iterating)):
             self._class(kind)
             if issubclass(kind, collections.defaultdict):
                 self.note("default_factory", _FACTORY.__get__(value))
