@@ -36,6 +36,7 @@ from fuse.errors import CaptureError
 from fuse.graph.attributes import held_by, restore
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
+from fuse.graph.python_generators import global_generators
 from fuse.graph.results import named_parts, parts_of
 from fuse.notebook import preformatted
 from fuse.runtime.engine import Engine
@@ -225,7 +226,7 @@ def _outcome(
     counting: CountingMode | None = None,
     counting_backward: CountingMode | None = None,
 ) -> _Outcome:
-    torch.manual_seed(seed)
+    _seed(seed)
     for tensor in call.tensors().values() if train else ():
         if tensor.is_leaf:
             tensor.grad = None
@@ -236,6 +237,13 @@ def _outcome(
         _backward(result, counting_backward)
         gradients = _gradients(call)
     return _described(result, call, gradients)
+
+
+def _seed(seed: int) -> None:
+    """Let every run draw the same numbers, those of ``random`` and numpy included."""
+    torch.manual_seed(seed)
+    for generator in global_generators():
+        generator.seed(seed)
 
 
 def _gradients(call: Call) -> dict[str, Tensor]:
@@ -284,7 +292,7 @@ def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[s
 
 def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
     """A later call of the compiled program, under a mode that counts what is sent to ATen."""
-    torch.manual_seed(seed)
+    _seed(seed)
     leaves = pytree.tree_leaves((call.args, call.kwargs))
     given = compiled.carried.extend(leaves, None)[0] if compiled.carried else leaves
     tensors = compiled.guard.pick((*given, *compiled.guard.state))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,6 +76,17 @@ def test_what_eager_draws_is_drawn_in_float64_too() -> None:
 class Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.normal(x, 1.0)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_every_run_draws_the_same_of_python_and_numpy(draw: Callable[[], float]) -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * draw()
+
+    report = check(Noisy(), (X,))
+    assert report.passed, str(report)
+    assert "random numbers" in report.fallbacks[0].reason
 
 
 def test_methods_of_copies_are_equal() -> None:
