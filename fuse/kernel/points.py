@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 
-from fuse.kernel.index import Size
-from fuse.kernel.ir import Buffer, Load, Loop, Scope, Statement, Store
+from fuse.kernel.index import Affine, Size
+from fuse.kernel.ir import Buffer, Declare, Let, Load, Loop, Scope, Statement, Store
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.values import Output
 
@@ -32,6 +32,10 @@ LARGEST_BORDERS = 16
 """Iterations of a loop that are told apart from those between them."""
 LARGEST_BODY = 256
 """Statements that are written down for each part of two loops, up to nine times: a bound on the compiler's work."""
+LARGEST_BLOCK = 64
+"""Elements of an innermost loop whose lines stay in the nearest cache while another loop goes along them."""
+WORTH_STAGING = 1
+"""Steps of arithmetic from which a loop is worth another that brings what it reads side by side."""
 WORTH_A_VECTOR = 16
 """Elements of a dimension that are worth an innermost loop other than that of the stores."""
 
@@ -53,6 +57,8 @@ def point_nest(
         moved = _Nest.over(dimensions, (*(d for d in order if d != dim), dim))
         found.append(moved.filled(targets, inputs, names))
     found.sort(key=lambda nest: nest.strided)
+    if (blocked := found[0].blocked()) is not None:
+        found[0] = blocked.filled(targets, inputs, names)
     near = [nest for nest in found if nest.strided <= found[0].strided + NEAR]
     return near[min(place, len(near) - 1)].in_parts(targets, inputs, names)
 
@@ -99,13 +105,39 @@ class _Nest:
                 builder.close()
         return replace(self, statements=builder.blocks[0].statements, borders=builder.borders)
 
+    def blocked(self) -> _Nest | None:
+        """The same with another loop around a block of the innermost: that which goes along the lines from which the
+        innermost takes an element each, so that a line is read, or written, once. None where there is no such loop.
+
+            for c: for x: y[c, x] = image[x, c]      ->      for x by 16: for c: for 16 of x: ...
+        """
+        if len(self.atoms) < 2 or not self.strided or self.borders:
+            return None
+        *outer, last = self.atoms
+        along = next((atom for atom in outer if _goes_along(self.statements, atom, last)), None)
+        if along is None:
+            return None
+        number = next(n for n, d in enumerate(self.dimensions) if last in d.atoms)
+        dimension = self.dimensions[number]
+        extent = dimension.extents[dimension.atoms.index(last)]
+        rest = [atom for atom in outer if atom != along]
+        if type(extent) is not int or extent < ELEMENTS_OF_A_LINE:  # one that varies is told in each call
+            return None
+        if extent <= LARGEST_BLOCK:
+            return _Nest(self.dimensions, [*rest, along, last]) if rest != outer[:-1] else None
+        if extent % ELEMENTS_OF_A_LINE:
+            return None
+        dimensions = list(self.dimensions)
+        dimensions[number] = dimension.split(last, ELEMENTS_OF_A_LINE)
+        return _Nest(dimensions, [*rest, f"{last}o", along, f"{last}i"])
+
     def in_parts(self, targets: Sequence[Sink], inputs: list[Buffer], names: Mapping[int, str]) -> list[Statement]:
         """The statements; the two innermost loops run apart over what is between their borders, where that is most of
         it: no element asks there whether it is padding, of which the compiler would make no vectors."""
         extents = {a: e for d in self.dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
         parts = {a: _parts(*self.borders[a], extents[a]) for a in self.atoms[-2:] if a in self.borders}
         parts = {atom: found for atom, found in parts.items() if found and _size(self.statements) <= LARGEST_BODY}
-        return list((self.filled(targets, inputs, names, parts) if parts else self).statements)
+        return _staged((self.filled(targets, inputs, names, parts) if parts else self).statements)
 
 
 def _parts(first: int, last: int, extent: int) -> list[Part]:
@@ -138,6 +170,58 @@ def _strided(statements: Sequence[Statement]) -> int:
             case _:
                 pass
     return found
+
+
+def _goes_along(statements: Sequence[Statement], atom: str, last: str) -> bool:
+    """Whether loads and stores that take each element of loop ``last`` from another line go along it in ``atom``."""
+    found = True
+    for statement in statements:
+        match statement:
+            case Loop() | Scope():
+                found &= _goes_along(statement.body, atom, last)
+            case Load() | Store():
+                inner, outer = statement.offset.step(last), statement.offset.step(atom)
+                jumps = bool(inner.sized) or abs(inner.constant) >= ELEMENTS_OF_A_LINE
+                found &= not jumps or (not outer.sized and abs(outer.constant) == 1)
+            case _:
+                pass
+    return found
+
+
+def _staged(statements: Sequence[Statement]) -> list[Statement]:
+    """The same, but that short innermost loops find what they read from line to line side by side: of branches amid
+    reads that lie apart, compilers make no vectors, but jumps that depend on the data.
+
+        for 16 of x: y[x] = clamp(image[x, c])    ->    for 16 of x: lines[x] = image[x, c]
+                                                        for 16 of x: y[x] = clamp(lines[x])
+    """
+    found: list[Statement] = []
+    for statement in statements:
+        match statement:
+            case Loop(kind="vector") if not statement.bounds and statement.extent <= LARGEST_BLOCK:
+                found += _staged_loop(statement)
+            case Loop() | Scope():
+                found.append(replace(statement, body=tuple(_staged(statement.body))))
+            case _:
+                found.append(statement)
+    return found
+
+
+def _staged_loop(loop: Loop) -> list[Statement]:
+    if sum(isinstance(s, Let) for s in loop.body) < WORTH_STAGING:
+        return [loop]
+    before: list[Statement] = []
+    body: list[Statement] = []
+    for statement in loop.body:
+        if isinstance(statement, Load) and not statement.indirect and statement.guard is None:
+            step = statement.offset.step(loop.atom)
+            if not step.sized and abs(step.constant) >= ELEMENTS_OF_A_LINE:
+                lines = Buffer(f"{statement.name}_lines", statement.buffer.dtype, "scratch", loop.extent)
+                copied = Store(lines, Affine.of(loop.atom), statement.variable)
+                before += [Declare(lines), Loop(loop.atom, loop.extent, (statement, copied), "vector")]
+                statement = replace(statement, buffer=lines, offset=Affine.of(loop.atom))
+        body.append(statement)
+    return [*before, replace(loop, body=tuple(body))] if before else [loop]
 
 
 def order_of_loops(output: Output) -> tuple[int, ...]:

@@ -1,0 +1,153 @@
+"""Give transposed convolutions the form or the layout in which they are fast.
+
+    convolution(x, w, transposed, stride 1)     ->     convolution(x, w')       w' = w turned round, inputs for outputs
+
+With a stride of one it is a convolution like any other, for which there is a kernel that takes what follows in.
+
+    y = convolution(x, w, transposed, stride 2) ->     y = clone(convolution(x, clone(w, channels_last)), contiguous)
+
+With a larger one it stays a call of the library, oneDNN, which is slow where places lie side by side and the stride
+does not divide the taps: 3 x 3 taps at a stride of 2 took 3 to 12 times as long as where channels do (one thread, 16
+to 64 channels), 4 x 4 taps 1.2 to 1.6 times. The copy of the result joins what reads it.
+
+Declined where the image grows by much or the weight is larger than the image, so that a convolution multiplies mostly
+zeros or the weight's copy costs more than is gained; for few output channels; and for other dtypes than float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from fuse.rewrite import surgery
+from fuse.rewrite.registry import register_pass
+from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+aten = torch.ops.aten
+
+MOST_GROWTH = 1.5
+"""How many times more places than the image the result may have, of which a convolution computes all taps."""
+FEWEST_CHANNELS = 8
+"""Output channels from which vectors of channels are worth another layout."""
+
+FEWEST_ELEMENTS = 20480
+"""Elements of a single image up to which PyTorch may not ask oneDNN."""
+
+
+@register_pass(after="fold_batch_norm", before=("merge_sibling_gemms", "roll_whole_loops"))
+def transposed_convolutions(graph: GraphModule) -> Iterator[Verdict]:
+    """Give transposed convolutions the form or the layout in which they are fast."""
+    turned: dict[object, Node] = {}
+    for node in graph.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        if not node.args[6]:
+            continue
+        if reason := obstacle(node):
+            yield declined(node, reason)
+        elif all(step == 1 for step in each(node, 3)):
+            yield declined(node, reason) if (reason := misfit(node)) else rewrite(node, as_convolution, node, turned)
+        elif reason := no_gain(node):
+            yield declined(node, reason)
+        else:
+            yield rewrite(node, channels_last, node)
+
+
+def values_of(node: Node) -> tuple[Tensor, Tensor, Tensor]:
+    """Image, weight and result."""
+    image, weight, *_ = node.args
+    assert isinstance(image, Node)
+    assert isinstance(weight, Node)
+    return image.meta["val"], weight.meta["val"], node.meta["val"]
+
+
+def obstacle(node: Node) -> str | None:
+    """Why the convolution stays as it is, whatever its stride."""
+    image, weight, result = values_of(node)
+    if result.device.type != "cpu":
+        return f"device {result.device.type} is not known to gain"
+    if result.dtype is not torch.float32:
+        return f"convolutions of {result.dtype} are left to the library"
+    if image.dim() != weight.dim() or not result.is_contiguous() or not image.is_contiguous():
+        return "an image lies in an order of its own"
+    if result.numel() == 0:
+        return "there is nothing to compute"
+    if not weight.is_contiguous():
+        return "the weight lies in an order of its own"
+    return "the weight is larger than the image" if weight.numel() > image.numel() else None
+
+
+def misfit(node: Node) -> str | None:
+    """Why a transposed convolution with a stride of one is better off as such."""
+    image, _, result = values_of(node)
+    if image.dim() not in (3, 4):
+        return "only convolutions in one or two dimensions have a kernel"
+    if any(padding < 0 for padding in paddings(node)):
+        return "more is cut off than the taps reach"
+    if any(each(node, 7)):
+        return "the result is longer than the taps reach"
+    if math.prod(result.shape[2:]) > MOST_GROWTH * math.prod(image.shape[2:]):
+        return "a convolution would mostly multiply zeros"
+    return None
+
+
+def no_gain(node: Node) -> str | None:
+    """Why a transposed convolution with a larger stride keeps its layout."""
+    image, weight, result = values_of(node)
+    if result.dim() != 4 or weight.shape[1] == 1 or math.prod(weight.shape[2:]) == 1:
+        return "its weight has no other layout"
+    if not torch.backends.mkldnn.is_available() or (len(image) == 1 and image.numel() <= FEWEST_ELEMENTS):
+        return "it is none for oneDNN"
+    stride = each(node, 3)
+    if all(taps % step == 0 for taps, step in zip(weight.shape[2:], stride, strict=True)):
+        return "the stride divides the taps: the library takes as long in any layout"
+    return f"fewer than {FEWEST_CHANNELS} output channels" if result.shape[1] < FEWEST_CHANNELS else None
+
+
+def each(node: Node, place: int) -> tuple[int, ...]:
+    """An argument that has a number for each dimension, or one for all."""
+    given, dimensions = cast(Sequence[int], node.args[place]), node.meta["val"].dim() - 2
+    return tuple(given) if len(given) == dimensions else (given[0],) * dimensions
+
+
+def paddings(node: Node) -> list[int]:
+    """The zeros around the image that a convolution adds in place of what the transposed one cuts off."""
+    _, weight, _ = values_of(node)
+    taps = weight.shape[2:]
+    return [d * (k - 1) - p for k, p, d in zip(taps, each(node, 4), each(node, 5), strict=True)]
+
+
+def as_convolution(node: Node, turned: dict[object, Node]) -> None:
+    """Replace ``node`` by a convolution; equal weights are ``turned`` once."""
+    arguments: Any = node.args
+    image, weight, bias, stride, _, dilation, _, none, groups = arguments
+    key = weight, groups
+    if key not in turned:
+        turned[key] = turned_round(node, weight, groups)
+    padding = paddings(node)
+    others = stride, padding, dilation, False, none, groups
+    surgery.replace(node, surgery.insert(node, aten.convolution.default, image, turned[key], bias, *others))
+
+
+def turned_round(node: Node, weight: Node, groups: int) -> Node:
+    """``[outputs, inputs of a group, *taps]`` of ``[inputs, outputs of a group, *taps]``, last taps first."""
+    inputs, outputs, *taps = weight.meta["val"].shape
+    before = node if weight.op == "call_function" else node.graph.find_nodes(op="placeholder")[-1].next
+    parted = [groups, inputs // groups, outputs, *taps]
+    made = surgery.insert(before, aten.view.default, weight, parted, like=node)
+    made = surgery.insert(before, aten.flip.default, made, list(range(3, 3 + len(taps))), like=node)
+    made = surgery.insert(before, aten.transpose.int, made, 1, 2, like=node)
+    made = surgery.insert(before, aten.clone.default, made, like=node, memory_format=torch.contiguous_format)
+    return surgery.insert(before, aten.view.default, made, [groups * outputs, inputs // groups, *taps], like=node)
+
+
+def channels_last(node: Node) -> None:
+    """Replace ``node`` by the same with a weight whose channels lie side by side, and its result brought back."""
+    image, weight, *others = node.args
+    laid = surgery.insert(node, aten.clone.default, weight, memory_format=torch.channels_last)
+    made = surgery.insert(node, aten.convolution.default, image, laid, *others)
+    back = surgery.insert(node, aten.clone.default, made, memory_format=torch.contiguous_format)
+    surgery.replace(node, back)
