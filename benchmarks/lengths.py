@@ -34,7 +34,7 @@ import fuse
 from benchmarks.common import ROOT, compilations, processor_seconds, save
 from fuse.graph.load import load
 
-BATCHES = 1000
+BATCHES = 200
 BATCH = 16
 SHORTEST, LONGEST = 3, 64
 MEDIAN, SPREAD = 18, 0.5

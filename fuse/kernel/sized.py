@@ -60,7 +60,14 @@ def lowering_for(sizes: frozenset[int] | None) -> Iterator[None]:
     ``sizes`` are those that vary from call to call. Where there are some, regions get kernels for all sizes, if they
     can; where none is larger than one, only kernels that are there. With None, each gets its own.
     """
-    token = _CALL.set(Call(sizes))
+    with lowering_of(Call(sizes)):
+        yield
+
+
+@contextlib.contextmanager
+def lowering_of(call: Call | None) -> Iterator[None]:
+    """Regions that are lowered inside are of this call, too: what of it is only made once it is needed."""
+    token = _CALL.set(call)
     try:
         yield
     finally:

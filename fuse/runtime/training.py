@@ -24,6 +24,7 @@ from fuse.gradients.saved import settle
 from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
+from fuse.kernel.sized import call_at_hand, lowering_of
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
@@ -82,6 +83,7 @@ class Training:
 
     def __post_init__(self) -> None:
         joint, forward = self.joint, self.joint.forward
+        self._call = call_at_hand()
         assert joint.backward is not None
         self.rewrite(forward)
         self.signature = forward.meta["signature"]
@@ -171,7 +173,8 @@ class Training:
     def _half(self, missing: frozenset[int]) -> _Backward:
         with self.lock:
             if missing not in self._halves:
-                self._halves[missing] = self._make_half(missing)
+                with lowering_of(self._call):  # autograd's threads know of no call
+                    self._halves[missing] = self._make_half(missing)
             return self._halves[missing]
 
     def _make_half(self, missing: frozenset[int]) -> _Backward:

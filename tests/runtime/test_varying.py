@@ -238,6 +238,26 @@ class Updates(nn.Module):
         return x.sum()
 
 
+def test_gradients_of_some_results_are_compiled_for_few_of_many_sizes(
+    compiled_sources: list[str], empty_cache: Path
+) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(self.first(x)) * 2
+            return torch.softmax(h, -1), torch.sigmoid(self.second(h))
+
+    fused = fuse.compile(Two())
+    for number, size in enumerate((5, 7, 9, 6)):
+        before = len(compiled_sources)
+        fused(torch.randn(size, 16))[1].square().sum().backward()
+        assert not fused.last_run.fallbacks
+        assert number < 2 or len(compiled_sources) == before, size
+
+
 def test_inputs_are_written_at_every_size() -> None:
     fused = fuse.compile(Updates())
     for rows, columns in [(5, 3), (7, 4), (300, 20), (9, 9), (2, 6), (1, 4)]:
