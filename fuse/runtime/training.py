@@ -216,11 +216,11 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
+        if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):  # 4 us less than to enter both
+            return None, *ctx.training.backward(ctx.saved_tensors, tangents, ctx.ran)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             gradients = ctx.training.backward(ctx.saved_tensors, tangents, ctx.ran)
-        if torch.is_grad_enabled():
-            gradients = _once(gradients)
-        return None, *gradients
+        return None, *(_once(gradients) if torch.is_grad_enabled() else gradients)
 
 
 def _is_batched(tensor: Tensor) -> bool:
