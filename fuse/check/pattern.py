@@ -313,7 +313,10 @@ def judged(
     if pattern.replace is None:
         return Judged(True, reasons, RIGHT)
     tensors = tensors_of(before, model, given)
-    return Judged(True, reasons, _wrong(before, after, tensors, function, arguments))
+    folded = tensors_of(after, model, given)[len(tensors) :]  # what is made of no input is given to the graph
+    return Judged(
+        True, reasons, _wrong(before, lambda *tensors: after(*tensors, *folded), tensors, function, arguments)
+    )
 
 
 def rewrite(graph: GraphModule, patterns: Sequence[Pattern]) -> list[Outcome]:
@@ -330,7 +333,7 @@ def rewrite(graph: GraphModule, patterns: Sequence[Pattern]) -> list[Outcome]:
 
 def _wrong(
     before: GraphModule,
-    after: GraphModule,
+    after: Callable[..., Any],
     tensors: Sequence[Tensor],
     function: Callable[..., Any],
     arguments: Sequence[Any],

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fuse.rewrite.dtypes import holds
 from fuse.rewrite.patterns.terms import FILL, KNOWN, Look, Term, Terms
 
 Shape = tuple[int, ...]
@@ -130,7 +131,9 @@ def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, ste
 
 
 def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
-    """``x`` in another dtype."""
+    """``x`` in another dtype; a cast before it that lost nothing does not count."""
+    if x.name == "cast" and holds(x.operands[0].dtype, x.dtype):
+        return cast(terms, x.operands[0], dtype)
     if x.name == FILL:
         return terms.fill(x.value, replace(x.look, dtype=dtype))
     return x if x.dtype == dtype else terms.make("cast", [x], replace(x.look, dtype=dtype))
