@@ -50,10 +50,24 @@ def test_there_are_sixty_and_each_has_a_structure():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_it_is_found_in_its_structure(name, capfd):
+def test_it_is_found_in_its_structure_and_what_stands_in_its_place_is_right(name, capfd):
     pattern, published = OWN[name], PUBLISHED[name]
-    found = outcomes(pattern, captured(published.function, published.arguments))
-    assert [one.kind for one in found].count("matched") == 1, [(one.kind, one.reason) for one in found]
+    model = Function(published.function)
+    with torch.no_grad():
+        after = capture(model, published.arguments)
+        eager = after(*tensors_of(after, model, published.arguments))
+        places = [one.index for one in after.meta["signature"].outputs]
+        run_passes(after, earlier_passes())
+        found = outcomes(pattern, after)
+        assert [one.kind for one in found].count("matched") == 1, [(one.kind, one.reason) for one in found]
+        with registry.alone(pattern):
+            run_passes(after, [match_patterns.__name__])
+        mine = after(*tensors_of(after, model, published.arguments))
+        exact = pytree.tree_leaves(published.function(*map(as_float64, published.arguments)))
+    assert len(outputs_of(after.graph)) == len(mine) == len(eager)
+    for place, reference in zip(places, exact, strict=True):
+        wide = reference.reshape(mine[place].shape) if mine[place].is_floating_point() else None
+        assert not compare("result", mine[place], eager[place], wide).problem
     assert capfd.readouterr().err == ""
 
 
@@ -64,23 +78,6 @@ def test_what_is_almost_it_stays(name):
         assert [one.candidate for one in found if one.kind == "matched"] == []
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_what_stands_in_its_place_is_right(name):
-    published = PUBLISHED[name]
-    model = Function(published.function)
-    with torch.no_grad(), registry.alone(OWN[name]):
-        before, after = (capture(model, published.arguments) for _ in range(2))
-        run_passes(after, [*earlier_passes(), match_patterns.__name__])
-        given = tensors_of(before, model, published.arguments)
-        exact = pytree.tree_leaves(published.function(*map(as_float64, published.arguments)))
-        places = [one.index for one in before.meta["signature"].outputs]
-        mine, eager = after(*given), before(*given)
-    assert len(outputs_of(before.graph)) == len(mine)
-    for place, reference in zip(places, exact, strict=True):
-        wide = reference.reshape(mine[place].shape) if mine[place].is_floating_point() else None
-        assert not compare("result", mine[place], eager[place], wide).problem
-
-
 @pytest.mark.parametrize("name", [name for name, one in OWN.items() if one.replace is not None])
 def test_its_replacement_holds_wherever_it_is_used(name, capfd):
     found = verify(OWN[name], quick=True)
@@ -88,8 +85,7 @@ def test_its_replacement_holds_wherever_it_is_used(name, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_focal_loss_is_on_and_holds_wherever_it_is_tried(verified, fuses):
-    assert verified("FocalLoss").fired >= 40
+def test_focal_loss_is_on(fuses):
     published = PUBLISHED["FocalLoss"]
     fuses("FocalLoss", published.function, *published.arguments, launches=1)
 
