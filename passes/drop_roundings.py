@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from torch.fx import GraphModule
 
 from fuse.passes.no_ops import leave_out, obstacle
-from fuse.passes.simplify_casts import holds, is_cast, operand
+from fuse.passes.simplify_casts import is_cast, operand
 from fuse.rewrite import effects
+from fuse.rewrite.dtypes import holds
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
