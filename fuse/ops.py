@@ -206,6 +206,7 @@ _COMMUTATIVE = frozenset([
     "gcd", "hypot", "lcm", "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "maximum", "minimum",
     "mul", "ne",
 ])  # fmt: skip
+_CHECKS = frozenset(["_assert_async", "_linalg_check_errors"])
 _DETERMINISTIC_DESPITE_TAG = frozenset(["_scaled_dot_product_flash_attention_for_cpu"])  # it refuses dropout
 _HIDDEN_MUTATIONS = {  # operators that write arguments their schema does not mark
     "native_batch_norm": ("running_mean", "running_var"),
@@ -280,6 +281,15 @@ def is_random(op: object) -> bool:
     """
     facts = info(op)
     return facts.random if facts else isinstance(op, OpOverload) and _is_seeded(op)
+
+
+def is_check(op: object) -> bool:
+    """Whether ``op`` returns nothing, and raises where the values of its arguments are not as they must be.
+
+    >>> is_check(torch.ops.aten._linalg_check_errors.default), is_check(torch.ops.aten._print.default)
+    (True, False)
+    """
+    return isinstance(op, OpOverload) and _base_name(op) in _CHECKS
 
 
 def is_commutative(op: object) -> bool:

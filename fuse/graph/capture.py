@@ -63,6 +63,7 @@ from fuse.graph.scripts import refuse_changing_scripts
 from fuse.graph.seeding import followed
 from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
+from fuse.graph.value_checks import check_values, values_checked
 
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DEVICE = torch.ops.prim.device.default
@@ -192,6 +193,7 @@ class Recorder(TorchDispatchMode):
             with layers, state, followed(self.functional.draws), unnoticed(), self.fake_mode, self:
                 layers.enter_context(lstm_of_eager())
                 layers.enter_context(packed_by_masks(self._pack))
+                layers.enter_context(values_checked())
                 yield
         except FuseError:
             raise
@@ -387,6 +389,7 @@ class Recorder(TorchDispatchMode):
             return op(*args, **kwargs)
         if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
             with self:
+                check_values(op, args, kwargs)
                 return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if op in READS:
             found = self.reader.read(op, args, kwargs)

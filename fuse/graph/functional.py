@@ -125,6 +125,12 @@ class Functionalizer:
                 self._add_part_of_view(op, args, kwargs, position, part)
         elif isinstance(result, (tuple, list)):
             self.own_parts(result, self.emit(op, node_args, node_kwargs, tuple(result)))
+        elif result is None and ops.is_check(op):
+            self.emit(op, node_args, node_kwargs)
+        elif result is None and op.namespace != "aten":
+            raise CaptureError(
+                f"{op} at {self.source} returns nothing, so that it may do anything; it runs in eager mode"
+            )
         elif result is not None:
             raise CaptureError(
                 f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"

@@ -84,9 +84,16 @@ class Call:
 
 
 def rounded(number: Number, dtype: torch.dtype) -> Number:
-    """``number`` as a tensor of ``dtype`` holds it."""
-    number = float(number) if isinstance(number, float) else number  # which pins what only the call tells
-    return torch.tensor(number, dtype=dtype).item()
+    """``number`` as a tensor of ``dtype`` holds it.
+
+    Raises:
+        Unsupported: an integer that ``dtype`` cannot hold.
+    """
+    number = float(number) if isinstance(number, float) else int(number) if type(number) is not bool else number
+    try:
+        return torch.tensor(number, dtype=dtype).item()
+    except RuntimeError:
+        raise Unsupported(f"{dtype} cannot hold {number}") from None
 
 
 def apply(formula: Formula, args: Sequence[Value | Number], compute: torch.dtype, shape: tuple[int, ...]) -> Value:

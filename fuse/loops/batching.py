@@ -121,7 +121,8 @@ class Batcher:
         def step(*tensors: Tensor) -> Any:
             given = dict(zip(operands, tensors, strict=True))
             args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            return () if result is None else result  # a check
 
         run = torch.vmap(step, in_dims=dims) if any(dim == 0 for dim in dims) else step
         before = len(self.graph.nodes)
@@ -129,7 +130,7 @@ class Batcher:
             result = run(*values)
         if len(self.graph.nodes) - before > MOST_OPERATORS:
             raise CannotBatchError("the rule takes one step after the other")
-        return pytree.tree_map(recorder.node, result)
+        return pytree.tree_map_only(Tensor, recorder.node, result)
 
 
 class _Recorder(TorchDispatchMode):
@@ -163,7 +164,7 @@ class _Recorder(TorchDispatchMode):
         if isinstance(result, Tensor):
             self.note(result, made)
             return result
-        for position, part in enumerate(result):
+        for position, part in enumerate(result or ()):  # nothing, of a check
             if isinstance(part, Tensor):
                 picked = self.batcher.graph.call_function(operator.getitem, (made, position))
                 picked.meta.update(val=part, source=self.source)

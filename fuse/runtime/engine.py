@@ -150,26 +150,33 @@ class Engine:
             else:
                 values, launches = compiled.program.run(tensors)
                 result, ran = compiled.rebuild(values, tensors), None
-        except Exception as error:
-            # Nothing was written: writes to inputs are a program's last steps. A position raises eager's own error.
-            known = isinstance(error, (PositionOutOfRange, Mispredicted))
-            if not known and compiled.family is None:
-                raise
+        except Exception as error:  # nothing was written: writes to inputs are a program's last steps
             if generator is not None:
                 torch.set_rng_state(generator)
             if isinstance(error, Mispredicted) and (miss := _another_size(error, compiled.learning)):
                 raise miss from error
-            if isinstance(error, Mispredicted):
-                return self._eager(args, kwargs, self._give_up(compiled, error))
-            if compiled.family is None:
-                return self._eager(args, kwargs, None)
             if isinstance(error, Missed):
                 raise
-            raise Missed(None) from error  # it may have been raised because the values are others
-        self._observed = (launches, compiled, ran)
-        if compiled.learning is not None:
-            _, result = result
-        return compiled.carried.assign(result) if compiled.carried else result
+            if compiled.family is not None and not isinstance(error, Mispredicted):
+                raise Missed(None) from error  # it may have been raised because the values are others
+            raised = error
+        else:
+            self._observed = (launches, compiled, ran)
+            if compiled.learning is not None:
+                _, result = result
+            return compiled.carried.assign(result) if compiled.carried else result
+        return self._eager(
+            args, kwargs, self._instead(compiled, raised)
+        )  # which raises eager's own error, or catches it
+
+    def _instead(self, compiled: Compiled, error: Exception) -> Fallback | None:
+        """Why a call runs eager in which a program raised ``error``; None where eager raises, too."""
+        if isinstance(error, Mispredicted):
+            return self._give_up(compiled, error)
+        if isinstance(error, PositionOutOfRange):
+            return None
+        message = str(error).partition("\n")[0]
+        return Fallback(self._name(), "", f"an operator raised {type(error).__name__}: {message}")
 
     def _specialised(
         self,

@@ -208,6 +208,8 @@ class _Scheduler:
             self._assemble(node)
         elif ops.is_view(node.target):
             self._view(node)
+        elif ops.is_check(node.target):
+            self._call(node, node.target, 0)  # type: ignore[arg-type]
         elif isinstance(preferred := self.prefer(node, self._lone_kernel), Kernel):
             self._lone(node, preferred)
         elif isinstance(preferred, LibraryCall):
@@ -324,6 +326,8 @@ class _Scheduler:
         if isinstance(value, Tensor):
             self.anchors[node] = self._buffer("called", value)
             return ((None, Ref(self.anchors[node][0])),)
+        if value is None:  # a check
+            return ()
         read = {part.args[1] for part in node.users if part.users}  # an operator may leave out what nobody reads
         made = [self._buffer("called", v) if isinstance(v, Tensor) and i in read else None for i, v in enumerate(value)]
         self.parts[node] = list(made)

@@ -203,6 +203,7 @@ DECLINED: dict[str, tuple[tuple[Any, ...], str]] = {
     "regrouping": ((lambda x: (x.t().contiguous() + 1).view(4, 6) * 2, counted(4, 6)), "no loop order follows"),
     "nothing": ((lambda x: torch.cat([x * 2, x[:, :0]], 1), counted(4, 6)), "has no elements"),
     "rows as pieces": ((lambda x: torch.stack([x.sum(1), x.mean(1)]), counted(4097, 3)), "more than 4096 results"),
+    "too large": ((lambda x: (x > 300) & (x < 3), torch.arange(8, dtype=torch.int8)), "int8 cannot hold 300"),
     "complex": ((lambda x: x * 2, torch.ones(3, dtype=torch.complex64)), "complex64 is not supported"),
 }
 

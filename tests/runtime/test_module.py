@@ -392,6 +392,41 @@ def test_a_pass_that_fails_is_left_out_with_a_warning() -> None:
     assert "failed and was left out" in fallback.reason
 
 
+class Factorised(nn.Module):
+    """What numerical code does where a matrix may not be positive definite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return torch.linalg.cholesky(x * 2).tanh() + 1
+        except torch.linalg.LinAlgError:
+            return x.abs() + torch.rand(2)
+
+
+def test_an_error_that_forward_catches_is_caught_in_later_calls_too() -> None:
+    fused, model = fuse.compile(Factorised()), Factorised()
+    good, bad = torch.eye(2), -torch.eye(2)
+    torch.testing.assert_close(fused(good), model(good))
+    torch.manual_seed(3)
+    expected = model(bad)
+    torch.manual_seed(3)
+    with pytest.warns(UserWarning, match="Factorised runs eager: an operator raised LinAlgError"):
+        assert torch.equal(fused(bad), expected)
+    assert [one.reason[:35] for one in fused.last_run.fallbacks] == ["an operator raised LinAlgError: lin"]
+    torch.testing.assert_close(fused(good), model(good))
+    assert fused.last_run.fallbacks == ()
+
+
+def test_an_error_of_a_later_call_is_eagers_own() -> None:
+    model = nn.Sequential(nn.Tanh(), nn.Flatten())
+    model.register_forward_hook(lambda module, args, result: torch.linalg.cholesky(result * 2))
+    fused = fuse.compile(model)
+    fused(torch.eye(2))
+    with pytest.raises(torch.linalg.LinAlgError) as raised:
+        fused(-torch.eye(2))
+    assert raised.value.__context__ is None
+    assert fused(torch.eye(2)).shape == (2, 2)
+
+
 def test_a_position_out_of_range_raises_what_eager_raises() -> None:
     class LooksUp(nn.Module):
         def forward(self, table: Tensor, positions: Tensor) -> Tensor:

@@ -1,0 +1,67 @@
+"""Checks of values that ATen leaves out for fake tensors, put back while a call is recorded.
+
+    one_hot(x, 4)      eager raises for -1 and 4, a fake tensor never does
+                       ->  _assert_async(((x >= 0) & (x < 4)).all()), then one_hot
+
+The functions are composites, which reach a dispatch mode taken apart. So for the time of a recording they have a kernel
+of ours at the key of autograd, where they are still whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+aten = torch.ops.aten
+
+Check = Callable[..., Tensor | None]
+
+
+def _is_class(index: Tensor, num_classes: int = -1) -> Tensor | None:
+    below = index >= 0
+    return below if num_classes < 0 else below & (index < num_classes)
+
+
+def _is_share(_: Tensor, q: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+    return (q >= 0) & (q <= 1) if isinstance(q, Tensor) else None
+
+
+_CHECKS: dict[OpOverload, Check] = {
+    aten.one_hot.default: _is_class,
+    aten.quantile.default: _is_share,
+    aten.nanquantile.default: _is_share,
+}
+
+
+def check_values(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Record the check that belongs to ``op``, if there is one.
+
+    >>> check_values(aten.relu.default, (torch.ones(2),), {})
+    """
+    check = _CHECKS.get(op)
+    if check is not None and isinstance(args[0], FakeTensor) and (good := check(*args, **kwargs)) is not None:
+        torch._assert_async(good.all(), f"{op} is given a value that is out of range")
+
+
+@contextlib.contextmanager
+def values_checked() -> Iterator[None]:
+    """Within, the functions check the values of fake tensors as they do those of plain ones."""
+    with torch.library._scoped_library("aten", "IMPL") as kernels:
+        for op in _CHECKS:
+            kernels.impl(op, _with_check(op), "AutogradCPU")
+        yield
+
+
+def _with_check(op: OpOverload) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check_values(op, args, kwargs)
+        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+    return run
