@@ -272,6 +272,10 @@ def insert_loop(
     for step in reversed(rolled.steps):
         for node in reversed(step):
             regions.erase_with_users(node)
+            if effects.only_raises(node) and not node.users and not node._erased:  # the loop raises in its place
+                operands = node.all_input_nodes
+                graph.graph.erase_node(node)
+                surgery.erase(*operands)
     surgery.erase(*(part for part in parts if part.target is aten.clone.default))  # of last states nobody reads
 
 

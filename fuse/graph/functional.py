@@ -126,7 +126,7 @@ class Functionalizer:
         elif isinstance(result, (tuple, list)):
             self.own_parts(result, self.emit(op, node_args, node_kwargs, tuple(result)))
         elif result is None and ops.is_check(op):
-            self.emit(op, node_args, node_kwargs)
+            self._check(op, node_args, node_kwargs)
         elif result is None and op.namespace != "aten":
             raise CaptureError(
                 f"{op} at {self.source} returns nothing, so that it may do anything; it runs in eager mode"
@@ -136,6 +136,14 @@ class Functionalizer:
                 f"{op} at {self.source} returns a {type(result).__name__} that depends on data; it runs in eager mode"
             )
         return result
+
+    def _check(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A check is a node of its own, unless the operator that it looks at can raise by itself."""
+        checked = args[0].args[0] if args[0].target is operator.getitem else args[0]
+        if op is aten._linalg_check_errors.default and _can_raise(checked):
+            checked.update_kwarg("check_errors", True)
+        else:
+            self.emit(op, args, kwargs)
 
     def _add_result(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor, emit: Callable[[], Node]
@@ -424,3 +432,9 @@ def _exchange(node: Node, tensor: Tensor, held: Tensor) -> None:
         node.meta["val"] = held
     elif isinstance(value, tuple):
         node.meta["val"] = tuple(held if part is tensor else part for part in value)
+
+
+def _can_raise(node: Node) -> bool:
+    """Whether the operator of ``linalg`` can be asked to look at its errors."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(argument.name == "check_errors" for argument in schema.arguments)

@@ -95,8 +95,8 @@ def escaping(graph: GraphModule) -> set[Node]:
 def is_pure(node: Node) -> bool:
     """Whether removing, repeating or moving ``node`` changes nothing but its own value.
 
-    Random operators advance the generator; an integer division by zero raises; operators that the table does not
-    know, that write to an argument or return nothing may do anything.
+    Random operators advance the generator; an integer division by zero raises, as does ``linalg`` where it is to check
+    for errors; operators that the table does not know, that write to an argument or return nothing may do anything.
     """
     if node.op == "call_module":
         if kind(node) == "region":
@@ -106,8 +106,19 @@ def is_pure(node: Node) -> bool:
         return bool(bodies) and all(is_pure(inner) for body in bodies for inner in body.graph.nodes)
     if node.op != "call_function" or node.target is operator.getitem:
         return node.op != "call_method"
-    target = node.target
-    return isinstance(target, OpOverload) and _is_pure_operator(target) and not _may_divide_by_zero(node)
+    return isinstance(node.target, OpOverload) and _is_pure_operator(node.target) and not _may_raise(node)
+
+
+def only_raises(node: Node) -> bool:
+    """Whether ``node`` is pure but that it raises for some values of its operands, whether its result is read or not.
+
+    It may run in any place, as long as it runs once: a call in which a program raises is run again by eager.
+    """
+    return isinstance(node.target, OpOverload) and _is_pure_operator(node.target) and _may_raise(node)
+
+
+def _may_raise(node: Node) -> bool:
+    return _may_divide_by_zero(node) or node.kwargs.get("check_errors") is True
 
 
 def _may_divide_by_zero(node: Node) -> bool:

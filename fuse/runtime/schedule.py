@@ -208,8 +208,8 @@ class _Scheduler:
             self._assemble(node)
         elif ops.is_view(node.target):
             self._view(node)
-        elif ops.is_check(node.target):
-            self._call(node, node.target, 0)  # type: ignore[arg-type]
+        elif not node.users:  # it runs because it may raise
+            self._call(node, node.target, _launches(node))  # type: ignore[arg-type]
         elif isinstance(preferred := self.prefer(node, self._lone_kernel), Kernel):
             self._lone(node, preferred)
         elif isinstance(preferred, LibraryCall):
@@ -222,8 +222,7 @@ class _Scheduler:
         elif not preferred and isinstance(kernel := self._lone_kernel(node), Kernel):
             self._lone(node, kernel)
         else:
-            facts = ops.info(node.target)
-            self._call(node, node.target, facts.launches if facts else 1)  # type: ignore[arg-type]
+            self._call(node, node.target, _launches(node))  # type: ignore[arg-type]
 
     def _view(self, node: Node) -> None:
         base = node.all_input_nodes[0]
@@ -478,3 +477,8 @@ def _source(node: Node, region: torch.nn.Module) -> str:
 def _shares(value: Any, base: Tensor) -> bool:
     first = value if isinstance(value, Tensor) else value[0] if value else base
     return bool(first.untyped_storage()._cdata == base.untyped_storage()._cdata)
+
+
+def _launches(node: Node) -> int:
+    facts = ops.info(node.target)
+    return facts.launches if facts else 1
