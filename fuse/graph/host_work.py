@@ -22,7 +22,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
-from fuse.graph.outside import reached_by
+from fuse.graph.outside import Outside, reached_by
+from fuse.graph.python_generators import global_generators
 from fuse.graph.sources import Line, line_at
 
 _READS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
@@ -259,7 +260,7 @@ def _is_tensor_work(statement: ast.stmt, calls: _Calls) -> bool:
 def _watched(forward: _Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Calls:
     """Run ``forward`` until it reads a weight; nothing that it changes or draws stays."""
     calls = _Calls(0, set(), set())
-    before = reached_by(model, (args, kwargs))
+    before = reached_by_host_work(model, (args, kwargs))
     with _generators_kept():
         try:
             with _Watch(forward.function.__code__, model, (args, kwargs), calls):
@@ -377,6 +378,12 @@ def set_states(given: States) -> None:
             numpy = sys.modules["numpy"]
             kind, keys, *rest = state
             numpy.random.set_state((kind, numpy.frombuffer(keys, dtype="uint32"), *rest))
+
+
+def reached_by_host_work(model: nn.Module, arguments: Any = ()) -> Outside:
+    """What host work reaches, but for the generators of :func:`states`, which go with a batch and come back with it."""
+    reached, carried = reached_by(model, arguments), list(global_generators())
+    return replace(reached, generators=[pair for pair in reached.generators if pair[0] not in carried])
 
 
 @contextlib.contextmanager

@@ -33,8 +33,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
-from fuse.graph.host_work import DeviceStage, HostWork, NoHostWork, States, host_work, set_states, states
-from fuse.graph.outside import reached_by
+from fuse.graph.host_work import (
+    DeviceStage,
+    HostWork,
+    NoHostWork,
+    States,
+    host_work,
+    reached_by_host_work,
+    set_states,
+    states,
+)
 from fuse.runtime.module import Fused, compile
 
 PATIENCE = 2.0
@@ -304,7 +312,7 @@ def _serve(connection: Connection, others: list[Connection], model: nn.Module, w
     for one in others:
         one.close()
     torch.set_num_threads(1)  # the threads of the parent are not here
-    before = reached_by(model)
+    before = reached_by_host_work(model)
     for number in itertools.count(1):
         while not connection.poll(PATIENCE):
             if os.getppid() != parent:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,11 @@ def compiled_sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every new size is captured at its first call, however many there are."""
     monkeypatch.setattr(patience, "SETTLED", 1_000_000)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts, which it does not where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 import fuse
 from fuse.runtime import compiler, toolchain
 
+pytestmark = pytest.mark.usefixtures("interruptible")
+
 PATIENCE = 60.0
 
 

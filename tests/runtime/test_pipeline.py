@@ -20,6 +20,8 @@ import fuse
 from fuse.errors import FuseError
 from fuse.graph.host_work import DeviceStage, HostWork, NoHostWork, host_work
 
+pytestmark = pytest.mark.usefixtures("interruptible")
+
 
 @pytest.fixture(autouse=True)
 def _seeded_and_none_left() -> Iterator[None]:
