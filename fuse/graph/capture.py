@@ -193,7 +193,7 @@ class Recorder(TorchDispatchMode):
             with layers, state, followed(self.functional.draws), unnoticed(), self.fake_mode, self:
                 layers.enter_context(lstm_of_eager())
                 layers.enter_context(packed_by_masks(self._pack))
-                layers.enter_context(values_checked())
+                layers.enter_context(values_checked(self._check_values))
                 yield
         except FuseError:
             raise
@@ -389,7 +389,7 @@ class Recorder(TorchDispatchMode):
             return op(*args, **kwargs)
         if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
             with self:
-                check_values(op, args, kwargs)
+                self._check_values(op, args, kwargs)
                 return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if op in READS:
             found = self.reader.read(op, args, kwargs)
@@ -412,6 +412,12 @@ class Recorder(TorchDispatchMode):
         self.repeats.learn(op, args, kwargs, result)
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result
+
+    def _check_values(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Record what eager does within ``op``, so that it launches nothing of its own there."""
+        count = len(self.dispatches)
+        check_values(op, args, kwargs)
+        del self.dispatches[count:]
 
     def _run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """``op`` on fake tensors; where these do not tell what it returns, on the values that they stand for."""

@@ -10,6 +10,7 @@ of ours at the key of autograd, where they are still whole.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -51,17 +52,14 @@ def check_values(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 @contextlib.contextmanager
-def values_checked() -> Iterator[None]:
-    """Within, the functions check the values of fake tensors as they do those of plain ones."""
+def values_checked(check: Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], None]) -> Iterator[None]:
+    """Within, ``check`` is called before each function that leaves out a check of the values of fake tensors."""
     with torch.library._scoped_library("aten", "IMPL") as kernels:
         for op in _CHECKS:
-            kernels.impl(op, _with_check(op), "AutogradCPU")
+            kernels.impl(op, functools.partial(_checked, check, op), "AutogradCPU")
         yield
 
 
-def _with_check(op: OpOverload) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        check_values(op, args, kwargs)
-        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-
-    return run
+def _checked(check: Callable[..., None], op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    check(op, args, kwargs)
+    return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
