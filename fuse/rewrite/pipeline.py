@@ -17,10 +17,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch.fx import GraphModule, Node
 
 from fuse.errors import FaultWarning
@@ -53,7 +54,7 @@ def run_passes(
     failed: list[Failed] = []
     while True:
         try:
-            with without_collecting():
+            with without_collecting(), _in_capture_modes():
                 book = _run(graph, chosen, fuel, record)
         except _PassFailed as failure:
             failed.append(_described(failure))
@@ -62,6 +63,14 @@ def run_passes(
             snapshot.put_back(before)
         else:
             return book.ledger(chosen, failed)
+
+
+@contextlib.contextmanager
+def _in_capture_modes() -> Iterator[None]:
+    """As captures are made: views of what inference mode makes cannot be mixed with values from a capture."""
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
 
 
 def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None, record: bool) -> _Book:

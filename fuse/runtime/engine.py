@@ -14,6 +14,7 @@ thread only; compiled and eager calls need no lock.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import warnings
@@ -66,6 +67,7 @@ LARGEST_STATES = 8
 LARGEST_CARRIED = 4
 LARGEST_CONTEXTS = 8
 LARGEST_VARIANTS = 64
+_NUMBER = re.compile(r"-?\b\d+(\.\d+)?\b")
 
 
 @dataclass
@@ -175,7 +177,7 @@ class Engine:
             return self._give_up(compiled, error)
         if isinstance(error, PositionOutOfRange):
             return None
-        message = str(error).partition("\n")[0]
+        message = _NUMBER.sub("N", str(error).partition("\n")[0])  # which matrix it was is no reason to warn again
         return Fallback(self._name(), "", f"an operator raised {type(error).__name__}: {message}")
 
     def _specialised(

@@ -185,3 +185,30 @@ def test_a_region_is_left_alone():
     graph = with_loop(steps=10)
     graph.loop.meta["kind"] = "region"
     assert run_passes(graph, passes=["no_ops"]).rewrites == ()
+
+
+class Solved(nn.Module):
+    """A loop that is rolled, of which every step writes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = []
+        for _ in range(6):
+            self.steps += 1
+            x = torch.linalg.solve(x, torch.eye(3)) + 0.1
+            states.append(x.sin())
+        return torch.stack(states)
+
+
+def test_passes_do_the_same_in_inference_mode() -> None:
+    ledgers = []
+    for inference in (False, True):
+        graph = capture(Solved(), (torch.eye(3),))
+        with torch.inference_mode(inference), torch.no_grad():
+            ledgers.append(run_passes(graph))
+            assert torch.is_inference_mode_enabled() == inference
+    assert ledgers[0].fired == ledgers[1].fired
+    assert ledgers[1].failed == ()

@@ -412,6 +412,8 @@ def test_an_error_that_forward_catches_is_caught_in_later_calls_too() -> None:
     with pytest.warns(UserWarning, match="Factorised runs eager: an operator raised _LinAlgError"):
         assert torch.equal(fused(bad), expected)
     assert [one.reason[:35] for one in fused.last_run.fallbacks] == ["an operator raised _LinAlgError: li"]
+    with warnings.catch_warnings(action="error"):
+        fused(torch.diag(torch.tensor([1.0, -1.0])))  # the error names another row: no reason to warn again
     torch.testing.assert_close(fused(good), model(good))
     assert fused.last_run.fallbacks == ()
 
