@@ -266,6 +266,14 @@ class FakeRunner:
 
 
 @contextlib.contextmanager
+def out_of_inference() -> Iterator[None]:
+    """Without inference mode, in which a capture is not made: views cannot be taken of what is made in both."""
+    gradients = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):
+        yield
+
+
+@contextlib.contextmanager
 def unlogged() -> Iterator[None]:
     """Fake tensors log a traceback for every operator that does not fit; here that is an answer like any other."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")

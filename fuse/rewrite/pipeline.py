@@ -17,15 +17,15 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch.fx import GraphModule, Node
 
 from fuse.errors import FaultWarning
 from fuse.graph.collecting import without_collecting
+from fuse.graph.fakes import out_of_inference
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
 from fuse.rewrite.recording import Recorder, recording
@@ -54,7 +54,7 @@ def run_passes(
     failed: list[Failed] = []
     while True:
         try:
-            with without_collecting(), _in_capture_modes():
+            with without_collecting(), out_of_inference():
                 book = _run(graph, chosen, fuel, record)
         except _PassFailed as failure:
             failed.append(_described(failure))
@@ -63,14 +63,6 @@ def run_passes(
             snapshot.put_back(before)
         else:
             return book.ledger(chosen, failed)
-
-
-@contextlib.contextmanager
-def _in_capture_modes() -> Iterator[None]:
-    """As captures are made: views of what inference mode makes cannot be mixed with values from a capture."""
-    grad = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        yield
 
 
 def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None, record: bool) -> _Book:

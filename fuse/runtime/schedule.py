@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from fuse import ops
 from fuse.cost.inside import inside_bytes
 from fuse.errors import FuseError
+from fuse.graph.fakes import out_of_inference
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
@@ -67,7 +68,8 @@ def schedule(graph: GraphModule, lower: Lower, prefer: Prefer = lambda node, low
     for its own library, or None where it does not know. It is given what lowers such an operator, once
     for equal ones.
     """
-    return _Scheduler(graph, lower, prefer).run()
+    with out_of_inference():
+        return _Scheduler(graph, lower, prefer).run()
 
 
 class _Scheduler:

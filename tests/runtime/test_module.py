@@ -278,6 +278,23 @@ def test_inference_mode_gives_inference_tensors() -> None:
     assert not fused(x).is_inference()
 
 
+class WritesParts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x[0].add_(1)
+        x.view(-1)[3:5] = 7.0
+        return x.sin()
+
+
+def test_views_are_written_in_inference_mode() -> None:
+    fused = fuse.compile(WritesParts())
+    with torch.inference_mode():
+        for _ in range(2):
+            x, y = torch.ones(3, 3), torch.ones(3, 3)
+            torch.testing.assert_close(fused(x), WritesParts()(y))
+            assert torch.equal(x, y)
+            assert fused.last_run.fallbacks == ()
+
+
 def test_autocast_is_followed() -> None:
     model, x = Net(), torch.randn(3, 4)
     fused = fuse.compile(model)
