@@ -57,7 +57,7 @@ class Evaluation:
             Exception: what the operators raise.
         """
         if node not in self._known:
-            with _disable_current_modes(), torch.no_grad(), _without_autocast():
+            with _disable_current_modes(), torch.no_grad(), without_autocast():
                 for one in self._missing(node):
                     self._known[one] = self._run(one)
         found: Tensor = self._known[node]
@@ -72,7 +72,7 @@ class Evaluation:
         given = map_arg((args, dict(kwargs)), self.value)
         state = torch.default_generator.get_state()
         try:
-            with _disable_current_modes(), torch.no_grad(), _without_autocast():
+            with _disable_current_modes(), torch.no_grad(), without_autocast():
                 return op(*given[0], **given[1])
         finally:
             torch.default_generator.set_state(state)
@@ -189,8 +189,13 @@ def _worked_out(node: Node, known: dict[Node, T], of: Callable[[Node], T]) -> T:
 
 
 @contextlib.contextmanager
-def _without_autocast() -> Iterator[None]:
-    """Recorded operators are those behind autocast's choice of dtypes."""
+def without_autocast() -> Iterator[None]:
+    """Recorded operators are those behind autocast's choice of dtypes.
+
+    >>> with torch.autocast("cpu"), without_autocast():
+    ...     torch.is_autocast_enabled("cpu")
+    False
+    """
     with contextlib.ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):

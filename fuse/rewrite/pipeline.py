@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.errors import FaultWarning
 from fuse.graph.collecting import without_collecting
+from fuse.graph.evaluating import without_autocast
 from fuse.graph.fakes import out_of_inference
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
@@ -54,7 +55,7 @@ def run_passes(
     failed: list[Failed] = []
     while True:
         try:
-            with without_collecting(), out_of_inference():
+            with without_collecting(), out_of_inference(), without_autocast():
                 book = _run(graph, chosen, fuel, record)
         except _PassFailed as failure:
             failed.append(_described(failure))

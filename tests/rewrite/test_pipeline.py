@@ -25,6 +25,18 @@ class Doubled(nn.Module):
         return torch.sin(x)
 
 
+class Apart(nn.Module):
+    """Products and values of eight steps, in the dtypes that they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.stack([torch.sort(self.inner(x[t])).values.tanh() for t in range(8)])
+
+
 @pytest.fixture
 def temporary() -> Iterator[list[str]]:
     """Passes that a test registers and lists here are forgotten after it."""
@@ -45,6 +57,19 @@ def test_the_ledger_says_what_fired_and_what_it_saved():
     assert [one.number for one in ledger.rewrites] == [1, 2, 3]
     assert all(one.source.startswith("test_pipeline.py:") for one in ledger.rewrites)
     assert set(ledger.seconds) == {"no_ops"}
+
+
+def test_what_passes_insert_is_not_subject_to_autocast() -> None:
+    def rewritten() -> tuple[str, list[torch.dtype]]:
+        graph = capture(model, (x,))
+        run_passes(graph)
+        values = [value for node in graph.graph.nodes if isinstance(value := node.meta.get("val"), Tensor)]
+        return str(graph.graph), [value.dtype for value in values]
+
+    model, x = Apart(), torch.randn(8, 3, 4)
+    expected = rewritten()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rewritten() == expected
 
 
 @pytest.mark.parametrize("fuel", [0, 1, 2, 3])
