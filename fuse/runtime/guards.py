@@ -39,7 +39,7 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
 )
 _TENSOR_DICTS = ("_parameters", "_buffers")
 LARGEST_WATCHED = 1 << 16
-"""Bytes of an array (numpy's, ``array``, ``bytearray``) up to which the numbers in it are watched."""
+"""Bytes of an array that the model holds (numpy's, ``array``, ``bytearray``) up to which its numbers are watched."""
 
 _PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.NoneType, torch.dtype, torch.device))
 
@@ -142,7 +142,7 @@ class StateGuard:
         if issubclass(kind, (dict, list, set, deque)):  # its class may have its own idea of what is in it
             held = contents(value)
             return _Holding(value, held, [self._snapshot(item) for item in held.values])
-        if memory := _Memory.of(value):
+        if (memory := _Memory.of(value)) and len(memory.held.values[0]) <= LARGEST_WATCHED:
             return memory
         if issubclass(kind, nn.Module):
             for module in value.modules():
@@ -193,12 +193,9 @@ class _Memory:
 
     @staticmethod
     def of(value: object) -> _Memory | None:
-        """For an array that is not too large to be compared at each call."""
+        """For an array that can be compared."""
         base = base_of(value)
-        if base not in memory_kinds():
-            return None
-        held = contents(value, base)
-        return _Memory(value, held) if len(held.values[0]) <= LARGEST_WATCHED else None
+        return _Memory(value, contents(value, base)) if base in memory_kinds() else None
 
     def __eq__(self, other: object) -> bool:
         return other is self.value and self.held.is_of(other)

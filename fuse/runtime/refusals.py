@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
+from fuse.graph.contents import base_of, memory_kinds
 from fuse.runtime.steps import Fallback
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
@@ -25,6 +26,9 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
                 return Fallback("", "", f"an input has the layout {leaf.layout}")
             if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
                 return Fallback("", "", "an input is being transformed by torch.func")
+        elif isinstance(leaf, memory_kinds()) and base_of(leaf) is object:
+            reason = f"an argument is a {type(leaf).__name__} too large to be compared in each call, or of objects"
+            return Fallback("", "", f"{reason}: pass a tensor (torch.from_numpy)")
     if forward_ad._current_level >= 0:
         return Fallback("", "", "gradients are taken in forward mode")
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:

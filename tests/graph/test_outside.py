@@ -178,6 +178,26 @@ def test_numbers_that_an_array_holds_are_state(name: str) -> None:
             assert fused.last_run.fallbacks == ()
 
 
+class Scales(nn.Module):
+    def forward(self, x: Tensor, numbers: Any) -> Tensor:
+        return x * float(numbers[1])
+
+
+def test_an_array_that_is_an_argument_is_read_in_each_call() -> None:
+    fused, numbers = fuse.compile(Scales()), np.zeros(20_000)
+    with torch.no_grad():
+        for number in (1.0, 1.0, 7.0):
+            numbers[1] = number
+            assert fused(torch.ones(1), numbers).item() == number
+            assert fused.last_run is not None
+            assert fused.last_run.fallbacks == ()
+        for unwatched in (np.zeros(3_000_000), np.zeros(3, dtype=object)):
+            fused = fuse.compile(Scales())
+            with pytest.warns(UserWarning, match="an argument is a ndarray too large"):
+                assert [float(fused(torch.ones(1), unwatched)), unwatched.put(1, 3)] == [0, None]
+            assert fused(torch.ones(1), unwatched).item() == 3
+
+
 class Taking(nn.Module):
     def __init__(self, numbers: Iterator[float]) -> None:
         super().__init__()
