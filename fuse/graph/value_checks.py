@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 aten = torch.ops.aten
 
 Check = Callable[..., Tensor | None]
+_Record = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], None]
 
 
 def _is_class(index: Tensor, num_classes: int = -1) -> Tensor | None:
@@ -51,15 +52,26 @@ def check_values(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any
         torch._assert_async(good.all(), f"{op} is given a value that is out of range")
 
 
+_RECORDING: list[_Record] = []
+"""What records the checks of each recording, the innermost last: that of a loop's step lies within another."""
+
+
 @contextlib.contextmanager
-def values_checked(check: Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any]], None]) -> Iterator[None]:
-    """Within, ``check`` is called before each function that leaves out a check of the values of fake tensors."""
-    with torch.library._scoped_library("aten", "IMPL") as kernels:
-        for op in _CHECKS:
-            kernels.impl(op, functools.partial(_checked, check, op), "AutogradCPU")
-        yield
+def values_checked(record: _Record) -> Iterator[None]:
+    """Within, ``record`` is called before each function that leaves out a check of the values of fake tensors."""
+    _RECORDING.append(record)
+    try:
+        with contextlib.ExitStack() as layers:
+            if len(_RECORDING) == 1:  # torch warns of a kernel that takes the place of another
+                kernels = layers.enter_context(torch.library._scoped_library("aten", "IMPL"))
+                for op in _CHECKS:
+                    kernels.impl(op, functools.partial(_checked, op), "AutogradCPU")
+            yield
+    finally:
+        _RECORDING.pop()
 
 
-def _checked(check: Callable[..., None], op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    check(op, args, kwargs)
+def _checked(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(args[0], FakeTensor):  # other threads have none, and compute meanwhile
+        _RECORDING[-1](op, args, kwargs)
     return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)

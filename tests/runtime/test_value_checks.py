@@ -8,10 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional
 from torch.nn.functional import one_hot
 
 import fuse
+from fuse.graph.value_checks import values_checked
 
 CHECKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cholesky": lambda x, k: torch.linalg.cholesky(x - k[0]) + 1,
@@ -115,3 +117,21 @@ def test_the_functions_of_torch_are_as_they_were_after_a_capture() -> None:
     fused(torch.eye(4), torch.tensor([0, 1]))
     for name in ("one_hot", "quantile", "nanquantile"):
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutogradCPU")
+
+
+def test_a_recording_within_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries: list[str] = []
+    make = torch.library._scoped_library
+    monkeypatch.setattr(torch.library, "_scoped_library", lambda *given: libraries.append(given[0]) or make(*given))
+    asked: list[str] = []
+    classes = torch.tensor([0, 1])
+    with FakeTensorMode() as fake:
+        fakes = fake.from_tensor(classes)
+        with values_checked(lambda *call: asked.append("outer")):
+            with values_checked(lambda *call: asked.append("inner")):
+                one_hot(fakes, 2)
+            one_hot(fakes, 2)
+            with unset_fake_temporarily():
+                assert torch.equal(one_hot(classes, 2), torch.eye(2, dtype=torch.int64))
+    assert asked == ["inner", "outer"]
+    assert libraries == ["aten"]  # torch warns of a kernel in the place of another
