@@ -36,7 +36,9 @@ from fuse.runtime.stretches import Call, Native, Stretch, slot_of, slots_read
 
 _guards: Any = torch._C._dynamo.guards
 empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
-    _guards, "_empty_strided_cpu", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+    _guards,
+    "_empty_strided_cpu",
+    lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cpu"),
 )
 """``torch.empty_strided`` without the dispatcher, as the code that ``torch.compile`` writes makes its results."""
 

@@ -59,8 +59,9 @@ def made_up(value: Tensor) -> Tensor:
 
     The numbers are not drawn from the generator of the user's program.
     """
-    held = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-    memory = torch.empty(0, dtype=value.dtype).set_(held.untyped_storage())  # all of it: elements may share a place
+    held = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    memory = torch.empty(0, dtype=value.dtype, device="cpu")
+    memory.set_(held.untyped_storage())  # all of it: elements may share a place
     if value.dtype.is_floating_point:
         memory.normal_(generator=torch.Generator().manual_seed(0))
     else:
@@ -71,7 +72,7 @@ def made_up(value: Tensor) -> Tensor:
 def _run(kernel: Kernel, addresses: Callable[[], dict[str, int]], tensors: Callable[[], Sequence[Tensor]]) -> Run:
     @cache
     def made() -> tuple[Callable[[object], object], object, object]:
-        workspace = torch.empty(kernel.workspace_bytes, dtype=torch.uint8)
+        workspace = torch.empty(kernel.workspace_bytes, dtype=torch.uint8, device="cpu")
         held = (*tensors(), workspace)
         arguments = (ctypes.c_void_p * len(held))(*(tensor.data_ptr() for tensor in held))
         return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(addresses()[kernel.name]), arguments, held
@@ -92,7 +93,7 @@ def _multiplied(node: Node, found: Product) -> Run:
     def made() -> tuple[Callable[..., object], Tables, array[int], object]:
         tables = Tables(len(operands) + 1, {})
         tables.add(step, lambda place: (place.buffer, place.offset))
-        scratch = torch.empty(scratch_bytes([step]), dtype=torch.uint8)
+        scratch = torch.empty(scratch_bytes([step]), dtype=torch.uint8, device="cpu")
         held = [*(made_up(n.meta["val"]) for n in (*operands, node)), scratch]
         return runner(), tables.freeze(), array("q", map(Tensor.data_ptr, held)), held
 

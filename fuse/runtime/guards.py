@@ -41,6 +41,10 @@ _TENSOR_DICTS = ("_parameters", "_buffers")
 LARGEST_WATCHED = 1 << 16
 """Bytes of an array that the model holds (numpy's, ``array``, ``bytearray``) up to which its numbers are watched."""
 
+_CPU = torch.device("cpu")
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many there are: a default device is one of them, to be asked for only then."""
+
 _PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.NoneType, torch.dtype, torch.device))
 
 
@@ -256,6 +260,7 @@ def modes() -> tuple[Any, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
         torch.get_default_dtype(),
+        torch.get_default_device() if _function_modes() else _CPU,
         torch.are_deterministic_algorithms_enabled(),
         forward_ad._current_level >= 0,
     )

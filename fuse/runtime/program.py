@@ -244,10 +244,10 @@ class Program:
         return self._functions[profiled]
 
     def _new_workspace(self) -> _Workspace:
-        memory = torch.empty(self.workspace_bytes, dtype=torch.uint8)
+        memory = torch.empty(self.workspace_bytes, dtype=torch.uint8, device="cpu")
         tensors = []
         for offset, value in self._held:
-            typed = torch.empty(0, dtype=value.dtype)
+            typed = torch.empty(0, dtype=value.dtype, device="cpu")
             # A storage of its own: some operators copy the whole storage of what they are given.
             own = memory.untyped_storage()[offset : offset + extent(value)]
             tensors.append(typed.set_(own, 0, value.shape, value.stride()))

@@ -153,9 +153,9 @@ class Training:
         copies = 0
         for number, what in enumerate(given):
             if what.kind == "tangent" and not _lies_as(inputs[number], layout := self._layouts[what.index]):
-                inputs[number] = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype).copy_(
-                    inputs[number]
-                )
+                inputs[number] = torch.empty_strided(
+                    layout.shape, layout.stride(), dtype=layout.dtype, device="cpu"
+                ).copy_(inputs[number])
                 copies += 1
         inputs += half.constants
         try:

@@ -133,8 +133,9 @@ def test_another_call_is_another_variant(miss: str, plain: bool, monkeypatch: py
         torch.inference_mode,
         lambda: torch.autocast("cpu"),
         lambda: torch.autocast("cpu", dtype=torch.float16),
+        lambda: torch.device("meta"),
     ],
-    ids=["no_grad", "inference", "autocast", "autocast to float16"],
+    ids=["no_grad", "inference", "autocast", "autocast to float16", "default device"],
 )
 def test_modes_of_torch_are_part_of_the_signature(mode: Callable[[], Any]) -> None:
     guard = guard_of(X, 2)

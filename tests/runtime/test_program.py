@@ -42,6 +42,14 @@ def test_a_chain_of_operators_is_one_native_call() -> None:
     assert_same(lambda x: (x.tanh() * 2 + 1).exp(), torch.randn(4, 8), kernels=4)
 
 
+def test_memory_is_the_cpus_whatever_the_default_device() -> None:
+    x = torch.randn(4, 8)
+    with torch.device("meta"):
+        (value, *_), launches, _ = run(lambda x: torch.sort(x.tanh() * 2)[0].exp(), x)
+    torch.testing.assert_close(value, torch.sort(x.tanh() * 2)[0].exp())
+    assert launches == Launches(kernels=3, libraries=0, aten=1)
+
+
 LAYOUTS = {
     "plain": lambda r, c: torch.randn(r, c),
     "transposed": lambda r, c: torch.randn(c, r).t(),
