@@ -122,6 +122,13 @@ def _copied(graph: GraphModule) -> GraphModule:
     return module
 
 
+def _lies(spec: OutputSpec, graph: GraphModule) -> list[tuple[int, int]]:
+    """Size and stride of each dimension of a result that has more than one place."""
+    value = outputs_of(graph.graph)[spec.index].meta["val"]
+    size, stride = (spec.view.size, spec.view.stride) if spec.view else (value.shape, value.stride())
+    return [(n, step) for n, step in zip(size, stride, strict=True) if n > 1]
+
+
 class _Replay(JointRecorder):
     """Runs a rolled graph again, records it and takes its gradients."""
 
@@ -151,6 +158,8 @@ class _Replay(JointRecorder):
             same = spec.kind == was.kind and memory.setdefault((was.kind, was.index), spec.index) == spec.index
             if not same or (spec.kind == "input" and spec != was):
                 raise NotReversible("a result shares other memory when the call runs again")
+            if spec.kind == "graph" and _lies(spec, joint.forward) != _lies(was, self.recorded.forward):
+                raise NotReversible("a result lies otherwise in memory when the call runs again")
             outputs[i] = spec
         places = [index for (kind, _), index in memory.items() if kind == "graph"]
         if len(set(places)) < len(places):

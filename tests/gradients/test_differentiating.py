@@ -529,3 +529,23 @@ def test_values_written_in_place_before_a_loop_keep_their_gradients() -> None:
     report = check(FirstStepApart(), (torch.randint(0, 20, (3,)), torch.randn(3, 8, requires_grad=True)), train=True)
     assert report.passed, str(report)
     assert report.observed[1] < 10, "the loop was rolled"
+
+
+class WrittenTransposed(nn.Module):
+    """A state that is written through its transpose, and copied in each step: the copies lie as the first did."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.zeros(4, 6)
+        for step in x:
+            turned = y.t()
+            turned.add_(step.t())
+            flat = turned.reshape(-1)
+            y = y.clone()
+        return y, flat
+
+
+def test_results_lie_as_eagers_whatever_the_loop_makes_of_them() -> None:
+    model, x = WrittenTransposed(), torch.randn(4, 4, 6, requires_grad=True)
+    for mine, theirs in zip(fuse.compile(model)(x), model(x), strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs)
