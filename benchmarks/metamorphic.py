@@ -31,13 +31,13 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from benchmarks.reflexive import pattern_of
 from fuse.check.judging import quiet
-from fuse.check.reach import earlier_passes
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
 from fuse.rewrite.patterns.exact import Found
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.registry import earlier_than
 
 ROWS, COLUMNS = 4, 6
 WANTED = 0.99
@@ -349,7 +349,7 @@ def _verdict(
     try:
         with torch.no_grad():
             graph = capture(Function(within(other)), tuple(tensors))
-        run_passes(graph, earlier_passes())
+        run_passes(graph, earlier_than("match_patterns"))
         outcomes = match(graph, [pattern_of(within(plain), tensors)], lambda found, around: found)
     except FuseError as error:
         return "as it should" if not preserves else f"refused: {error}"

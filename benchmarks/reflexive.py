@@ -33,7 +33,6 @@ from torch.utils import _pytree as pytree
 
 from benchmarks import op_db
 from fuse.check.judging import quiet
-from fuse.check.reach import earlier_passes
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
@@ -41,6 +40,7 @@ from fuse.rewrite import nested
 from fuse.rewrite.patterns.definition import Pattern, define
 from fuse.rewrite.patterns.matching import Outcome, match
 from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.registry import earlier_than
 
 STEPS = 3
 WANTED = 0.98
@@ -146,7 +146,7 @@ def _case(
         return None
     outcomes: list[Outcome] = []
     try:
-        run_passes(graph, earlier_passes())
+        run_passes(graph, earlier_than("match_patterns"))
         for body, _ in nested.walk(graph):
             outcomes += match(body, [pattern], lambda found, around: found)
     except FuseError as error:

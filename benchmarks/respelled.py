@@ -28,7 +28,6 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.metamorphic import STEPS, WANTED, WRONG, Case, tensors_of, values_of
 from fuse.check.judging import quiet
-from fuse.check.reach import earlier_passes
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
@@ -38,6 +37,7 @@ from fuse.rewrite.patterns.exact import Found
 from fuse.rewrite.patterns.language import Environment, ManySpec, running
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.registry import earlier_than
 from tests.passes.patterns.published import PUBLISHED
 
 aten = torch.ops.aten
@@ -376,7 +376,7 @@ def _verdict(name: str, spelled: Mapping[Node, Callable[..., Any]], preserves: b
     try:
         with torch.no_grad():
             graph = capture(Function(respelled), given)
-            run_passes(graph, earlier_passes())
+            run_passes(graph, earlier_than("match_patterns"))
     except FuseError as error:
         return f"not captured: {error}"
     outcomes = match(graph, [PATTERNS[name]], lambda found, around: found)

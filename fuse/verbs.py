@@ -351,20 +351,20 @@ def passes(to: Output) -> int:
     from fuse.report.table import columns
     from fuse.rewrite.registry import broken_plugins, registered
 
-    installed: list[dict[str, Any]] = [
-        {"name": info.name, "origin": info.origin, "enabled": info.enabled, "summary": info.summary}
-        for info in registered()
-    ]
+    shown = ("name", "stage", "origin", "enabled", "summary")
+    installed: list[dict[str, Any]] = [{one: getattr(info, one) for one in shown} for info in registered()]
     broken = _broken(broken_plugins(), to)
     rows = [
         [
+            "" if before and one["stage"] == before["stage"] else one["stage"],
             one["name"],
             "fuse" if one["origin"].startswith("fuse.passes.") else one["origin"],
             one["summary"] if one["enabled"] else f"{one['summary']} (only when selected)",
         ]
-        for one in installed
+        for before, one in zip([None, *installed], installed, strict=False)
     ]
-    to.emit({"passes": installed, "broken": broken}, lambda: columns(["pass", "from", "does"], rows, numbers_from=3))
+    head = ["stage", "pass", "from", "does"]
+    to.emit({"passes": installed, "broken": broken}, lambda: columns(head, rows, numbers_from=4))
     return GOOD
 
 

@@ -26,7 +26,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(after="fuse_reductions", before="fuse_movement")
+@register_pass(stage="fuse", after="fuse_reductions")
 def assemble_in_place(graph: GraphModule) -> Iterator[Verdict]:
     """Let kernels write their results straight into the tensor that collects them."""
     for node in list(graph.graph.nodes):

@@ -25,7 +25,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(after=("roll_loops", "roll_whole_loops", "expand_lstm_layers"), before="fuse_pointwise")
+@register_pass(stage="loops", after="unused_steps", before_gradients=False)  # for the kernel only
 def broadcast_starts(graph: GraphModule) -> Iterator[Verdict]:
     """Let a loop read the number that a state starts from, not a tensor full of it."""
     made: dict[object, Node] = {}

@@ -57,7 +57,7 @@ CYCLES_OF_OTHERS = {"reduction": 10.0, "movement": 10.0, "gemm": 2.0}
 """The same of other operators of these kinds; elementwise ones take none."""
 
 
-@register_pass(after="fold_batch_norm", before="merge_sibling_gemms")
+@register_pass(stage="clean", after="fold_batch_norm", before_gradients=False)  # for frozen weights only
 def channels_last(graph: GraphModule) -> Iterator[Verdict]:
     """Let the images between a frozen model's convolutions lie with their channels side by side."""
     values = given_constants(graph)

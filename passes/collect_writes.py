@@ -29,7 +29,7 @@ from fuse.rewrite.writes import COPIES, WRITES, dimension, piece, span, written
 aten = torch.ops.aten
 
 
-@register_pass(after="view_chains", before=("merge_shared_weight_gemms", "merge_sibling_gemms", "fuse_pointwise"))
+@register_pass(stage="clean", after="forward_writes")
 def collect_writes(graph: GraphModule) -> Iterator[Verdict]:
     """Turn a chain of writes that fill a tensor into one stack or cat."""
     for last in list(graph.graph.nodes):

@@ -24,7 +24,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 
-@register_pass(after="dead_code")
+@register_pass(stage="clean", after="plain_fills")
 def common_subexpressions(graph: GraphModule) -> Iterator[Verdict]:
     """Compute equal things once, random operators excepted."""
     escaping = effects.escaping(graph)

@@ -33,7 +33,7 @@ LARGEST_CONSTANT = 1 << 20
 """Bytes that one folded constant may take, or as many as the constants that it is made of."""
 
 
-@register_pass(after="no_ops")
+@register_pass(stage="clean", after="drop_roundings", before_gradients=False)  # constants would be new inputs
 def constant_folding(graph: GraphModule) -> Iterator[Verdict]:
     """Compute at rewriting time what depends on no input."""
     values = given_constants(graph)

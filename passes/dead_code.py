@@ -19,7 +19,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 
-@register_pass()
+@register_pass(stage="clean")
 def dead_code(graph: GraphModule) -> Iterator[Verdict]:
     """Remove what nothing uses, random operators excepted."""
     kept = last_steps(graph)

@@ -27,7 +27,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(after=("no_ops", "dead_code"), before=("roll_whole_loops", "merge_sibling_gemms"))
+@register_pass(stage="clean", after="no_ops")
 def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
     """Draw the random numbers of all steps before the first step."""
     draws = [n for n in graph.graph.nodes if ops.is_random(n.target)]

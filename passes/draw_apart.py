@@ -22,7 +22,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(after="roll_loops", before=("gather_steps", "fuse_pointwise"))
+@register_pass(stage="loops", after="broadcast_starts", before_gradients=False)  # for the kernel only
 def draw_apart(graph: GraphModule) -> Iterator[Verdict]:
     """Read random numbers where they were drawn, if no loop reads them side by side."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.stack.default):

@@ -22,7 +22,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 
-@register_pass(after="simplify_casts", before=("constant_folding", "roll_whole_loops"), enabled=False)
+@register_pass(stage="clean", after="simplify_casts", before_gradients=False, enabled=False)  # as simplify_casts
 def drop_roundings(graph: GraphModule) -> Iterator[Verdict]:
     """Leave out roundings that a later cast undoes; results change."""
     escaping = effects.escaping(graph)

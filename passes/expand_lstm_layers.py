@@ -62,7 +62,7 @@ class Layer:
         return [node for pair in pairs[0 if self.inside else 1 :] for node in pair if node is not None]
 
 
-@register_pass(after=("no_ops", "dead_code"), before="roll_whole_loops")
+@register_pass(stage="loops")
 def expand_lstm_layers(graph: GraphModule) -> Iterator[Verdict]:
     """Run an LSTM layer as a loop kernel where a library would run it."""
     for call in graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):

@@ -45,7 +45,7 @@ class Layer:
     channel: int
 
 
-@register_pass(after=("constant_folding", "dead_code"), before="merge_sibling_gemms")
+@register_pass(stage="clean", after="constant_folding", before_gradients=False)  # for frozen weights only
 def fold_batch_norm(graph: GraphModule) -> Iterator[Verdict]:
     """Let the weights of a frozen convolution or linear layer take in the batch norm behind it."""
     values = given_constants(graph)

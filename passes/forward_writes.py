@@ -55,7 +55,7 @@ class Source:
     written: bool
 
 
-@register_pass(after="view_chains", before="collect_writes")
+@register_pass(stage="clean", after="transposed_convolutions")
 def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
     """Read what was written, not the tensor it was written into."""
     escaping = effects.escaping(graph)

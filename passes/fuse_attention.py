@@ -58,7 +58,7 @@ MOST_BETWEEN = 64
 """Operators between two products that are looked at."""
 
 
-@register_pass(after=("match_patterns", "merge_sibling_gemms", "no_ops", "view_chains"), before="fuse_pointwise")
+@register_pass(stage="match", after="match_patterns")
 def fuse_attention(graph: GraphModule) -> Iterator[Verdict]:
     """Run attention, however it is spelled, as one kernel."""
     for product in [node for node in graph.graph.nodes if node.target in PRODUCTS or node.target is WHOLE]:

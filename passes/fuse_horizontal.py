@@ -30,7 +30,7 @@ MAX_TOGETHER = 64
 """Kernels merged into one: a bound on the size of one function."""
 
 
-@register_pass(after="fuse_movement")
+@register_pass(stage="finish", after="loop_ends")
 def fuse_horizontal(graph: GraphModule) -> Iterator[Verdict]:
     """Run independent small kernels as one launch."""
     levels: dict[int, list[Group[Domain]]] = {}

@@ -22,7 +22,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 
 
-@register_pass(after="fuse_reductions")
+@register_pass(stage="fuse", after="assemble_in_place")
 def fuse_movement(graph: GraphModule) -> Iterator[Verdict]:
     """Let the kernels around a copy, concatenation or padding read or write in place."""
     yield from fuse_groups(graph, is_fusible)

@@ -24,7 +24,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 
 
-@register_pass(after=("merge_sibling_gemms", "merge_shared_weight_gemms", "constant_folding", "no_ops", "dead_code"))
+@register_pass(stage="fuse")
 def fuse_pointwise(graph: GraphModule) -> Iterator[Verdict]:
     """Run neighbouring elementwise operators as one kernel."""
     yield from fuse_groups(graph, is_pointwise)

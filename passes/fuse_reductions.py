@@ -24,7 +24,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 
 
-@register_pass(after="fuse_pointwise")
+@register_pass(stage="fuse", after="fuse_pointwise")
 def fuse_reductions(graph: GraphModule) -> Iterator[Verdict]:
     """Run a reduction, what feeds it and what its result feeds as one kernel."""
     yield from fuse_groups(graph, is_reduction_or_pointwise)

@@ -25,7 +25,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(after="roll_loops", before=("fuse_pointwise", "fuse_movement", "assemble_in_place"))
+@register_pass(stage="loops", after="draw_apart", before_gradients=False)  # for the kernel only
 def gather_steps(graph: GraphModule) -> Iterator[Verdict]:
     """Say steps of one tensor that are put side by side as a part of it."""
     escaping: set[Node] | None = None

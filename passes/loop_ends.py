@@ -39,7 +39,7 @@ MOST = 16
 """Operators and regions that join at either end, at most: a bound on what one compiler call has to chew."""
 
 
-@register_pass(after="product_epilogues", before="fuse_horizontal")
+@register_pass(stage="finish")
 def loop_ends(graph: GraphModule) -> Iterator[Verdict]:
     """Let the kernel of a loop compute what little is in front of it and behind it."""
     order = {node: number for number, node in enumerate(graph.graph.nodes)}

@@ -33,7 +33,7 @@ WRITES = frozenset({aten.index_put.default, aten._index_put_impl.default, aten._
 MAY_RAISE = frozenset({aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default})
 
 
-@register_pass(after=("common_subexpressions", "no_ops", "view_chains"), before="roll_whole_loops")
+@register_pass(stage="clean", after="collect_writes", before_gradients=False)  # 0 * inf where not chosen
 def masks_to_where(graph: GraphModule) -> Iterator[Verdict]:
     """Compute for all elements what a mask would choose, and choose when it is written."""
     for node in list(graph.graph.nodes):

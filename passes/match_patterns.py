@@ -43,10 +43,7 @@ class Region:
     domain: Domain | None
 
 
-@register_pass(
-    after=("roll_loops", "roll_whole_loops", "merge_sibling_gemms", "merge_shared_weight_gemms", "no_ops"),
-    before="fuse_pointwise",
-)
+@register_pass(stage="match", after="pattern_gradients")
 def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
     """Rewrite what the registered patterns match."""
     patterns = yield from sound(lambda pattern: True)

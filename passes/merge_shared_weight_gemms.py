@@ -52,7 +52,7 @@ class Rows:
     interleaved: bool
 
 
-@register_pass(after="merge_sibling_gemms")
+@register_pass(stage="loops", after="merge_sibling_gemms")
 def merge_shared_weight_gemms(graph: GraphModule) -> Iterator[Verdict]:
     """Run matrix products that share their right operand as one."""
     escaping = effects.escaping(graph)

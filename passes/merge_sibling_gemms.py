@@ -42,7 +42,7 @@ Weights = tuple[tuple[Node, Node | None], ...]
 """The right operands, each with its bias, that a group of products joins."""
 
 
-@register_pass(after=("common_subexpressions", "view_chains", "no_ops", "constant_folding"))
+@register_pass(stage="loops", after="roll_whole_loops")
 def merge_sibling_gemms(graph: GraphModule) -> Iterator[Verdict]:
     """Run matrix products that share their left operand as one."""
     escaping = effects.escaping(graph)

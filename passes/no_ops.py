@@ -31,7 +31,7 @@ from fuse.rewrite.writes import WRITES
 aten = torch.ops.aten
 
 
-@register_pass(after="view_chains")
+@register_pass(stage="clean", after="view_chains")
 def no_ops(graph: GraphModule) -> Iterator[Verdict]:
     """Leave out operators that change nothing."""
     escaping = effects.escaping(graph)

@@ -62,7 +62,7 @@ class Weight:
     width: int
 
 
-@register_pass(after=("product_epilogues", "fuse_horizontal"))
+@register_pass(stage="finish", after="fuse_horizontal")
 def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
     """Bring the weights of a frozen model into the layout in which its products read them."""
     values = given_constants(graph)

@@ -30,11 +30,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 
-@register_pass(
-    after=("roll_loops", "roll_whole_loops", "merge_sibling_gemms", "merge_shared_weight_gemms", "no_ops"),
-    before="match_patterns",
-    enabled=False,
-)
+@register_pass(stage="match", before_gradients=True, enabled=False)
 def pattern_gradients(graph: GraphModule) -> Iterator[Verdict]:
     """Set apart what a pattern has a rule for the gradients of, before gradients are taken."""
     patterns = yield from sound(lambda pattern: pattern.backward is not None)

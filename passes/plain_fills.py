@@ -34,7 +34,7 @@ NUMBERS = {aten.full_like.default: 1, aten.new_full.default: 2}
 """Where the number stands among the arguments."""
 
 
-@register_pass(before="common_subexpressions")
+@register_pass(stage="clean", after="dead_code")
 def plain_fills(graph: GraphModule) -> Iterator[Verdict]:
     """Write tensors of equal elements in one way."""
     for node in list(graph.graph.nodes):

@@ -37,7 +37,7 @@ FEWEST_ROWS = 4
 """Below, the library multiplies without packing the weight, and wins."""
 
 
-@register_pass(after="fuse_movement", before="fuse_horizontal")
+@register_pass(stage="fuse", after="fuse_movement")
 def product_epilogues(graph: GraphModule) -> Iterator[Verdict]:
     """Let a product or a convolution hand its tiles to the elementwise operators behind it."""
     order = {node: number for number, node in enumerate(graph.graph.nodes)}

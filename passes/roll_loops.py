@@ -47,17 +47,7 @@ MOST_FUSED = 2_000
 """Elementwise operators that one kernel may still hold without taking long to compile."""
 
 
-@register_pass(
-    after=(
-        "merge_shared_weight_gemms",
-        "merge_sibling_gemms",
-        "collect_writes",
-        "constant_folding",
-        "no_ops",
-        "dead_code",
-    ),
-    before="fuse_pointwise",
-)
+@register_pass(stage="loops", after="merge_shared_weight_gemms")
 def roll_loops(graph: GraphModule) -> Iterator[Verdict]:
     """Roll an unrolled loop up and run it as one kernel."""
     yield from roll(graph, step_by_step=True)

@@ -34,9 +34,7 @@ SHARING_ROWS = 8
 """Rows from which a step is bound by arithmetic, not by reading weights."""
 
 
-@register_pass(
-    after=("collect_writes", "view_chains", "no_ops"), before=("merge_shared_weight_gemms", "merge_sibling_gemms")
-)
+@register_pass(stage="loops", after="sum_over_steps")
 def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
     """Roll a loop up with the products of its inputs inside, where that is the faster way."""
     yield from roll(graph, obstacle)

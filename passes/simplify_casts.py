@@ -44,7 +44,7 @@ LONGEST_CHAIN = 32
 """Operators between a cast and those that it undoes."""
 
 
-@register_pass(after=("common_subexpressions", "no_ops"), before=("constant_folding", "roll_whole_loops"))
+@register_pass(stage="clean", after="draw_ahead", before_gradients=False)  # gradients are rounded at each cast of eager
 def simplify_casts(graph: GraphModule) -> Iterator[Verdict]:
     """Leave out casts, or make one of several, where not a bit changes."""
     escaping = effects.escaping(graph)

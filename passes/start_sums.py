@@ -23,7 +23,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(after="no_ops", before=("roll_whole_loops", "merge_sibling_gemms"))
+@register_pass(stage="loops", after="expand_lstm_layers")
 def start_sums(graph: GraphModule) -> Iterator[Verdict]:
     """Let a sum over steps start from a tensor, as it goes on."""
     for node in list(graph.graph.nodes):

@@ -30,10 +30,7 @@ aten = torch.ops.aten
 TRANSPOSITIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
-@register_pass(
-    after=("view_chains", "no_ops"),
-    before=("roll_whole_loops", "merge_shared_weight_gemms", "merge_sibling_gemms"),
-)
+@register_pass(stage="loops", after="start_sums", before_gradients=False)  # it is gradients that are summed so
 def sum_over_steps(graph: GraphModule) -> Iterator[Verdict]:
     """Sum over steps once, not step by step."""
     seen: set[Node] = set()

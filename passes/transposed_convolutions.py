@@ -39,7 +39,7 @@ FEWEST_ELEMENTS = 20480
 """Elements of a single image up to which PyTorch may not ask oneDNN."""
 
 
-@register_pass(after="fold_batch_norm", before=("merge_sibling_gemms", "roll_whole_loops"))
+@register_pass(stage="clean", after="channels_last", before_gradients=False)  # gradients are eager's
 def transposed_convolutions(graph: GraphModule) -> Iterator[Verdict]:
     """Give transposed convolutions the form or the layout in which they are fast."""
     turned: dict[object, Node] = {}

@@ -20,10 +20,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, rewrite
 
 
-@register_pass(
-    after=("roll_loops", "dead_code"),
-    before=("broadcast_starts", "draw_apart", "gather_steps", "match_patterns", "fuse_attention"),
-)
+@register_pass(stage="loops", after="roll_loops")
 def unused_steps(graph: GraphModule) -> Iterator[Verdict]:
     """Remove what the last step of a loop computes for nobody."""
     for node in reversed(list(graph.graph.nodes)):

@@ -29,7 +29,7 @@ Call = tuple[OpOverload, tuple[Any, ...]]
 """A view operator and its arguments after the tensor."""
 
 
-@register_pass(after="common_subexpressions")
+@register_pass(stage="clean", after="common_subexpressions")
 def view_chains(graph: GraphModule) -> Iterator[Verdict]:
     """Say a chain of views in one view, or in none."""
     results = set(effects.results(graph))

@@ -150,6 +150,7 @@ def test_passes_are_listed_with_origin_and_summary(capsys: pytest.CaptureFixture
     assert cli.run(["passes", "--json"]) == 0
     installed = {one["name"]: one for one in json.loads(capsys.readouterr().out)["passes"]}
     assert installed["dead_code"]["origin"] == "fuse.passes.dead_code"
+    assert installed["dead_code"]["stage"] == "clean"
     assert all(one["summary"] for one in installed.values())
     assert cli.run(["passes"]) == 0
     assert "dead_code" in capsys.readouterr().out

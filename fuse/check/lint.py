@@ -17,10 +17,11 @@ from functools import partial
 
 from torch.fx import GraphModule
 
-from fuse.check.pattern import CLEANING, rewrite
+from fuse.check.pattern import rewrite
 from fuse.check.reach import Finding, Way, captured, fires, unreachable, ways
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.registry import of_stages
 
 
 def lint(patterns: Sequence[Pattern]) -> list[Finding]:
@@ -52,7 +53,7 @@ Computed = Mapping[Pattern, Sequence[Callable[[], GraphModule]]]
 
 def _cleaned(pattern: Pattern, way: Way) -> GraphModule:
     graph = captured(pattern, way)
-    run_passes(graph, CLEANING)
+    run_passes(graph, of_stages("clean"))
     return graph
 
 
@@ -81,7 +82,7 @@ def _loops(patterns: Sequence[Pattern], computed: Computed) -> Iterator[Finding]
     for pattern in patterns:
         graph = computed[pattern][0]()
         if pattern.replace is not None and any(one.kind == "matched" for one in rewrite(graph, [pattern])):
-            run_passes(graph, CLEANING)
+            run_passes(graph, of_stages("clean"))
             results[pattern] = graph
     for pattern, graph in results.items():
         if fires(graph, [pattern], pattern):

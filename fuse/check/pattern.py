@@ -50,9 +50,7 @@ from fuse.rewrite.patterns.language import running
 from fuse.rewrite.patterns.matching import Outcome, match
 from fuse.rewrite.patterns.registry import alone
 from fuse.rewrite.pipeline import run_passes
-
-CLEANING = ("dead_code", "common_subexpressions", "view_chains", "no_ops", "constant_folding")
-"""Passes that run before patterns are looked for, as they do in a model."""
+from fuse.rewrite.registry import of_stages
 
 SCHEMA_VERSION = 1
 QUICK_SHAPES = 4
@@ -304,7 +302,7 @@ def judged(
     """
     model, given = as_model(function, arguments, held)
     before, after = (capture(model, given) for _ in range(2))
-    run_passes(after, CLEANING)
+    run_passes(after, of_stages("clean"))
     outcomes = rewrite(after, [pattern])
     reasons = [f"{one.kind}: {one.reason}" for one in outcomes if one.kind != "matched"]
     if len(reasons) == len(outcomes):

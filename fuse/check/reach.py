@@ -98,7 +98,7 @@ def _lost(pattern: Pattern, way: Way) -> Finding | None:
     """Why ``pattern`` does not fire in what it computes by ``way`` once earlier passes have run; None where it does."""
     graph = captured(pattern, way)
     there, culprit = fires(graph, [pattern], pattern), ""
-    for name in earlier_passes():
+    for name in registry.earlier_than(match_patterns.__name__):
         run_passes(graph, [name])
         before, there = there, fires(graph, [pattern], pattern)
         culprit = name if before and not there else culprit
@@ -111,12 +111,6 @@ def _lost(pattern: Pattern, way: Way) -> Finding | None:
     best = max(match(graph, [pattern], prepare_untried, near=True), key=lambda one: one.progress, default=None)
     reason = "no operator of it is left" if best is None else f"{best.kind}: {best.reason}"
     return Finding("unreachable", pattern.name, "", f"it does not match its own computation: {reason}")
-
-
-def earlier_passes() -> list[str]:
-    """The passes that run before patterns are looked for."""
-    names = [info.name for info in registry.select(extend_select=[match_patterns.__name__])]
-    return names[: names.index(match_patterns.__name__)]
 
 
 def _longer(way: Way, pattern: Pattern) -> Iterator[Way]:

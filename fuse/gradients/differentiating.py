@@ -53,33 +53,15 @@ aten = torch.ops.aten
 NAME = "gradients_by_loops"
 """What reports call it, beside the passes."""
 
-PLAIN = (
-    "plain_fills",
-    "dead_code",
-    "common_subexpressions",
-    "no_ops",
-    "view_chains",
-    "collect_writes",
-    "forward_writes",
-    "start_sums",
-    "draw_ahead",
-    "expand_lstm_layers",
-    "roll_whole_loops",
-    "merge_shared_weight_gemms",
-    "merge_sibling_gemms",
-    "roll_loops",
-    "unused_steps",
-)
-"""Passes after which a graph consists of operators that autograd knows, and loops."""
-
 OWN = "pattern_gradients"
 """The pass that sets apart what a pattern knows the gradients of; it runs where patterns do."""
 
 
 def by_loops(passes: Sequence[str] | None = None, fuel: int | None = None) -> Differentiate:
-    """What takes the gradients of a call loop by loop, with those of ``passes`` that leave plain graphs and loops."""
-    chosen = {info.name for info in registry.select(passes)}
-    names = [name for name in PLAIN if name in chosen] + [OWN] * ("match_patterns" in chosen)
+    """What takes the gradients of a call loop by loop, with those of ``passes`` that autograd goes through."""
+    chosen = registry.select(passes)
+    matched = any(info.name == "match_patterns" for info in chosen)
+    names = [info.name for info in chosen if info.before_gradients] + [OWN] * matched
     return lambda recorded: _differentiated(recorded, names, fuel)
 
 
@@ -90,11 +72,9 @@ def _differentiated(recorded: Recorded, passes: Sequence[str], fuel: int | None)
         return None
     graph = _copied(recorded.forward)
     ledger = run_passes(graph, passes, fuel)
-    if any(one.pass_name in PLAIN for one in ledger.failed):
-        return None
     if not graph.graph.find_nodes(op="call_module"):
         rejected = tuple(one for one in ledger.rejected if one.pass_name == OWN)
-        recorded.forward.meta["ledger"] = replace(ledger, passes=(), rejected=rejected)
+        recorded.forward.meta["ledger"] = Ledger((), (), rejected, ledger.seconds)  # what was rewritten is left
         return None
     try:
         joint = _Replay(graph, recorded).joint_of_rolled()

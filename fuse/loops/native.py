@@ -29,15 +29,12 @@ from fuse.loops.rolling import LEAST_STEPS, Rolled, prove
 from fuse.rewrite import effects
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.pipeline import run_passes
-from fuse.rewrite.registry import registered
+from fuse.rewrite.registry import of_stages
 
 aten = torch.ops.aten
 
 MOST_CUTS = 8
 """Places at which a step may begin that are tried."""
-
-FUSING = ("fuse_pointwise", "fuse_reductions", "assemble_in_place", "fuse_movement", "fuse_horizontal")
-"""The passes that decide how many launches are left of a step."""
 
 
 def obstacle(loop: Loop) -> str | None:
@@ -79,7 +76,7 @@ def cuts(rolled: Rolled) -> Iterator[Rolled]:
 
 def launches_of_step(loop: Loop) -> int:
     """What a step of ``loop``, whose body is rewritten for the purpose, launches once all passes have seen it."""
-    run_passes(loop.body, [name for name in FUSING if name in {info.name for info in registered()}])
+    run_passes(loop.body, of_stages("fuse", "finish"))
     return sum(node_launches(node) for node in loop.body.graph.nodes)
 
 

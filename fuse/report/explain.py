@@ -116,10 +116,7 @@ def explain(
         FuseError: the model cannot be captured, or the pattern cannot be run.
     """
     graph = capture(model, args, kwargs)
-    names = [info.name for info in registry.select(passes)]
-    order = [info.name for info in registry.registered()]
-    earlier = [name for name in names if order.index(name) < order.index(match_patterns.__name__)]
-    run_passes(graph, earlier)
+    run_passes(graph, registry.earlier_than(match_patterns.__name__, passes))
     others = [one for one in registered() if one.enabled and one.name != pattern.name]
     patterns = [one for one in others if why_broken(one) is None]
     refused = refusal(pattern)

@@ -177,9 +177,7 @@ def nearest_patterns(
         FuseError: the model cannot be captured.
     """
     graph = capture(model, args, kwargs)
-    order = [info.name for info in registry.registered()]
-    names = [info.name for info in registry.select(passes)]
-    run_passes(graph, [name for name in names if order.index(name) < order.index(match_patterns.__name__)])
+    run_passes(graph, registry.earlier_than(match_patterns.__name__, passes))
     bodies = [body for body, _ in nested.walk(graph)]
     found = []
     for pattern in registered():

@@ -25,6 +25,8 @@ from fuse.graph.loop import Loop as LoopModule
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.signature import Dispatch
 from fuse.loops.rolling import LEAST_STEPS
+from fuse.passes.roll_loops import roll_loops
+from fuse.passes.roll_whole_loops import roll_whole_loops
 from fuse.report.repeats import Folding, Run, fold, runs
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.ledger import Ledger
@@ -33,7 +35,7 @@ from fuse.rewrite.nested import called_module, kind
 Found = tuple[Run, frozenset[str]]
 """A repetition in eager's record, and the lines of its steps."""
 MINIMUM_TRIP_COUNT = 3  # less is a function called twice
-ROLLING = ("roll_whole_loops", "roll_loops")
+ROLLING = (roll_whole_loops.__name__, roll_loops.__name__)
 """The passes whose reasons say why a loop stays unrolled, or what stays in its steps."""
 
 

@@ -97,7 +97,7 @@ class Ledger:
 
 
 def joined(first: Ledger, second: Ledger) -> Ledger:
-    """The record of two runs, one after the other; what both declined is told once. The recording is the second's.
+    """The record of two runs, one after the other. Reasons and failures of both are told once; the second is recorded.
 
     >>> joined(Ledger(("no_ops",), (), (), {"no_ops": 1.0}), Ledger(("no_ops",), (), (), {"no_ops": 2.0})).seconds
     {'no_ops': 3.0}
@@ -109,5 +109,5 @@ def joined(first: Ledger, second: Ledger) -> Ledger:
         seconds[name] = seconds.get(name, 0.0) + spent
     names = tuple(dict.fromkeys((*second.passes, *first.passes)))
     rewrites = (*first.rewrites, *moved)
-    failed = (*first.failed, *second.failed)
-    return Ledger(names, rewrites, tuple(rejected.values()), seconds, failed, second.recording)
+    failed = {one.pass_name: one for one in (*second.failed, *first.failed)}
+    return Ledger(names, rewrites, tuple(rejected.values()), seconds, tuple(failed.values()), second.recording)

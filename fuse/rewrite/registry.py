@@ -1,11 +1,11 @@
 """The passes that are installed, and the order in which they run.
 
-    @register_pass(after="common_subexpressions", before="fuse_pointwise")
+    @register_pass(stage="loops", after="roll_whole_loops")
     def merge_sibling_gemms(graph): ...
 
-The order follows from what each pass declares; where nothing is declared, the order of registration holds. The passes
-that come with fuse live in ``fuse.passes`` and are loaded like any plugin; others are found through the entry-point
-group ``fuse.passes``.
+Passes run stage by stage. Within a stage the order follows from what each pass declares; where nothing is declared, the
+order of registration holds. The passes that come with fuse live in ``fuse.passes`` and are loaded like any plugin;
+others are found through the entry-point group ``fuse.passes``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import heapq
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from torch.fx import GraphModule
 
@@ -22,6 +23,13 @@ from fuse.rewrite.installed import BrokenPlugin, Installed
 from fuse.rewrite.verdict import Verdict
 
 PassFunction = Callable[[GraphModule], Iterator[Verdict]]
+
+Stage = Literal["clean", "loops", "match", "fuse", "finish"]
+"""What is left behind: a plain graph; loops and merged products; fusions that patterns name; regions of one launch; and
+regions that are joined to loops or lie side by side."""
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""All stages, in the order in which they run."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,10 @@ class PassInfo:
     function: PassFunction
     origin: str
     summary: str
+    stage: Stage
     after: tuple[str, ...]
     before: tuple[str, ...]
+    before_gradients: bool
     enabled: bool
 
 
@@ -47,15 +57,22 @@ _installed: Installed[PassInfo] = Installed(
 
 
 def register_pass(
-    *, after: str | Iterable[str] = (), before: str | Iterable[str] = (), enabled: bool = True
+    *,
+    stage: Stage = "match",
+    after: str | Iterable[str] = (),
+    before: str | Iterable[str] = (),
+    before_gradients: bool | None = None,
+    enabled: bool = True,
 ) -> Callable[[PassFunction], PassFunction]:
     """Register a generator of verdicts as the pass of its own name.
 
-    ``after`` and ``before`` name passes that must run earlier and later. The first line of the docstring (the module's,
-    when the function has none) is the summary that ``fuse passes`` prints. A pass with ``enabled=False`` runs only when
-    it is selected.
+    It runs wherever fuse runs the passes of ``stage``: on whole graphs, on bodies of loops, forward and backward.
+    ``after`` and ``before`` name passes that must run earlier and later. ``before_gradients``: in training it also runs
+    on the recorded call, before gradients are taken loop by loop; autograd goes through what it leaves. Passes of the
+    stages clean and loops do, unless they say False. The first line of the docstring (the module's, when the function
+    has none) is the summary that ``fuse passes`` prints. A pass with ``enabled=False`` runs only when it is selected.
 
-    Raises ``FuseError`` when the name is taken.
+    Raises ``FuseError`` when the name is taken, and for a stage that there is not.
 
     >>> from fuse.rewrite.verdict import declined
     >>> @register_pass(enabled=False)
@@ -75,8 +92,19 @@ def register_pass(
                 f"pass {name!r} is registered twice, by {origin} and by {function.__module__}; "
                 "'import passes' from the repository's root loads a second copy: import fuse.passes instead"
             )
+        if stage not in STAGES:
+            raise FuseError(f"pass {name!r} names the stage {stage!r}; there are {', '.join(STAGES)}")
+        differentiated = stage in ("clean", "loops") if before_gradients is None else before_gradients
         _installed.by_name[name] = PassInfo(
-            name, function, function.__module__, _summary(function), _names(after), _names(before), enabled
+            name=name,
+            function=function,
+            origin=function.__module__,
+            summary=_summary(function),
+            stage=stage,
+            after=_names(after),
+            before=_names(before),
+            before_gradients=differentiated,
+            enabled=enabled,
         )
         return function
 
@@ -122,35 +150,57 @@ def select(
     return [info for info in registered() if info.name in chosen]
 
 
+def of_stages(*stages: Stage) -> list[str]:
+    """The names of the enabled passes of ``stages``, in the order in which they run.
+
+    >>> of_stages("match")
+    ['match_patterns', 'fuse_attention']
+    """
+    return [info.name for info in registered() if info.enabled and info.stage in stages]
+
+
+def earlier_than(name: str, passes: Sequence[str] | None = None) -> list[str]:
+    """Those of ``passes`` (names; by default all enabled ones) that run before the pass ``name``, in order.
+
+    >>> earlier_than("no_ops", ["no_ops", "dead_code", "fuse_pointwise"])
+    ['dead_code']
+    """
+    order = [info.name for info in registered()]
+    return [info.name for info in select(passes) if order.index(info.name) < order.index(name)]
+
+
 def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
-    """Sort ``passes`` by what they declare, keeping the given order where nothing is declared.
+    """Sort ``passes`` by stage and by what they declare, keeping the given order where nothing is declared.
 
     Raises ``FuseError`` for a constraint that names no pass and for constraints that contradict each other.
     """
     infos = list(passes)
-    position = {info.name: index for index, info in enumerate(infos)}
-    later: dict[str, set[str]] = {name: set() for name in position}
+    by_name = {info.name: info for info in infos}
+    place = {info.name: (STAGES.index(info.stage), index) for index, info in enumerate(infos)}
+    later: dict[str, set[str]] = {name: set() for name in by_name}
     for info in infos:
         for other in (*info.after, *info.before):
-            if other not in position:
+            if other not in by_name:
                 hint = _installed.suggestion(other)
                 raise FuseError(f"pass {info.name!r} of {info.origin} names {other!r}, which is no pass{hint}")
-        later[info.name].update(info.before)
-        for other in info.after:
-            later[other].add(info.name)
-    waiting = dict.fromkeys(position, 0)
+        for first, second in (*((one, info.name) for one in info.after), *((info.name, one) for one in info.before)):
+            if place[first][0] > place[second][0]:
+                stages = f"{first!r} is of stage {by_name[first].stage!r}, {second!r} of {by_name[second].stage!r}"
+                raise FuseError(f"pass {info.name!r} of {info.origin} contradicts the stages: {stages}; change stage=")
+            later[first].add(second)
+    waiting = dict.fromkeys(by_name, 0)
     for names in later.values():
         for name in names:
             waiting[name] += 1
-    ready = [position[name] for name, count in waiting.items() if not count]
+    ready = sorted((place[name], name) for name, count in waiting.items() if not count)
     result: list[PassInfo] = []
     while ready:
-        info = infos[heapq.heappop(ready)]
-        result.append(info)
-        for name in later[info.name]:
+        _, first = heapq.heappop(ready)
+        result.append(by_name[first])
+        for name in later[first]:
             waiting[name] -= 1
             if not waiting[name]:
-                heapq.heappush(ready, position[name])
+                heapq.heappush(ready, (place[name], name))
     if len(result) < len(infos):
         stuck = sorted(name for name, count in waiting.items() if count)
         raise FuseError(

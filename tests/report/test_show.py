@@ -78,7 +78,7 @@ def test_launches_before_are_eagers_and_a_pass_that_fires_saves_what_it_says() -
 
 
 def test_a_pass_that_fails_is_reported_and_the_others_count() -> None:
-    @registry.register_pass(before="common_subexpressions", enabled=False)
+    @registry.register_pass(stage="clean", before="common_subexpressions", enabled=False)
     def crash(graph: GraphModule) -> Iterator[Verdict]:
         node = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)[0]
         yield rewrite(node, lambda: graph.meta["missing"])

@@ -65,7 +65,7 @@ def test_a_plugin_whose_order_does_not_fit_is_broken_and_the_others_run(plugins)
     broken = plugins(
         unknown=PASS.format(name="unknown", order="after='dead_cod'"),
         whole=PASS.format(name="whole", order="after='dead_code'"),
-        circle=PASS.format(name="circle", order="after='fuse_pointwise', before='dead_code'"),
+        circle=PASS.format(name="circle", order="stage='fuse', after='fuse_movement', before='fuse_pointwise'"),
     )
     assert list(broken) == ["unknown", "circle"]
     assert broken["unknown"].endswith("names 'dead_cod', which is no pass (did you mean 'dead_code'?)")

@@ -146,7 +146,7 @@ def test_a_pass_that_fails_is_named_and_leaves_nothing_behind(
 ) -> None:
     expected = capture(Doubled(), (torch.randn(3),))
     run_passes(expected, passes=["no_ops"])
-    registry.register_pass(before="no_ops", enabled=False)(function)
+    registry.register_pass(stage="clean", before="no_ops", enabled=False)(function)
     temporary.append(function.__name__)
     graph = capture(Doubled(), (torch.randn(3),))
     with pytest.warns(FaultWarning, match=told):
@@ -166,7 +166,7 @@ def test_a_pass_that_fails_is_named_and_leaves_nothing_behind(
 
 
 def test_a_fault_inside_a_loop_is_undone_there_too(temporary: list[str]) -> None:
-    registry.register_pass(before="no_ops", enabled=False)(crash)
+    registry.register_pass(stage="clean", before="no_ops", enabled=False)(crash)
     temporary.append("crash")
     graph = with_loop(steps=10)
     body = graph.loop.body

@@ -98,7 +98,7 @@ def temporary() -> Iterator[list[str]]:
 def test_what_passes_change_in_any_way_is_replayed(temporary: list[str]) -> None:
     """Arguments, order, metadata, attributes and submodules, in rewrites and between them."""
 
-    @registry.register_pass(before="no_ops", enabled=False)
+    @registry.register_pass(stage="clean", before="no_ops", enabled=False)
     def meddle(graph: GraphModule) -> Iterator[Verdict]:
         for sine in graph.graph.find_nodes(op="call_function", target=aten.sin.default):
             yield declined(sine, "not yet")
@@ -146,7 +146,7 @@ def test_nothing_is_wrapped_before_and_afterwards_and_metadata_is_plain() -> Non
 
 
 def test_a_pass_that_fails_leaves_no_trace_in_the_recording(temporary: list[str]) -> None:
-    @registry.register_pass(before="no_ops", enabled=False)
+    @registry.register_pass(stage="clean", before="no_ops", enabled=False)
     def crash(graph: GraphModule) -> Iterator[Verdict]:
         node = graph.graph.find_nodes(op="call_function", target=aten.sin.default)[0]
         yield rewrite(node, surgery.insert, node, aten.cos.default, node.args[0])

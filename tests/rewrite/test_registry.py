@@ -10,7 +10,9 @@ from fuse.rewrite.registry import PassInfo
 
 
 def info(name: str, after: tuple[str, ...] = (), before: tuple[str, ...] = ()) -> PassInfo:
-    return PassInfo(name, lambda graph: iter(()), "tests", "", after, before, enabled=True)
+    return PassInfo(
+        name, lambda graph: iter(()), "tests", "", "match", after, before, before_gradients=False, enabled=True
+    )
 
 
 def names(infos: list[PassInfo]) -> list[str]:

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from fuse.check.compare import compare
 from fuse.check.judging import as_float64
 from fuse.check.pattern import tensors_of, verify
-from fuse.check.reach import earlier_passes
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
 from fuse.graph.outputs import outputs_of
@@ -24,6 +23,7 @@ from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.matching import Outcome, match
 from fuse.rewrite.pipeline import run_passes
+from fuse.rewrite.registry import earlier_than
 from tests.passes.patterns.published import PUBLISHED
 
 MOST_LINES = 15
@@ -40,7 +40,7 @@ def outcomes(pattern: Pattern, graph: GraphModule) -> list[Outcome]:
 def captured(function: object, arguments: tuple[Tensor, ...]) -> GraphModule:
     with torch.no_grad():
         graph = capture(Function(function), arguments)  # type: ignore[arg-type]
-    run_passes(graph, earlier_passes())
+    run_passes(graph, earlier_than(match_patterns.__name__))
     return graph
 
 
@@ -57,7 +57,7 @@ def test_it_is_found_in_its_structure_and_what_stands_in_its_place_is_right(name
         after = capture(model, published.arguments)
         eager = after(*tensors_of(after, model, published.arguments))
         places = [one.index for one in after.meta["signature"].outputs]
-        run_passes(after, earlier_passes())
+        run_passes(after, earlier_than(match_patterns.__name__))
         found = outcomes(pattern, after)
         assert [one.kind for one in found].count("matched") == 1, [(one.kind, one.reason) for one in found]
         with registry.alone(pattern):
