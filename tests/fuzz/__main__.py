@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0, help="the first seed; the next ones follow")
-    parser.add_argument("--only", choices=sorted(KINDS), help="straight programs or loops; both in turn without it")
+    parser.add_argument("--only", choices=sorted(KINDS), help="straight programs and loops in turn without it")
     parser.add_argument("--unoptimised", action="store_true", help="compile kernels with -O0: many more programs")
     parser.add_argument("--programs", type=int, default=10**9, help="at most so many")
     parser.add_argument("--log", type=Path, default=Path("fuzz.jsonl"), help="a line for each program is added here")

@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.fuzz import loops, straight
+from tests.fuzz import loops, nnsmith, straight
 from tests.fuzz.drawing import Program
 from tests.fuzz.judging import Verdict, judge
 from tests.fuzz.shrinking import shrink
 
-KINDS: dict[str, Callable[[int], Program]] = {"straight": straight.program, "loops": loops.program}
+KINDS: dict[str, Callable[[int], Program]] = {
+    "straight": straight.program,
+    "loops": loops.program,
+    "nnsmith": nnsmith.program,
+}
 SECONDS_A_PROGRAM = 300
 Line = dict[str, Any]
 
@@ -52,13 +56,13 @@ def _work(results: Connection, seeds: range, only: str | None, unoptimised: bool
     for seed in seeds:
         if time.monotonic() > end:
             break
-        kind = only or list(KINDS)[seed % 3 // 2]
+        kind = only or ("straight", "straight", "loops")[seed % 3]
         results.send({"seed": seed, "kind": kind})
         start = time.monotonic()
         program = KINDS[kind](seed)
         verdict = judge(program, unoptimised=unoptimised)
         seconds = round(time.monotonic() - start, 2)
-        if verdict.problem:
+        if verdict.problem and not isinstance(program, nnsmith.Network):  # whose text is not Python
             program = _shrunk(program, unoptimised)
         shown = str(program) if verdict.problem else ""
         results.send({"seed": seed, "kind": kind, **vars(verdict), "program": shown, "seconds": seconds})
