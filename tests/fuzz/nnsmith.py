@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +40,29 @@ class Instructions(nn.Module):
 
         super().__init__()
         net = SymbolNet(graph)
-        self.layers = net.mlist  # holds the weights
-        self.steps = [(call, tuple(given), tuple(made)) for call, given, made, _ in net.instructions]
+        self.calls = nn.ModuleList(_called(call) for call, *_ in net.instructions)
+        self.names = [(tuple(given), tuple(made)) for _, given, made, _ in net.instructions]
         self.inputs = tuple(graph.input_var())
         self.results = tuple(graph.leaf_var())
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         values = dict(zip(self.inputs, inputs, strict=True))
-        for call, given, made in self.steps:
+        for call, (given, made) in zip(self.calls, self.names, strict=True):
             result = call(*[values[name] for name in given])
             values.update(zip(made, result if isinstance(result, (list, tuple)) else [result], strict=True))
         return tuple(values[name] for name in self.results)
+
+
+class _Function(nn.Module):
+    """A function as a module, so that two models of one graph hold equal things."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+def _called(call: Callable[..., Any]) -> nn.Module:
+    return call if isinstance(call, nn.Module) else _Function(call)
 
 
 def program(seed: int) -> Program:
