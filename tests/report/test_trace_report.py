@@ -224,6 +224,12 @@ def test_on_a_gpu_its_kernels_are_the_launches(tmp_path: Path) -> None:
         ("nvjet_tst_64x8_64x16_1x2_h_bz_TNT", "gemm"),
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy", "movement"),
         ("void at::native::distribution_elementwise_grid_stride_kernel", "random"),
+        ("cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1", "convolution"),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>", "movement"),
+        ("void at::native::(anonymous namespace)::max_pool_forward_nchw<float, float>", "reduction"),
+        ("void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float>", "reduction"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<1>>", "pointwise"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", None),
         ("kernel_of_someone", None),
     ],
 )
