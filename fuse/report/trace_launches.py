@@ -34,7 +34,10 @@ _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _BY_NAME: tuple[tuple[str, ops.Kind], ...] = (
     ("fprop|dgrad|wgrad|convolve|conv2d|conv3d|winograd|im2col|[sh]cudnn_", "convolution"),
     ("gemm|gemv|cutlass|cublas|xmma|nvjet|splitk|wmma|matmul|dot_kernel|flash|fmha", "gemm"),
-    ("triton_(red|per)_|reduce|softmax|norm|argmax|argmin|cumsum|scan|sort|topk|pool|moments|welford|gammabeta", "reduction"),
+    (
+        "triton_(red|per)_|reduce|softmax|norm|argmax|argmin|cumsum|scan|sort|topk|pool|moments|welford|gammabeta",
+        "reduction",
+    ),
     ("distribution|philox|dropout|random", "random"),
     ("memcpy|memset|copy|cat|index|gather|scatter|transpose|embedding|fill|nchwtonhwc|nhwctonchw", "movement"),
     ("elementwise|triton_poi_|pointwise|vectorized|multi_tensor_apply", "pointwise"),
