@@ -64,8 +64,9 @@ _PROFILES = (
         launch_seconds=14e-6,
         bytes_per_second=1.2e12,
         flops_per_second={torch.float32: 4e12, torch.float16: 256e12, torch.int8: 512e12},
-        source="Liao et al., HPCA 2021: 32 cores at 1 GHz, their vector units in float32; launch: fixed time of the "
-        "study's training steps over launches of such models (docs/study.md)",
+        source="Liao et al., Hot Chips 2019 and HPCA 2021: 32 cores at 1 GHz, in float32 their vector units of 2,048 "
+        "bits (64 lanes, 2 operations each); launch: fixed time of the study's training steps over launches of such "
+        "models (docs/study.md)",
     ),
     DeviceProfile(
         name="h200",
