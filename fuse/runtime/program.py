@@ -10,6 +10,7 @@ is used again.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from array import array
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.fx import GraphModule
 
 from fuse import ops
+from fuse.graph.evaluating import without_autocast
 from fuse.kernel.lower import Kernel
 from fuse.runtime.arrangement import address, arranged, called_upon
 from fuse.runtime.call_code import Places, Writer, empty
@@ -87,6 +89,9 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
 class Program:
     """A built schedule. ``run`` may be called from several threads at once.
 
+    ATen operators run behind autocast's choice of dtypes, which the graph holds. A custom operator, whose code may have
+    autocast choose, runs under the caller's, and so does a program that holds one.
+
     Attributes:
         regions: number of regions that run as one kernel each.
         fallbacks: regions that run op by op, and why.
@@ -108,6 +113,8 @@ class Program:
         self._loops = {id(s): Program(s.body, functions, s) for s in plan.steps if isinstance(s, LoopStep)}
         self.draws = any(isinstance(s, CallStep) and _is_random(s.function) for s in plan.steps)
         self.draws |= any(body.draws for body in self._loops.values())
+        own = any(isinstance(s, CallStep) and not _of_aten(s.function) for s in plan.steps)
+        self._behind_autocast: bool = not own and all(body._behind_autocast for body in self._loops.values())
         fresh = fresh_results(plan)
         layouts = {b: (tuple(v.shape), v.stride(), v.dtype) for b, v in fresh.items()}
         self._fresh = tuple(layouts.values())
@@ -177,10 +184,10 @@ class Program:
                         self._tables.address, self._computing, self._whole, bases.buffer_info()[0]
                     )
                 return values, launches
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
                 return self._run_parts(tensors, workspace, bases)
-            with torch.no_grad():  # what a call returns may be returned, of parameters too
-                return self._run_parts(tensors, workspace, bases)
+            with torch.no_grad(), without_autocast() if self._behind_autocast else contextlib.nullcontext():
+                return self._run_parts(tensors, workspace, bases)  # a call may return a parameter: without gradients
         finally:
             self._pool.append(workspace)
 
@@ -264,8 +271,13 @@ def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor], needed: Sequence
     return found
 
 
+def _of_aten(function: Any) -> bool:
+    return getattr(function, "namespace", "aten") == "aten"
+
+
 def _is_random(function: Any) -> bool:
     parts = function.modules() if isinstance(function, torch.nn.Module) else ()
     nodes = (node for part in parts if isinstance(part, GraphModule) for node in part.graph.nodes)
-    namespace = getattr(function, "namespace", "aten")  # a custom operator may draw: nothing is known of it
-    return namespace != "aten" or ops.is_random(function) or any(ops.is_random(node.target) for node in nodes)
+    if not _of_aten(function):  # a custom operator may draw: nothing is known of it
+        return True
+    return ops.is_random(function) or any(ops.is_random(node.target) for node in nodes)

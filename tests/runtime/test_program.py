@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
+import fuse
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
 from fuse.runtime import libraries
@@ -236,3 +237,39 @@ def test_a_launch_of_a_small_kernel_costs_less_than_a_microsecond() -> None:
             best = min(best, time.perf_counter() - start)
         seconds.append(best)
     assert (seconds[1] - seconds[0]) / 990 < 1e-6
+
+
+class _KeptOutOfAutocast(nn.Module):
+    """Operators that are called from Python, where ``forward`` turns autocast off."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            return torch.addbmm(x, x[None], x[None]), torch.stack([torch.linalg.matrix_exp(x) @ x] * 2).tanh()
+
+
+def test_operators_that_are_called_run_behind_the_autocast_of_the_caller() -> None:
+    model = _KeptOutOfAutocast()
+    fused, x = fuse.compile(model), torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    for autocast in (True, False, True):
+        with torch.autocast("cpu", enabled=autocast):
+            for got, expected in zip(fused(x), model(x), strict=True):
+                torch.testing.assert_close(got, expected)  # dtypes are compared as well
+            assert torch.is_autocast_enabled("cpu") is autocast
+        assert fused.last_run is not None
+        assert not fused.last_run.fallbacks
+
+
+def test_custom_operators_run_under_the_autocast_of_the_caller() -> None:
+    @torch.library.custom_op("fuse_tests::product", mutates_args=())
+    def product(x: Tensor) -> Tensor:
+        return (x @ x).float()
+
+    product.register_fake(lambda x: torch.empty_like(x))
+    model = nn.Module()
+    model.forward = lambda x: product(x) + 1  # type: ignore[method-assign]
+    fused, x = fuse.compile(model), torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        with torch.autocast("cpu"):
+            assert torch.equal(fused(x), model(x))
+            assert not torch.equal(model(x), x @ x + 1)
+        torch.testing.assert_close(fused(x), x @ x + 1)
