@@ -143,11 +143,5 @@ def _chain(node: Node) -> _Chain:
         current = base
 
 
-def _same_memory(root: Node, view: Node) -> bool:
-    """Whether a view of ``root`` is the same tensor but for its name."""
-    one, other = root.meta["val"], view.meta["val"]
-    return _alike(one, other) and bool(one.storage_offset() == other.storage_offset())
-
-
 def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype

@@ -2,18 +2,15 @@
 
     a  b c d  b c d  b c d  e      ->      Run(start=1, period=3, count=3)
 
-Equality of two stretches is asked of a polynomial rolling hash (Karp and Rabin, "Efficient randomized pattern-matching
-algorithms", 1987), so that one question costs constant time; a hash that lies costs nothing but time, since every run
-is proved afterwards.
+How far a sequence goes on repeating itself after so many items is looked at once for each period: the answer holds for
+every later position before its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-_MODULUS = (1 << 61) - 1
-_BASE = 1_000_003
 CANDIDATES = 16
 """Later occurrences of an item that are tried as the period: how often one step may repeat its first operator."""
 
@@ -31,10 +28,10 @@ class Run:
         return self.start + self.period * self.count
 
 
-def find_runs(items: Sequence[Hashable], least: int = 3, below: int | None = None) -> list[Run]:
+def find_runs(items: Sequence[Hashable], least: int | Callable[[int], int] = 3, below: int | None = None) -> list[Run]:
     """Runs of at least ``least`` stretches, left to right, none overlapping; at each start the one that covers most.
 
-    With ``below``, only those with shorter periods.
+    ``least`` may depend on the period. With ``below``, only those with shorter periods.
 
     >>> find_runs("abcdbcdbcde")
     [Run(start=1, period=3, count=3)]
@@ -44,27 +41,39 @@ def find_runs(items: Sequence[Hashable], least: int = 3, below: int | None = Non
     []
     """
     numbers: dict[Hashable, int] = {}
-    codes = [numbers.setdefault(item, len(numbers) + 1) for item in items]
-    following = _following(codes)
-    hashes = _Hashes(codes)
+    codes = [numbers.setdefault(item, len(numbers)) for item in items]
+    following, ends = _following(codes), dict[int, int]()
     runs: list[Run] = []
     start = 0
     while start < len(codes):
         best: Run | None = None
-        at = start
+        second = start
         for _ in range(CANDIDATES):
-            at = following[at]
-            if at < 0 or (below is not None and at - start >= below):
+            second = following[second]
+            period = second - start
+            if second < 0 or second + period > len(codes) or (below is not None and period >= below):
                 break
-            count = hashes.repeats(start, at - start)
-            if count >= least and (best is None or count * (at - start) > best.end - best.start):
-                best = Run(start, at - start, count)
+            if ends.get(period, 0) < second:
+                known = ends[best.period] if best is not None and period % best.period == 0 else 0
+                ends[period] = _end(codes, period, max(second, known))
+            count = (ends[period] - start) // period
+            enough = least if isinstance(least, int) else least(period)
+            if count >= enough and (best is None or count * period > best.end - best.start):
+                best = Run(start, period, count)
         if best is None:
             start += 1
         else:
             runs.append(best)
             start = best.end
     return runs
+
+
+def _end(codes: Sequence[int], period: int, known: int) -> int:
+    """Where a sequence, which does so until ``known``, stops to repeat what it had ``period`` items before."""
+    end = known
+    while end < len(codes) and codes[end] == codes[end - period]:
+        end += 1
+    return end
 
 
 def smallest_period(items: Sequence[object]) -> int | None:
@@ -93,34 +102,3 @@ def _following(codes: Sequence[int]) -> list[int]:
         following[position] = last.get(codes[position], -1)
         last[codes[position]] = position
     return following
-
-
-class _Hashes:
-    """Hashes of all prefixes, from which that of any stretch follows."""
-
-    def __init__(self, codes: Sequence[int]) -> None:
-        self.prefix = [0]
-        self.power = [1]
-        for code in codes:
-            self.prefix.append((self.prefix[-1] * _BASE + code) % _MODULUS)
-            self.power.append(self.power[-1] * _BASE % _MODULUS)
-        self.length = len(codes)
-
-    def equal(self, first: int, second: int, length: int) -> bool:
-        if second + length > self.length:
-            return False
-        return self._of(first, length) == self._of(second, length)
-
-    def _of(self, start: int, length: int) -> int:
-        return (self.prefix[start + length] - self.prefix[start] * self.power[length]) % _MODULUS
-
-    def repeats(self, start: int, period: int) -> int:
-        """How many equal stretches of ``period`` items stand one after another from ``start`` on."""
-        low, high = 1, (self.length - start) // period
-        while low < high:  # the longest prefix that equals itself shifted by one period
-            middle = (low + high + 1) // 2
-            if self.equal(start, start + period, period * (middle - 1)):
-                low = middle
-            else:
-                high = middle - 1
-        return low

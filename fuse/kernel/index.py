@@ -148,13 +148,6 @@ ZERO = Affine()
 Index = tuple[Affine, ...]
 
 
-@dataclass(frozen=True)
-class Cannot:
-    """Why an index cannot be written down; a value, not an exception, at the border of this package."""
-
-    reason: str
-
-
 class SplitNeeded(Exception):
     """The loop over ``atom`` must become an outer loop and an inner one of ``inner`` steps."""
 

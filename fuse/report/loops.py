@@ -27,12 +27,12 @@ from fuse.graph.signature import Dispatch
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.passes.roll_loops import roll_loops
 from fuse.passes.roll_whole_loops import roll_whole_loops
-from fuse.report.repeats import Folding, Run, fold, runs
+from fuse.report.repeats import Folding, Repeat, fold, runs
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.ledger import Ledger
 from fuse.rewrite.nested import called_module, kind
 
-Found = tuple[Run, frozenset[str]]
+Found = tuple[Repeat, frozenset[str]]
 """A repetition in eager's record, and the lines of its steps."""
 MINIMUM_TRIP_COUNT = 3  # less is a function called twice
 ROLLING = (roll_whole_loops.__name__, roll_loops.__name__)
@@ -167,7 +167,7 @@ def trip_names(trip_counts: Sequence[int]) -> dict[int, str]:
     return {steps: f"T{number}" if len(different) > 1 else "T" for number, steps in enumerate(different, start=1)}
 
 
-def _repetitions(parts: Folding) -> Iterator[Run]:
+def _repetitions(parts: Folding) -> Iterator[Repeat]:
     """The repetitions of a folding that are loops to their user; of nested ones the longer that holds most of them.
 
     An encoder of two directions, or a stack of layers, repeats a whole loop over time.
@@ -314,5 +314,5 @@ def _inside(node: Node) -> GraphModule | None:
     return module if isinstance(module, GraphModule) else None
 
 
-def _lines(launches: Sequence[_Launch], run: Run) -> frozenset[str]:
+def _lines(launches: Sequence[_Launch], run: Repeat) -> frozenset[str]:
     return frozenset().union(*(launch.lines for launch in launches[run.start : run.start + run.period]))

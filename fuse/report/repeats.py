@@ -11,48 +11,53 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fuse.graph.periods import find_runs
+
 MINIMUM_COUNT = 3  # two short parts side by side are clearer drawn twice,
 LONG_PERIOD = 8  # but two long ones are not
 MINIMUM_SINGLE_COUNT = 4  # three gates of a cell are three nodes to their reader, not one node "x 3"
-CANDIDATE_PERIODS = 16  # next occurrences of a token that are tried as the start of the second step
 
 
 @dataclass(frozen=True)
-class Run:
+class Repeat:
     """``count`` equal stretches of ``period`` entries from position ``start``; ``body`` folds the first of them."""
 
     start: int
     period: int
     count: int
-    body: tuple[int | Run, ...]
+    body: tuple[int | Repeat, ...]
 
     @property
     def stop(self) -> int:
         return self.start + self.period * self.count
 
 
-Folding = tuple[int | Run, ...]
+Folding = tuple[int | Repeat, ...]
 
 
-def fold(tokens: Sequence[Hashable]) -> Folding:
-    """The positions of ``tokens`` in order, with every repetition replaced by one ``Run``; nested ones too.
-
-    The time is proportional to the number of tokens, times a constant bound on the periods tried at each of them.
+def fold(tokens: Sequence[Hashable], first: int = 0) -> Folding:
+    """The positions of ``tokens``, counted from ``first``; a repetition, nested or not, is one ``Repeat``.
 
     >>> fold("abcbcbcd")
-    (0, Run(start=1, period=2, count=3, body=(1, 2)), 7)
+    (0, Repeat(start=1, period=2, count=3, body=(1, 2)), 7)
     """
-    names: dict[Hashable, int] = {}
-    return _fold([names.setdefault(token, len(names)) for token in tokens], 0, len(tokens))
+    parts: list[int | Repeat] = []
+    at = first
+    for run in find_runs(tokens, _minimum_count):
+        parts += range(at, first + run.start)
+        body = fold(tokens[run.start : run.start + run.period], first + run.start)
+        parts.append(Repeat(first + run.start, run.period, run.count, body))
+        at = first + run.end
+    return (*parts, *range(at, first + len(tokens)))
 
 
-def runs(folding: Folding) -> Iterator[Run]:
+def runs(folding: Folding) -> Iterator[Repeat]:
     """The outermost runs of a folding, in order.
 
     >>> [run.count for run in runs(fold("xyxyxyzzzz"))]
     [3, 4]
     """
-    return (part for part in folding if isinstance(part, Run))
+    return (part for part in folding if isinstance(part, Repeat))
 
 
 def representatives(folding: Folding, length: int) -> list[int]:
@@ -69,66 +74,7 @@ def representatives(folding: Folding, length: int) -> list[int]:
     return chosen
 
 
-def _fold(tokens: Sequence[int], start: int, stop: int) -> Folding:
-    following = _next_occurrences(tokens, start, stop)
-    ends: dict[int, int] = {}
-    parts: list[int | Run] = []
-    position = start
-    while position < stop:
-        run = _longest_run(tokens, following, ends, position, start, stop)
-        if run is None:
-            parts.append(position)
-            position += 1
-        else:
-            body = _fold(tokens, run.start, run.start + run.period)
-            parts.append(Run(run.start, run.period, run.count, body))
-            position = run.stop
-    return tuple(parts)
-
-
-def _next_occurrences(tokens: Sequence[int], start: int, stop: int) -> list[int]:
-    """For each position from ``start``, where the same token comes next (``stop`` if it does not)."""
-    following = [stop] * (stop - start)
-    seen: dict[int, int] = {}
-    for position in range(stop - 1, start - 1, -1):
-        following[position - start] = seen.get(tokens[position], stop)
-        seen[tokens[position]] = position
-    return following
-
-
-def _longest_run(
-    tokens: Sequence[int], following: Sequence[int], ends: dict[int, int], position: int, start: int, stop: int
-) -> Run | None:
-    """The run beginning at ``position`` that covers most tokens, the shortest period among equals."""
-    best: Run | None = None
-    second = position
-    for _ in range(CANDIDATE_PERIODS):
-        second = following[second - start]
-        period = second - position
-        if position + 2 * period > stop:
-            break
-        count = (_periodic_end(tokens, ends, position, period, stop) - position) // period
-        if count >= _minimum_count(period) and (best is None or count * period > best.count * best.period):
-            best = Run(position, period, count, ())
-    return best
-
-
 def _minimum_count(period: int) -> int:
     if period == 1:
         return MINIMUM_SINGLE_COUNT
     return 2 if period >= LONG_PERIOD else MINIMUM_COUNT
-
-
-def _periodic_end(tokens: Sequence[int], ends: dict[int, int], position: int, period: int, stop: int) -> int:
-    """Where ``tokens[position:]`` stops repeating itself after ``period`` entries.
-
-    ``ends`` remembers the last answer for each period: it holds for every later position before it, and asking again
-    from each of them would make a long almost-repetition quadratic.
-    """
-    if position + period <= ends.get(period, 0):
-        return ends[period]
-    end = position + period
-    while end < stop and tokens[end] == tokens[end - period]:
-        end += 1
-    ends[period] = end
-    return end

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from torch.fx import GraphModule
 
 from fuse.report.reading import Entry, Mark, Reading, read
-from fuse.report.repeats import Run, fold, representatives
+from fuse.report.repeats import Repeat, fold, representatives
 
 READABLE_NODES = 400
 
@@ -124,7 +124,7 @@ def _arrange(entries: Sequence[Entry], reading: Reading, chosen: dict[int, int])
             for leaf in range(entry.start, entry.stop):
                 chosen[leaf] = chosen[drawn.start + leaf - entry.start]
 
-    def place(parts: Iterable[int | Run]) -> Iterator[int | Box]:
+    def place(parts: Iterable[int | Repeat]) -> Iterator[int | Box]:
         for part in parts:
             if isinstance(part, int):
                 yield boxes[part]

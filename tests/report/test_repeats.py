@@ -7,25 +7,25 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuse.report.repeats import Folding, Run, fold, representatives
+from fuse.report.repeats import Folding, Repeat, fold, representatives
 
 
 def expanded(folding: Folding, tokens: str) -> str:
     """The sequence that a folding stands for, with the first step of each run written as often as the run says."""
     return "".join(
-        expanded(part.body, tokens) * part.count if isinstance(part, Run) else tokens[part] for part in folding
+        expanded(part.body, tokens) * part.count if isinstance(part, Repeat) else tokens[part] for part in folding
     )
 
 
 def test_a_loop_between_other_entries_is_one_run() -> None:
-    assert fold("x" + "abc" * 64 + "y") == (0, Run(1, 3, 64, (1, 2, 3)), 193)
+    assert fold("x" + "abc" * 64 + "y") == (0, Repeat(1, 3, 64, (1, 2, 3)), 193)
 
 
 def test_a_loop_inside_a_loop_is_folded_inside_its_step() -> None:
     (outer,) = fold(("p" + "abc" * 5) * 4)
-    assert isinstance(outer, Run)
+    assert isinstance(outer, Repeat)
     assert (outer.period, outer.count) == (16, 4)
-    assert outer.body == (0, Run(1, 3, 5, (1, 2, 3)))
+    assert outer.body == (0, Repeat(1, 3, 5, (1, 2, 3)))
 
 
 def test_two_short_stretches_and_three_equal_entries_stay() -> None:
@@ -35,7 +35,7 @@ def test_two_short_stretches_and_three_equal_entries_stay() -> None:
 
 def test_two_long_stretches_are_one_run() -> None:
     (run,) = fold("abcdefgh" * 2)
-    assert isinstance(run, Run)
+    assert isinstance(run, Repeat)
     assert (run.period, run.count) == (8, 2)
 
 
