@@ -150,7 +150,9 @@ def operation(operator: str, *operands: Operand) -> Operation:
 
 def _typed(operator: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
     """Operands of one dtype: a number takes it from the others, and beside an index it is one."""
-    like = next(operand for operand in operands if isinstance(operand, Expression))
+    like = next((operand for operand in operands if isinstance(operand, Expression)), None)
+    if like is None:
+        raise TypeError(f"{operator} of numbers: one operand has to be an expression, which gives the dtype")
     typed = tuple(operand if isinstance(operand, Expression) else number_like(like, operand) for operand in operands)
     if any(operand.dtype != like.dtype for operand in typed):
         raise TypeError(f"{operator} of {', '.join(str(operand.dtype) for operand in typed)}")

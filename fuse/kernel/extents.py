@@ -1,6 +1,6 @@
 """Sizes that a kernel is told in each call, computed with and compared like any other number.
 
-    rows = Extent 5, a size that varies    rows * 64         Extent 320, written "64 * rows" in C++
+    rows = Extent 5, a size that varies    rows * 64         Extent 320, written "64 * rows"
                                            rows * 64 > 63    True, decided: a size that varies is at least 1
                                            rows > 16         False, noted: the text holds for sizes up to 16
 
@@ -37,7 +37,7 @@ class Conditions:
 
     ``usual`` are the values of sizes that costs are estimated with. ``noted`` has each comparison as a Python
     expression over the names of sizes, and its outcome. ``quotients`` has the factors that are no sizes, divisions and
-    remainders, by their C++ text: each as a Python expression.
+    remainders, by their text: each as a Python expression. A target has the functions that these texts call.
     """
 
     sizes: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Conditions:
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def size(self, name: str, value: int, usual: int | None = None) -> Extent:
-        """A new size, called ``name`` in C++ and in conditions; costs are estimated with its ``usual`` value."""
+        """A new size, called ``name`` in kernels and in conditions; costs are estimated with its ``usual`` value."""
         assert value >= LEAST
         self.sizes += (name,)
         self.usual += (value if usual is None else usual,)
@@ -332,7 +332,7 @@ def smaller(one: int, other: int) -> int:
     if not varies(one - other):
         return min(one, other)
     return _computed(
-        f"fuse_minimum<int64_t>({one}, {other})",
+        f"fuse_size_minimum({one}, {other})",
         "({0} if {0} < {1} else {1})",
         min(plain(one), plain(other)),
         one,
@@ -461,13 +461,13 @@ def product_of(*polynomials: Terms) -> Terms:
 def divided(number: int, divisor: int) -> int:
     """``number // divisor``, a polynomial where every monomial can be divided."""
     found = _exact(number, divisor)
-    return _quotient("fuse_floor_divide<int64_t>", "//", number, divisor) if found is None else found
+    return _quotient("fuse_size_quotient", "//", number, divisor) if found is None else found
 
 
 def remaining(number: int, divisor: int) -> int:
     """``number % divisor``, 0 where every monomial can be divided."""
     found = _exact(number, divisor)
-    return _quotient("fuse_remainder<int64_t>", "%", number, divisor) if found is None else number - found * divisor
+    return _quotient("fuse_size_remainder", "%", number, divisor) if found is None else number - found * divisor
 
 
 def _exact(number: int, divisor: int) -> int | None:

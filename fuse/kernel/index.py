@@ -23,7 +23,7 @@ from fuse.kernel.extents import alike, always_equal, common_divisor, estimate, i
 
 @dataclass(frozen=True)
 class Size:
-    """A number that only the call knows: a name in C++, and its ``value`` in the call at hand.
+    """A number that only the call knows: a name in kernels, and its ``value`` in the call at hand.
 
     Sizes of one name are equal whatever their values, so that what is generated cannot depend on them.
     """

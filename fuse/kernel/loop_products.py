@@ -17,7 +17,8 @@ from torch.fx import Node
 
 from fuse.kernel import contractions, convolutions
 from fuse.kernel.dtypes import register
-from fuse.kernel.loop_stages import Product, StepReader, plain_name
+from fuse.kernel.loop_stages import Product, StepReader
+from fuse.kernel.names import plain_name
 from fuse.kernel.placement import Placement, placement
 from fuse.kernel.recipes import Unsupported, apply, convert
 from fuse.kernel.values import Input, Value, permute, view

@@ -8,8 +8,7 @@ Both leave their result in memory, where it is an input of what follows.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,26 +16,10 @@ from torch.fx import Node
 
 from fuse.graph.loop import LoopSpec
 from fuse.kernel.index import Stride, contiguous_strides
+from fuse.kernel.names import plain_name
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import Placement
 from fuse.kernel.values import Input, Shape, Value
-
-_WORDS = """
-    alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit
-    export extern false float for friend goto if inline int long mutable namespace new not operator or private
-    protected public register return short signed sizeof static struct switch template this throw true try typedef
-    union unsigned using virtual void volatile while xor
-    args block first_block first_row lane lanes last_block last_row last_unit member row sizes steps t team threads
-    unit workspace
-    all any argmax argmin inside max min padded piece position prod sum value
-"""
-RESERVED = frozenset(_WORDS.split())
-"""Words of C++, then what loop kernels call things themselves, then what they call elements."""
-
-RESERVED_FORMS = re.compile(
-    r".*_(at|element|row|so_far|lanes?|value|start|steps|first|pace|stride|next|memory|last)"
-    r"|(weights|sums)_\d+.*|[ip]\d.*|out\d.*|fuse_.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)"
-)
 
 
 @dataclass(frozen=True)
@@ -67,7 +50,7 @@ class Step:
     """What a step reads, computes and stores.
 
     ``inputs`` by position: the operands' parts that a step reads (states, step inputs, invariants), then results of
-    stages. ``results``: the next states, then what is collected. ``names`` are C++ names by position of an input,
+    stages. ``results``: the next states, then what is collected. ``names`` are names by position of an input,
     ``result_names`` those of the results, ``value_names`` those of values by ``id``; ``lines`` the user's lines.
     """
 
@@ -92,6 +75,7 @@ class StepReader:
     cut: bool
     operands: int
     packing: Packing
+    is_kept: Callable[[str], bool]
     inputs: list[Input] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
@@ -101,9 +85,9 @@ class StepReader:
     factors: dict[int, tuple[Value, Input]] = field(default_factory=dict)
 
     def name(self, wanted: str) -> str:
-        """A C++ name for memory, never one that an element computed in a kernel may get."""
+        """A name for memory, never one that the target keeps for itself."""
         stem = plain_name(wanted)
-        if stem in RESERVED or RESERVED_FORMS.fullmatch(stem):
+        if self.is_kept(stem):
             stem += "_input"
         self.taken[stem] = self.taken.get(stem, 0) + 1
         return stem if self.taken[stem] == 1 else f"{stem}_{self.taken[stem]}"
@@ -125,12 +109,3 @@ class StepReader:
         result = self.input(value.shape, value.dtype, contiguous_strides(value.shape), self.name(name))
         self.stages.append(Kept(value, result))
         return result
-
-
-def plain_name(name: str) -> str:
-    """A node's name without the number that makes it unique, fit for C++.
-
-    >>> plain_name("sigmoid_1")
-    'sigmoid'
-    """
-    return re.sub(r"\W", "_", re.sub(r"(_\d+)+$", "", name)).strip("_") or "value"

@@ -12,7 +12,7 @@ order.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from fuse.kernel.dtypes import supported
 from fuse.kernel.index import contiguous_strides
 from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
 from fuse.kernel.loop_sizes import strides_in
-from fuse.kernel.loop_stages import Step, StepReader, plain_name
+from fuse.kernel.loop_stages import Step, StepReader
+from fuse.kernel.names import plain_name
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import as_memory
 from fuse.kernel.recipes import Call, Result, Unsupported, bind, translate
@@ -47,16 +48,19 @@ TABLES = (
 """Operators that look their first argument up, which must be in memory."""
 
 
-def read_step(loop: Loop, operands: Sequence[Tensor], cut: bool, packing: Packing) -> Step:
+def read_step(
+    loop: Loop, operands: Sequence[Tensor], cut: bool, packing: Packing, is_kept: Callable[[str], bool]
+) -> Step:
     """The step that ``loop``'s body describes; with ``cut``, the result of every reduction is kept.
 
-    ``packing`` is that of the target: results of products are padded to whole blocks.
+    ``packing`` is that of the target: results of products are padded to whole blocks. ``is_kept`` says which names the
+    target keeps for itself.
 
     Raises:
         Unsupported: an operator, dtype or layout that loops do not handle.
     """
     spec = loop.spec
-    reader = StepReader(spec, cut, len(operands), packing)
+    reader = StepReader(spec, cut, len(operands), packing, is_kept)
     values: dict[Node, Any] = {}  # None: a part of a result without a kernel
     results: list[Value] = []
     result_names: list[str] = []

@@ -1,6 +1,6 @@
 """Lower a region to a kernel: the one place that knows what can be generated.
 
-    region (ATen operators)  ->  values  ->  loops  ->  C++
+    region (ATen operators)  ->  values  ->  loops  ->  source, by the target of its device
 
 ``lower`` answers with a :class:`Kernel`, or with the reason why not. Regions that are the same but for the names of
 their nodes share one kernel, so that the 64 steps of an unrolled loop are lowered and compiled once.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import operator
-import re
 import struct
 import sys
 import warnings
@@ -40,10 +39,11 @@ from fuse.kernel.dtypes import supported
 from fuse.kernel.extents import Conditions, NeedsNumber, is_one
 from fuse.kernel.form import DEFAULT, Form, Threads
 from fuse.kernel.index import NotAffine, SplitNeeded, Stride
+from fuse.kernel.names import plain_name
 from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
-from fuse.kernel.sized import Lower, Text, call_at_hand, with_sizes
+from fuse.kernel.sized import Lower, Text, call_at_hand
 from fuse.kernel.spelled import Numbers, spelled, with_numbers
-from fuse.kernel.target import TARGETS, target_of
+from fuse.kernel.target import TARGETS, Target, target_of
 from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
 from fuse.kernel.walks import children
 
@@ -117,7 +117,7 @@ def _for_sizes(region: GraphModule) -> Kernel | None:
     if (call := call_at_hand()) is None:
         return None
     spelling, numbers = spelled(
-        region, lambda node: _plain_name(node.name) if node.op == "placeholder" else "", reals=True
+        region, lambda node: plain_name(node.name) if node.op == "placeholder" else "", reals=True
     )
     return serve(
         _TEXTS.setdefault(spelling, Text()),
@@ -155,6 +155,9 @@ def _bits(of: Conditions, number: int | str, sizes: Numbers) -> int:
 
 def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | None:
     """The kernel of a region whose sizes are known in the call; None where it needs the sizes themselves."""
+    with_sizes = _target(region).with_sizes
+    if with_sizes is None:
+        return None
     try:
         with _deep_recursion():
             kernel = _lower(region, "", "asked in the call", DEFAULT)
@@ -200,11 +203,14 @@ def _deep_recursion() -> Iterator[None]:
 def _lower(region: GraphModule, key: str, threads: Threads, form: Form) -> Kernel:
     program = program_of(region)
     name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    target = target_of(outputs_of(region.graph)[0].meta["val"].device.type)
-    made = target.write(program, name, threads, form)
+    made = _target(region).write(program, name, threads, form)
     return Kernel(
         name, made.source, _in_place_pairs(program), made.parallel, made.workspace_bytes, headers=made.headers
     )
+
+
+def _target(region: GraphModule) -> Target:
+    return target_of(outputs_of(region.graph)[0].meta["val"].device.type)
 
 
 def values_of_call(node: Node) -> list[Value] | Declined:
@@ -228,7 +234,7 @@ def _strides(value: torch.Tensor, name: str) -> tuple[Stride, ...]:
 def program_of(
     region: GraphModule, strides_of: Callable[[torch.Tensor, str], tuple[Stride, ...]] = _strides
 ) -> Program:
-    """A region as values; ``strides_of`` gives the strides of an input, which has that name in C++.
+    """A region as values; ``strides_of`` gives the strides of an input, which has that name.
 
     Raises:
         Unsupported, NotAffine: an operator, dtype or layout that kernels do not handle.
@@ -244,7 +250,7 @@ def program_of(
         if node.op == "placeholder":
             value = node.meta["val"]
             _check(value)
-            name = names[len(inputs)] = _unique(_plain_name(node.name), taken)
+            name = names[len(inputs)] = _unique(plain_name(node.name), taken)
             values[node] = given = Input(tuple(value.shape), value.dtype, len(inputs), strides_of(value, name))
             inputs.append(given)
         elif node.op == "output":
@@ -262,10 +268,10 @@ def program_of(
             _check(node.meta["val"])
             values[node] = translate(node, values)
             if source := node.meta.get("source"):
-                lines[f"{source}  {_plain_name(node.name)}"] = None
+                lines[f"{source}  {plain_name(node.name)}"] = None
             for value in _parts(values[node]):
                 if isinstance(value, Map):
-                    value_names.setdefault(id(value), _plain_name(node.name))
+                    value_names.setdefault(id(value), plain_name(node.name))
                     keep.append(value)
     return Program(tuple(inputs), outputs, names, value_names, _comment(list(lines)))
 
@@ -355,7 +361,7 @@ def structure(region: GraphModule, named: bool = True) -> str:
     for node in region.graph.nodes:
         numbers[node] = len(numbers)
         if node.op == "placeholder":
-            lines.append(f"{_plain_name(node.name) if named else ''} {_layout(node.meta['val'])}")
+            lines.append(f"{plain_name(node.name) if named else ''} {_layout(node.meta['val'])}")
         else:
             args = map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))  # type: ignore[arg-type,return-value]
             layouts = ",".join(_layout(v) for v in _parts(node.meta.get("val")))
@@ -377,13 +383,6 @@ def _layout(value: Any) -> str:
     return f"{value.dtype}{tuple(value.shape)}{tuple(value.stride())}{value.device}"
 
 
-def _plain_name(name: str) -> str:
-    """A node's name without the number that makes it unique, fit for C++."""
-    stem = re.sub(r"(_\d+)+$", "", name)
-    stem = re.sub(r"\W", "_", stem).strip("_") or "value"
-    return f"{stem}_" if stem in _KEYWORDS or _RESERVED.fullmatch(stem) else stem
-
-
 def _unique(name: str, taken: dict[str, int]) -> str:
     taken[name] = taken.get(name, 0) + 1
     return name if taken[name] == 1 else f"{name}_{taken[name]}"
@@ -394,7 +393,7 @@ def readable_name(region: GraphModule) -> str:
     parts: dict[str, None] = {}
     for node in region.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem and not ops.is_view(node.target):
-            parts[_plain_name(str(node.target).split(".")[-2]).strip("_")] = None
+            parts[plain_name(str(node.target).split(".")[-2])] = None
     return "_".join(list(parts)[:MAX_NAME_PARTS]) or "copy"
 
 
@@ -405,15 +404,3 @@ def _comment(lines: list[str]) -> tuple[str, ...]:
         source, name = line.split("  ", 1)
         grouped.setdefault(source, []).append(name)
     return tuple(f"{source}  {', '.join(dict.fromkeys(names))}".replace("\\", "/") for source, names in grouped.items())
-
-
-_RESERVED = re.compile(r"fuse_.*|[ip]\d.*|out\d.*|u?int\d+_t|[A-Z0-9_]*_(MIN|MAX)")
-"""Names that kernels use for themselves: functions, loop variables, outputs, types, limits."""
-
-_KEYWORD_TEXT = """
-    alignas and asm auto bool break case catch char class const continue default delete do double else enum explicit
-    export extern false float for friend goto if inline int long mutable namespace new not operator or private protected
-    public register return short signed sizeof static struct switch template this throw true try typedef union unsigned
-    using virtual void volatile while xor args
-"""
-_KEYWORDS = frozenset(_KEYWORD_TEXT.split())

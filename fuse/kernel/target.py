@@ -51,7 +51,9 @@ class Target:
     ``write`` is given a region as values, the kernel's name, whether threads share it out, and the form of its loops.
     It raises ``Unsupported`` or ``NotAffine``, with a reason, where there is no such kernel. ``write_loop``,
     ``write_with_ends`` and ``write_end`` are what :mod:`fuse.kernel.lower_loops` asks; they return reasons. A target
-    without loop kernels declines. ``packing`` says how its products read their right operand.
+    without loop kernels declines. ``packing`` says how its products read their right operand. ``with_sizes`` is given a
+    kernel's source, the names of its sizes, behind how many arguments they come, and those that are floats, and returns
+    the source that finds them there; None for a target without kernels for sizes that vary.
     """
 
     device: str
@@ -60,6 +62,7 @@ class Target:
     write_loop: Callable[[Loop, Sequence[Tensor], Sequence[Tensor], LoopKernels | None], Kernel | Declined]
     write_with_ends: Callable[[LoopWithEnds, LoopKernels | None], Kernel | Declined]
     write_end: Callable[[GraphModule], Kernel | Declined]
+    with_sizes: Callable[[str, Sequence[str], int, Sequence[str]], str] | None = None
 
 
 def target_of(device: str) -> Target:

@@ -179,7 +179,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Program:
-    """A region as values: what to read, what to store, names for the C++ text, and the user's lines for its comments.
+    """A region as values: what to read, what to store, names for the source, and the user's lines for its comments.
 
     ``names`` are those of the inputs by position, ``value_names`` those of values by ``id``.
     """

@@ -10,6 +10,7 @@ It shows that the IR says all that a target needs to know, and says what it mean
 
 from __future__ import annotations
 
+import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -54,6 +55,7 @@ from fuse.kernel.ir import (
     identity,
 )
 from fuse.kernel.lower import Declined
+from fuse.kernel.names import fit_names
 from fuse.kernel.packing import Packing
 from fuse.kernel.products import products_below
 from fuse.kernel.recipes import Unsupported
@@ -219,7 +221,7 @@ def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
     """The Python of a region; products are left to the library."""
     if products_below([output.value for output in program.outputs]):
         raise Unsupported("products are left to the library")
-    return Written(python_of(schedule(program, form)))
+    return Written(python_of(schedule(fit_names(program, keyword.iskeyword), form)))
 
 
 def no_loops(*_: object) -> Declined:

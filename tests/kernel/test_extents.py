@@ -79,7 +79,7 @@ def test_text_is_a_polynomial_in_the_sizes() -> None:
     conditions = Conditions()
     rows, columns = conditions.size("rows", 5), conditions.size("columns", 7)
     assert f"{rows * columns * 4 - 1}" == "(4 * columns * rows - 1)"
-    assert str(rows // 2) == "fuse_floor_divide<int64_t>(rows, 2)"
+    assert str(rows // 2) == "fuse_size_quotient(rows, 2)"
     assert str(rows * 64 // 64) == "rows"
     assert rows - rows == 0
     assert not varies(rows - rows)

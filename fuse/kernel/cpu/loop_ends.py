@@ -25,9 +25,11 @@ from fuse.graph.outputs import outputs_of
 from fuse.kernel.cpu.emit import emit, is_parallel
 from fuse.kernel.cpu.loop_frame import ALIGNMENT
 from fuse.kernel.cpu.loop_kernel import loop_kernel
+from fuse.kernel.cpu.names import is_kept
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.lower import Declined, Kernel, attempt, program_of, readable_name, structure
+from fuse.kernel.names import fit_names
 from fuse.kernel.products import products_below
 from fuse.kernel.schedule import schedule
 from fuse.kernel.target import LoopKernels
@@ -41,7 +43,7 @@ def end_kernel(region: GraphModule) -> Kernel | Declined:
 
 
 def _lowered_end(region: GraphModule) -> Kernel | Declined:
-    program = program_of(region, strides_in)
+    program = fit_names(program_of(region, strides_in), is_kept)
     if products_below([output.value for output in program.outputs]):
         return Declined("it multiplies matrices, which takes threads of its own")
     body = schedule(program)

@@ -20,13 +20,14 @@ from fuse.kernel.cpu.emit import PARALLEL_WORK
 from fuse.kernel.cpu.loop_frame import ALIGNMENT, Frame, Share, indented
 from fuse.kernel.cpu.loop_rows import rows_text
 from fuse.kernel.cpu.loop_units import units_text
+from fuse.kernel.cpu.names import is_kept_in_loops
 from fuse.kernel.cpu.product_frame import PACKING, several
 from fuse.kernel.extents import Conditions, NeedsNumber, smaller
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import sizes_of, strides_in
-from fuse.kernel.loop_stages import plain_name
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
+from fuse.kernel.names import plain_name
 from fuse.kernel.sized import Text, call_at_hand
 from fuse.kernel.spelled import Numbers, spelled, with_numbers
 from fuse.kernel.target import LoopKernels
@@ -123,9 +124,8 @@ def _scheduled(
     schedule: Schedule,
     cut: bool,
 ) -> Kernel:
-    return _kernel(
-        Frame(read_step(loop, operands, cut, PACKING), loop.spec, tuple(operands), tuple(results), told), schedule
-    )
+    step = read_step(loop, operands, cut, PACKING, is_kept_in_loops)
+    return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results), told), schedule)
 
 
 def _kernel(frame: Frame, schedule: Schedule) -> Kernel:

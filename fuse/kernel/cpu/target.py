@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fuse.kernel.cpu.attention import attention
 from fuse.kernel.cpu.emit import emit, is_parallel
 from fuse.kernel.cpu.loop_ends import end_kernel, kernel_with_ends
 from fuse.kernel.cpu.loop_kernel import loop_kernel
+from fuse.kernel.cpu.names import is_kept
 from fuse.kernel.cpu.product_frame import PACKING
 from fuse.kernel.cpu.tiled_products import tiled
 from fuse.kernel.cpu.whole_rows import whole_rows
 from fuse.kernel.form import Form, Threads
+from fuse.kernel.names import fit_names
 from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.schedule import schedule
 from fuse.kernel.target import Target, Written
@@ -18,6 +22,7 @@ from fuse.kernel.values import Program
 
 def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
     """The C++ of a region."""
+    program = fit_names(program, is_kept)
     values = [output.value for output in program.outputs]
     products = products_below(values)
     if not products:
@@ -29,4 +34,16 @@ def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
     return (whole_rows if any(map(is_reduced, values)) else tiled)(program, name, one_thread, form)
 
 
-TARGET = Target("cpu", PACKING, write, loop_kernel, kernel_with_ends, end_kernel)
+def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequence[str] = ()) -> str:
+    """The text of a kernel that finds its sizes behind so many arguments; those that are ``reals`` bit by bit."""
+    head, opening, rest = source.partition("(char *const *args) {")
+    lines = [f"    const int64_t *sizes = (const int64_t *)args[{arguments}];"]
+    for number, name in enumerate(names):
+        kind, value = (
+            ("double", f"((const double *)sizes)[{number}]") if name in reals else ("int64_t", f"sizes[{number}]")
+        )
+        lines.append(f"    const {kind} {name} = {value};")
+    return "\n".join([f"{head}{opening}", *lines, rest.removeprefix("\n")])
+
+
+TARGET = Target("cpu", PACKING, write, loop_kernel, kernel_with_ends, end_kernel, with_sizes)

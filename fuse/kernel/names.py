@@ -1,0 +1,27 @@
+"""Names of kernels and of what is in them, made of those of a graph's nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from fuse.kernel.values import Program
+
+
+def plain_name(name: str) -> str:
+    """A node's name without the number that makes it unique.
+
+    >>> plain_name("sigmoid_1")
+    'sigmoid'
+    """
+    return re.sub(r"\W", "_", re.sub(r"(_\d+)+$", "", name)).strip("_") or "value"
+
+
+def fit_names(program: Program, is_kept: Callable[[str], bool]) -> Program:
+    """``program`` with other names where a target keeps those that it has for itself."""
+
+    def fit(names: Mapping[int, str]) -> dict[int, str]:
+        return {key: f"{name}_" if is_kept(name) else name for key, name in names.items()}
+
+    return replace(program, names=fit(program.names), value_names=fit(program.value_names))
