@@ -15,6 +15,7 @@ Declined where the steps do not correspond, or where the body has no persistent 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch.fx import GraphModule, Node
@@ -36,6 +37,7 @@ from fuse.loops.rolling import LEAST_STEPS, Found, Rolled, bytes_carried, find_l
 from fuse.loops.segments import segments
 from fuse.loops.slots import Result
 from fuse.loops.spelling import spelled
+from fuse.loops.stopping import stop_of
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -121,6 +123,13 @@ def judged(graph: GraphModule, proved: Rolled, reason: str | None, step_by_step:
     values = result_values(proved, built)
     built.loop.strides = tuple(value.stride() for value in values)
     nodes = [node for step in proved.steps for node in step]
+    if (found := stop_of(graph, proved, built.collected)) is not None:
+        usual, built.loop.spec = built.loop.spec, replace(built.loop.spec, stop=found[0])
+        if isinstance(lower_loop(built.loop, built.values, values), Kernel):
+            built.loop.truths = found[1]
+            yield rewrite(nodes, insert_loop, graph, proved, built, values)
+            return
+        built.loop.spec = usual
     parts = split(built.loop, built.values, values)
     if parts is not None and not isinstance(lower_split(built, parts), Declined):
         yield rewrite(nodes, insert_loop, graph, proved, built, values, parts)

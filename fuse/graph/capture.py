@@ -479,6 +479,7 @@ class Recorder(TorchDispatchMode):
         output.meta["val"] = tuple(v.meta["val"] for v in values)
         output.meta["source"] = ""
         module = _LazyGraphModule(self.modules, self.graph)
+        module.meta["may_stop"] = not self.gradients  # loops, where what was learned says so: loops/stopping.py
         module.meta["signature"] = Signature(
             tuple(self.inputs),
             outputs,

@@ -113,6 +113,48 @@ class Learning:
         return None
 
 
+@dataclass(frozen=True)
+class Truths:
+    """The truths that one line of the user's read one after another: places ``first`` to ``last`` (excluded) of value
+    number ``leaf`` of those that tell what was learned. All but the last are ``goes_on``."""
+
+    leaf: int
+    first: int
+    last: int
+    goes_on: bool
+
+
+def truths_read(learned: Sequence[Learned]) -> list[Truths]:
+    """The lines that read a truth several times, the same but for the last time.
+
+    >>> def of(*truths):
+    ...     return [Learned("model.py:3", "truth", 0, place, truth) for place, truth in enumerate(truths)]
+    >>> truths_read(of(True, True, False))
+    [Truths(leaf=0, first=0, last=3, goes_on=True)]
+    >>> truths_read(of(True, False, True)), truths_read(of(True, True))
+    ([], [])
+    """
+    found: list[list[Learned]] = []
+    for one in learned:
+        if one.guard != "truth" or one.place is None:
+            continue
+        before = found[-1][-1] if found else None
+        if before and (before.leaf, before.source, before.place) == (one.leaf, one.source, one.place - 1):
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return [
+        Truths(read[0].leaf, place, place + len(read), bool(read[0].expected))
+        for read in found
+        if (place := read[0].place) is not None and len(read) > 1 and _ends(read)
+    ]
+
+
+def _ends(read: Sequence[Learned]) -> bool:
+    *others, last = (one.expected for one in read)
+    return len(set(others)) == 1 and last is not others[0]
+
+
 def _element(value: Tensor, place: int | None) -> object:
     return (value if place is None else value[place]).item()
 

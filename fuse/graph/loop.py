@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from fuse.graph.fakes import mode_of
+from fuse.graph.learned import Truths
 from fuse.graph.outputs import outputs_of
 
 
@@ -34,6 +35,19 @@ class StepInput:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """A loop ends at the first step whose truth, collected result number ``collected``, is not ``goes_on``.
+
+    ``whole``: that step counts, and its next states are the last; otherwise its states are. What is collected of steps
+    that do not run is of no use, but for the truth itself: it is that of the step that ended the loop.
+    """
+
+    collected: int
+    goes_on: bool
+    whole: bool
+
+
+@dataclass(frozen=True)
 class LoopSpec:
     """How the body is driven.
 
@@ -43,7 +57,7 @@ class LoopSpec:
     ``persistent``: all steps run as one launch, in a kernel with the time inside; otherwise what the body launches is
     launched in every step. ``gathered``: how many results that are kept are the one tensor that a library makes
     in every step (:attr:`Loop.gathered`).
-    ``backwards``: what is kept of the first step lies last.
+    ``backwards``: what is kept of the first step lies last. ``stop``: it may take fewer steps than ``trip_count``.
     """
 
     trip_count: int
@@ -55,13 +69,15 @@ class LoopSpec:
     persistent: bool = True
     gathered: int = 0
     backwards: bool = False
+    stop: Stop | None = None
 
 
 class Loop(nn.Module):
     """``loop(*initial states, *per-step inputs, *invariants) -> (*last states, *collected)``.
 
     Collected results are stacked along dimension 0, the last step first where the loop runs ``backwards``. ``strides``
-    are those that the graph around promises of the results; None: as they come.
+    are those that the graph around promises of the results; None: as they come. ``truths``: those that were read of a
+    loop that stops.
     """
 
     def __init__(self, body: GraphModule, spec: LoopSpec) -> None:
@@ -69,6 +85,7 @@ class Loop(nn.Module):
         self.body = body
         self.spec = spec
         self.strides: tuple[tuple[int, ...], ...] | None = None
+        self.truths: Truths | None = None
         self.meta = {"kind": "loop"}
 
     @property
@@ -97,9 +114,13 @@ class Loop(nn.Module):
         for t in range(spec.trip_count):
             reads = [s.select(i.dim, i.start + i.step * t) for s, i in zip(sources, spec.step_inputs, strict=True)]
             results = self.body(*states, *reads, *invariants)
-            states = list(results[: spec.carries])
+            before, states = states, list(results[: spec.carries])
             for kept, result in zip(collected, results[spec.carries :], strict=True):
                 kept.append(result)
+            if spec.stop is not None and bool(collected[spec.stop.collected][-1]) is not spec.stop.goes_on:
+                states = states if spec.stop.whole else before
+                collected = [kept + kept[-1:] * (spec.trip_count - t - 1) for kept in collected]
+                break
         if spec.backwards:
             collected = [kept[::-1] for kept in collected]
         if self.strides is None:

@@ -37,7 +37,7 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import unlogged
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
-from fuse.graph.learned import Learned, Learning
+from fuse.graph.learned import Learned, Learning, truths_read
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Assigns
 from fuse.graph.signature import Attribute, Signature
@@ -48,6 +48,7 @@ from fuse.runtime import tuning
 from fuse.runtime.choosing import chooser_of
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.declared import check_declaration, elsewhere
+from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, modes, overlaps, sources_of
 from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
@@ -200,7 +201,7 @@ class Engine:
             with self._lock:  # which makes its program
                 told = first[0].chooser.told(first[1])
         for compiled, tensors in self._members(first, leaves, spec):
-            if told and compiled.confirmation is not None and not compiled.confirmation.learning.fits(told):
+            if told and compiled.confirmation is not None and not compiled.confirmation.fits(told):
                 continue
             try:
                 result = self._served(compiled, tensors, args, kwargs)
@@ -212,10 +213,14 @@ class Engine:
             return result
         if family.grows():
             with self._lock, without_collecting(), lowering_for(self._varying(args, kwargs, leaves, spec)):
+                alike = [pair[0] for pair in self._alike(family, leaves, spec)]
                 made = self._compile(args, kwargs, leaves, spec, family)
+                if made in alike:
+                    family.joined()
+                elif made.program is not None:
+                    self._replace(made, alike)
             if made.program is None:
                 return self._eager(args, kwargs, made.reason)
-            self._remember(made)
             try:
                 return self._new(made, args, kwargs, leaves, spec)
             except Missed as miss:  # fused and eager operators differ in what they round
@@ -231,7 +236,7 @@ class Engine:
         begins = family.likely() in (None, first[0])
         if begins:
             yield first
-        alike = [pair for pair in self._matching(leaves, spec, modes()) if pair[0].family is family]
+        alike = self._alike(family, leaves, spec)
         for pair in family.ordered(alike, lambda pair: pair[0]):
             if not begins or pair[0] is not first[0]:
                 yield pair
@@ -353,6 +358,18 @@ class Engine:
         others = tuple(s for s in self._states if s is not current)
         self._states = (_State(current.guard, variants[:LARGEST_VARIANTS]), *others)[:LARGEST_STATES]
 
+    def _replace(self, compiled: Compiled, alike: Sequence[Compiled]) -> None:
+        """Remember ``compiled`` instead of those whose calls it serves: its loop takes more steps."""
+        assert compiled.family is not None
+        shorter = [c for c in alike if c.ending and compiled.ending and compiled.ending.includes(c.ending)]
+        for one in shorter:
+            assert one.confirmation is not None
+            assert compiled.confirmation is not None
+            compiled.confirmation.serve(one.confirmation.served)
+        self._states = tuple(_State(s.guard, tuple(c for c in s.variants if c not in shorter)) for s in self._states)
+        compiled.family.joined(len(shorter))
+        self._remember(compiled)
+
     def _give_up(self, compiled: Compiled, error: Mispredicted) -> Fallback:
         """Let the calls that ``compiled`` served run eager from now on, and say why."""
         reason = Fallback(error.op, error.source, str(error))
@@ -377,6 +394,7 @@ class Engine:
     ) -> Compiled:
         graph: GraphModule | None = None
         training: Training | None = None
+        ending: Ending | None = None
         try:
             program: Program | Reference
             signature: Signature
@@ -386,7 +404,11 @@ class Engine:
                 signature = training.signature if training else graph.meta["signature"]
             else:
                 graph = self._graph(args, kwargs)
-                program, signature = self._build(graph), graph.meta["signature"]
+                signature = graph.meta["signature"]
+                ending = ending_of(graph)
+                if ending and (longer := self._longer(ending, self._alike(family, leaves, spec))):
+                    return longer
+                program = self._build(graph)
         except FuseError as error:  # CaptureError among them
             assigned = error.assigned if isinstance(error, CaptureError) else ()
             unwatched = frozenset(Attribute(*pair) for pair in assigned)
@@ -412,13 +434,15 @@ class Engine:
         guard = call_guard(*given, sources, self._tensors(), signature.context)
         confirmation = None
         if (learning := signature.learning) is not None and learning.learned:
-            program.confirm = confirmation = Confirmation(learning)
+            program.confirm = confirmation = Confirmation(learning, ending)
             family = family or Family(made=1)
+            if truths_read(learning.learned):
+                family.loops()
         return Compiled(
             guard,
             program,
             graph,
-            playback(signature),
+            confirmation.play if confirmation and ending else playback(signature),
             frozenset(mutation.input_index for mutation in signature.mutations),
             training=training,
             carried=carry,
@@ -427,7 +451,23 @@ class Engine:
             confirmation=confirmation,
             chooser=graph.meta.get("chooser") if graph is not None else None,
             family=family,
+            ending=ending,
         )
+
+    def _alike(
+        self, family: Family[Compiled] | None, leaves: Sequence[Any], spec: Any
+    ) -> list[tuple[Compiled, tuple[Any, ...]]]:
+        """The specialisations for a call, the most recent first; before others those whose loops may end earlier."""
+        found = [pair for pair in self._matching(leaves, spec, modes()) if family and pair[0].family is family]
+        return sorted(found, key=lambda pair: pair[0].ending is None)
+
+    def _longer(self, ending: Ending, alike: Sequence[tuple[Compiled, tuple[Any, ...]]]) -> Compiled | None:
+        """The specialisation, if any, whose loop takes more steps, and that serves a call that ended so, too."""
+        for compiled, _ in alike:
+            if compiled.ending and compiled.confirmation and compiled.ending.includes(ending):
+                compiled.confirmation.serve({ending.count: ending})
+                return compiled
+        return None
 
     def _joint(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], begin: Begin | None = None

@@ -138,6 +138,7 @@ class Program:
         self._computing = len(tables) - plan.writing
         native = loop is None and not any(isinstance(step, PythonStep) for step in plan.steps)
         self._whole = len(tables) if native else None
+        self._telling = plan.telling
         order = {b: i for i, b in enumerate(fresh)}
         self._picked = tuple(order.get(r.buffer) if r else None for r in plan.results) if native else ()
         needed = called_upon(plan)
@@ -171,18 +172,20 @@ class Program:
                 made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
                 bases.extend(map(Tensor.data_ptr, made))
                 bases.append(workspace.address)
-                launches = (self._recorded if _profiled() else self._run)(
-                    self._tables.address, 0, self._computing, bases.buffer_info()[0]
-                )
+                run = self._recorded if _profiled() else self._run
+                pointers, confirm = bases.buffer_info()[0], self.confirm
+                first = self._whole if confirm is None else self._telling
+                launches = run(self._tables.address, 0, first, pointers)
                 if launches < 0:
                     raise PositionOutOfRange
                 values = [None if i is None else made[i] for i in self._picked]
-                if self.confirm is not None:
-                    self.confirm(values)
-                if self._computing < self._whole:
-                    launches += (self._recorded if _profiled() else self._run)(
-                        self._tables.address, self._computing, self._whole, bases.buffer_info()[0]
-                    )
+                if confirm is not None:
+                    confirm(values)
+                    if first < self._whole:
+                        rest = run(self._tables.address, first, self._whole, pointers)
+                        if rest < 0:
+                            raise PositionOutOfRange
+                        launches += rest
                 return values, launches
             if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
                 return self._run_parts(tensors, workspace, bases)

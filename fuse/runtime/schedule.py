@@ -26,6 +26,7 @@ from fuse import ops
 from fuse.cost.inside import inside_bytes
 from fuse.errors import FuseError
 from fuse.graph.fakes import out_of_inference
+from fuse.graph.learned import Learning
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
@@ -96,7 +97,7 @@ class _Scheduler:
         self.waiting = placed_pieces(graph)  # piece -> (assemble node, offset in elements)
 
     def run(self) -> Schedule:
-        writing = 0
+        writing = telling = 0
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
                 self.anchors[node] = self._buffer("input", node.meta["val"])
@@ -110,6 +111,7 @@ class _Scheduler:
                 self._mutations()
                 if self.signature and self.signature.learning:
                     writing = len(self.steps) - before
+                    telling = self._telling(results, self.signature.learning)
         return Schedule(
             tuple(self.buffers),
             tuple(self.views),
@@ -118,7 +120,15 @@ class _Scheduler:
             tuple(self.fallbacks),
             self.regions,
             writing,
+            telling,
         )
+
+    def _telling(self, results: Sequence[Result | None], learning: Learning) -> int:
+        """The steps after which all is known that was learned."""
+        values = [results[self.signature.outputs[one.leaf].index] for one in learning.learned]  # type: ignore[union-attr]
+        told = {value.buffer for value in values if value is not None}
+        writes = ((number, getattr(step, "writes", ())) for number, step in enumerate(self.steps, start=1))
+        return max((number for number, places in writes if any(p.buffer in told for p in places)), default=0)
 
     # ---- places ----------------------------------------------------------------------------------------------------
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
+from fuse.runtime.ending import Ending, beside
 from fuse.runtime.steps import Fallback
 
 LARGEST_FAMILY = 8
@@ -54,6 +55,8 @@ class Confirmation:
     """Raises where values that a program gives are not what was learned.
 
     Numbers that the first call computes with other roundings than eager operators did are those expected from then on.
+    With an ``ending``, a loop may end after any number of steps that is ``served``: how often it went on, and how such
+    a call ended when it was captured.
 
     >>> confirm = Confirmation(Learning(1, (Learned("model.py:3", "truth", 0, None, True),), ()))
     >>> confirm([torch.tensor(True)])
@@ -62,8 +65,10 @@ class Confirmation:
     fuse.runtime.specialised.Missed: a value read at model.py:3 is True
     """
 
-    def __init__(self, learning: Learning) -> None:
+    def __init__(self, learning: Learning, ending: Ending | None = None) -> None:
         self.learning = learning
+        self.ending = ending
+        self.served = {ending.count: ending} if ending else {}
         self._is_first = True
 
     def __call__(self, values: Sequence[Tensor | None]) -> None:
@@ -72,8 +77,30 @@ class Confirmation:
             self.learning = replace(
                 self.learning, learned=tuple(_as_computed(one, values) for one in self.learning.learned)
             )
-        if different := self.learning.difference(values):
+        learning = self.learning
+        if self.ending is not None and self.ending.went_on(values) in self.served:
+            learning = beside(learning, self.ending.truths)
+        if different := learning.difference(values):
             raise Missed(different, self.learning.told(values))
+
+    def fits(self, told: Mapping[int, object]) -> bool:
+        """Whether nothing that is known of a call says that the program does not serve it."""
+        if self.ending is None:
+            return self.learning.fits(told)
+        truths, reads = self.ending.truths, self.ending.reads
+        stops = (place for place, key in enumerate(reads) if told.get(key, truths.goes_on) is not truths.goes_on)
+        went_on = next(stops, None)
+        served = went_on is None or went_on in self.served
+        return served and beside(self.learning, truths).fits(told)
+
+    def serve(self, endings: Mapping[int, Ending]) -> None:
+        """The program is known to serve calls that end otherwise, by how often their loops went on."""
+        self.served = {**endings, **self.served}
+
+    def play(self, values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
+        """The result of a call whose loop ended somewhere, which was confirmed."""
+        assert self.ending is not None
+        return self.served[self.ending.went_on(values)].play(values, inputs)
 
 
 def _as_computed(learned: Learned, values: Sequence[Tensor | None]) -> Learned:
@@ -151,6 +178,16 @@ class Family(Generic[T]):
                 return False
             self.made += 1
             return True
+
+    def joined(self, members: int = 1) -> None:
+        """So many specialisations are not needed any more, because one serves other calls, too."""
+        with self._lock:
+            self.made -= members
+            self._used = True
+
+    def loops(self) -> None:
+        """What differs between calls may be how many steps a loop takes, so that more specialisations are worth it."""
+        self._used = True
 
     def in_vain(self, name: str, learned: Learned | None) -> Fallback:
         """No specialisation served a call; says why it runs eager. After many such calls they all do."""

@@ -184,7 +184,7 @@ class Schedule:
     The first buffers are the graph's placeholders. ``results``
     follows the graph's output tuple; None where no output of the model names the value. Those of the body of a loop may
     be placeholders, and one buffer may be there twice. ``writing`` are the last steps, which write to inputs, where
-    results have to be confirmed before.
+    results have to be confirmed before; after ``telling`` steps all is known that is confirmed.
     """
 
     buffers: tuple[Buffer, ...]
@@ -194,6 +194,7 @@ class Schedule:
     fallbacks: tuple[Fallback, ...]
     regions: int
     writing: int = 0
+    telling: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 from fuse.graph.learned import Learning, ReadLine
 from fuse.graph.signature import Attribute
 from fuse.runtime.choosing import Chooser
+from fuse.runtime.ending import Ending
 from fuse.runtime.guards import CallGuard
 from fuse.runtime.mutated_attributes import Carried
 from fuse.runtime.program import Program
@@ -47,8 +48,8 @@ class Compiled:
     ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
     ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
     ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
-    calls, between which ``chooser`` chooses. ``passing``: another call may not run eager. ``once``: another call is
-    captured again."""
+    calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
+    ``passing``: another call may not run eager. ``once``: another call is captured again."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -63,6 +64,7 @@ class Compiled:
     confirmation: Confirmation | None = None
     chooser: Chooser | None = None
     family: Family[Compiled] | None = None
+    ending: Ending | None = None
     passing: bool = False
     once: bool = False
 

@@ -64,7 +64,7 @@ def loop_structure(loop: Loop, operands: Sequence[Tensor], results: Sequence[Ten
     strides = [strides_in(operand, str(i), dim) for i, (operand, dim) in enumerate(zip(operands, without, strict=True))]
     ends = [strides_in(r, str(i), None if i < spec.carries else 0) for i, r in enumerate(results)]
     dtypes = [value.dtype for value in (*operands, *results)]
-    how = spec.carries, spec.backwards
+    how = spec.carries, spec.backwards, spec.stop
     return structure(loop.body, named=False), how, tuple(strides), tuple(ends), tuple(dtypes)
 
 
@@ -89,7 +89,7 @@ def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
     if (call := call_at_hand()) is None:
         return None
     spec = loop.spec
-    how = f"{spec.carries} {spec.backwards} {[read.dim for read in spec.step_inputs]}"
+    how = f"{spec.carries} {spec.backwards} {spec.stop} {[read.dim for read in spec.step_inputs]}"
     beside = (how, spec.trip_count, [(read.start, read.step) for read in spec.step_inputs], *operands, *results)
     spelling, numbers = spelled(loop.body, lambda node: plain_name(node.name), beside)
 

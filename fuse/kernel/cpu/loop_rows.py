@@ -5,13 +5,14 @@
         c, h  = f(gates, c)     one nest, as in any kernel
 
 It suits reductions over units (norms, softmax), large batches and steps without products. Where a row of the batch
-reads another row, or there is no batch, one thread does all.
+reads another row, there is no batch, or a condition stops the loop, one thread does all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuse.graph.loop import Stop
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of, work
 from fuse.kernel.cpu.loop_batch import rows_of_batch, share_of_rows
@@ -60,7 +61,8 @@ def rows_text(frame: Frame, name: str) -> Share:
     stages.append(_nest(frame, results_of(frame)))
     products = [s for s in stages if isinstance(s, Product)]
     nests = [s for s in stages if not isinstance(s, Product)]
-    batch = rows_of_batch(frame, [before, after, *nests])
+    stop = frame.spec.stop
+    batch = rows_of_batch(frame, [before, after, *nests]) if stop is None else 1
 
     workspace = Workspace()
     head = pointers(frame, workspace)
@@ -79,6 +81,8 @@ def rows_text(frame: Frame, name: str) -> Share:
         lines += indented(1, [f"int64_t last_row = {batch} * (member + 1) / team->members;"])
     lines += indented(1, packed)
     lines += text_of(share_of_rows(before, batch), 1)
+    if stop is not None:
+        lines += indented(1, ["int64_t taken_steps = steps;"])
     lines += indented(1, ["for (int64_t t = 0; t < steps; ++t) {"])
     lines += indented(2, step_pointers(frame))
     for stage in stages:
@@ -86,14 +90,28 @@ def rows_text(frame: Frame, name: str) -> Share:
             lines += indented(2, _multiplied(frame, products.index(stage), stage, batch))
         else:
             lines += text_of(share_of_rows(stage, batch), 2)
+    if stop is not None:
+        lines += indented(2, _stopping(frame, stop))
     lines += indented(1, ["}"])
     for state in frame.states:
-        lines += indented(1, state_pointers(frame, state, "steps")[:1])
+        lines += indented(1, state_pointers(frame, state, "steps" if stop is None else "taken_steps")[:1])
     lines += text_of(share_of_rows(after, batch), 1)
     lines += [*indented(1, ["return 0;"]), "}"]
     effort = sum(PACKING.padded(p.result.shape[1]) * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
     effort += sum(work(s) for statements in nests for s in statements)
     return Share("\n".join(lines) + "\n", workspace.size, batch, effort)
+
+
+def _stopping(frame: Frame, stop: Stop) -> list[str]:
+    """Lines that leave the loop where this step's truth says so; the truth of the steps that are left out is that."""
+    name = frame.step.result_names[frame.spec.carries + stop.collected]
+    return [
+        f"if ((*{name} != 0) != {str(stop.goes_on).lower()}) {{",
+        f"{_INDENT}taken_steps = t + {int(stop.whole)};",
+        f"{_INDENT}while (++t < steps) {name}_steps[t * {name}_pace] = *{name};",
+        f"{_INDENT}break;",
+        "}",
+    ]
 
 
 def _nest(frame: Frame, destinations: Sequence[Destination]) -> _Nest:

@@ -145,6 +145,8 @@ def units_text(frame: Frame, name: str) -> Share:
     Raises:
         NotAffine: the step is not of this form; the message is a reason.
     """
+    if frame.spec.stop is not None:
+        raise NotAffine("a loop that may stop is not shared out")
     domain = _domain(frame)
     phases = _phases(frame, domain)
     groups = [g for p in phases for g in p.groups]

@@ -1,0 +1,64 @@
+"""Find the truth of a step that ends a loop.
+
+    while err > tol:                 read     t0: True  t1: True  t2: True  t3: False       learned: all four
+        h = f(h)              ->
+        err = g(h)                   loop     t1, t2, t3 kept of three steps; it stops after the first that is not True
+
+What ``forward`` reads of values is known of the steps that ran. A loop whose steps each compute a truth that was read,
+all alike but for the last one, need not run on in a call where an earlier one differs: it is of no use there, or ends
+there (:mod:`fuse.runtime.ending`).
+
+The last truth belongs to the last step, or is computed behind it: the loop then begins with the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fuse import ops
+from fuse.cost.work import work_of_call
+from fuse.graph.learned import Truths, truths_read
+from fuse.graph.loop import Stop
+from fuse.graph.outputs import outputs_of
+from fuse.graph.signature import Signature
+from fuse.loops.collectors import COLLECTORS, pieces_of
+from fuse.loops.rolling import Rolled
+from fuse.loops.slots import Result
+
+MOST_WORK = 2**22
+"""Floating-point operations of a step up to which one thread runs the loop: it does not share out one that may stop."""
+
+
+def stop_of(graph: GraphModule, rolled: Rolled, collected: Sequence[Result]) -> tuple[Stop, Truths] | None:
+    """What ends the loop that ``rolled`` proves, and the truths that were read of it; None where nothing does, or where
+    steps are worth several threads."""
+    signature: Signature | None = graph.meta.get("signature")
+    if not graph.meta.get("may_stop") or signature is None or signature.learning is None:
+        return None
+    if sum(_flops(node) for node in rolled.typical) > MOST_WORK:
+        return None
+    outputs = outputs_of(graph.graph)
+    for truths in truths_read(signature.learning.learned):
+        told = outputs[signature.outputs[truths.leaf].index]
+        if told.target not in COLLECTORS:
+            continue
+        pieces = pieces_of(told)
+        for number, result in enumerate(collected):
+            values = [node for step in rolled.steps for node in result.of(step)]
+            if len(values) != len(rolled.steps) or values[0] not in pieces:
+                continue
+            first = pieces.index(values[0])
+            last = first + len(values)
+            if pieces[first:last] == values and truths.first <= first and truths.last - 1 <= last <= truths.last:
+                return Stop(number, truths.goes_on, whole=last == truths.last), truths
+    return None
+
+
+def _flops(node: Node) -> int:
+    if not isinstance(node.target, torch._ops.OpOverload) or ops.is_view(node.target):
+        return 0
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    return int(work_of_call(node.target, args, kwargs, node.meta["val"]).flops)

@@ -1,0 +1,333 @@
+"""One program for calls whose loop ends after different numbers of steps.
+
+    captured    7 steps   pre, 7 x body, rest          the loop stops at its condition, after at most 7 steps
+    captured    4 steps   pre, 4 x body, rest          the same but for the number: the program of 7 steps serves both
+    called      5 steps   stops after 5, which nobody has captured: what ``rest`` is then is not known
+
+What comes behind a loop may depend on how many steps it took, in ways that no capture of another number shows. So each
+number is captured once. If the graph is that of more steps, but for their number, it is not built: the kernel stops at
+the condition anyway, and the program of more steps is known to be right for this number from then on. What is kept of
+all steps then has fewer of them, and plain results (a count) are those of the capture.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.nn import Module
+
+from fuse import ops
+from fuse.graph.learned import Learned, Learning, Truths, bits
+from fuse.graph.loop import Loop, Stop
+from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.outputs import cone, outputs_of
+from fuse.graph.signature import OutputSpec, Signature
+from fuse.runtime.result_reconstruction import Playback, playback
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a captured call ended, and all else of its graph.
+
+    ``steps``: those of the loop. ``text`` spells the graph without their number; ``constants`` are the tensors in it,
+    ``tables`` those that have a part for each step, ``lasting`` the values that have, by the dimension in which the
+    steps lie. ``others`` are what was learned beside the truths of the loop.
+    """
+
+    steps: int
+    stop: Stop
+    truths: Truths
+    reads: tuple[int, ...]
+    others: frozenset[tuple[int, str, object]]
+    text: str
+    constants: tuple[Tensor, ...] = field(repr=False)
+    tables: tuple[Tensor, ...] = field(repr=False)
+    lasting: tuple[tuple[int, int], ...]
+    values: tuple[Tensor | None, ...] = field(repr=False)
+    signature: Signature = field(repr=False)
+
+    @property
+    def count(self) -> int:
+        """How many truths said that the loop goes on."""
+        return self.truths.last - self.truths.first - 1
+
+    def includes(self, other: Ending) -> bool:
+        """Whether a program of this graph that stops earlier is a program of ``other``."""
+        mine, its = self.signature, other.signature
+        return (
+            other.steps <= self.steps
+            and self.count - other.count == self.steps - other.steps
+            and other.text == self.text
+            and other.stop == self.stop
+            and other.others == self.others
+            and other.reads == self.reads[: other.count + 1]
+            and other.lasting == self.lasting
+            and len(other.constants) == len(self.constants)
+            and len(other.tables) == len(self.tables)
+            and all(map(_is_same, self.constants, other.constants))
+            and all(_is_same(one[: len(two)], two) for one, two in zip(self.tables, other.tables, strict=True))
+            and (mine.mutations, mine.out_spec, len(mine.outputs)) == (its.mutations, its.out_spec, len(its.outputs))
+            and [(spec.kind, spec.name, spec.index) for spec in mine.inputs]
+            == [(spec.kind, spec.name, spec.index) for spec in its.inputs]
+            and [variable for variable, _ in mine.context] == [variable for variable, _ in its.context]
+            and all(map(_is_alike, mine.outputs, its.outputs))
+        )
+
+    def went_on(self, values: Sequence[Tensor | None]) -> int:
+        """How many truths said that the loop goes on in a call that gave these values."""
+        told = values[self.truths.leaf]
+        assert told is not None
+        found = told.tolist()[self.truths.first : self.truths.last]
+        stops = not self.truths.goes_on
+        return found.index(stops) if stops in found else len(found)
+
+    @cached_property
+    def play(self) -> Playback:
+        """Makes the result of a call that ended like this one from the values of a program that includes it."""
+        usual = playback(self.signature)
+
+        def played(values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
+            cut = list(values)
+            for index, dim in self.lasting:
+                whole, wanted = values[index], self.values[index]
+                if whole is not None and wanted is not None and whole.shape != wanted.shape:
+                    cut[index] = _first_steps(whole, wanted, dim)
+            return usual(cut, inputs)
+
+        return played
+
+
+def ending_of(graph: GraphModule) -> Ending | None:
+    """How the call of a captured and rewritten graph ended; None where no loop of it stops, or where more depends on
+    the number of steps than can be told."""
+    signature: Signature = graph.meta["signature"]
+    learning = signature.learning
+    found = [loop for node in graph.graph.nodes for loop in _loops_of(graph, node) if loop.spec.stop is not None]
+    if learning is None or len(found) != 1 or signature.kept or _draws(graph):
+        return None
+    (loop,) = found
+    stop, truths = loop.spec.stop, loop.truths
+    assert stop is not None
+    assert truths is not None
+    inside = [one for one in learning.learned if is_of(truths, one)]
+    others = [one for one in learning.learned if not is_of(truths, one)]
+    if any(isinstance(one.expected, Tensor) for one in others):
+        return None
+    outputs = outputs_of(graph.graph)
+    told = {one.leaf for one in learning.learned}
+    named = {spec.index for place, spec in enumerate(signature.outputs) if spec.kind == "graph" and place not in told}
+    named |= {mutation.value_index for mutation in signature.mutations}
+    checks = [node for node in graph.graph.nodes if node.op == "call_function" and not node.users]
+    writer = _Writer(graph, loop)
+    text = writer.graph([*(outputs[index] for index in sorted(named)), *checks])
+    lasting = {index: writer.long[outputs[index]] for index in sorted(named) if outputs[index] in writer.long}
+    viewed = {spec.index for spec in signature.outputs if spec.kind == "graph" and spec.view is not None}
+    if not viewed.isdisjoint(lasting) or any(mutation.value_index in lasting for mutation in signature.mutations):
+        return None
+    return Ending(
+        loop.trip_count,
+        stop,
+        truths,
+        tuple(one.key for one in inside),
+        frozenset((one.key, one.guard, bits(one.expected)) for one in others),
+        text,
+        tuple(writer.constants),
+        tuple(writer.tables),
+        tuple(lasting.items()),
+        tuple(node.meta["val"] if index in lasting else None for index, node in enumerate(outputs)),
+        signature,
+    )
+
+
+def is_of(truths: Truths, one: Learned) -> bool:
+    """Whether this was learned by one of ``truths``."""
+    place = -1 if one.place is None else one.place
+    return one.leaf == truths.leaf and truths.first <= place < truths.last
+
+
+def beside(learning: Learning, truths: Truths) -> Learning:
+    """What was learned, but for ``truths``."""
+    return replace(learning, learned=tuple(one for one in learning.learned if not is_of(truths, one)))
+
+
+def _loops_of(graph: GraphModule, node: Node) -> list[Loop]:
+    """The loops that a node calls, as far as they are known: what a region or another module holds is no loop."""
+    module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if isinstance(module, LoopWithEnds):
+        return [module.loop]
+    return [part for part in module.modules() if isinstance(part, Loop)] if module is not None else []
+
+
+def _draws(graph: GraphModule) -> bool:
+    """Whether random numbers are drawn, of which other numbers of steps draw more."""
+    parts = [part for part in graph.modules() if isinstance(part, GraphModule)]
+    targets = [node.target for part in parts for node in part.graph.nodes if node.op == "call_function"]
+    return any(
+        target is not operator.getitem and (getattr(target, "namespace", "") not in _KNOWN or ops.is_random(target))
+        for target in targets
+    )
+
+
+_KNOWN = ("aten", "fuse", "prims")
+
+
+class _Writer:
+    """Spells what some nodes of a graph compute, without the number of steps of ``loop``.
+
+    ``long``: nodes whose size is that number in one dimension: parts of what is kept of each step.
+    """
+
+    def __init__(self, whole: GraphModule, loop: Loop) -> None:
+        self.loop = loop
+        signature: Signature = whole.meta["signature"]
+        given = whole.graph.find_nodes(op="placeholder")
+        self.held = {node: spec.value for node, spec in zip(given, signature.inputs, strict=True)}
+        self.whole = whole
+        self.long: dict[Node, int] = {}
+        self.constants: list[Tensor] = []
+        self.tables: list[Tensor] = []
+        for node in whole.graph.nodes:
+            self._tables_of(node)
+
+    def _tables_of(self, call: Node) -> None:
+        """Note the constants that the loop reads a part of in each step, where ``call`` calls it."""
+        module = self.whole.get_submodule(str(call.target)) if call.op == "call_module" else None
+        operands = list(call.args)
+        if isinstance(module, LoopWithEnds) and module.loop is self.loop:
+            inside = module.whole.graph.find_nodes(op="placeholder")
+            outer = dict(zip(inside, call.args, strict=True))
+            operands = [outer.get(argument) for argument in module.call.args]
+        elif module is not self.loop:
+            return
+        for operand, how in zip(operands[self.loop.spec.carries :], self.loop.spec.step_inputs, strict=False):
+            value = self.held.get(operand) if isinstance(operand, Node) else None
+            if (
+                not isinstance(operand, Node)
+                or value is None
+                or (how.dim, how.start, how.step) != (0, 0, 1)
+                or len(value) != self.loop.trip_count
+            ):
+                continue
+            if len(operand.users) == 1:
+                self.long[operand] = 0
+                if isinstance(module, LoopWithEnds):
+                    self.long |= {node: 0 for node, given in outer.items() if given is operand}
+
+    def graph(self, results: Sequence[Node]) -> str:
+        """What ``results`` are, and all that they need."""
+        needed = cone(results)
+        return self._nodes([node for node in self.whole.graph.nodes if node in needed], results, self.whole)
+
+    def _nodes(self, nodes: Sequence[Node], results: Sequence[Node], around: GraphModule) -> str:
+        numbers = {node: f"%{number}" for number, node in enumerate(nodes)}
+        lines = [self._line(node, numbers, around) for node in nodes if node.op != "output"]
+        return "\n".join([*lines, " ".join(numbers[node] for node in results)])
+
+    def _line(self, node: Node, numbers: dict[Node, str], around: GraphModule) -> str:
+        target = str(node.target)
+        if node.op == "placeholder" and around is self.whole:
+            self._note(node)
+        elif node.op == "placeholder":
+            target = ""
+        if node.op == "call_module":
+            target = self._module(around.get_submodule(target))
+        elif node.op == "call_function":
+            self._follow(node, around)
+        args = map_arg((node.args, node.kwargs), lambda one: _Name(numbers[one]))
+        return f"{node.op} {target} {args} {self._layout(node)} {self._sizes_read(node, around)}"
+
+    def _sizes_read(self, node: Node, around: GraphModule) -> list[Any]:
+        """The sizes of what has a part for each step, where ``node`` computes with it."""
+        if node in self.long or self.loop in _loops_of(around, node):
+            return []
+        return [tuple(one.meta["val"].shape) for one in node.all_input_nodes if one in self.long]
+
+    def _note(self, node: Node) -> None:
+        if (value := self.held[node]) is not None:
+            (self.tables if node in self.long else self.constants).append(value)
+
+    def _follow(self, node: Node, around: GraphModule) -> None:
+        """Note it where ``node`` is a part or view of what is kept of each step."""
+        first = node.args[0] if node.args else None
+        if not isinstance(first, Node):
+            return
+        if node.target is operator.getitem and first.op == "call_module":
+            module, place = around.get_submodule(str(first.target)), node.args[1]
+            if module is self.loop and place >= self.loop.spec.carries:  # type: ignore[operator]  # a number
+                self.long[node] = 0
+            if isinstance(module, LoopWithEnds) and module.loop is self.loop:
+                inner = outputs_of(module.whole.graph)[place]  # type: ignore[index]  # likewise
+                if inner in self.long:
+                    self.long[node] = self.long[inner]
+        elif node.target is aten.permute.default and first in self.long:
+            order: Any = node.args[1]
+            self.long[node] = [d % len(order) for d in order].index(self.long[first])
+
+    def _layout(self, node: Node) -> str:
+        value = node.meta.get("val")
+        if node in self.long:
+            sizes = [str(size) for size in value.shape]  # type: ignore[union-attr]  # a tensor then
+            sizes[self.long[node]] = "steps"
+            return f"{sizes} {value.dtype}"  # type: ignore[union-attr]
+        if not isinstance(value, (tuple, list)):
+            return _layout_of(value)
+        return "" if node.op == "call_module" else str([_layout_of(one) for one in value])
+
+    def _module(self, module: Module) -> str:
+        if isinstance(module, Loop):
+            spec = replace(module.spec, trip_count=0, source="") if module is self.loop else module.spec
+            return f"loop {spec} {self._whole(module.body)}"
+        if isinstance(module, LoopWithEnds):
+            return f"with ends {self._whole(module.whole)}"
+        if isinstance(module, GraphModule):
+            return f"region {self._whole(module)}"
+        return f"{type(module)} {id(module)}"
+
+    def _whole(self, graph: GraphModule) -> str:
+        """All of a nested graph, which may hold the loop."""
+        return "{" + self._nodes(list(graph.graph.nodes), outputs_of(graph.graph), graph) + "}"
+
+
+class _Name(str):
+    """The number of a node, which prints as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _layout_of(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{tuple(value.shape)} {value.stride()} {value.dtype}"
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if one is other:
+        return True
+    alike = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+    return alike and torch.equal(one, other)
+
+
+def _is_alike(mine: OutputSpec, its: OutputSpec) -> bool:
+    if mine.kind == its.kind == "python":
+        return True
+    return (mine.kind, mine.index, mine.view) == (its.kind, its.index, its.view)
+
+
+def _first_steps(whole: Tensor, wanted: Tensor, dim: int) -> Tensor:
+    """The first steps of a value, laid out as they are wanted, in memory that no longer tensor has a part in."""
+    steps = whole.narrow(dim, 0, wanted.shape[dim])
+    if all(size == 1 or a == b for size, a, b in zip(steps.shape, steps.stride(), wanted.stride(), strict=True)):
+        memory = whole.untyped_storage()[: wanted.numel() * wanted.itemsize]
+        return torch.empty(0, dtype=whole.dtype).set_(memory, 0, wanted.shape, wanted.stride())
+    return torch.empty_strided(wanted.shape, wanted.stride(), dtype=whole.dtype).copy_(steps)
