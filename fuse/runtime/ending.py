@@ -95,16 +95,20 @@ class Ending:
     def play(self) -> Playback:
         """Makes the result of a call that ended like this one from the values of a program that includes it."""
         usual = playback(self.signature)
+        return lambda values, inputs: usual(self._cut(values), inputs)
 
-        def played(values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
-            cut = list(values)
-            for index, dim in self.lasting:
-                whole, wanted = values[index], self.values[index]
-                if whole is not None and wanted is not None and whole.shape != wanted.shape:
-                    cut[index] = _first_steps(whole, wanted, dim)
-            return usual(cut, inputs)
+    def copies(self, values: Sequence[Tensor | None]) -> int:
+        """How many launches it takes to make that result: copies of what does not begin with the steps there are."""
+        return sum(not _begins_with(whole, wanted, dim) for whole, wanted, dim in self._longer(values))
 
-        return played
+    def _longer(self, values: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor, int]]:
+        """Values that have more steps than this call, how they are wanted, and the dimension in which steps lie."""
+        pairs = ((values[index], self.values[index], dim) for index, dim in self.lasting)
+        return [(a, b, dim) for a, b, dim in pairs if a is not None and b is not None and a.shape != b.shape]
+
+    def _cut(self, values: Sequence[Tensor | None]) -> list[Tensor | None]:
+        cut = {id(whole): _first_steps(whole, wanted, dim) for whole, wanted, dim in self._longer(values)}
+        return [cut.get(id(value), value) for value in values]
 
 
 def ending_of(graph: GraphModule) -> Ending | None:
@@ -326,8 +330,16 @@ def _is_alike(mine: OutputSpec, its: OutputSpec) -> bool:
 
 def _first_steps(whole: Tensor, wanted: Tensor, dim: int) -> Tensor:
     """The first steps of a value, laid out as they are wanted, in memory that no longer tensor has a part in."""
-    steps = whole.narrow(dim, 0, wanted.shape[dim])
-    if all(size == 1 or a == b for size, a, b in zip(steps.shape, steps.stride(), wanted.stride(), strict=True)):
+    if _begins_with(whole, wanted, dim):
         memory = whole.untyped_storage()[: wanted.numel() * wanted.itemsize]
         return torch.empty(0, dtype=whole.dtype).set_(memory, 0, wanted.shape, wanted.stride())
-    return torch.empty_strided(wanted.shape, wanted.stride(), dtype=whole.dtype).copy_(steps)
+    steps = whole.narrow(dim, 0, wanted.shape[dim])
+    return torch.empty_strided(wanted.shape, wanted.stride(), dtype=whole.dtype, device=whole.device).copy_(steps)
+
+
+def _begins_with(whole: Tensor, wanted: Tensor, dim: int) -> bool:
+    """Whether the memory of ``whole`` begins with its first steps, laid out as they are wanted."""
+    sizes, strides = wanted.shape, wanted.stride()
+    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    alike = all(size == 1 or a == b for size, a, b in zip(sizes, whole.stride(), strides, strict=True))
+    return alike and last + 1 == wanted.numel() and whole.storage_offset() == 0

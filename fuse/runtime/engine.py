@@ -152,6 +152,8 @@ class Engine:
                 result, launches, ran = compiled.training.run(tensors)
             else:
                 values, launches = compiled.program.run(tensors)
+                if compiled.ending is not None and compiled.confirmation is not None:
+                    launches = compiled.confirmation.launched(values, launches)
                 result, ran = compiled.rebuild(values, tensors), None
         except Exception as error:  # nothing was written: writes to inputs are a program's last steps
             if generator is not None:
@@ -211,7 +213,8 @@ class Engine:
                 continue
             family.served(compiled)
             return result
-        if family.grows():
+        numbers = [len(c.confirmation.served) for c, _ in self._alike(family, leaves, spec) if c.confirmation]
+        if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
             with self._lock, without_collecting(), lowering_for(self._varying(args, kwargs, leaves, spec)):
                 alike = [pair[0] for pair in self._alike(family, leaves, spec)]
                 made = self._compile(args, kwargs, leaves, spec, family)

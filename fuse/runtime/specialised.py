@@ -25,7 +25,7 @@ from torch import Tensor
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.runtime.ending import Ending, beside
-from fuse.runtime.steps import Fallback
+from fuse.runtime.steps import Fallback, Launches
 
 LARGEST_FAMILY = 8
 LARGEST_UNUSED = 4
@@ -96,6 +96,15 @@ class Confirmation:
     def serve(self, endings: Mapping[int, Ending]) -> None:
         """The program is known to serve calls that end otherwise, by how often their loops went on."""
         self.served = {**endings, **self.served}
+
+    def launched(self, values: Sequence[Tensor | None], launches: Launches | int) -> Launches | int:
+        """What a call launched whose loop ended somewhere, with what is to be copied of its values."""
+        assert self.ending is not None
+        copies = self.served[self.ending.went_on(values)].copies(values)
+        if not copies:
+            return launches
+        counted = Launches.unpack(launches)
+        return replace(counted, aten=counted.aten + copies)
 
     def play(self, values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
         """The result of a call whose loop ended somewhere, which was confirmed."""
