@@ -25,7 +25,10 @@ from fuse.cost import profiles
 from fuse.errors import FuseError
 from fuse.report.files import write
 
-SCRIPTS = ("data", "replay", "tree", "layout", "draw", "code", "list", "app", "compare", "end")
+SCRIPTS = (
+    "data", "replay", "tree", "layout", "draw", "code", "list",
+    "app", "steps", "layers", "selection", "details", "panels", "search", "address", "compare", "begin",
+)  # fmt: skip
 """The parts of the page's script, in the order in which they are joined."""
 
 
