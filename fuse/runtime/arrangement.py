@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuse.runtime.plan import Arena, Lifetime, arrange
-from fuse.runtime.steps import KernelStep, Place, PythonStep, Ref, Schedule, Step
+from fuse.runtime.steps import CallStep, KernelStep, Place, PythonStep, Ref, Schedule, Step
 
 
 def touched(step: Step, plan: Schedule) -> set[int]:
@@ -50,8 +50,24 @@ def called_upon(plan: Schedule) -> list[int]:
     return list(found)
 
 
+def handed_out(plan: Schedule) -> set[int]:
+    """The buffers that custom operators are given: their code may keep them for good, so that no memory of theirs is
+    used again. Loops hold no custom operators."""
+    found: set[int] = set()
+    for step in plan.steps:
+        if isinstance(step, CallStep) and not of_aten(step.function):
+            refs = (*refs_in(step.args), *refs_in(step.kwargs))
+            found.update(plan.views[ref.index].buffer if ref.view else ref.index for ref in refs)
+    return found
+
+
+def of_aten(function: Any) -> bool:
+    """Whether a Python call calls operators of ATen alone."""
+    return getattr(function, "namespace", "aten") == "aten"
+
+
 def arranged(plan: Schedule, returned: set[int], scratch: int) -> tuple[dict[int, int], Arena]:
-    """Place in the workspace every made buffer that the caller does not receive: its number among them, and the
+    """Place in the workspace every made buffer that nobody else receives: its number among them, and the
     layout."""
     homes: dict[int, int] = {}
     spans: list[tuple[int, int, list[int]]] = []

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
-from fuse.runtime.arrangement import arranged, first_touched, touched
+from fuse.runtime.arrangement import arranged, first_touched, handed_out, touched
 from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.layout import extent
 from fuse.runtime.schedule import schedule
@@ -112,8 +112,12 @@ def peak_of_plan(plan: Schedule) -> int:
 
 
 def fresh_results(plan: Schedule) -> dict[int, Tensor]:
-    """The buffers that are made anew for the caller, and how they are laid out."""
-    return {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
+    """The buffers that are made anew in a call, for the caller or for custom operators, and how they are laid out."""
+    fresh = {r.buffer: r.value for r in plan.results if r and plan.buffers[r.buffer].origin == "made"}
+    for buffer in sorted(handed_out(plan)):
+        if plan.buffers[buffer].origin == "made":
+            fresh.setdefault(buffer, plan.buffers[buffer].value)
+    return fresh
 
 
 def _held(plan: Schedule, results: int, lives: Sequence[tuple[int, int, int]] = ()) -> int:

@@ -28,7 +28,7 @@ from torch.fx import GraphModule
 from fuse import ops
 from fuse.graph.evaluating import without_autocast
 from fuse.kernel.lower import Kernel
-from fuse.runtime.arrangement import address, arranged, called_upon
+from fuse.runtime.arrangement import address, arranged, called_upon, of_aten
 from fuse.runtime.call_code import Places, Writer, empty
 from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.footprint import fresh_results
@@ -113,7 +113,7 @@ class Program:
         self._loops = {id(s): Program(s.body, functions, s) for s in plan.steps if isinstance(s, LoopStep)}
         self.draws = any(isinstance(s, CallStep) and _is_random(s.function) for s in plan.steps)
         self.draws |= any(body.draws for body in self._loops.values())
-        own = any(isinstance(s, CallStep) and not _of_aten(s.function) for s in plan.steps)
+        own = any(isinstance(s, CallStep) and not of_aten(s.function) for s in plan.steps)
         self._behind_autocast: bool = not own and all(body._behind_autocast for body in self._loops.values())
         fresh = fresh_results(plan)
         layouts = {b: (tuple(v.shape), v.stride(), v.dtype) for b, v in fresh.items()}
@@ -274,13 +274,9 @@ def _reshaped_results(plan: Schedule, fresh: dict[int, Tensor], needed: Sequence
     return found
 
 
-def _of_aten(function: Any) -> bool:
-    return getattr(function, "namespace", "aten") == "aten"
-
-
 def _is_random(function: Any) -> bool:
     parts = function.modules() if isinstance(function, torch.nn.Module) else ()
     nodes = (node for part in parts if isinstance(part, GraphModule) for node in part.graph.nodes)
-    if not _of_aten(function):  # a custom operator may draw: nothing is known of it
+    if not of_aten(function):  # a custom operator may draw: nothing is known of it
         return True
     return ops.is_random(function) or any(ops.is_random(node.target) for node in nodes)

@@ -273,3 +273,50 @@ def test_custom_operators_run_under_the_autocast_of_the_caller() -> None:
             assert torch.equal(fused(x), model(x))
             assert not torch.equal(model(x), x @ x + 1)
         torch.testing.assert_close(fused(x), x @ x + 1)
+
+
+_kept: list[Tensor] = []
+
+
+@torch.library.custom_op("fuse_tests::kept", mutates_args=())
+def _keep(x: Tensor) -> Tensor:
+    _kept.append(x)
+    return x.sum().reshape(1)
+
+
+_keep.register_fake(lambda x: x.new_empty(1))
+
+
+class _Keeps(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * 2).tanh()
+        z = (x * 3).sin() @ x
+        return _keep(y) + _keep(z[1:]) + (z.exp() + y).sum()
+
+
+class _KeepsEachStep(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.ones(x.shape[1])
+        for row in x:
+            h = torch.tanh(h * row + _keep(h * 2))
+        return h
+
+
+@pytest.mark.parametrize("model", [_Keeps(), _KeepsEachStep()], ids=["alone", "in a loop"])
+def test_what_a_custom_operator_keeps_is_never_overwritten(model: nn.Module) -> None:
+    x = torch.randn(12, 12, generator=torch.Generator().manual_seed(0))
+    fused = fuse.compile(model)
+    fused(x)
+    _kept.clear()
+    model(x)
+    expected = [(t.clone(), t.stride()) for t in _kept]
+    _kept.clear()
+    fused(x)
+    mine = list(_kept)
+    fused(x * 2)
+    assert fused.last_run is not None
+    assert not fused.last_run.fallbacks
+    assert len(mine) == len(expected)
+    for tensor, (value, stride) in zip(mine, expected, strict=True):
+        torch.testing.assert_close(tensor, value)
+        assert tensor.stride() == stride
