@@ -27,7 +27,7 @@ class View:
     kwargs: Mapping[str, Any]
 
 
-@dataclass
+@dataclass(slots=True)
 class Base:
     """One storage. ``root`` is the first tensor seen on it; ``node`` is the current value, in the root's layout."""
 
@@ -37,11 +37,11 @@ class Base:
     input_index: int | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Alias:
     """One tensor object: where its elements live, and the node that held its value at ``version`` of the base.
 
-    ``made`` is the node whose metadata is the tensor object itself.
+    ``made`` is the node whose metadata is the tensor object itself; ``storage`` what :func:`storage_of` said of it.
     """
 
     tensor: Tensor
@@ -49,12 +49,11 @@ class Alias:
     chain: tuple[View, ...]
     node: Node
     version: int
+    storage: int
     made: Node = field(init=False)
-    storage: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.made = self.node
-        self.storage = storage_of(self.tensor)
 
 
 def storage_of(tensor: Tensor) -> int:

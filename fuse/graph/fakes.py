@@ -81,7 +81,7 @@ class FakeRunner:
             return self._ask(op, args, kwargs)
         if torch.Tag.inplace_view in op.tags:  # it returns its argument, changed
             return op(*args, **kwargs)
-        if op in PARTS and not kwargs and (part := self.part(op, args)) is not None:
+        if id(op) in PARTS and not kwargs and (part := self.part(op, args)) is not None:
             return part
         key = self.key(op, args, kwargs)
         if key is None:
@@ -105,10 +105,12 @@ class FakeRunner:
         known = self._computes.get(id(op))
         if known is None:
             known = self._computes[id(op)] = op, ops.kind(op) in _COMPUTING
+        found: list[Any] = [id(op), torch.get_default_dtype(), _recording(), len(args)]
         try:
-            given = self._key(args, known[1])
-            options = self._key(tuple(kwargs.items()), known[1]) if kwargs else ()
-            key = id(op), torch.get_default_dtype(), _recording(), given, options
+            self._add_to_key(found, args, known[1])
+            if kwargs:
+                self._add_to_key(found, tuple(kwargs.items()), known[1])
+            key = tuple(found)
             hash(key)
         except (_Unremembered, TypeError):
             return None
@@ -147,19 +149,19 @@ class FakeRunner:
     def part(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
         """The part that ``select`` or ``slice`` reads, or None where torch had better be asked."""
         look = None if _recording() else self._look(args[0])
-        layout = PARTS[op](look, *args[1:]) if look is not None else None
+        layout = PARTS[id(op)](look, *args[1:]) if look is not None else None
         if look is None or layout is None:
             return None
         facts = look.placed(*layout)
         return self.make(Recipe(self._intern(facts), is_view=True), args)
 
-    def _key(self, values: Sequence[Any], anywhere: bool) -> tuple[Any, ...]:
-        """What is remembered of arguments; ``anywhere``: not where in its memory a tensor begins."""
-        found: list[Any] = []
+    def _add_to_key(self, found: list[Any], values: Sequence[Any], anywhere: bool) -> None:
+        """Add what is remembered of arguments; ``anywhere``: not where in its memory a tensor begins."""
         for value in values:
             kind = type(value)
             if kind is tuple or kind is list:
-                found += kind, self._key(value, anywhere)
+                found += kind, len(value)
+                self._add_to_key(found, value, anywhere)
             elif isinstance(value, Tensor):
                 known = self._looks.get(id(value))
                 look = known[1] if known is not None else self._look(value)
@@ -168,7 +170,6 @@ class FakeRunner:
                 found.append((self._anywhere.get(look) or self._moved(look)) if anywhere else look)
             else:
                 found += kind, value
-        return tuple(found)
 
     def _moved(self, look: Look) -> Look:
         """The same for all tensors that differ in their place only."""
@@ -338,9 +339,10 @@ def _sliced(look: Look, dim: Any = 0, start: Any = None, end: Any = None, step: 
     return tuple(size), tuple(strides), look.offset + first * look.stride[dim]
 
 
-PARTS: dict[OpOverload, Callable[..., _Layout | None]] = {
-    torch.ops.aten.select.int: _selected,
-    torch.ops.aten.slice.Tensor: _sliced,
+PARTS: dict[int, Callable[..., _Layout | None]] = {
+    id(torch.ops.aten.select.int): _selected,
+    id(torch.ops.aten.slice.Tensor): _sliced,
 }
+"""By the operators' ids, as :func:`fuse.ops.info` has it."""
 _COMPUTING = frozenset(["pointwise", "gemm", "reduction"])
 """Kinds of operators that make a new tensor, of whose layout it says nothing where the operands begin."""

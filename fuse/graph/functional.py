@@ -78,11 +78,11 @@ class Functionalizer:
 
     def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
         """Register a placeholder; an ``input_index`` says that writes to it must be copied back."""
-        base = Base(tensor, node, input_index=input_index)
-        shared = self.bases.setdefault(storage_of(tensor), base)
+        base, storage = Base(tensor, node, input_index=input_index), storage_of(tensor)
+        shared = self.bases.setdefault(storage, base)
         if shared is not base:  # two inputs over one storage: fine as long as nobody writes (see ``write``)
             shared.input_index = base.input_index = _SHARED
-        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, storage)
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
@@ -92,9 +92,7 @@ class Functionalizer:
 
     def add(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """As :meth:`emit`, of an operator that draws no random numbers."""
-        # torch.fx looks through arguments that come with a new node for symbolic sizes, a third of its time.
-        node = self.graph.create_node("call_function", op, name=op.__name__.split(".")[0])
-        node._update_args_kwargs(args, dict(kwargs))
+        node = _call(self.graph, op, args, dict(kwargs))
         if value is None:
             fake_args, fake_kwargs = torch.fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
             value = self.fakes.run(op, fake_args, fake_kwargs)
@@ -156,13 +154,18 @@ class Functionalizer:
             return
         parent = self.aliases[id(origin)]
         if op in _SAME_LOOK:
-            self.aliases[id(result)] = Alias(result, parent.base, parent.chain, self.value(origin), parent.base.version)
+            self._look_at(parent, (), result, self.value(origin))
             return
         if op is aten.as_strided.default:
             self._add_strided(parent, args, kwargs, result)
             return
-        view = View(op, self.nodes(args[1:]), self.nodes(kwargs))
-        self.aliases[id(result)] = Alias(result, parent.base, (*parent.chain, view), emit(), parent.base.version)
+        self._look_at(parent, (View(op, self.nodes(args[1:]), self.nodes(kwargs)),), result, emit())
+
+    def _look_at(self, parent: Alias, views: tuple[View, ...], result: Tensor, node: Node) -> None:
+        """``result`` is ``views`` of ``parent``, and ``node`` its value."""
+        base = parent.base
+        chain = (*parent.chain, *views)
+        self.aliases[id(result)] = Alias(result, base, chain, node, base.version, storage_of(result))
 
     def _add_strided(self, parent: Alias, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
         """``as_strided`` counts from the start of the storage: said from the root, relative to where that begins."""
@@ -178,7 +181,7 @@ class Functionalizer:
         node = base.node
         for view in chain:
             node = self.emit(view.op, (node, *view.args), {}, result if view is chain[-1] else None)
-        self.aliases[id(result)] = Alias(result, base, chain, node, base.version)
+        self.aliases[id(result)] = Alias(result, base, chain, node, base.version, storage_of(result))
 
     def _add_part_of_view(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
@@ -191,14 +194,13 @@ class Functionalizer:
             raise CaptureError(
                 f"{op} at {self.source} returns several views of a kind that is not supported; it runs in eager mode"
             )
-        emitted = self.emit(view.op, (node, *view.args), view.kwargs, part)
-        self.aliases[id(part)] = Alias(part, parent.base, (*parent.chain, view), emitted, parent.base.version)
+        self._look_at(parent, (view,), part, self.emit(view.op, (node, *view.args), view.kwargs, part))
 
     def own(self, tensor: Tensor, node: Node) -> None:
         """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
-        base = Base(tensor, node)
-        self.bases[storage_of(tensor)] = base
-        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
+        base, storage = Base(tensor, node), storage_of(tensor)
+        self.bases[storage] = base
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, storage)
 
     def own_parts(self, parts: Iterable[Any], whole: Node) -> None:
         """The tensors among ``parts`` are the new values that ``whole`` computes."""
@@ -350,7 +352,7 @@ class Functionalizer:
         self.fakes.forget(tensor)
         result = run()
         emitted = self.emit(functional, (node, *view.args), view.kwargs)
-        self.aliases[id(tensor)] = Alias(tensor, alias.base, (*alias.chain, view), emitted, alias.base.version)
+        self._look_at(alias, (view,), tensor, emitted)
         return result
 
     def _batch_norm(self, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
@@ -423,6 +425,29 @@ _RESHAPES = frozenset(
         aten.squeeze.dims,
     }
 )
+
+
+def _call(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    """``graph.call_function``, in half the time for a name that the graph has already.
+
+    torch.fx parses the name that is asked for, and looks through arguments for symbolic sizes.
+    """
+    base, names = op.__name__.partition(".")[0], graph._graph_namespace
+    number = names._base_count.get(base)
+    if number is None:
+        node = graph.create_node("call_function", op, name=base)
+        node._update_args_kwargs(args, kwargs)
+        return node
+    while (name := f"{base}_{number}") in names._used_names:
+        number += 1
+    names._used_names.add(name)
+    names._base_count[base] = number
+    node = Node(graph, name, "call_function", op, args, kwargs)
+    names.associate_name_with_obj(name, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
 
 
 def _exchange(node: Node, tensor: Tensor, held: Tensor) -> None:

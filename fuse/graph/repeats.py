@@ -46,7 +46,7 @@ class Repeats:
     def again(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What ``op`` returns, recorded; ``NotImplemented`` where more than this has to be asked."""
         fakes, functional = self._fakes, self._functional
-        if op in PARTS and not kwargs:
+        if id(op) in PARTS and not kwargs:
             if type(args[0]) is FakeTensor and functional.known(args[0]):
                 part = fakes.part(op, args)
                 if part is not None:
@@ -58,29 +58,34 @@ class Repeats:
         if known is None:
             return NotImplemented
         try:
-            node_args = functional.nodes(args)
+            node_args, node_kwargs = functional.nodes(args), functional.nodes(kwargs) if kwargs else {}
         except KeyError:  # a tensor that the graph does not know yet
             return NotImplemented
+        if known.container is Tensor:
+            result = fakes.make(known.recipes[0], args)
+            if known.views:
+                self._view(known.views[0], args[0], result)
+            else:
+                functional.own(result, functional.add(op, node_args, node_kwargs, result))
+            return result
         made = [fakes.make(recipe, args) for recipe in known.recipes]
-        result = made[0] if known.container is Tensor else known.container(made)
         if known.views:
             for view, part in zip(known.views, made, strict=True):
                 self._view(view, args[0], part)
-        elif known.container is Tensor:
-            functional.own(result, functional.add(op, node_args, functional.nodes(kwargs), result))
         else:
-            functional.own_parts(result, functional.add(op, node_args, functional.nodes(kwargs), tuple(result)))
-        return result
+            functional.own_parts(made, functional.add(op, node_args, node_kwargs, tuple(made)))
+        return known.container(made)
 
     def _view(self, view: View, origin: Tensor, part: Tensor) -> None:
         functional = self._functional
         node = functional.add(view.op, (functional.value(origin), *view.args), view.kwargs, part)
         parent = functional.aliases[id(origin)]
-        functional.aliases[id(part)] = Alias(part, parent.base, (*parent.chain, view), node, parent.base.version)
+        chain = (*parent.chain, view)
+        functional.aliases[id(part)] = Alias(part, parent.base, chain, node, parent.base.version, parent.storage)
 
     def learn(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """``op`` was recorded with this result."""
-        if op in PARTS or ops.mutates(op) or ops.is_random(op) or not _is_plain((args, tuple(kwargs.values()))):
+        if id(op) in PARTS or ops.mutates(op) or ops.is_random(op) or not _is_plain((args, tuple(kwargs.values()))):
             return
         key = self._fakes.key(op, args, kwargs)
         found = self._fakes.recipes(key) if key is not None else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +127,7 @@ class Advance:
     delta: int
 
 
-@dataclass(frozen=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """One operator that eager dispatched, in order, as recorded before any rewriting (views included)."""
 
     op: OpOverload
