@@ -181,7 +181,25 @@ def _place(nodes: Sequence[Node]) -> tuple[str, str]:
 
 def _check(graph: GraphModule) -> None:
     """The structure is sound, and every node knows its value's metadata and the user's line."""
-    graph.graph.lint()
+    if not _is_sound(graph):
+        graph.graph.lint()  # which says why not
     for node in graph.graph.nodes:
         if node.op != "output" and not ("val" in node.meta and "source" in node.meta):
             raise ValueError(f"node {node.name} has no metadata; create nodes through fuse.rewrite.surgery")
+
+
+def _is_sound(graph: GraphModule) -> bool:
+    """What ``torch.fx.Graph.lint`` asks of operators, in a fifth of its time; other nodes are left to it."""
+    seen: set[Node] = set()
+    names: set[str] = set()
+    for node in graph.graph.nodes:
+        if node.graph is not graph.graph or node.name in names or not seen.issuperset(node._input_nodes):
+            return False
+        if node.op == "call_function":
+            if not callable(node.target):
+                return False
+        elif node.op not in ("placeholder", "output") or not isinstance(node.target, str):
+            return False
+        seen.add(node)
+        names.add(node.name)
+    return True
