@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 
+from fuse.kernel.extents import estimate
 from fuse.kernel.index import Affine, Size
 from fuse.kernel.ir import Buffer, Declare, Let, Load, Loop, Scope, Statement, Store
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
@@ -225,7 +226,7 @@ def _staged_loop(loop: Loop) -> list[Statement]:
 
 
 def order_of_loops(output: Output) -> tuple[int, ...]:
-    """Dimensions from the largest stride to the smallest."""
-    shape = output.value.shape
-    strides = [s.value if isinstance(s, Size) else s for s in output.strides]
+    """Dimensions from the largest stride to the smallest, as they usually are: any order is right."""
+    shape = [estimate(extent) for extent in output.value.shape]
+    strides = [estimate(s.value if isinstance(s, Size) else s) for s in output.strides]
     return tuple(sorted(range(len(shape)), key=lambda d: (-strides[d] if shape[d] > 1 else -math.inf, d)))

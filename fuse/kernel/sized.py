@@ -91,12 +91,14 @@ def relation_of(
     """How the numbers of a text follow from sizes: where each size stands, and what every number is.
 
     The sizes are the smallest numbers that differ and follow from no others: as a multiple of one, of two of them, or
-    one and a few; numbers ``apart`` follow from none. None where there is nothing to relate to.
+    one and a few; numbers ``apart`` follow from none. Calls in which a size is one tell only where no others do (one
+    window, then several). None where there is nothing to relate to.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
     """
     alike = [o for o in references if all(map(_are_alike, now, o))]
+    alike = alike or [o for o in references if all(map(_are_alike_but_for_ones, now, o))]
     columns = list(zip(now, *alike, strict=True))
     vary = {place for place, column in enumerate(columns) if len(set(column)) > 1}
     if not vary:
@@ -128,6 +130,11 @@ def relation_of(
 def _are_alike(a: Any, b: Any) -> bool:
     """Whether two numbers may be one that varies: floats, and sizes that tell."""
     return a == b or isinstance(a, float) or min(a, b) >= TELLING
+
+
+def _are_alike_but_for_ones(now: Any, other: Any) -> bool:
+    """Whether two numbers may be one that varies, and that tells now: the other call may have had one of it."""
+    return _are_alike(now, other) or (now >= TELLING and other >= LEAST)
 
 
 Column = tuple[Any, ...]
@@ -224,16 +231,24 @@ class Text(Generic[Made]):
                 return family, sizes
         if not apart or len(self.families) + self.failures >= LARGEST_FAMILIES:
             return None
-        found = relation_of(numbers, others, apart)
+        found, seen = relation_of(numbers, others, apart), others
+        if found is None and others:  # a size is one in this call, and does not tell; it was another in the last
+            last = others[-1]
+            found, seen = relation_of(last, [numbers], _in_their_places(apart, numbers, last)), [numbers]
         if found is None:
             return None
-        places, relation = found
-        made = _family(numbers, others, places, relation, lower)
+        made = _family(numbers if seen is others else others[-1], seen, *found, lower)
         if made is None:
             self.failures += 1
             return None
         self.families.insert(0, made)
-        return made, tuple(numbers[place] for place in places)
+        sizes = made.sizes(numbers)
+        return None if sizes is None else (made, sizes)
+
+
+def _in_their_places(apart: frozenset[int], numbers: Numbers, others: Numbers) -> frozenset[int]:
+    """What another call has where this one has the numbers ``apart``."""
+    return frozenset(other for number, other in zip(numbers, others, strict=True) if number in apart)
 
 
 def _family(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fuse.kernel.extents import plain
 
@@ -73,7 +74,8 @@ def with_numbers(
             parts = [_sized(part, take) for part in _parts(value)]
             made.meta["val"] = type(value)(parts) if isinstance(value, (tuple, list)) else parts[0]
         copies[node] = made
-    return GraphModule(torch.nn.Module(), graph), _mapped(beside, take)
+    # No code is written for the copy: written down, a number that the call tells would be taken for the one at hand.
+    return _LazyGraphModule(torch.nn.Module(), graph), _mapped(beside, take)
 
 
 def _arguments(node: Node) -> list[tuple[Any, bool]]:

@@ -84,9 +84,16 @@ def test_a_text_depends_on_sizes_by_its_conditions_only(
         assert lower_for_sizes(with_numbers(regions[0], numbers)[0], again) == made
 
 
-def test_a_size_of_one_has_a_kernel_of_its_own() -> None:
-    _, _, single = kernels(FUNCTIONS["broadcast"], [(5, 3, 16), (7, 4, 16), (1, 4, 16)], "size one")
-    assert not single.sizes
+def test_a_size_of_one_has_the_kernel_of_others() -> None:
+    _, second, single = kernels(FUNCTIONS["broadcast"], [(5, 3, 16), (7, 4, 16), (1, 4, 16)], "size one")
+    assert single.source == second.source
+
+
+def test_a_loop_of_one_that_is_worth_threads_has_a_kernel_of_its_own() -> None:
+    shapes = [(5, 3, 16), (7, 4, 16), (1, 4, 16), (1, 8192, 16), (2, 8192, 16)]
+    _, second, single, threaded, several = kernels(FUNCTIONS["pointwise"], [(n, m * 16) for n, m, _ in shapes], "wide")
+    assert single.source == second.source == several.source
+    assert threaded.source != second.source
 
 
 def test_another_dtype_or_number_has_a_kernel_of_its_own() -> None:
@@ -134,7 +141,12 @@ def test_numbers_are_related_to_the_fewest_sizes() -> None:
 
 def test_equal_numbers_are_related_to_nothing() -> None:
     assert relation_of((7, 4), [(7, 4)]) is None
-    assert relation_of((7, 4), [(1, 4)]) is None
+    assert relation_of((1, 4), [(7, 4)]) is None
+
+
+def test_a_one_is_related_where_nothing_else_tells() -> None:
+    assert relation_of((7, 4), [(1, 4)]) == ((0,), (((("n0",), 1),), 4))
+    assert relation_of((14, 7), [(1, 1), (8, 4)]) == ((1,), (((("n0",), 2),), ((("n0",), 1),)))
 
 
 def test_what_was_not_noted_is_found_at_sizes_of_no_call() -> None:

@@ -16,7 +16,7 @@ import torch
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.printer import calls, text
 from fuse.kernel.expressions import Expression, Variable, position
-from fuse.kernel.extents import divides, is_one
+from fuse.kernel.extents import divides, is_one, unless_below
 from fuse.kernel.form import Threads
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
@@ -183,7 +183,11 @@ def _splits(loop: Loop, threads: Threads) -> bool:
     """Whether the loop may be split over threads."""
     splits = threads == "asked in the call" or (threads != "one" and work(loop) >= _least_work(threads))
     splits = splits and not (threads == "inside" and _uneven(loop))
-    return splits and loop.kind in ("parallel", "vector") and not is_one(loop.extent)
+    if not splits or loop.kind not in ("parallel", "vector") or is_one(loop.extent):
+        return False
+    # A size that varies may be one in the call: a loop that is worth threads has a kernel of its own then.
+    alone = threads == "asked in the call" and _perfectly_nested(loop) == 1
+    return not alone or unless_below(work(loop), PARALLEL_WORK, 2, loop.extent) > 1
 
 
 def _uneven(loop: Loop) -> bool:

@@ -36,7 +36,7 @@ from fuse.kernel.cpu.product_frame import (
 )
 from fuse.kernel.cpu.windows import windowed
 from fuse.kernel.expressions import position, select
-from fuse.kernel.extents import estimate, is_one
+from fuse.kernel.extents import always_equal, estimate, is_one
 from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size
 from fuse.kernel.ir import Buffer, Let, Loop, Pointer, Statement
@@ -235,13 +235,14 @@ def place_of_product(roots: Sequence[tuple[Value, Index]], product: Product, ext
 def digits_of(place: Affine, extent: int, extents: Mapping[str, int]) -> list[tuple[str, int]]:
     """The loop variables that count up to ``extent`` together, outermost first, each with its own extent."""
     found: list[tuple[str, int]] = []
+    left = list(place.terms)
     step = 1
-    for atom, coefficient in sorted(place.terms, key=lambda term: term[1]):
-        if coefficient != step:
-            break
+    while following := [term for term in left if always_equal(term[1], step)]:
+        atom, _ = following[0]
+        left.remove(following[0])
         found.insert(0, (atom, extents[atom]))
         step *= extents[atom]
-    if step != extent or place.constant or place.sized or len(found) != len(place.terms):
+    if left or step != extent or place.constant or place.sized:
         raise NotAffine("what follows the product does not go through all of its rows and columns in order")
     return found
 
@@ -269,7 +270,7 @@ def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
     digits: list[Statement] = []
     step = 1
     for number, (atom, extent) in reversed(list(enumerate(atoms))):
-        counted = position(name) // step if step > 1 else position(name)
+        counted = position(name) if is_one(step) else position(name) // step
         digits.append(Let(atom, counted % position(extent) if number else counted))
         step *= extent
     return digits
