@@ -438,6 +438,7 @@ def _call(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         node = graph.create_node("call_function", op, name=base)
         node._update_args_kwargs(args, kwargs)
         return node
+    number += 1
     while (name := f"{base}_{number}") in names._used_names:
         number += 1
     names._used_names.add(name)
