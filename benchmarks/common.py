@@ -71,7 +71,7 @@ def compilations() -> Iterator[list[Path]]:
     found: list[Path] = []
     original = toolchain.compile_in
 
-    def noted(directory: Path, source: str, *rest: Any) -> toolchain.Outcome:
+    def noted(directory: Path, source: str, *rest: Any) -> toolchain.CompilerRun:
         found.append(directory)
         return original(directory, source, *rest)
 

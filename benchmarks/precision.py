@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from benchmarks.common import ROOT, save
-from fuse.check.precision.errors import Errors, Target
+from fuse.check.precision.errors import Errors, PrecisionTarget
 from fuse.check.precision.keep import recommend
 from fuse.errors import FuseError
 from fuse.graph.load import load
@@ -35,7 +35,7 @@ def case(name: str, dtype: str) -> dict[str, Any]:
     loaded = load(str(ROOT / "models" / f"{name}.py"), settings=settings, real=True)
     started = time.perf_counter()
     try:
-        made = recommend(loaded.model, loaded.args, loaded.kwargs, dtype, Target.parse(TARGET))
+        made = recommend(loaded.model, loaded.args, loaded.kwargs, dtype, PrecisionTarget.parse(TARGET))
     except (FuseError, RuntimeError) as error:
         return {**found, "reason": str(error).splitlines()[0]}
     return {

@@ -19,7 +19,7 @@ from benchmarks.common import ROOT
 from fuse.graph.capture import capture
 from fuse.graph.load import load
 from fuse.rewrite.pipeline import run_passes
-from fuse.rewrite.recording import Recorder
+from fuse.rewrite.recording import PassRecorder
 from tests.passes.cells import bodies, results, states
 from tests.passes.cells.table import BATCH, CELLS, LENGTHS, WIDTH, Model
 
@@ -44,11 +44,11 @@ def differing(make: Callable[[], GraphModule], chosen: Callable[[int], Iterable[
     recording = run_passes(graph, record=True).recording
     assert recording is not None
     rewrites = max((delta.number for delta in recording.deltas), default=0)
-    wrong = [] if recording.after().text() == Recorder(graph).state.text() else [rewrites]
+    wrong = [] if recording.after().text() == PassRecorder(graph).state.text() else [rewrites]
     for fuel in chosen(rewrites):
         stopped = make()
         run_passes(stopped, fuel=fuel)
-        if recording.after(fuel).text() != Recorder(stopped).state.text():
+        if recording.after(fuel).text() != PassRecorder(stopped).state.text():
             wrong.append(fuel)
     return rewrites, wrong
 

@@ -30,7 +30,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Output:
+class Console:
     """Where results go: data to stdout or a file, everything else to stderr."""
 
     as_json: bool
@@ -88,7 +88,7 @@ class Request:
     max_launches: int | None
     fail_on_increase: Path | None
 
-    def load(self, to: Output, real: bool, tuned: bool = False) -> LoadedModel:
+    def load(self, to: Console, real: bool, tuned: bool = False) -> LoadedModel:
         """The model and its inputs, on real or fake tensors; notes on how it was loaded go to stderr."""
         from fuse.graph.load import load
 
@@ -103,7 +103,7 @@ class Request:
             to.say(note)
         return loaded
 
-    def with_model(self, to: Output, use: Callable[[LoadedModel], T]) -> T:
+    def with_model(self, to: Console, use: Callable[[LoadedModel], T]) -> T:
         """What ``use`` makes of the model on fake tensors; on real ones, with a note, where it needs values."""
         from fuse.graph.evaluating import NoData
 
@@ -229,12 +229,12 @@ tolerance_options = (
 
 
 def output_verb(*own: Decorator) -> Callable[[Verb], Verb]:
-    """Give a verb its ``own`` options and those of ``Output``, which it receives as one argument ``to``."""
+    """Give a verb its ``own`` options and those of ``Console``, which it receives as one argument ``to``."""
 
     def decorate(function: Verb) -> Verb:
         @functools.wraps(function)
         def verb(**flags: Any) -> int:
-            to = Output(**{name: flags.pop(name) for name in Output.__dataclass_fields__})
+            to = Console(**{name: flags.pop(name) for name in Console.__dataclass_fields__})
             return function(to=to, **flags)
 
         return _with_options(verb, (*own, *_OUTPUT_OPTIONS))
@@ -243,7 +243,7 @@ def output_verb(*own: Decorator) -> Callable[[Verb], Verb]:
 
 
 def target_verb(*own: Decorator) -> Callable[[Verb], Verb]:
-    """Give a verb with a TARGET its options; it receives a ``request`` and an ``Output`` besides its ``own``."""
+    """Give a verb with a TARGET its options; it receives a ``request`` and a ``Console`` besides its ``own``."""
 
     def decorate(function: Verb) -> Verb:
         @functools.wraps(function)

@@ -15,7 +15,7 @@ import click
 import fuse
 from fuse import config
 from fuse.errors import FuseError
-from fuse.flags import Output, Request, json_text, names, output_verb, path_option, target_verb, tolerance_options
+from fuse.flags import Console, Request, json_text, names, output_verb, path_option, target_verb, tolerance_options
 
 if TYPE_CHECKING:
     from fuse.graph.load import LoadedModel
@@ -60,7 +60,7 @@ def commands(context: click.Context) -> None:
 )
 def show(
     request: Request,
-    to: Output,
+    to: Console,
     graph: Path | None,
     html: Path | None,
     kernels: bool,
@@ -131,7 +131,7 @@ def show(
 
 @commands.command(epilog=TRUST)
 @target_verb(*tolerance_options)
-def check(request: Request, to: Output, atol: float | None, rtol: float | None) -> int:
+def check(request: Request, to: Console, atol: float | None, rtol: float | None) -> int:
     """Run eager and fused and compare them.
 
     Values are compared with a float64 reference; dtypes, shapes, strides, mutations, aliases and launches with eager's.
@@ -185,7 +185,7 @@ def check(request: Request, to: Output, atol: float | None, rtol: float | None) 
 )
 def bench(
     request: Request,
-    to: Output,
+    to: Console,
     atol: float | None,
     rtol: float | None,
     against: tuple[str, ...],
@@ -252,7 +252,7 @@ def bench(
     click.argument("after", type=click.Path(path_type=Path)),
     path_option("--html", metavar="OUT", help="Write a page here with both graphs side by side, aligned by line."),
 )
-def diff(to: Output, before: Path, after: Path, html: Path | None) -> int:
+def diff(to: Console, before: Path, after: Path, html: Path | None) -> int:
     """Compare two reports that `fuse show --json -o FILE` saved."""
     from fuse.report.diff import compare, diff_table, read
 
@@ -269,7 +269,7 @@ def diff(to: Output, before: Path, after: Path, html: Path | None) -> int:
 
 @commands.command()
 @output_verb(click.argument("name", required=False))
-def example(to: Output, name: str | None) -> int:
+def example(to: Console, name: str | None) -> int:
     """Print an example model, or list them all.
 
     `fuse example lstm_loop -o lstm_loop.py` writes one, for the other verbs to read and for you to change.
@@ -304,7 +304,7 @@ def example(to: Output, name: str | None) -> int:
     path_option("--html", metavar="OUT", help="Write a page here that shows every launch, with its time and line."),
 )
 def trace(
-    to: Output,
+    to: Console,
     trace: Path,
     model: str | None,
     inputs: tuple[str, ...],
@@ -346,7 +346,7 @@ def trace(
 
 @commands.command()
 @output_verb()
-def passes(to: Output) -> int:
+def passes(to: Console) -> int:
     """List the installed passes, in the order in which they run."""
     from fuse.report.table import columns
     from fuse.rewrite.registry import broken_plugins, registered
@@ -373,7 +373,7 @@ def passes(to: Output) -> int:
     click.argument("pattern", required=False),
     click.option("--near", type=click.IntRange(1), metavar="N", help="Rank installed patterns by how close they come."),
 )
-def explain(request: Request, to: Output, pattern: str | None, near: int | None) -> int:
+def explain(request: Request, to: Console, pattern: str | None, near: int | None) -> int:
     """Say why a pattern did or did not fire, by the candidate that came nearest, or what became of a line.
 
     PATTERN is the name of an installed pattern, or path/to/file.py[:Name], a file that is run like TARGET's. With
@@ -423,7 +423,7 @@ def explain(request: Request, to: Output, pattern: str | None, near: int | None)
     *tolerance_options,
     path_option("--repro", metavar="OUT.py", help="Write a model file here that shows the fault by itself."),
 )
-def bisect(request: Request, to: Output, atol: float | None, rtol: float | None, repro: Path | None) -> int:
+def bisect(request: Request, to: Console, atol: float | None, rtol: float | None, repro: Path | None) -> int:
     """Find the first rewrite that breaks `fuse check`.
 
     Rewrites are numbered; the model is checked with half of them, and so on. The repro holds the operators of that
@@ -476,7 +476,7 @@ def bisect(request: Request, to: Output, atol: float | None, rtol: float | None,
     path_option("--csv", metavar="OUT.csv", help="Write every operator's errors into this file."),
     path_option("--html", metavar="OUT.html", help="Write them into a page."),
 )
-def precision(request: Request, to: Output, dtype: str, goal: str, csv: Path | None, html: Path | None) -> int:
+def precision(request: Request, to: Console, dtype: str, goal: str, csv: Path | None, html: Path | None) -> int:
     """Find where a narrow dtype loses accuracy, operator by operator.
 
     Each operator is measured against float64 twice: with what came before it in the narrow dtype (propagated), and
@@ -505,7 +505,7 @@ def precision(request: Request, to: Output, dtype: str, goal: str, csv: Path | N
 
 @commands.command(name="check-pattern", epilog=TRUST.replace("The file of TARGET", "FILE"))
 @output_verb(click.argument("file"))
-def check_pattern(to: Output, file: str) -> int:
+def check_pattern(to: Console, file: str) -> int:
     """Try patterns on generated calls, and on near misses that they must decline.
 
     FILE is path/to/file.py[:Name], or the name of an installed pattern. Shapes, strides, dtypes, special values,
@@ -544,7 +544,7 @@ def check_pattern(to: Output, file: str) -> int:
 
 @commands.command()
 @output_verb()
-def patterns(to: Output) -> int:
+def patterns(to: Console) -> int:
     """List the installed patterns, in the order in which they are matched."""
     from fuse.report.table import columns
     from fuse.rewrite.patterns.registry import broken_plugins, registered
@@ -569,7 +569,7 @@ def patterns(to: Output) -> int:
     return GOOD
 
 
-def _broken(plugins: Sequence[BrokenPlugin], to: Output) -> list[dict[str, str]]:
+def _broken(plugins: Sequence[BrokenPlugin], to: Console) -> list[dict[str, str]]:
     """The plugins that do not load, for JSON; a warning names each."""
     for plugin in plugins:
         to.say(f"warning: plugin {plugin.name} of {plugin.origin} does not load: {plugin.error}")

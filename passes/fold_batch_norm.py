@@ -36,7 +36,7 @@ Values = dict[Node, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Layer:
+class WeightedLayer:
     """A layer with a weight and perhaps a bias; ``channel`` is the dimension of the weight that counts its results."""
 
     node: Node
@@ -64,21 +64,21 @@ def fold_batch_norm(graph: GraphModule) -> Iterator[Verdict]:
             yield rewrite((layer.node, norm), fold, graph, norm, layer, weight, bias)
 
 
-def layer_of(node: Node) -> Layer | None:
+def layer_of(node: Node) -> WeightedLayer | None:
     """What ``node`` computes as a layer; None for anything else, and for channels that are shared out to groups."""
     if node.target is aten.convolution.default:
         _, weight, bias, *_, is_transposed, _, groups = node.args
         if is_transposed and groups != 1:
             return None
-        return Layer(node, weight, bias, 1 if is_transposed else 0)  # type: ignore[arg-type]  # nodes
+        return WeightedLayer(node, weight, bias, 1 if is_transposed else 0)  # type: ignore[arg-type]  # nodes
     if node.target is aten.mm.default:
-        return Layer(node, node.args[1], None, 1)  # type: ignore[arg-type]  # a node
+        return WeightedLayer(node, node.args[1], None, 1)  # type: ignore[arg-type]  # a node
     if node.target is aten.addmm.default and not node.kwargs:
-        return Layer(node, node.args[2], node.args[0], 1)  # type: ignore[arg-type]  # nodes
+        return WeightedLayer(node, node.args[2], node.args[0], 1)  # type: ignore[arg-type]  # nodes
     return None
 
 
-def obstacle(norm: Node, layer: Layer, constant: set[Node]) -> str | None:
+def obstacle(norm: Node, layer: WeightedLayer, constant: set[Node]) -> str | None:
     """Why the layer cannot take in the norm, or None; ``constant`` are the nodes whose values are known."""
     if len(layer.node.users) > 1:
         return "others read what the norm reads"
@@ -97,7 +97,7 @@ def obstacle(norm: Node, layer: Layer, constant: set[Node]) -> str | None:
     return None
 
 
-def folded(norm: Node, layer: Layer, values: Values) -> tuple[Tensor, Tensor]:
+def folded(norm: Node, layer: WeightedLayer, values: Values) -> tuple[Tensor, Tensor]:
     """The weight and bias of a layer that computes what ``layer`` and ``norm`` do."""
 
     def known(node: Node | None, otherwise: float) -> Tensor:
@@ -117,7 +117,7 @@ def folded(norm: Node, layer: Layer, values: Values) -> tuple[Tensor, Tensor]:
     return (weight * scale.view(across)).to(dtype), bias.to(dtype)
 
 
-def fold(graph: GraphModule, norm: Node, layer: Layer, weight: Tensor, bias: Tensor) -> None:
+def fold(graph: GraphModule, norm: Node, layer: WeightedLayer, weight: Tensor, bias: Tensor) -> None:
     """Put the folded layer where the norm was."""
     stride = torch.empty_like(layer.weight.meta["val"]).stride()  # the weight's own, but for gaps and repeats
     new_weight = surgery.add_constant(graph, laid_out(weight, stride), like=norm)

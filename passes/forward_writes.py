@@ -38,7 +38,7 @@ READS = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.s
 
 
 @dataclass
-class Chain:
+class WriteChain:
     """Writes along one dimension up to now: ``root`` is what the first of them wrote to, ``writers`` the last one that
     wrote each position."""
 
@@ -48,7 +48,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Source:
+class ReadSource:
     """Where the values of a read come from: what the write ``node`` wrote, or the same place of ``node`` itself."""
 
     node: Node
@@ -59,7 +59,7 @@ class Source:
 def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
     """Read what was written, not the tensor it was written into."""
     escaping = effects.escaping(graph)
-    chains: dict[Node, Chain] = {}  # by the newest write of each
+    chains: dict[Node, WriteChain] = {}  # by the newest write of each
     for node in list(graph.graph.nodes):
         base: Any = node.args[0] if node.args else None
         if node.target in WRITES:
@@ -74,12 +74,12 @@ def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
                 yield rewrite(node, forward, node, source)
 
 
-def continued(chain: Chain | None, write: Node) -> Chain:
+def continued(chain: WriteChain | None, write: Node) -> WriteChain:
     """``chain`` with one more write, or a new one."""
     dim = dimension(write)
     if chain is None or chain.dim != dim:
         root: Node = write.args[0]  # type: ignore[assignment]
-        chain = Chain(root, dim, [None] * root.meta["val"].shape[dim])
+        chain = WriteChain(root, dim, [None] * root.meta["val"].shape[dim])
     start, end = span(write)
     if start == end:  # with steps: nothing is known of any position
         start, end = 0, len(chain.writers)
@@ -92,7 +92,7 @@ def only_a_place(read: Node) -> bool:
     return all(user.target in COPIES and user.args[0] is read and user.args[1] is not read for user in read.users)
 
 
-def source_of(read: Node, chain: Chain) -> Source | None:
+def source_of(read: Node, chain: WriteChain) -> ReadSource | None:
     """Where the values of ``read`` come from; None where it is not one place."""
     start, end = span(read)
     writers = set(chain.writers[start:end])
@@ -100,12 +100,12 @@ def source_of(read: Node, chain: Chain) -> Source | None:
         return None
     write = writers.pop()
     if write is None:
-        return Source(chain.root, written=False)
+        return ReadSource(chain.root, written=False)
     same_place = write.target is READS[read.target] and span(write) == (start, end)  # type: ignore[index]
-    return Source(write, written=True) if same_place else None
+    return ReadSource(write, written=True) if same_place else None
 
 
-def obstacle(read: Node, source: Source, escaping: set[Node]) -> str | None:
+def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
     """Why ``read`` cannot have its value from ``source``, or None."""
     if read in escaping:
         return "the caller receives it, in the memory that was written"
@@ -147,7 +147,7 @@ def _with_operand(user: Node, operand: Node, layout: Tensor) -> Tensor | None:
     return result
 
 
-def forward(read: Node, source: Source) -> None:
+def forward(read: Node, source: ReadSource) -> None:
     """Let the users of ``read`` have its value from ``source``."""
     if source.written:
         new = piece(source.node, read)

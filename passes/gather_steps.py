@@ -42,7 +42,7 @@ def gather_steps(graph: GraphModule) -> Iterator[Verdict]:
 
 
 @dataclass
-class Run:
+class SelectedPieces:
     """``count`` pieces that are ``select(source, 0, start + step * k)``; of one piece, ``piece`` itself."""
 
     piece: Node
@@ -63,13 +63,13 @@ class Run:
         return True
 
 
-def runs_of(pieces: Sequence[Node]) -> list[Run]:
+def runs_of(pieces: Sequence[Node]) -> list[SelectedPieces]:
     """The pieces in order, steps of one tensor that follow each other taken together."""
-    runs: list[Run] = []
+    runs: list[SelectedPieces] = []
     for piece in pieces:
         source, position = _step(piece)
         if not runs or not runs[-1].takes(source, position):
-            runs.append(Run(piece, source, position))
+            runs.append(SelectedPieces(piece, source, position))
     return runs
 
 
@@ -93,7 +93,7 @@ def obstacle(stack: Node) -> str | None:
     return None
 
 
-def gather(stack: Node, runs: Sequence[Run], escapes: bool) -> None:
+def gather(stack: Node, runs: Sequence[SelectedPieces], escapes: bool) -> None:
     """Replace the stack by its runs, one after another."""
     parts = [_part(stack, run) for run in runs]
     whole = parts[0] if len(parts) == 1 else surgery.insert(stack, aten.cat.default, parts, like=stack)
@@ -102,7 +102,7 @@ def gather(stack: Node, runs: Sequence[Run], escapes: bool) -> None:
     surgery.replace(stack, whole)
 
 
-def _part(stack: Node, run: Run) -> Node:
+def _part(stack: Node, run: SelectedPieces) -> Node:
     if run.source is None or run.count == 1:
         return surgery.insert(stack, aten.unsqueeze.default, run.piece, 0, like=run.piece)
     first, last = sorted((run.start, run.start + run.step * (run.count - 1)))

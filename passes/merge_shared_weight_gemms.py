@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.products import (
-    Product,
+    MatrixProduct,
     bytes_worth,
     grouped,
     immovable,
@@ -69,7 +69,7 @@ def merge_shared_weight_gemms(graph: GraphModule) -> Iterator[Verdict]:
             yield rewrite(nodes, merge_joined, group, copies)
 
 
-def obstacle(group: Sequence[Product], rows: Rows | None, copies: int) -> str | None:
+def obstacle(group: Sequence[MatrixProduct], rows: Rows | None, copies: int) -> str | None:
     """Why these products cannot run as one, or None."""
     if not all(product.bias_is_row for product in group):
         return "the bias differs from row to row"
@@ -84,7 +84,7 @@ def obstacle(group: Sequence[Product], rows: Rows | None, copies: int) -> str | 
     return None
 
 
-def consecutive_rows(group: Sequence[Product]) -> Rows | None:
+def consecutive_rows(group: Sequence[MatrixProduct]) -> Rows | None:
     """The left operands as rows of one matrix without copying, or None where their layouts do not allow it."""
     base = effects.root(group[0].left)
     vals = [product.left.meta["val"] for product in group]
@@ -111,13 +111,13 @@ def consecutive_rows(group: Sequence[Product]) -> Rows | None:
     return Rows(base, pitch, start, column, index, interleaved)
 
 
-def spread(product: Product, rows: Rows | None) -> list[int]:
+def spread(product: MatrixProduct, rows: Rows | None) -> list[int]:
     """The strides of the product's result as a part of the merged one."""
     step = max(rows.index) + 1 if rows and rows.interleaved else 1
     return [step * product.columns, 1]
 
 
-def merge_in_place(group: Sequence[Product], rows: Rows, copies: Sequence[bool]) -> None:
+def merge_in_place(group: Sequence[MatrixProduct], rows: Rows, copies: Sequence[bool]) -> None:
     """Run ``group`` as one product on a view of the tensor that all left operands are parts of."""
     first = group[0]
     height, width = first.left.meta["val"].size()
@@ -138,7 +138,7 @@ def merge_in_place(group: Sequence[Product], rows: Rows, copies: Sequence[bool])
         replace_product(one, part, copy)
 
 
-def merge_joined(group: Sequence[Product], copies: Sequence[bool]) -> None:
+def merge_joined(group: Sequence[MatrixProduct], copies: Sequence[bool]) -> None:
     """Run ``group`` as one product on the concatenated left operands."""
     first = group[0]
     lefts = [product.left for product in group]

@@ -23,7 +23,7 @@ from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import constant_nodes, fold_to_constant, given_constants
 from fuse.rewrite.evaluate import evaluate
 from fuse.rewrite.products import (
-    Product,
+    MatrixProduct,
     bytes_worth,
     grouped,
     immovable,
@@ -62,17 +62,17 @@ def merge_sibling_gemms(graph: GraphModule) -> Iterator[Verdict]:
             yield rewrite(nodes, merge, graph, group, copies, joined, known if is_constant else None)
 
 
-def weights(group: Sequence[Product]) -> Weights:
+def weights(group: Sequence[MatrixProduct]) -> Weights:
     """What ``group`` would join."""
     return tuple((product.right, product.bias) for product in group)
 
 
-def operands(group: Sequence[Product]) -> list[Node]:
+def operands(group: Sequence[MatrixProduct]) -> list[Node]:
     """The right operands of ``group``, and its biases."""
     return [operand for pair in weights(group) for operand in pair if operand is not None]
 
 
-def obstacle(group: Sequence[Product], copies: int, uses: int, is_constant: bool) -> str | None:
+def obstacle(group: Sequence[MatrixProduct], copies: int, uses: int, is_constant: bool) -> str | None:
     """Why these products cannot run as one, or None; ``uses`` groups share the same joined weights, which are joined in
     every call unless they are constants."""
     if not all(product.bias_is_row for product in group):
@@ -89,7 +89,7 @@ def obstacle(group: Sequence[Product], copies: int, uses: int, is_constant: bool
     return None
 
 
-def widened(product: Product, width: int) -> list[int]:
+def widened(product: MatrixProduct, width: int) -> list[int]:
     """The strides of the product's result as a part of one with ``width`` columns."""
     *batch, rows, _ = product.node.meta["val"].size()
     return [*(rows * width for _ in batch), width, 1]
@@ -97,7 +97,7 @@ def widened(product: Product, width: int) -> list[int]:
 
 def merge(
     graph: GraphModule,
-    group: Sequence[Product],
+    group: Sequence[MatrixProduct],
     copies: Sequence[bool],
     joined: dict[Weights, tuple[Node, Node | None]],
     known: dict[Node, Tensor | None] | None,
@@ -121,7 +121,7 @@ def merge(
         replace_product(one, part, copy)
 
 
-def join(group: Sequence[Product]) -> tuple[Node, Node | None]:
+def join(group: Sequence[MatrixProduct]) -> tuple[Node, Node | None]:
     """The weights side by side, and the biases, in front of the first product."""
     first = group[0].node
     rights = [product.right for product in group]

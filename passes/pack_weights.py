@@ -44,7 +44,7 @@ Packed = dict[tuple[Node, int, Node | None], Node]
 
 
 @dataclass(frozen=True)
-class Place:
+class ProductGraph:
     """A graph with products, and which of its nodes are constants of the graph around; ``loop`` is the loop whose body
     it is."""
 
@@ -90,7 +90,7 @@ def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
                 continue
 
             def build(
-                place: Place = place, node: Node = node, made: GraphModule = made, inputs: list[Node] = inputs,
+                place: ProductGraph = place, node: Node = node, made: GraphModule = made, inputs: list[Node] = inputs,
                 results: list[Node] = results, weight: Weight = weight, outer: Node | None = outer,
             ) -> None:  # fmt: skip
                 blocks = packed_in(graph, place, weight, values, packed)
@@ -99,17 +99,17 @@ def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
             yield rewrite((node,), build)
 
 
-def places(graph: GraphModule, constant: Collection[Node]) -> Iterator[Place]:
+def places(graph: GraphModule, constant: Collection[Node]) -> Iterator[ProductGraph]:
     """``graph``, and the bodies of its loops that are programs of their own, as far as they read constants."""
     if not constant:
         return
-    yield Place(graph, {node: node for node in constant})
+    yield ProductGraph(graph, {node: node for node in constant})
     for node in graph.graph.find_nodes(op="call_module"):
         loop = nested.called_module(node)
         if isinstance(loop, Loop) and not loop.persistent:
             given = zip(loop.body.graph.find_nodes(op="placeholder"), node.args, strict=True)
             fixed = list(given)[loop.spec.carries + len(loop.spec.step_inputs) :]
-            yield Place(loop.body, {inner: outer for inner, outer in fixed if outer in constant}, node)
+            yield ProductGraph(loop.body, {inner: outer for inner, outer in fixed if outer in constant}, node)
 
 
 def product_of(body: GraphModule) -> Node | None:
@@ -182,7 +182,7 @@ def blocks_shape(weight: Weight) -> tuple[int, int, int]:
 
 
 def packed_in(
-    graph: GraphModule, place: Place, weight: Weight, values: dict[Node, Tensor | None], packed: Packed
+    graph: GraphModule, place: ProductGraph, weight: Weight, values: dict[Node, Tensor | None], packed: Packed
 ) -> Node:
     """The packed weight, once for all that read it, as a node of ``place``."""
     constant, width = weight.constant, weight.width

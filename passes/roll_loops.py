@@ -33,7 +33,7 @@ from fuse.loops.building import Built, build, call_loop, last_states, operand_no
 from fuse.loops.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.loops.distributing import Split, call_split, split
 from fuse.loops.reads import Obstacle
-from fuse.loops.rolling import LEAST_STEPS, Found, Rolled, bytes_carried, find_loop
+from fuse.loops.rolling import LEAST_STEPS, Rolled, RolledPart, bytes_carried, find_loop
 from fuse.loops.segments import segments
 from fuse.loops.slots import Result
 from fuse.loops.spelling import spelled
@@ -80,7 +80,7 @@ def roll(
     regions.sort(graph.graph)
 
 
-def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], Found | Obstacle]]:
+def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], RolledPart | Obstacle]]:
     """The loop that ``steps`` are, or the loops one after another; for steps that are none, the reason."""
     found = find_loop(steps)
     following = segments(steps, LEAST_STEPS) if isinstance(found, Obstacle) else []

@@ -71,7 +71,7 @@ def terms_of(last: Node, seen: set[Node]) -> list[Node]:
 
 
 @dataclass
-class Group:
+class TermGroup:
     """Terms that are one operation on all of their operands side by side: ``rows`` and, of products, ``others``."""
 
     kind: str
@@ -90,22 +90,22 @@ class Group:
         return None
 
 
-def groups_of(terms: Sequence[Node]) -> list[Group]:
+def groups_of(terms: Sequence[Node]) -> list[TermGroup]:
     """The terms of equal form, where there are enough of them."""
-    found: dict[Hashable, Group] = {}
+    found: dict[Hashable, TermGroup] = {}
     for term in terms:
         if len(term.users) != 1:
             continue
         if term.target is aten.mm.default and (rows := transposed(term.args[0])):  # type: ignore[arg-type]
             other: Node = term.args[1]  # type: ignore[assignment]
-            group = found.setdefault(("product", _key(rows), _key(other)), Group("product"))
+            group = found.setdefault(("product", _key(rows), _key(other)), TermGroup("product"))
             group.others.append(other)
         elif rows := summed_rows(term):
             links = [(n.target, surgery.constant_key(n.args[1:])) for n in _links(term)]
-            group = found.setdefault(("rows", _key(rows), *links), Group("rows"))
+            group = found.setdefault(("rows", _key(rows), *links), TermGroup("rows"))
         elif term.target is aten.select_backward.default:
             rows = term.all_input_nodes[0]
-            group = found.setdefault(("part", _key(rows), _dimension(term)), Group("part"))
+            group = found.setdefault(("part", _key(rows), _dimension(term)), TermGroup("part"))
         else:
             continue
         group.terms.append(term)
@@ -151,7 +151,7 @@ def _position(part: Node) -> int:
     return int(part.args[3]) % part.meta["val"].shape[_dimension(part)]  # type: ignore[arg-type,no-any-return]
 
 
-def sum_once(last: Node, terms: Sequence[Node], groups: Sequence[Group], stacks: _Stacks) -> None:
+def sum_once(last: Node, terms: Sequence[Node], groups: Sequence[TermGroup], stacks: _Stacks) -> None:
     """Replace the sum of all terms by that of the groups and of what is in none."""
     grouped = {term for group in groups for term in group.terms}
     left = [term for term in terms if term not in grouped]
@@ -164,7 +164,7 @@ def sum_once(last: Node, terms: Sequence[Node], groups: Sequence[Group], stacks:
     surgery.replace(last, total)
 
 
-def _product(last: Node, group: Group, stacks: _Stacks) -> Node:
+def _product(last: Node, group: TermGroup, stacks: _Stacks) -> Node:
     rows, others = stacks.rows(group.rows), stacks.rows(group.others)
     like = group.terms[0]
     return surgery.insert(
@@ -172,7 +172,7 @@ def _product(last: Node, group: Group, stacks: _Stacks) -> Node:
     )
 
 
-def _summed(last: Node, group: Group, stacks: _Stacks) -> Node:
+def _summed(last: Node, group: TermGroup, stacks: _Stacks) -> Node:
     *views, reduction = _links(group.terms[0])
     value = surgery.insert(last, aten.sum.dim_IntList, stacks.rows(group.rows), *reduction.args[1:], like=reduction)
     for view in views:
@@ -180,7 +180,7 @@ def _summed(last: Node, group: Group, stacks: _Stacks) -> Node:
     return value
 
 
-def _stacked(last: Node, group: Group, stacks: _Stacks) -> Node:
+def _stacked(last: Node, group: TermGroup, stacks: _Stacks) -> Node:
     pieces = [term.args[0] for term in sorted(group.terms, key=_position)]
     return surgery.insert(last, aten.stack.default, pieces, _dimension(group.terms[0]), like=group.terms[0])
 

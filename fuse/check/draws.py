@@ -30,7 +30,7 @@ DRAWS = frozenset(
 """What depends on shapes and numbers alone, or picks from a few values: a draw holds in any dtype."""
 
 
-class Recorded(TorchDispatchMode):
+class RecordedDraws(TorchDispatchMode):
     """Keeps what random operators draw, in order."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Recorded(TorchDispatchMode):
 class Replayed(TorchDispatchMode):
     """Gives random operators what they drew when they were recorded."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: RecordedDraws) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.left = iter(recorded.found)
 

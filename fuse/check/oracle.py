@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.check.compare import Comparison, compare
-from fuse.check.draws import Recorded, Replayed
+from fuse.check.draws import RecordedDraws, Replayed
 from fuse.check.inputs import Call, copied, in_float64
 from fuse.check.locate import first_difference
 from fuse.check.sizes import Jittered, sizes
@@ -166,7 +166,7 @@ def check(
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(train):
         counting, counting_backward = CountingMode(), CountingMode()
         eager_call, fused_call = copied(call), copied(call)
-        with Recorded() as draws:
+        with RecordedDraws() as draws:
             eager = _outcome(eager_call, None, seed, train, counting, counting_backward)
         exact, reference = _reference(call, eager, seed, train, draws)
         engine = Engine(fused_call.model, False, passes, fuel, dynamic_shapes)
@@ -332,7 +332,9 @@ def _bytes(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _reference(call: Call, eager: _Outcome, seed: int, train: bool, draws: Recorded) -> tuple[_Outcome | None, str]:
+def _reference(
+    call: Call, eager: _Outcome, seed: int, train: bool, draws: RecordedDraws
+) -> tuple[_Outcome | None, str]:
     """The call in float64 with what eager drew, or None and why there is none."""
     try:
         with _default_dtype(torch.float64), Replayed(draws):
@@ -386,7 +388,7 @@ def _values(outcome: _Outcome) -> dict[str, Tensor]:
 
 
 def _sizes(
-    call: Call, eager: _Outcome, exact: _Outcome | None, seed: int, train: bool, draws: Recorded, rounding: float
+    call: Call, eager: _Outcome, exact: _Outcome | None, seed: int, train: bool, draws: RecordedDraws, rounding: float
 ) -> dict[str, Tensor]:
     """The size of each element that a run leaves behind; nothing where the run fails on moved numbers."""
     values = _values(exact or eager)

@@ -85,7 +85,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Call:
+class CountedCall:
     """One line of the stream: something that is called ``repeats`` times, with ``launches`` kernels each time."""
 
     kind: ops.Kind
@@ -149,14 +149,14 @@ def unknown_ops(counted: GraphModule | Sequence[Dispatch]) -> list[str]:
     return sorted({call.unknown for call in _calls(counted) if call.unknown})
 
 
-def calls_of_dispatches(dispatches: Sequence[Dispatch]) -> Iterator[Call]:
+def calls_of_dispatches(dispatches: Sequence[Dispatch]) -> Iterator[CountedCall]:
     """The calls eager made, in order, views included (with no launches)."""
     for dispatch in dispatches:
         work = work_of_call(dispatch.op, dispatch.args, dispatch.kwargs, dispatch.result)
         yield _call_of_operator(dispatch.op, work, dispatch.source)
 
 
-def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
+def calls_of_graph(graph: GraphModule) -> Iterator[CountedCall]:
     """The calls that running a graph makes, in order, nested graphs included."""
     for node in graph.graph.nodes:
         yield from calls_of_node(graph, node)
@@ -164,14 +164,14 @@ def calls_of_graph(graph: GraphModule) -> Iterator[Call]:
         written, source = group[0].value.meta["val"], group[0].value.meta.get("source", "")
         copies = 2 if group[0].aside else 1
         moved = 2 * copies * sum(bytes_of(write.value.meta["val"]) for write in group)
-        yield Call("movement", copies, Work(0, moved, written.dtype), source, nodes=0)
+        yield CountedCall("movement", copies, Work(0, moved, written.dtype), source, nodes=0)
     for node in _given_twice(graph):
         copied = node.meta["val"]
         work = Work(0, 2 * bytes_of(copied), copied.dtype)
-        yield Call("movement", 1, work, node.meta.get("source", ""), nodes=0)
+        yield CountedCall("movement", 1, work, node.meta.get("source", ""), nodes=0)
 
 
-def calls_of_node(graph: GraphModule, node: Node) -> Iterator[Call]:
+def calls_of_node(graph: GraphModule, node: Node) -> Iterator[CountedCall]:
     """The calls that one node of ``graph`` makes: those of the body, step by step, for a loop that no kernel holds."""
     if node.op == "call_module":
         yield from _calls_of_module(node, graph.get_submodule(str(node.target)))
@@ -201,11 +201,11 @@ def _given_twice(graph: GraphModule) -> Iterator[Node]:
         taken.add((node, part))
 
 
-def _calls(counted: GraphModule | Sequence[Dispatch]) -> Iterator[Call]:
+def _calls(counted: GraphModule | Sequence[Dispatch]) -> Iterator[CountedCall]:
     return calls_of_graph(counted) if isinstance(counted, GraphModule) else calls_of_dispatches(counted)
 
 
-def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[Call]:
+def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[CountedCall]:
     kind = getattr(module, "meta", {}).get("kind")
     source = node.meta.get("source", "")
     if kind == "region" and isinstance(module, GraphModule):
@@ -221,14 +221,16 @@ def _calls_of_module(node: Node, module: torch.nn.Module) -> Iterator[Call]:
         else:
             yield from (dataclasses.replace(call, repeats=call.repeats * trip_count) for call in body)
             if isinstance(module, Loop) and module.gathered:
-                yield Call("movement", module.gathered, _traffic(node), source, nodes=0)
+                yield CountedCall("movement", module.gathered, _traffic(node), source, nodes=0)
     elif isinstance(module, GraphModule):
         yield from calls_of_graph(module)
     else:
-        yield Call("other", 1, _traffic(node), source, unknown=type(module).__name__)
+        yield CountedCall("other", 1, _traffic(node), source, unknown=type(module).__name__)
 
 
-def _fused(kind: ops.Kind, node: Node, source: str, bytes_read: int, body: Sequence[Call], repeats: int = 1) -> Call:
+def _fused(
+    kind: ops.Kind, node: Node, source: str, bytes_read: int, body: Sequence[CountedCall], repeats: int = 1
+) -> CountedCall:
     """A nested graph that runs as one kernel: the arithmetic of its body, the traffic of its boundary."""
     results = list(tensors_in(node.meta["val"]))
     work = Work(
@@ -236,7 +238,7 @@ def _fused(kind: ops.Kind, node: Node, source: str, bytes_read: int, body: Seque
         bytes=bytes_read + sum(map(bytes_of, results)),
         dtype=results[0].dtype if results else torch.float32,
     )
-    return Call(kind, 1, work, source, nodes=sum(call.nodes for call in body))
+    return CountedCall(kind, 1, work, source, nodes=sum(call.nodes for call in body))
 
 
 def _read_by(region: GraphModule) -> int:
@@ -253,10 +255,10 @@ def _is_look(node: Node) -> bool:
     return node.target is operator.getitem or ops.is_view(node.target)
 
 
-def _call_of_node(node: Node) -> Call:
+def _call_of_node(node: Node) -> CountedCall:
     source = node.meta.get("source", "")
     if not isinstance(node.target, OpOverload):
-        return Call("other", 1, _traffic(node), source, unknown=_name(node.target))
+        return CountedCall("other", 1, _traffic(node), source, unknown=_name(node.target))
     args, kwargs = map_arg((node.args, node.kwargs), _value)
     return _call_of_operator(node.target, work_of_call(node.target, args, kwargs, node.meta["val"]), source)
 
@@ -265,11 +267,11 @@ def _value(node: Node) -> Any:
     return node.meta["val"]
 
 
-def _call_of_operator(op: OpOverload, work: Work, source: str) -> Call:
+def _call_of_operator(op: OpOverload, work: Work, source: str) -> CountedCall:
     facts = ops.info(op)
     if facts is None:
-        return Call("other", 1, work, source, unknown=str(op))
-    return Call(facts.kind, facts.launches, work, source)
+        return CountedCall("other", 1, work, source, unknown=str(op))
+    return CountedCall(facts.kind, facts.launches, work, source)
 
 
 def _reads_or_computes_numbers(node: Node) -> bool:
@@ -293,7 +295,7 @@ def _name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
-def _total(calls: Iterator[Call], profile: DeviceProfile, peak_bytes: int) -> Count:
+def _total(calls: Iterator[CountedCall], profile: DeviceProfile, peak_bytes: int) -> Count:
     by_kind: Counter[ops.Kind] = Counter()
     small_ops = nodes = flops = bytes_moved = 0
     modelled = launching = 0.0

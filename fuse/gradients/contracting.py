@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Term:
+class GradientTerm:
     """One of the values whose sum is a gradient: ``views`` of ``base``, outermost last."""
 
     base: Node
@@ -38,9 +38,9 @@ class Term:
         return value
 
 
-def terms_of(node: Node) -> list[Term]:
+def terms_of(node: Node) -> list[GradientTerm]:
     """What ``node`` is the sum of."""
-    found: list[Term] = []
+    found: list[GradientTerm] = []
     worklist: list[tuple[Node, tuple[Node, ...]]] = [(node, ())]
     while worklist:
         node, views = worklist.pop()
@@ -49,7 +49,7 @@ def terms_of(node: Node) -> list[Term]:
         if node.target is aten.add.Tensor and not node.kwargs and all(_alike(a, node) for a in node.args):
             worklist += [(operand, views) for operand in node.all_input_nodes * (2 // len(node.all_input_nodes))]
         else:
-            found.append(Term(node, views))
+            found.append(GradientTerm(node, views))
     return found
 
 
@@ -117,7 +117,7 @@ def _placed(node: Node) -> Contraction | None:
 
 
 @dataclass(frozen=True)
-class Places:
+class ScatteredTerms:
     """``values`` that are added to zeros at places ``index`` (one row of them) of dimension ``dim``."""
 
     dim: int
@@ -125,7 +125,7 @@ class Places:
     values: Node
 
 
-def places_of(node: Node) -> Places | None:
+def places_of(node: Node) -> ScatteredTerms | None:
     """What ``node`` adds up at which places, or None."""
     how = contraction(node)
     if how is None or len(how.operands) != 2 or not isinstance(how.rule, (_Placed, _AddedAt)):
@@ -134,7 +134,7 @@ def places_of(node: Node) -> Places | None:
     rank = node.meta["val"].dim()
     if index.meta["val"].dim() != 1 or values.meta["val"].dim() != rank:
         return None
-    return Places(how.rule.dim % rank, index, values)
+    return ScatteredTerms(how.rule.dim % rank, index, values)
 
 
 def _is_zeros(node: object) -> bool:

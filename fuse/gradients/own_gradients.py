@@ -32,7 +32,7 @@ from fuse.rewrite.patterns.replacing import latest
 
 
 @dataclass(frozen=True)
-class Result:
+class PatternResult:
     """A result of the pattern: its shape there, and where it is among those of the module, or which operand it is."""
 
     shape: torch.Size
@@ -54,7 +54,7 @@ class OwnGradient:
     choices: Mapping[str, int]
     lists: int
     operands: tuple[tuple[int, tuple[int, ...] | None] | None, ...]
-    results: tuple[Result, ...]
+    results: tuple[PatternResult, ...]
     trained: frozenset[int]
 
     def gradients(
@@ -147,14 +147,14 @@ def set_apart(graph: GraphModule, found: Found, moved: dict[Node, Node]) -> None
     moved.update(zip(outputs, call.users, strict=True))
 
 
-def _results(found: Found, inputs: Sequence[Node], moved: dict[Node, Node]) -> list[Result]:
+def _results(found: Found, inputs: Sequence[Node], moved: dict[Node, Node]) -> list[PatternResult]:
     results, place = [], 0
     for output, root in zip(found.outputs, found.setting.traced.outputs, strict=True):
         shape = root.meta["val"].shape
         if output.is_input:
-            results.append(Result(shape, None, inputs.index(latest(output.node, moved))))
+            results.append(PatternResult(shape, None, inputs.index(latest(output.node, moved))))
         else:
-            results.append(Result(shape, place))
+            results.append(PatternResult(shape, place))
             place += 1
     return results
 

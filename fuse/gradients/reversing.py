@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fuse.gradients.absent import without
-from fuse.gradients.contracting import Contraction, Term, contraction, places_of, terms_of
+from fuse.gradients.contracting import Contraction, GradientTerm, contraction, places_of, terms_of
 from fuse.gradients.step_gradients import Differentiable, finished
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
@@ -60,18 +60,18 @@ class Reversed:
     values: list[Tensor]
     states: dict[int, int] = field(default_factory=dict)
     reads: dict[int, int] = field(default_factory=dict)
-    sums: dict[int, list[Share]] = field(default_factory=dict)
+    sums: dict[int, list[GradientPart]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Share:
+class GradientPart:
     """A part of a gradient that is a sum over steps.
 
     Made by ``rule`` of ``sources``: numbers of results of the reversed loop, or tensors that were there before it.
     """
 
     sources: tuple[int | Tensor, ...]
-    term: Term
+    term: GradientTerm
     rule: Callable[..., Tensor] | None = None
 
     def total(self, results: Sequence[Tensor], made: dict[Hashable, Tensor]) -> Tensor:
@@ -169,7 +169,7 @@ class _Reversal:
         found = Reversed(self.forward.loop, self.called, values)
         found.states = {i: number for number, i in enumerate(states)}
         for number, (i, term) in enumerate(sums, start=len(states)):
-            found.sums.setdefault(i, []).append(Share((number,), term))
+            found.sums.setdefault(i, []).append(GradientPart((number,), term))
         for i, node in self.gradients.items():
             if spec.carries <= i < first_sum:
                 found.reads[i] = len(results)
@@ -186,7 +186,7 @@ class _Reversal:
                 places[node] = len(results)
                 results.append(self.inner[node])
                 values.append(of_all_steps(node.meta["val"], spec.trip_count))
-            found.sums.setdefault(i, []).append(Share(tuple(places[n] for n in how.operands), term, how.rule))
+            found.sums.setdefault(i, []).append(GradientPart(tuple(places[n] for n in how.operands), term, how.rule))
         body = finished(self.body, results)
         found.loop = Loop(
             body, LoopSpec(spec.trip_count, carries, inputs, len(results) - carries, spec.source, backwards=True)
@@ -273,10 +273,10 @@ class _Reversal:
         node.meta["source"] = like.meta.get("source", "") if like else self.spec.source
         return node
 
-    def _sums(self) -> tuple[list[tuple[int, Term]], list[tuple[int, Term, Contraction]]]:
+    def _sums(self) -> tuple[list[tuple[int, GradientTerm]], list[tuple[int, GradientTerm, Contraction]]]:
         """What is added up from step to step for invariants, and what is contracted behind the loop."""
-        added: list[tuple[int, Term]] = []
-        contracted: list[tuple[int, Term, Contraction]] = []
+        added: list[tuple[int, GradientTerm]] = []
+        contracted: list[tuple[int, GradientTerm, Contraction]] = []
         for i, node in self.gradients.items():
             for term in terms_of(node) if i >= self.spec.carries + len(self.spec.step_inputs) else ():
                 how = contraction(term.base)

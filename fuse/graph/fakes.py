@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class TensorMetadata:
     """All that an operator can tell of a fake tensor. Equal looks are one object, so that keys compare by identity."""
 
     dtype: torch.dtype
@@ -54,7 +54,7 @@ class Look:
 class Recipe:
     """How one result is made: a new tensor, a view of the first argument, or an argument itself."""
 
-    look: Look | None
+    look: TensorMetadata | None
     is_view: bool = False
     argument: int = -1
 
@@ -68,11 +68,11 @@ class FakeRunner:
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         self._mode = fake_mode
-        self._looks: dict[int, tuple[Tensor, Look | None]] = {}  # the tensor is held so that its id stays its own
+        self._looks: dict[int, tuple[Tensor, TensorMetadata | None]] = {}  # the tensor is held: its id stays its own
         self._computes: dict[int, tuple[OpOverload, bool]] = {}
         self._states: dict[torch.device, dict[str, Any]] = {}  # attributes of a new fake tensor
-        self._interned: dict[tuple[Any, ...], Look] = {}
-        self._anywhere: dict[Look, Look] = {}  # a look -> the same without a place in memory
+        self._interned: dict[tuple[Any, ...], TensorMetadata] = {}
+        self._anywhere: dict[TensorMetadata, TensorMetadata] = {}  # a look -> the same without a place in memory
         self._recipes: dict[Hashable, tuple[type, tuple[Recipe, ...]] | None] = {}
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -171,7 +171,7 @@ class FakeRunner:
             else:
                 found += kind, value
 
-    def _moved(self, look: Look) -> Look:
+    def _moved(self, look: TensorMetadata) -> TensorMetadata:
         """The same for all tensors that differ in their place only."""
         moved = self._anywhere.get(look)
         if moved is None:
@@ -179,19 +179,19 @@ class FakeRunner:
             moved = self._anywhere[look] = self._intern(facts)
         return moved
 
-    def _intern(self, facts: tuple[Any, ...]) -> Look:
+    def _intern(self, facts: tuple[Any, ...]) -> TensorMetadata:
         known = self._interned.get(facts)
         if known is None:
-            known = self._interned[facts] = Look(*facts)
+            known = self._interned[facts] = TensorMetadata(*facts)
         return known
 
-    def _look(self, tensor: Tensor) -> Look | None:
+    def _look(self, tensor: Tensor) -> TensorMetadata | None:
         known = self._looks.get(id(tensor))
         if known is None:
             known = self._looks[id(tensor)] = tensor, self._seen(tensor)
         return known[1]
 
-    def _seen(self, tensor: Tensor) -> Look | None:
+    def _seen(self, tensor: Tensor) -> TensorMetadata | None:
         """The look of a tensor; None where a look does not say it all."""
         if not isinstance(tensor, FakeTensor) or tensor.constant is not None or tensor.layout is not torch.strided:
             return None
@@ -312,7 +312,7 @@ def _below_autograd() -> bool:
 _Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-def _selected(look: Look, dim: Any, index: Any) -> _Layout | None:
+def _selected(look: TensorMetadata, dim: Any, index: Any) -> _Layout | None:
     """``select(x, dim, index)``: size, stride and offset."""
     rank = len(look.size)
     if type(dim) is not int or type(index) is not int or not -rank <= dim < rank:
@@ -325,7 +325,7 @@ def _selected(look: Look, dim: Any, index: Any) -> _Layout | None:
     return size, strides, look.offset + index % extent * stride
 
 
-def _sliced(look: Look, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> _Layout | None:
+def _sliced(look: TensorMetadata, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> _Layout | None:
     """``slice(x, dim, start, end, step)``: size, stride and offset."""
     rank = len(look.size)
     bounds_are_numbers = all(type(bound) is int or bound is None for bound in (start, end))

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from fuse.errors import FuseError
-from fuse.graph.settings import Setting, apply_settings
+from fuse.graph.settings import Override, apply_settings
 
 _LIBRARIES = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
@@ -38,7 +38,7 @@ class ModelFile:
     code: CodeType
 
 
-def read_model_file(target: str, settings: Sequence[Setting] = ()) -> ModelFile:
+def read_model_file(target: str, settings: Sequence[Override] = ()) -> ModelFile:
     """Read ``path/to/model.py`` or ``path/to/model.py:Name`` without executing anything.
 
     Raises ``FuseError`` for a file that is missing, unreadable, not Python or not valid Python, and for a setting that

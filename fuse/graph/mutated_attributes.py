@@ -7,7 +7,8 @@
 
 Which attributes those are shows when ``forward`` has run once (:mod:`fuse.graph.attributes`); the call is then recorded
 again with an :class:`Overlay` over them. The thread that captures sees stand-ins there, and the model itself is
-not touched. A number that is only counted up is a :class:`Count`: a graph must not depend on how many calls there were.
+not touched. A number that is only counted up is a :class:`CountedInt`: a graph must
+not depend on how many calls there were.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fuse.graph.contents import contents
 from fuse.graph.fake_parameters import StandIns
 from fuse.graph.read_numbers import WantsPlain, is_number
 from fuse.graph.results import flatten_result, is_constant
-from fuse.graph.signature import Advance, Attribute, Kept
+from fuse.graph.signature import Advance, Attribute, MutatedAttribute
 
 LARGEST_ATTEMPTS = 6
 T = TypeVar("T")
@@ -102,12 +103,12 @@ def _pairs(attributes: Sequence[Attribute]) -> tuple[tuple[str, str, bool], ...]
     return tuple((attribute.owner, attribute.name, attribute.entries) for attribute in attributes)
 
 
-class Count:
+class CountedInt:
     """Stands for an ``int`` that ``forward`` only adds to, or for what it is after that.
 
     Anything else that is done with it is noted and raises.
 
-    >>> count = Count(Attribute("", "steps"))
+    >>> count = CountedInt(Attribute("", "steps"))
     >>> later = 1 + count + 2
     >>> later.delta, isinstance(later, int), count.origin.used
     (3, True, False)
@@ -119,10 +120,10 @@ class Count:
     True
     """
 
-    def __init__(self, attribute: Attribute, delta: int = 0, origin: Count | None = None) -> None:
+    def __init__(self, attribute: Attribute, delta: int = 0, origin: CountedInt | None = None) -> None:
         self.attribute = attribute
         self.delta = delta
-        self.origin: Count = self if origin is None else origin
+        self.origin: CountedInt = self if origin is None else origin
         self.used = False
 
     __class__ = property(lambda self: int)  # what isinstance asks
@@ -135,8 +136,8 @@ class Count:
     def __sub__(self, other: Any) -> Any:
         return self._moved(-other) if type(other) is int else self._use()
 
-    def _moved(self, by: int) -> Count:
-        return Count(self.attribute, self.delta + by, self.origin)
+    def _moved(self, by: int) -> CountedInt:
+        return CountedInt(self.attribute, self.delta + by, self.origin)
 
     def _use(self, *_: Any, **__: Any) -> Any:
         self.origin.used = True
@@ -149,7 +150,7 @@ _OTHER_METHODS = """
     rpow rrshift rshift rsub rtruediv rxor str truediv trunc xor
 """
 for _name in _OTHER_METHODS.split():
-    setattr(Count, f"__{_name}__", Count._use)
+    setattr(CountedInt, f"__{_name}__", CountedInt._use)
 
 
 @dataclass(eq=False)
@@ -273,9 +274,9 @@ class Overlay:
         leaves = [Advance(numbers[leaf.attribute], leaf.delta) if _is_count(leaf) else leaf for leaf in leaves]
         return tuple(pytree.tree_unflatten(leaves, spec))
 
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[MutatedAttribute, ...]:
         return tuple(
-            Kept(slot.attribute, slot.read and not _is_count(slot.old), slot.assigned, _is_count(slot.old))
+            MutatedAttribute(slot.attribute, slot.read and not _is_count(slot.old), slot.assigned, _is_count(slot.old))
             for slot in self.slots
         )
 
@@ -290,7 +291,7 @@ class Overlay:
         if odd := [x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))]:
             raise CaptureError(f"forward assigns the attribute {attribute}, which holds a {type(odd[0]).__name__}")
         if type(value) is int and attribute not in self.plan.plain:
-            old: Any = Count(attribute)
+            old: Any = CountedInt(attribute)
         else:
             names = [str(attribute)] if len(leaves) == 1 else [f"{attribute}[{i}]" for i in range(len(leaves))]
             tensors = zip(leaves, names, strict=True)
@@ -358,7 +359,7 @@ def _asked_by_torch() -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is Count
+    return type(value) is CountedInt
 
 
 def _contents(value: Any) -> Any:

@@ -74,7 +74,7 @@ class BatchSizes(_StandIn):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(_StandIn):
+class PackedRows(_StandIn):
     """The data of a packed sequence; ``padded``: time, batch, features, finite where there is no row."""
 
     padded: Tensor
@@ -105,7 +105,7 @@ def packed_by_masks(used: Callable[[], None]) -> Iterator[None]:
 
     def replaced(original: Callable[..., Any], own: Callable[..., Any], always: bool) -> Callable[..., Any]:
         def function(*args: Any) -> Any:
-            if threading.get_ident() != thread or not (always or isinstance(args[0], Rows)):
+            if threading.get_ident() != thread or not (always or isinstance(args[0], PackedRows)):
                 return original(*args)
             used()
             return own(*args)
@@ -124,7 +124,7 @@ def packed_by_masks(used: Callable[[], None]) -> Iterator[None]:
                 setattr(functions, name, one)
 
 
-def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Rows, BatchSizes]:
+def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[PackedRows, BatchSizes]:
     """``torch._VF._pack_padded_sequence``; what eager refuses is left to it."""
     padded = sequence.transpose(0, 1) if batch_first else sequence
     if lengths.dim() != 1 or lengths.numel() != padded.shape[1] or not lengths.numel():
@@ -138,10 +138,10 @@ def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Rows, B
     padded = padded[:longest]
     valid = torch.arange(longest)[:, None] < lengths
     sizes = BatchSizes(lengths, valid)
-    return Rows(padded.masked_fill(~_over(valid, padded), 0)), sizes
+    return PackedRows(padded.masked_fill(~_over(valid, padded), 0)), sizes
 
 
-def _pad(rows: Rows, sizes: BatchSizes, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor]:
+def _pad(rows: PackedRows, sizes: BatchSizes, batch_first: bool, value: float, total: int) -> tuple[Tensor, Tensor]:
     """``torch._VF._pad_packed_sequence``."""
     padded = rows.padded.masked_fill(~_over(sizes.valid, rows.padded), value)
     if total > len(padded):
@@ -161,7 +161,7 @@ def _layers(cell: Cell, states: int) -> Callable[..., Any]:
     """A function that runs layers of ``cell`` as ``torch._VF`` does; a state has ``states`` tensors."""
 
     def run(
-        rows: Rows,
+        rows: PackedRows,
         sizes: BatchSizes,
         given: Tensor | Sequence[Tensor],
         weights: Sequence[Tensor],
@@ -186,7 +186,7 @@ def _layers(cell: Cell, states: int) -> Callable[..., Any]:
                 outputs.append(output)
                 lasts.append(last)
             values = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-        return (Rows(values), *(torch.stack([last[i] for last in lasts]) for i in range(states)))
+        return (PackedRows(values), *(torch.stack([last[i] for last in lasts]) for i in range(states)))
 
     return run
 

@@ -22,29 +22,29 @@ _Statement = TypeVar("_Statement", ast.Assign, ast.AnnAssign, ast.AugAssign)
 
 
 @dataclass(frozen=True)
-class Setting:
+class Override:
     """One ``--set NAME=VALUE``; ``text`` is VALUE as written."""
 
     name: str
     text: str
 
 
-def parse_setting(text: str) -> Setting:
+def parse_setting(text: str) -> Override:
     """Split ``NAME=VALUE``; whether VALUE is acceptable depends on the file it is for (see ``apply_settings``).
 
     Raises ``FuseError`` where there is no ``=`` or NAME is no Python name.
 
     >>> parse_setting("batch_size=4")
-    Setting(name='batch_size', text='4')
+    Override(name='batch_size', text='4')
     """
     name, equals, value = text.partition("=")
     name = name.strip()
     if not equals or not name.isidentifier():
         raise FuseError(f"cannot read --set {text!r}; write NAME=VALUE, for example --set batch_size=4")
-    return Setting(name, value.strip())
+    return Override(name, value.strip())
 
 
-def apply_settings(tree: ast.Module, settings: Sequence[Setting], shown_path: str) -> ast.Module:
+def apply_settings(tree: ast.Module, settings: Sequence[Override], shown_path: str) -> ast.Module:
     """Replace, in place, every module-level assignment to a set name; returns ``tree``.
 
     VALUE is a Python literal; a bare word will do where the file's own value is a string (a shell takes the quotes
@@ -77,7 +77,7 @@ def _no_such_constant(name: str, constants: Iterable[str], shown_path: str) -> s
     return f"{shown_path} sets no module-level constant {name!r}; {advice}"
 
 
-def _value_expression(setting: Setting, current: ast.expr | None) -> ast.expr:
+def _value_expression(setting: Override, current: ast.expr | None) -> ast.expr:
     try:
         ast.literal_eval(setting.text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -105,7 +105,7 @@ class Attribute:
 
 
 @dataclass(frozen=True)
-class Kept:
+class MutatedAttribute:
     """An attribute that ``forward`` assigns, in this call or in others.
 
     Where it is ``read``, its value before the call decides, by structure, layout and plain values, whether the graph
@@ -152,7 +152,7 @@ class Signature:
     out_spec: TreeSpec
     mutations: tuple[Mutation, ...]
     dispatches: tuple[Dispatch, ...]
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[MutatedAttribute, ...] = ()
     learning: Learning | None = None
     eagers: bool = True
     context: tuple[tuple[ContextVar[Any], Any], ...] = ()

@@ -19,7 +19,7 @@ from fuse.kernel import contractions, convolutions
 from fuse.kernel.dtypes import register
 from fuse.kernel.loop_stages import Product, StepReader
 from fuse.kernel.names import plain_name
-from fuse.kernel.placement import Placement, placement
+from fuse.kernel.placement import StridedPlace, placement
 from fuse.kernel.recipes import Unsupported, apply, convert
 from fuse.kernel.values import Input, Value, permute, view
 from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage
@@ -96,7 +96,7 @@ def _product(reader: StepReader, node: Node, left: Value, right: Value) -> Value
     return contractions.product(left, right, lambda sums: reader.keep(sums, name) if reader.cut else sums)
 
 
-def _weight(reader: StepReader, value: Value) -> Placement | None:
+def _weight(reader: StepReader, value: Value) -> StridedPlace | None:
     """Where the elements of a matrix lie that is the same in every step; None for any other."""
     if len(value.shape) != 2 or not value.dtype.is_floating_point:
         return None
@@ -105,7 +105,7 @@ def _weight(reader: StepReader, value: Value) -> Placement | None:
     return found if found and first <= found.source.position < reader.operands else None
 
 
-def _product_with_weight(reader: StepReader, node: Node, left: Value, weight: Placement, columns: int) -> Input:
+def _product_with_weight(reader: StepReader, node: Node, left: Value, weight: StridedPlace, columns: int) -> Input:
     left = _factor(reader, left, f"{plain_name(node.name)}_left")
     strides = (reader.packing.padded(columns), 1)
     name = reader.name(f"{plain_name(node.name)}_sums")

@@ -18,7 +18,7 @@ from fuse.graph.loop import LoopSpec
 from fuse.kernel.index import Stride, contiguous_strides
 from fuse.kernel.names import plain_name
 from fuse.kernel.packing import Packing
-from fuse.kernel.placement import Placement
+from fuse.kernel.placement import StridedPlace
 from fuse.kernel.values import Input, Shape, Value
 
 
@@ -30,7 +30,7 @@ class Product:
     """
 
     left: Input
-    right: Placement
+    right: StridedPlace
     result: Input
 
 
@@ -46,7 +46,7 @@ Stage = Product | Kept
 
 
 @dataclass(frozen=True)
-class Step:
+class StepValues:
     """What a step reads, computes and stores.
 
     ``inputs`` by position: the operands' parts that a step reads (states, step inputs, invariants), then results of

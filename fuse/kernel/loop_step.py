@@ -25,7 +25,7 @@ from fuse.kernel.dtypes import supported
 from fuse.kernel.index import contiguous_strides
 from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
 from fuse.kernel.loop_sizes import strides_in
-from fuse.kernel.loop_stages import Step, StepReader
+from fuse.kernel.loop_stages import StepReader, StepValues
 from fuse.kernel.names import plain_name
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import as_memory
@@ -50,7 +50,7 @@ TABLES = (
 
 def read_step(
     loop: Loop, operands: Sequence[Tensor], cut: bool, packing: Packing, is_kept: Callable[[str], bool]
-) -> Step:
+) -> StepValues:
     """The step that ``loop``'s body describes; with ``cut``, the result of every reduction is kept.
 
     ``packing`` is that of the target: results of products are padded to whole blocks. ``is_kept`` says which names the
@@ -80,7 +80,7 @@ def read_step(
                 lines.setdefault(source.replace("\\", "/"), []).append(plain_name(node.name))
         else:
             raise Unsupported(f"{node.name} is a call of another graph")
-    return Step(
+    return StepValues(
         tuple(reader.inputs),
         tuple(reader.stages),
         tuple(results),

@@ -17,7 +17,7 @@ from fuse.kernel.values import Input, Map, Reindex, Value
 
 
 @dataclass(frozen=True)
-class Placement:
+class StridedPlace:
     """Element ``index`` lies at ``start + sum(index * strides)`` of ``source``: numbers, sizes among them."""
 
     source: Input
@@ -25,7 +25,7 @@ class Placement:
     strides: tuple[Affine, ...]
 
 
-def placement(value: Value) -> Placement | None:
+def placement(value: Value) -> StridedPlace | None:
     """Where the elements of ``value`` lie; None where it is computed, or lies in no such order.
 
     >>> import torch
@@ -40,7 +40,7 @@ def placement(value: Value) -> Placement | None:
     strides = [d.step_of(found.where) for d in found.dimensions]
     if None in strides:
         return None
-    return Placement(found.source, found.where.start(), tuple(s for s in strides if s is not None))
+    return StridedPlace(found.source, found.where.start(), tuple(s for s in strides if s is not None))
 
 
 @dataclass(frozen=True)

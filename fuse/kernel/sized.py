@@ -35,7 +35,7 @@ LARGEST_FAMILIES = 8
 
 
 @dataclass(frozen=True)
-class Call:
+class SizedCall:
     """A call whose regions are lowered: its sizes that vary from call to call (None where none are known to), and the
     numbers of each text so far."""
 
@@ -50,7 +50,7 @@ class Call:
         return found.index(numbers)
 
 
-_CALL: ContextVar[Call | None] = ContextVar("call", default=None)
+_CALL: ContextVar[SizedCall | None] = ContextVar("call", default=None)
 
 
 @contextlib.contextmanager
@@ -60,12 +60,12 @@ def lowering_for(sizes: frozenset[int] | None) -> Iterator[None]:
     ``sizes`` are those that vary from call to call. Where there are some, regions get kernels for all sizes, if they
     can; where none is larger than one, only kernels that are there. With None, each gets its own.
     """
-    with lowering_of(Call(sizes)):
+    with lowering_of(SizedCall(sizes)):
         yield
 
 
 @contextlib.contextmanager
-def lowering_of(call: Call | None) -> Iterator[None]:
+def lowering_of(call: SizedCall | None) -> Iterator[None]:
     """Regions that are lowered inside are of this call, too: what of it is only made once it is needed."""
     token = _CALL.set(call)
     try:
@@ -74,7 +74,7 @@ def lowering_of(call: Call | None) -> Iterator[None]:
         _CALL.reset(token)
 
 
-def call_at_hand() -> Call | None:
+def call_at_hand() -> SizedCall | None:
     """The call whose regions are lowered; None where nobody said so."""
     return _CALL.get()
 
@@ -186,7 +186,7 @@ Lower = Callable[[Numbers, Conditions], Made | None]
 
 
 @dataclass(frozen=True)
-class Family(Generic[Made]):
+class SizeFamily(Generic[Made]):
     """What was made for all calls of a text whose numbers follow from sizes alike.
 
     ``numbers`` computes the numbers of a call from its sizes, ``met`` says whether they meet the conditions.
@@ -209,7 +209,7 @@ class Text(Generic[Made]):
     """What is known of regions with one text: the numbers of some, and families. ``failures`` bounds the attempts."""
 
     references: dict[int, list[Numbers]] = field(default_factory=dict)
-    families: list[Family[Made]] = field(default_factory=list)
+    families: list[SizeFamily[Made]] = field(default_factory=list)
     failures: int = 0
 
     def remember(self, place: int, numbers: Numbers) -> None:
@@ -220,7 +220,7 @@ class Text(Generic[Made]):
 
     def member(
         self, numbers: Numbers, place: int, apart: frozenset[int], lower: Lower[Made]
-    ) -> tuple[Family[Made], Numbers] | None:
+    ) -> tuple[SizeFamily[Made], Numbers] | None:
         """The family that a call with these numbers belongs to, and its sizes; a new one if need be and possible.
 
         ``lower`` makes what serves a region with these numbers, extents among them, or None.
@@ -257,7 +257,7 @@ def _family(
     places: tuple[int, ...],
     relation: Relation,
     lower: Lower[Made],
-) -> Family[Made] | None:
+) -> SizeFamily[Made] | None:
     """What serves a region at all sizes, lowered for those of this call, and once more for others.
 
     None where that gives another kernel: something was not noted. None, too, where no other sizes are known that meet
@@ -269,7 +269,7 @@ def _family(
     if made is None:
         return None
     expected = ", ".join(conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
-    family = Family(made, conditions, places, conditions.function(f"({expected},)"), conditions.met())
+    family = SizeFamily(made, conditions, places, conditions.function(f"({expected},)"), conditions.met())
     assert family.sizes(numbers) is not None
     elsewhere = _elsewhere(family, now, others)
     if elsewhere is None:
@@ -284,7 +284,7 @@ def _family(
     return family
 
 
-def _is_again(family: Family[Made], relation: Relation, sizes: Numbers, usual: Numbers, lower: Lower[Made]) -> bool:
+def _is_again(family: SizeFamily[Made], relation: Relation, sizes: Numbers, usual: Numbers, lower: Lower[Made]) -> bool:
     """Whether the same is made at other sizes."""
     again, values = lifted(relation, sizes, usual)
     try:
@@ -293,7 +293,7 @@ def _is_again(family: Family[Made], relation: Relation, sizes: Numbers, usual: N
         return False
 
 
-def _elsewhere(family: Family[Made], now: Numbers, others: Sequence[Numbers]) -> Numbers | None:
+def _elsewhere(family: SizeFamily[Made], now: Numbers, others: Sequence[Numbers]) -> Numbers | None:
     """The sizes, of other calls or made up, that the family serves and in which most differ from those ``now``."""
     seen = [sizes for other in others if (sizes := family.sizes(other)) is not None]
     together = [tuple(change(n) for n in now) for change in _CHANGES]

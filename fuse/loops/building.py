@@ -28,11 +28,11 @@ from fuse.loops.native import copied, lasts_to_copy
 from fuse.loops.reads import Link, Read, is_link, leaves, parts, read_of, replace_leaves
 from fuse.loops.rolling import Rolled
 from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
-from fuse.loops.step_constants import Numbers, Table
+from fuse.loops.step_constants import Numbers, StepTable
 from fuse.rewrite import surgery
 from fuse.rewrite.regions import owner
 
-Operand = Node | Moved | Numbers | Table
+Operand = Node | Moved | Numbers | StepTable
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
     """The metadata of an operand, which may not be in the graph yet."""
     mode = surgery.fake_mode(rolled.typical[0].graph)
     match operand:
-        case Numbers() | Table():
+        case Numbers() | StepTable():
             return mode.from_tensor(operand.tensor())
         case Moved():
             value: torch.Tensor = operand.source.meta["val"]
@@ -86,7 +86,7 @@ def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
 def operand_node(graph: GraphModule, operand: Operand, before: Node) -> Node:
     """The node that stands for an operand, made in front of ``before`` where there is none yet."""
     match operand:
-        case Numbers() | Table():
+        case Numbers() | StepTable():
             return surgery.add_constant(graph, operand.tensor(), like=before)
         case Moved():
             node = operand.source
@@ -135,7 +135,7 @@ class _Body:
         for number, (carry, held) in enumerate(rolled.carries.items()):
             next(given)
             self.states[carry] = self._placeholder(f"state_{number}", held)
-        self.reads: dict[Moved | Numbers | Table, Node] = {}
+        self.reads: dict[Moved | Numbers | StepTable, Node] = {}
         for number, moved in enumerate(rolled.inputs):
             self.reads[moved] = self._part(f"read_{number}", next(given), moved.how)
         for number, numbers in enumerate(rolled.constants):

@@ -41,7 +41,7 @@ from fuse.loops.reads import (
 )
 from fuse.loops.segments import transitions
 from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
-from fuse.loops.step_constants import Numbers, Table, numbers_of, table_of
+from fuse.loops.step_constants import Numbers, StepTable, numbers_of, table_of
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ class Rolled:
     steps: list[list[Node]]
     carries: dict[Carry, Any] = field(default_factory=dict)  # with the metadata of the state
     inputs: dict[Moved, None] = field(default_factory=dict)
-    constants: dict[Numbers | Table, None] = field(default_factory=dict)
+    constants: dict[Numbers | StepTable, None] = field(default_factory=dict)
     invariants: dict[Node, None] = field(default_factory=dict)
     slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
 
@@ -76,20 +76,20 @@ class Rolled:
 
 
 @dataclass(frozen=True)
-class Found:
+class RolledPart:
     """A loop, and why some of the steps that were given are outside of it."""
 
     rolled: Rolled
     peeled: tuple[tuple[list[Node], str], ...] = ()
 
 
-def find_loop(steps: list[list[Node]]) -> Found | Obstacle:
+def find_loop(steps: list[list[Node]]) -> RolledPart | Obstacle:
     """The loop that ``steps`` are the unrolled form of: with all of them, or without a few, or several at a time."""
     peeled: list[tuple[list[Node], str]] = []
     for _ in range(ATTEMPTS):
         found = prove(steps)
         if isinstance(found, Rolled):
-            return Found(found, tuple(peeled))
+            return RolledPart(found, tuple(peeled))
         obstacle = found
         first, last = _without_ends(found.odd, len(steps))
         if found.odd and first <= MOST_PEELED and len(steps) - last <= MOST_PEELED and last - first >= LEAST_STEPS:

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from fuse.loops.moving import Moved
 from fuse.loops.reads import Link, link_of, parts
-from fuse.loops.step_constants import Numbers, Table
+from fuse.loops.step_constants import Numbers, StepTable
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class MovingInput:
 class TableRead:
     """``links`` of a step's row of a table."""
 
-    table: Table
+    table: StepTable
     links: tuple[Link, ...]
 
 

@@ -51,7 +51,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class StepTable:
     """A tensor for each step, all alike."""
 
     rows: tuple[Tensor, ...]
@@ -60,7 +60,7 @@ class Table:
         return torch.stack(self.rows)
 
 
-def table_of(reads: Sequence[Read]) -> tuple[Table, tuple[Link, ...]] | None:
+def table_of(reads: Sequence[Read]) -> tuple[StepTable, tuple[Link, ...]] | None:
     """The constants that steps read, and the views of a step's row; None where one is not known now."""
     if len({read.links for read in reads}) > 1:
         return None
@@ -69,13 +69,13 @@ def table_of(reads: Sequence[Read]) -> tuple[Table, tuple[Link, ...]] | None:
         if reads[0].links:
             return None
         spread: Link = (aten.expand.default, (tuple(shape),), ())
-        return Table(tuple(torch.tensor(_fill(read.root), dtype=dtype) for read in reads)), (spread,)
+        return StepTable(tuple(torch.tensor(_fill(read.root), dtype=dtype) for read in reads)), (spread,)
     known = _constants(reads[0].root.graph)
     rows = [known.get(read.root) for read in reads]
     held = [row for row in rows if row is not None]
     if len(held) < len(rows) or sum(row.nbytes for row in held) > LARGEST_TABLE:
         return None
-    return Table(tuple(row.contiguous() for row in held)), reads[0].links
+    return StepTable(tuple(row.contiguous() for row in held)), reads[0].links
 
 
 def _fill(node: Node) -> int | float:

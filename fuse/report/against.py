@@ -59,7 +59,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class TorchCompiled:
     """What ``torch.compile`` made of one call. ``lines`` has the launches of each of the user's lines.
 
     A kernel that computes operators of several lines is launched by the first of them. ``obstacle`` says why nothing
@@ -80,7 +80,7 @@ class Compiled:
         return asdict(self)
 
 
-def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Compiled:
+def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> TorchCompiled:
     """Run ``torch.compile`` on copies of a model and its arguments, without gradients, and tell what it did.
 
     Code is generated anew, whatever its caches hold. Graphs that it leaves to eager are launches that nobody counts
@@ -121,7 +121,7 @@ def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, 
         lines[kernel.lines[0] if kernel.lines else ""] += kernel.launches
     launches = sum(kernel.launches for kernel in kernels)
     refusals = tuple(_grouped(told))
-    return Compiled(launches, len(wrappers), breaks, kernels, refusals, seconds, dict(lines), obstacle)
+    return TorchCompiled(launches, len(wrappers), breaks, kernels, refusals, seconds, dict(lines), obstacle)
 
 
 def _kernels(

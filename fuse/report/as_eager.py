@@ -34,7 +34,7 @@ def graphs_of_eager(
     ['aten.tanh.default']
     """
     call = copied(Call(model, args, dict(kwargs)))
-    recording, backward = Recording(user_line), Recording(lambda: "")
+    recording, backward = EagerRecording(user_line), EagerRecording(lambda: "")
     with torch.random.fork_rng(devices=[]):
         with torch.set_grad_enabled(train), recording:
             result = call.run()
@@ -57,7 +57,7 @@ def has_data(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return not any(isinstance(t, Tensor) and (isinstance(t, FakeTensor) or t.is_meta) for t in tensors)
 
 
-class Recording(TorchDispatchMode):
+class EagerRecording(TorchDispatchMode):
     """Records operators as eager runs them, with fake twins of the tensors, which hold no memory."""
 
     def __init__(self, line: Callable[[], str]) -> None:

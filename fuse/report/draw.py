@@ -27,14 +27,14 @@ LAYOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Drawing:
+class DrawnFiles:
     """The files that were written, and what the user should know about them in one line, if anything."""
 
     written: tuple[Path, ...]
     hint: str | None
 
 
-def draw(report: Report, path: Path) -> Drawing:
+def draw(report: Report, path: Path) -> DrawnFiles:
     """Draw the graphs of ``report``, before and after side by side, in the format that ``path`` ends in.
 
     Raises ``FuseError`` for another suffix and for a file that cannot be written.
@@ -46,7 +46,7 @@ def draw(report: Report, path: Path) -> Drawing:
     text = dot(before, after, titles)
     if path.suffix == ".dot":
         write(path, text)
-        return Drawing((path,), None)
+        return DrawnFiles((path,), None)
     picture, problem = _laid_out(text)
     written, hint = [path], None
     if picture is None:
@@ -56,7 +56,7 @@ def draw(report: Report, path: Path) -> Drawing:
         written.append(beside)
         hint = f"{problem}, so {path.name} is drawn plainly; install Graphviz, then: dot -Tsvg {beside} -o {path}"
     write(path, picture if path.suffix == ".svg" else _page(report, picture))
-    return Drawing(tuple(written), hint)
+    return DrawnFiles(tuple(written), hint)
 
 
 def title(when: str, launches: int) -> str:

@@ -40,7 +40,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Row:
+class DrawingRow:
     """One line of a drawing: the pattern's node, the graph's, the user's line, and what is wrong there."""
 
     wanted: str
@@ -162,13 +162,13 @@ def place(outcome: Outcome) -> str:
 # ---- drawing -------------------------------------------------------------------------------------------------------
 
 
-def drawing(outcome: Outcome) -> list[Row]:
+def drawing(outcome: Outcome) -> list[DrawingRow]:
     """The pattern as a tree, its results first, each operator beside the graph's node that it is."""
     notes = {one.wanted: one.reason for one in reversed(outcome.differences) if one.wanted is not None}
     if not notes and outcome.node is not None:
         places = outcome.drawing.places if outcome.drawing else {}
         notes = {wanted: outcome.reason for wanted, found in places.items() if found is outcome.node}
-    rows: list[Row] = []
+    rows: list[DrawingRow] = []
     seen: set[Node] = set()
     for root in outcome.drawing.roots if outcome.drawing else ():
         rows += _tree(_seen_through(root), outcome, notes, seen, "", "")
@@ -177,7 +177,7 @@ def drawing(outcome: Outcome) -> list[Row]:
 
 def _tree(
     node: Node, outcome: Outcome, notes: Mapping[Node, str], seen: set[Node], branch: str, below: str
-) -> Iterator[Row]:
+) -> Iterator[DrawingRow]:
     assert outcome.drawing is not None
     is_input = node.op == "placeholder"
     found = outcome.drawing.inputs.get(node.meta["input"]) if is_input else outcome.drawing.places.get(node)
@@ -188,7 +188,7 @@ def _tree(
     name = node.meta["input"][0] if is_input else called(node)
     source = "" if found is None else found.meta.get("source", "")
     note = "as above" if again else notes.get(node, "")
-    yield Row(branch + name, "" if found is None else found.name, source, note)
+    yield DrawingRow(branch + name, "" if found is None else found.name, source, note)
     if again:
         return
     operands = list(dict.fromkeys(map(_seen_through, node.all_input_nodes)))

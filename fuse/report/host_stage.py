@@ -19,7 +19,7 @@ from fuse.errors import FuseError
 from fuse.graph.describing import describe
 from fuse.graph.host_work import DeviceStage, host_work
 from fuse.graph.sources import user_line
-from fuse.report.as_eager import Recording
+from fuse.report.as_eager import EagerRecording
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def host_stage(
 
     try:
         work = host_work(model, args, kwargs)
-        recording = Recording(user_line)
+        recording = EagerRecording(user_line)
         with torch.random.fork_rng(devices=[]), torch.no_grad(), recording:
             values = work.run(model, args, kwargs)
         report = show(DeviceStage(model, work), (), values, passes=passes, device=device)

@@ -30,7 +30,7 @@ _MADE_OF = re.compile(r"#.* Source Nodes: \[(?P<nodes>[^\]]*)\], Original ATen: 
 
 
 @dataclass(frozen=True)
-class Called:
+class InductorCall:
     """A call that launches; of a library's the ``node`` of the graph that Inductor was given, and the ATen operator."""
 
     name: str
@@ -75,7 +75,7 @@ def launches_in(wrappers: Iterable[str]) -> int:
     return sum(call.launches for wrapper in wrappers for call in calls_in(wrapper))
 
 
-def calls_in(wrapper: str) -> Iterator[Called]:
+def calls_in(wrapper: str) -> Iterator[InductorCall]:
     """What one call of a wrapper launches, in order, with what the comment above it says that it computes.
 
     >>> [(call.name, call.node, call.operator) for call in calls_in(_EXAMPLE)]
@@ -88,7 +88,7 @@ def calls_in(wrapper: str) -> Iterator[Called]:
             for node in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
                 name = ast.unparse(node.func)
                 if launches := _launches(name):
-                    yield Called(name, launches, *_computes(lines, node.lineno - 1))
+                    yield InductorCall(name, launches, *_computes(lines, node.lineno - 1))
 
 
 def _computes(lines: list[str], at: int) -> tuple[str, str]:

@@ -40,7 +40,7 @@ ROLLING = (roll_whole_loops.__name__, roll_loops.__name__)
 
 
 @dataclass(frozen=True)
-class Rolled:
+class RolledLoop:
     """A loop that was rolled: one kernel with the time inside, or a program of ``launches`` that runs step by step.
 
     ``states`` are carried from step to step, ``reads`` are the parts of inputs that one step reads, ``keeps`` is what
@@ -55,7 +55,7 @@ class Rolled:
 
 
 @dataclass(frozen=True)
-class Loop:
+class Repetition:
     """Steps that repeat, with the launches of one of them; ``source`` is the user line on which a step begins.
 
     ``rolled`` has the kernels or programs that run them: none for a loop left as it was, several where the steps hold
@@ -68,7 +68,7 @@ class Loop:
     launches_per_step_before: int
     launches_per_step_after: int
     source: str
-    rolled: tuple[Rolled, ...] = ()
+    rolled: tuple[RolledLoop, ...] = ()
     outside: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
@@ -110,7 +110,7 @@ class _Launch:
     lines: frozenset[str]
 
 
-def loops(dispatches: Sequence[Dispatch], graph: GraphModule, ledger: Ledger) -> tuple[Loop, ...]:
+def loops(dispatches: Sequence[Dispatch], graph: GraphModule, ledger: Ledger) -> tuple[Repetition, ...]:
     """The loops of a model, from eager's record, its graph after the passes, and what the passes said.
 
     After the passes, equal launches (one operator or fused group of the same lines) are counted together and divided by
@@ -128,7 +128,7 @@ def loops(dispatches: Sequence[Dispatch], graph: GraphModule, ledger: Ledger) ->
         once = [(launch, count) for launch, count, each in remaining if not each and launch.kind != "loop"]
         outside = [_described(launch, count) for launch, count in once if rolled and launch.source in lines]
         result.append(
-            Loop(
+            Repetition(
                 trip_count=run.count,
                 launches_per_step_before=run.period,
                 launches_per_step_after=sum(each for _, _, each in remaining),
@@ -254,13 +254,13 @@ def _loop_call(node: Node) -> Node:
     return module.call if isinstance(module, LoopWithEnds) else node
 
 
-def _rolled(node: Node) -> Rolled:
+def _rolled(node: Node) -> RolledLoop:
     module = called_module(node)
     assert isinstance(module, LoopModule)
     carries, reads = module.spec.carries, len(module.spec.step_inputs)
     operands = [place.meta["val"] for place in module.body.graph.find_nodes(op="placeholder")]
     results = module.body.graph.output_node().meta["val"]
-    return Rolled(
+    return RolledLoop(
         module.trip_count,
         tuple(map(describe, operands[:carries])),
         tuple(map(describe, operands[carries : carries + reads])),
@@ -269,11 +269,11 @@ def _rolled(node: Node) -> Rolled:
     )
 
 
-def _unseen(node: Node) -> Loop:
+def _unseen(node: Node) -> Repetition:
     rolled, module = _rolled(node), called_module(node)
     assert isinstance(module, LoopModule)
     each = 0 if module.spec.one_call else sum(node_launches(inner) for inner in module.body.graph.nodes)
-    return Loop(rolled.trip_count, each, rolled.launches, node.meta.get("source", ""), (rolled,))
+    return Repetition(rolled.trip_count, each, rolled.launches, node.meta.get("source", ""), (rolled,))
 
 
 def _described(launch: _Launch, count: int) -> str:

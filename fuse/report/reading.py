@@ -54,7 +54,7 @@ class Entry:
 
 
 @dataclass
-class Reading:
+class LeafReading:
     """The leaves of a graph: what each looks like, and which leaves' results it uses."""
 
     marks: list[Mark] = field(default_factory=list)
@@ -66,7 +66,7 @@ Leaves = tuple[int, ...]
 Origin = Leaves | tuple[Leaves, ...]
 
 
-def read(graph: GraphModule) -> tuple[Reading, list[Entry]]:
+def read(graph: GraphModule) -> tuple[LeafReading, list[Entry]]:
     """The leaves and the entries of a captured graph, in time proportional to its size.
 
     Weights and the views of them are left out.
@@ -79,7 +79,7 @@ def read(graph: GraphModule) -> tuple[Reading, list[Entry]]:
     >>> [(entry.label, reading.uses[entry.start]) for entry in entries]
     [('x', ()), ('neg', (0,)), ('tanh', (1,)), ('output', (2,))]
     """
-    level = _Level(Reading())
+    level = _Level(LeafReading())
     signature = graph.meta.get("signature")
     placeholders = graph.graph.find_nodes(op="placeholder")
     for position, node in enumerate(placeholders):
@@ -110,7 +110,7 @@ def short_name(target: object) -> str:
 class _Level:
     """One graph, the captured one or the body of a fused group or loop, while it is read."""
 
-    reading: Reading
+    reading: LeafReading
     origins: dict[Node, Origin] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     views: dict[Node, int] = field(default_factory=dict)

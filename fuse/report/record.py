@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fuse.cost.count import Call, calls_of_dispatches, calls_of_graph
+from fuse.cost.count import CountedCall, calls_of_dispatches, calls_of_graph
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import Line
 from fuse.report.listing import Listed, kernels
@@ -172,7 +172,7 @@ class _Writer:
                 yield from self._inside(inner)
 
     def lines(
-        self, before: Iterator[Call], after: Iterator[Call], listed: Sequence[Mapping[str, Any]]
+        self, before: Iterator[CountedCall], after: Iterator[CountedCall], listed: Sequence[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
         """Every line with what it costs before and after, its nodes in the captured graph, and its kernels."""
         costs = [_by_line(calls) for calls in (before, after)]
@@ -209,7 +209,7 @@ def _nothing() -> dict[str, int]:
     return {"launches": 0, "flops": 0, "bytes": 0}
 
 
-def _by_line(calls: Iterator[Call]) -> dict[str, dict[str, int]]:
+def _by_line(calls: Iterator[CountedCall]) -> dict[str, dict[str, int]]:
     total: dict[str, Counter[str]] = {}
     for call in calls:
         count = total.setdefault(call.source, Counter())

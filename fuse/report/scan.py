@@ -28,7 +28,7 @@ _FORM = re.compile(r"(?P<name>[^\W\d]\w*)=(?P<first>\d+):(?P<last>\d+):(?P<geome
 
 
 @dataclass(frozen=True)
-class Scan:
+class Sweep:
     """The values that one constant of a model file takes in turn."""
 
     name: str
@@ -51,7 +51,7 @@ class Fit:
 class ScanReport:
     """What was measured at each value, and the fits: of observed ``launches`` and of ``milliseconds``, by contender."""
 
-    scan: Scan
+    scan: Sweep
     reports: tuple[BenchReport, ...]
     launches: Mapping[str, Fit]
     milliseconds: Mapping[str, Fit]
@@ -71,7 +71,7 @@ class ScanReport:
         }
 
 
-def parse_scan(text: str) -> Scan:
+def parse_scan(text: str) -> Sweep:
     """Read ``NAME=FIRST:LAST:xFACTOR`` or ``NAME=FIRST:LAST:STEP``.
 
     Raises ``FuseError`` for another form, and for fewer than two or more than 64 values.
@@ -90,7 +90,7 @@ def parse_scan(text: str) -> Scan:
         value = value * step if found["geometric"] else value + step
     if not 2 <= len(values) <= MOST_VALUES:
         raise FuseError(f"--scan {text!r} must give 2 to {MOST_VALUES} values, for example --scan T=16:256:x2")
-    return Scan(found["name"], tuple(values))
+    return Sweep(found["name"], tuple(values))
 
 
 def fit(lengths: Sequence[int], figures: Sequence[float]) -> Fit:
@@ -112,7 +112,7 @@ def fit(lengths: Sequence[int], figures: Sequence[float]) -> Fit:
     return Fit(fixed, each, round(max(errors), 9))
 
 
-def scan(values: Scan, measure: Callable[[int], BenchReport]) -> ScanReport:
+def scan(values: Sweep, measure: Callable[[int], BenchReport]) -> ScanReport:
     """Measure at each value in turn; ``measure`` loads the model as it is with that value."""
     reports = tuple(measure(value) for value in values.values)
     milliseconds = {name: [report.timings[name].milliseconds.median for report in reports] for name in _names(reports)}

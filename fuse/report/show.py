@@ -32,7 +32,7 @@ from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of
 from fuse.notebook import preformatted
 from fuse.report.casts import CastLine, cast_lines
-from fuse.report.loops import Loop, loops
+from fuse.report.loops import Repetition, loops
 from fuse.report.record import record_of
 from fuse.report.sketch import Sketch, sketch
 from fuse.rewrite.ledger import Firings, Ledger, Rejections, joined
@@ -41,7 +41,7 @@ from fuse.runtime.footprint import peak_of_program
 from fuse.runtime.steps import Fallback
 
 if TYPE_CHECKING:
-    from fuse.report.against import Compiled
+    from fuse.report.against import TorchCompiled
     from fuse.report.host_stage import HostStage
     from fuse.report.measured import Measured
 
@@ -49,7 +49,7 @@ SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Line:
+class LineLaunches:
     """The launches that one line of the user's costs."""
 
     source: str
@@ -80,8 +80,8 @@ class Report:
     device: str
     before: Count
     after: Count
-    loops: tuple[Loop, ...]
-    lines: tuple[Line, ...]
+    loops: tuple[Repetition, ...]
+    lines: tuple[LineLaunches, ...]
     unknown_ops: tuple[str, ...]
     seconds: Mapping[str, float]
     ledger: Ledger = field(repr=False)
@@ -97,7 +97,7 @@ class Report:
     record: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
     held: Mapping[str, int] = field(default_factory=dict)
     measured: Measured | None = None
-    compiled: Compiled | None = None
+    compiled: TorchCompiled | None = None
 
     @property
     def launches_after(self) -> int:
@@ -372,8 +372,10 @@ class _Half:
         )
 
 
-def _lines(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Line, ...]:
-    lines = [Line(source, before.get(source, 0), after.get(source, 0)) for source in dict.fromkeys([*before, *after])]
+def _lines(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[LineLaunches, ...]:
+    lines = [
+        LineLaunches(source, before.get(source, 0), after.get(source, 0)) for source in dict.fromkeys([*before, *after])
+    ]
     return tuple(sorted(lines, key=lambda line: -line.before))
 
 

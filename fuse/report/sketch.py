@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
-from fuse.report.reading import Entry, Mark, Reading, read
+from fuse.report.reading import Entry, LeafReading, Mark, read
 from fuse.report.repeats import Repeat, fold, representatives
 
 READABLE_NODES = 400
@@ -107,7 +107,7 @@ def boxes_of(parts: Iterable[int | Box]) -> Iterator[Box]:
             yield from boxes_of(part.parts)
 
 
-def _arrange(entries: Sequence[Entry], reading: Reading, chosen: dict[int, int]) -> tuple[int | Box, ...]:
+def _arrange(entries: Sequence[Entry], reading: LeafReading, chosen: dict[int, int]) -> tuple[int | Box, ...]:
     """Boxes and marks for ``entries`` with repeats folded; ``chosen`` learns which leaf is drawn for each leaf."""
     folding = fold([entry.token for entry in entries])
     stands_for = representatives(folding, len(entries))
@@ -155,7 +155,7 @@ def _merge(entries: Sequence[Entry], key: Callable[[Entry], Hashable], chosen: d
     return merged
 
 
-def _arrows(reading: Reading, chosen: dict[int, int]) -> Iterator[Arrow]:
+def _arrows(reading: LeafReading, chosen: dict[int, int]) -> Iterator[Arrow]:
     """Every pair of drawn marks between which data flows, once."""
     seen: set[tuple[int, int]] = set()
     for leaf, uses in enumerate(reading.uses):

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from fuse.cost.count import Count
 from fuse.report.host_stage import HostStage
-from fuse.report.loops import Loop, formula, trip_names
+from fuse.report.loops import Repetition, formula, trip_names
 from fuse.report.show import Report
 
 if TYPE_CHECKING:
-    from fuse.report.against import Compiled
+    from fuse.report.against import TorchCompiled
     from fuse.report.measured import Measured
 
 WIDTH = 110
@@ -235,7 +235,7 @@ def _measured(measured: Measured) -> Iterator[RenderableType]:
     )
 
 
-def _compiled(made: Compiled) -> Iterator[RenderableType]:
+def _compiled(made: TorchCompiled) -> Iterator[RenderableType]:
     """What ``torch.compile`` launches, where it broke the graph, and what it did not fuse."""
     if made.obstacle:
         yield Text(f"torch.compile failed: {made.obstacle}")
@@ -273,7 +273,7 @@ def _loops(report: Report) -> Iterator[RenderableType]:
     yield columns(["inside the loops", "", ""], facts, numbers_from=3)
 
 
-def _facts(loop: Loop) -> Iterator[list[str]]:
+def _facts(loop: Repetition) -> Iterator[list[str]]:
     """What became of one loop, a line a fact."""
     facts = [("runs as", _how(loop))]
     for rolled in dict.fromkeys(loop.rolled):
@@ -292,7 +292,7 @@ def _facts(loop: Loop) -> Iterator[list[str]]:
     return ([loop.source if not n else "", label, text] for n, (label, text) in enumerate(facts))
 
 
-def _how(loop: Loop) -> str:
+def _how(loop: Repetition) -> str:
     """What runs the steps of a loop."""
     kernels = sum(not rolled.launches for rolled in loop.rolled)
     programs = len(loop.rolled) - kernels

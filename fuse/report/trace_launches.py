@@ -64,7 +64,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Recording:
+class TraceRecording:
     """What is read from a trace: launches in the order of time, the user's annotations, and time spent launching."""
 
     launches: tuple[Launch, ...]
@@ -83,7 +83,7 @@ class _Known:
     known: bool = True
 
 
-def recording(events: Iterable[Event]) -> Recording:
+def recording(events: Iterable[Event]) -> TraceRecording:
     """The launches among the events of a trace."""
     threads: dict[tuple[object, object], list[Event]] = defaultdict(list)
     device: list[Event] = []
@@ -109,7 +109,7 @@ def recording(events: Iterable[Event]) -> Recording:
         made = [_of_device(event, owners) for event in device]
     made.sort(key=lambda launch: launch.start)
     annotations.sort(key=lambda event: event.start)
-    return Recording(tuple(made), tuple(annotations), bool(device), launching)
+    return TraceRecording(tuple(made), tuple(annotations), bool(device), launching)
 
 
 def _of_thread(happened: list[Event], owners: dict[int, Launch]) -> Iterator[Launch]:

@@ -16,7 +16,7 @@ from fuse.graph.load import LoadedModel
 from fuse.graph.periods import find_runs
 from fuse.ops import REPORTED_KINDS
 from fuse.report.trace_events import events
-from fuse.report.trace_launches import Launch, Recording, recording
+from fuse.report.trace_launches import Launch, TraceRecording, recording
 
 SCHEMA_VERSION = 1
 TINY_MICROSECONDS = 10.0
@@ -27,7 +27,7 @@ _REPEATS_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShare:
     """Launches of one kind or line, and the microseconds that they take."""
 
     name: str
@@ -36,7 +36,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatedLaunches:
     """A sequence of ``period`` launches that comes ``count`` times in a row, from launch number ``start`` on.
 
     ``names`` are the first few of one.
@@ -77,16 +77,16 @@ class TraceReport:
     name: str
     on_device: bool
     launches: int
-    by_kind: tuple[Share, ...]
-    by_line: tuple[Share, ...]
-    tiny: Share
+    by_kind: tuple[TimeShare, ...]
+    by_line: tuple[TimeShare, ...]
+    tiny: TimeShare
     gaps: int
     gap: float
     busy: float
     span: float
     launching: float
     steps: int
-    repeats: tuple[Repeat, ...]
+    repeats: tuple[RepeatedLaunches, ...]
     unknown: tuple[str, ...]
     parts: tuple[TraceReport, ...] = ()
     rewritten: Rewritten | None = None
@@ -137,9 +137,9 @@ def trace(path: Path, model: LoadedModel | None = None, target: str = "") -> Tra
 def compare(one: TraceReport, other: TraceReport) -> dict[str, Any]:
     """What differs between two traces: launches and microseconds of the first and the second, by kind and by line."""
 
-    def pairs(left: Sequence[Share], right: Sequence[Share]) -> dict[str, list[list[float]]]:
+    def pairs(left: Sequence[TimeShare], right: Sequence[TimeShare]) -> dict[str, list[list[float]]]:
         first, second = ({share.name: share for share in shares} for shares in (left, right))
-        none = Share("", 0, 0.0)
+        none = TimeShare("", 0, 0.0)
         both = {name: (first.get(name, none), second.get(name, none)) for name in [*first, *second]}
         return {
             name: [[a.launches, b.launches], [a.microseconds, b.microseconds]]
@@ -158,7 +158,7 @@ def compare(one: TraceReport, other: TraceReport) -> dict[str, Any]:
     }
 
 
-def _report(name: str, read: Recording, launches: Sequence[Launch]) -> TraceReport:
+def _report(name: str, read: TraceRecording, launches: Sequence[Launch]) -> TraceReport:
     kinds = {kind: i for i, kind in enumerate(REPORTED_KINDS)}
     by_kind = sorted(_shares([(one.kind, one) for one in launches]), key=lambda share: kinds[share.name])  # type: ignore[index]  # names of kinds
     by_line = sorted(_shares([(one.source, one) for one in launches if one.source]), key=lambda s: -s.launches)
@@ -171,7 +171,7 @@ def _report(name: str, read: Recording, launches: Sequence[Launch]) -> TraceRepo
         launches=len(launches),
         by_kind=tuple(by_kind),
         by_line=tuple(by_line),
-        tiny=Share(f"below {TINY_MICROSECONDS:g} us", len(tiny), sum(one.duration for one in _distinct(tiny))),
+        tiny=TimeShare(f"below {TINY_MICROSECONDS:g} us", len(tiny), sum(one.duration for one in _distinct(tiny))),
         gaps=len(gaps),
         gap=statistics.median(gaps) if gaps else 0.0,
         busy=_covered(distinct),
@@ -189,12 +189,12 @@ def _distinct(launches: Sequence[Launch]) -> list[Launch]:
     return list({id(one): one for one in launches}.values())
 
 
-def _shares(named: Sequence[tuple[str, Launch]]) -> list[Share]:
+def _shares(named: Sequence[tuple[str, Launch]]) -> list[TimeShare]:
     count: Counter[str] = Counter(name for name, _ in named)
     time: dict[str, float] = defaultdict(float)
     for name, one in {(name, id(one)): (name, one) for name, one in named}.values():
         time[name] += one.duration
-    return [Share(name, launches, time[name]) for name, launches in count.items()]
+    return [TimeShare(name, launches, time[name]) for name, launches in count.items()]
 
 
 def _gaps(launches: Sequence[Launch]) -> list[float]:
@@ -217,12 +217,12 @@ def _covered(launches: Sequence[Launch]) -> float:
     return total
 
 
-def _repeats(launches: Sequence[Launch]) -> tuple[Repeat, ...]:
+def _repeats(launches: Sequence[Launch]) -> tuple[RepeatedLaunches, ...]:
     """What comes three times in a row or more, the longest stretch first."""
     names = [(one.name, one.source) for one in launches]
     runs = sorted(find_runs(names), key=lambda run: -run.period * run.count)
     return tuple(
-        Repeat(
+        RepeatedLaunches(
             run.period,
             run.count,
             tuple(name for name, _ in names[run.start : run.start + min(run.period, 8)]),

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fuse.report.table import columns
-from fuse.report.trace_report import Share, TraceReport
+from fuse.report.trace_report import TimeShare, TraceReport
 
 _LINES_SHOWN = 12
 _UNKNOWN_SHOWN = 5
@@ -108,7 +108,7 @@ def _row(name: str, pair: Any) -> list[str]:
     return [name, f"{before:,}", f"{after:,}", _ms(old), _ms(new)]
 
 
-def _part(share: Share, report: TraceReport) -> str:
+def _part(share: TimeShare, report: TraceReport) -> str:
     total = sum(one.microseconds for one in report.by_kind)
     return f"{share.microseconds / total:.0%}" if total else ""
 

@@ -29,9 +29,9 @@ from fuse.graph.evaluating import without_autocast
 from fuse.graph.fakes import out_of_inference
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
-from fuse.rewrite.recording import Recorder, recording
+from fuse.rewrite.recording import PassRecorder, recording
 from fuse.rewrite.registry import PassInfo
-from fuse.rewrite.verdict import Declined, Rewrite
+from fuse.rewrite.verdict import Rejection, Rewrite
 
 
 def run_passes(
@@ -113,7 +113,7 @@ class _Book:
     """The ledger while it is being written."""
 
     fuel: int | None
-    recorder: Recorder | None = None
+    recorder: PassRecorder | None = None
     rewrites: list[Fired] = field(default_factory=list)
     rejections: dict[tuple[str, str | None, str], _Rejected] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class _Book:
     def has_fuel(self) -> bool:
         return self.fuel is None or len(self.rewrites) < self.fuel
 
-    def reject(self, info: PassInfo, verdict: Declined) -> None:
+    def reject(self, info: PassInfo, verdict: Rejection) -> None:
         name, source = _place(verdict.nodes)
         if self.recorder is not None:
             self.recorder.declined(info.name, verdict.pattern, verdict.reason, source, verdict.nodes)
@@ -150,7 +150,7 @@ def _run_pass(info: PassInfo, graph: GraphModule, steps: int, book: _Book) -> bo
     """Drive one pass over one graph; whether it changed anything."""
     before = len(book.rewrites)
     for verdict in info.function(graph):
-        if isinstance(verdict, Declined):
+        if isinstance(verdict, Rejection):
             book.reject(info, verdict)
         elif book.has_fuel():
             book.rewrites.append(_build(info, graph, steps, verdict, len(book.rewrites) + 1, book.recorder))
@@ -158,7 +158,7 @@ def _run_pass(info: PassInfo, graph: GraphModule, steps: int, book: _Book) -> bo
 
 
 def _build(
-    info: PassInfo, graph: GraphModule, steps: int, verdict: Rewrite, number: int, recorder: Recorder | None
+    info: PassInfo, graph: GraphModule, steps: int, verdict: Rewrite, number: int, recorder: PassRecorder | None
 ) -> Fired:
     ids: tuple[int, ...] = ()
     if recorder is not None:

@@ -19,7 +19,7 @@ PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """``left @ right``, plus ``bias`` for ``addmm``, whose factors ``alpha`` and ``beta`` are in ``factors``.
 
     ``depth`` is the largest number of products on a path to this one, itself included: products of equal depth are
@@ -53,7 +53,7 @@ class Product:
         return self.bias is None or tuple(self.bias.meta["val"].size()) == (self.columns,)
 
 
-def products(graph: GraphModule) -> list[Product]:
+def products(graph: GraphModule) -> list[MatrixProduct]:
     """All matrix products of ``graph`` in program order."""
     depth: dict[Node, int] = {}
     found = []
@@ -62,25 +62,25 @@ def products(graph: GraphModule) -> list[Product]:
         if node.target in PRODUCTS:
             depth[node] += 1
             factors = tuple((name, value) for name, value in sorted(node.kwargs.items()) if value != 1)
-            found.append(Product(node, factors, depth[node]))
+            found.append(MatrixProduct(node, factors, depth[node]))
     return found
 
 
-def grouped(items: Iterable[Product], key: Callable[[Product], Hashable]) -> list[list[Product]]:
+def grouped(items: Iterable[MatrixProduct], key: Callable[[MatrixProduct], Hashable]) -> list[list[MatrixProduct]]:
     """The groups of two and more with equal keys, each in program order."""
-    groups: dict[Hashable, list[Product]] = defaultdict(list)
+    groups: dict[Hashable, list[MatrixProduct]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def immovable(group: Sequence[Product], operands: Iterable[Node]) -> Node | None:
+def immovable(group: Sequence[MatrixProduct], operands: Iterable[Node]) -> Node | None:
     """The first node that would have to move in front of the first product of ``group`` and may not, or None."""
     moved = surgery.ancestors_after(operands, group[0].node)
     return next((node for node in moved if not effects.is_pure(node)), None)
 
 
-def needs_copy(product: Product, stride: Sequence[int], escaping: set[Node]) -> bool:
+def needs_copy(product: MatrixProduct, stride: Sequence[int], escaping: set[Node]) -> bool:
     """Whether someone would notice that the product's result is a part, with these strides, of a larger one.
 
     The caller of the model would, and so would a view that is impossible with these strides.
@@ -113,7 +113,7 @@ def size_in_bytes(nodes: Iterable[Node]) -> int:
     return sum(node.meta["val"].numel() * node.meta["val"].element_size() for node in nodes)
 
 
-def insert_product(before: Node, like: Product, left: Node, right: Node, bias: Node | None) -> Node:
+def insert_product(before: Node, like: MatrixProduct, left: Node, right: Node, bias: Node | None) -> Node:
     """Insert a product of the same kind and factors as ``like``."""
     target = like.node.target
     assert isinstance(target, torch._ops.OpOverload)
@@ -121,7 +121,7 @@ def insert_product(before: Node, like: Product, left: Node, right: Node, bias: N
     return surgery.insert(before, target, *operands, like=like.node, **dict(like.factors))
 
 
-def replace_product(product: Product, part: Node, copy: bool) -> None:
+def replace_product(product: MatrixProduct, part: Node, copy: bool) -> None:
     """Let ``part`` of a larger product stand for ``product``, copied where someone would notice."""
     if copy:
         part = surgery.insert(

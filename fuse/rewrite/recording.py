@@ -30,7 +30,7 @@ _RECORDING = ForkedLock()
 
 
 @contextlib.contextmanager
-def recording(graph: GraphModule) -> Iterator[Recorder]:
+def recording(graph: GraphModule) -> Iterator[PassRecorder]:
     """A recorder that knows of every change of ``graph`` as long as this lasts.
 
     >>> import torch, fuse
@@ -42,7 +42,7 @@ def recording(graph: GraphModule) -> Iterator[Recorder]:
     [((0, 1),)]
     """
     with _RECORDING, contextlib.ExitStack() as wrapped:
-        recorder = Recorder(graph)
+        recorder = PassRecorder(graph)
         for owner, name, tells in recorder.ways():
             _wrap(wrapped, owner, name, tells)
         try:
@@ -109,7 +109,7 @@ class _Meta(dict[str, Any]):
         return dict, (dict(self),)
 
 
-class Recorder:
+class PassRecorder:
     """Tells rows, ids and deltas of one graph and the graphs inside of it."""
 
     def __init__(self, graph: GraphModule) -> None:

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.nn import Module
 
-from fuse.cost.count import Call, calls_of_node
+from fuse.cost.count import CountedCall, calls_of_node
 from fuse.graph.describing import describe
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
@@ -66,7 +66,7 @@ def _called(module: Module, number_of: Callable[[GraphModule], int]) -> Called:
     return Called(getattr(module, "meta", {}).get("kind") or "module", number)
 
 
-def _costs(node: Node, module: Module | None) -> list[Call]:
+def _costs(node: Node, module: Module | None) -> list[CountedCall]:
     """The calls of a node itself: those of a body that is launched step by step are its own nodes'."""
     owner = node.graph.owning_module
     if owner is None or node.op not in ("call_function", "call_module", "call_method") or "val" not in node.meta:
@@ -77,7 +77,7 @@ def _costs(node: Node, module: Module | None) -> list[Call]:
     return list(calls)
 
 
-def _body_calls(loop: Loop) -> list[Call]:
+def _body_calls(loop: Loop) -> list[CountedCall]:
     return [call for node in loop.body.graph.nodes for call in calls_of_node(loop.body, node)]
 
 

@@ -31,7 +31,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
-class Declined:
+class Rejection:
     """``nodes`` looked like a candidate and stay as they are, for ``reason``."""
 
     nodes: tuple[Node, ...]
@@ -39,7 +39,7 @@ class Declined:
     pattern: str | None = None
 
 
-Verdict = Rewrite | Declined
+Verdict = Rewrite | Rejection
 
 
 def rewrite(
@@ -63,14 +63,14 @@ def rewrite(
     return Rewrite(_as_tuple(nodes), lambda: build(*arguments), pattern)
 
 
-def declined(nodes: Node | Sequence[Node], reason: str, *, pattern: str | None = None) -> Declined:
+def declined(nodes: Node | Sequence[Node], reason: str, *, pattern: str | None = None) -> Rejection:
     """Say why ``nodes`` stay as they are; the user reads ``reason`` as it stands.
 
     >>> from torch.fx import Graph
     >>> declined(Graph().placeholder("x"), "results differ in dtype").reason
     'results differ in dtype'
     """
-    return Declined(_as_tuple(nodes), reason, pattern)
+    return Rejection(_as_tuple(nodes), reason, pattern)
 
 
 def _as_tuple(nodes: Node | Sequence[Node]) -> tuple[Node, ...]:

@@ -36,7 +36,7 @@ def fuse_backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[
     >>> compiled(x).sum().backward(); x.grad
     tensor([1., 1.])
     """
-    engine = Engine(Traced(graph), freeze=False, passes=None)
+    engine = Engine(TracedByDynamo(graph), freeze=False, passes=None)
 
     def run(*inputs: Any) -> Any:
         return engine.call(inputs, {})
@@ -44,7 +44,7 @@ def fuse_backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[
     return run
 
 
-class Traced(nn.Module):
+class TracedByDynamo(nn.Module):
     """What Dynamo traced, as a model. While it is captured, each operator knows the user's line that it comes from."""
 
     def __init__(self, graph: GraphModule) -> None:

@@ -32,7 +32,7 @@ from fuse.runtime.arrangement import refs_in
 from fuse.runtime.bindings import fastest
 from fuse.runtime.layout import part
 from fuse.runtime.steps import CallStep, Layout, LoopStep, PythonStep, Ref, Schedule, title
-from fuse.runtime.stretches import Call, Native, Stretch, slot_of, slots_read
+from fuse.runtime.stretches import Native, PythonCall, Stretch, slot_of, slots_read
 
 _guards: Any = torch._C._dynamo.guards
 empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
@@ -193,11 +193,11 @@ class Writer:
     def _moved(self, buffer: int, base: int, step: str) -> list[str]:
         return [f"bases[{base}] = m{buffer}", f"m{buffer} += {step}"]
 
-    def _hoisted(self) -> list[Call]:
+    def _hoisted(self) -> list[PythonCall]:
         """Views of what is the same in all steps: taken once."""
         found = []
         for stretch in self.stretches:
-            if isinstance(stretch, Call) and isinstance(stretch.step, CallStep) and not stretch.step.launches:
+            if isinstance(stretch, PythonCall) and isinstance(stretch.step, CallStep) and not stretch.step.launches:
                 step = stretch.step
                 if self.lasting.issuperset(slots_read((step.args, step.kwargs), self.plan)):
                     self.lasting.update(slot_of(ref, self.plan) for _, ref in step.results)

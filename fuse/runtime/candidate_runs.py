@@ -24,7 +24,7 @@ from fuse.kernel.lower import Kernel
 from fuse.runtime.bindings import fastest
 from fuse.runtime.call_code import replaced
 from fuse.runtime.functions import addresses_of
-from fuse.runtime.libraries import Product, product
+from fuse.runtime.libraries import LibraryProduct, product
 from fuse.runtime.onednn import LibraryCall
 from fuse.runtime.steps import Place, ProductStep, Ref
 from fuse.runtime.tables import Tables, runner, scratch_bytes
@@ -84,7 +84,7 @@ def _run(kernel: Kernel, addresses: Callable[[], dict[str, int]], tensors: Calla
     return run
 
 
-def _multiplied(node: Node, found: Product) -> Run:
+def _multiplied(node: Node, found: LibraryProduct) -> Run:
     operands = (found.left, found.right, *([found.bias] if found.bias else []))
     *reads, write = (Place(i, 0) for i in range(len(operands) + 1))
     step = ProductStep(found, tuple(reads), (write,))

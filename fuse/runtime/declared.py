@@ -32,7 +32,7 @@ FURTHEST = 256
 
 
 @dataclass(frozen=True)
-class Size:
+class DeclaredSize:
     """One dimension: ``factor * value + shift`` of the size ``name``, whose bounds are ``least`` and ``most``."""
 
     name: str
@@ -45,7 +45,7 @@ class Size:
         return self.factor * value + self.shift
 
 
-Sizes = Mapping[int, Size]
+Sizes = Mapping[int, DeclaredSize]
 """The dimensions of one tensor that vary."""
 
 
@@ -130,7 +130,7 @@ def _others(sizes: Mapping[int, Sizes], values: Mapping[str, int], taken: Set[in
     """Another value of each size, such that none is equal to another size, or as far from its own as another is."""
     found: dict[str, int] = {}
     apart = set(taken)
-    by_name: dict[str, list[Size]] = {}
+    by_name: dict[str, list[DeclaredSize]] = {}
     for of_leaf in sizes.values():
         for size in of_leaf.values():
             by_name.setdefault(size.name, []).append(size)
@@ -180,7 +180,7 @@ def _collect(name: str, value: Any, declared: Any, found: dict[int, Sizes]) -> N
         raise FuseError(f"dynamic_shapes gives a size of {name}, which is a {type(value).__name__}")
 
 
-def _size(name: str, declared: Any, now: int) -> Size | None:
+def _size(name: str, declared: Any, now: int) -> DeclaredSize | None:
     """What is declared of one dimension, which is ``now`` as large; None where it stays. Without a name of its own it
     is one with all that are as large."""
     if declared is None or isinstance(declared, int):
@@ -188,12 +188,12 @@ def _size(name: str, declared: Any, now: int) -> Size | None:
     hint = getattr(getattr(declared, "type", None), "name", None)
     if hint in ("DYNAMIC", "AUTO", "STATIC"):
         bounds = (_bound(getattr(declared, "min", None)) or 0, _bound(getattr(declared, "max", None)))
-        return None if hint == "STATIC" else Size(f"the size {now}", 1, 0, *bounds)
+        return None if hint == "STATIC" else DeclaredSize(f"the size {now}", 1, 0, *bounds)
     root, function = getattr(declared, "root", declared), getattr(declared, "fn", None)
     if not hasattr(root, "__name__") or not hasattr(root, "min"):
         raise FuseError(f"dynamic_shapes gives {declared!r} for a dimension of {name}; give a torch.export.Dim")
     shift, one = (function(0), function(1)) if function else (0, 1)
-    return Size(root.__name__, one - shift, shift, _bound(root.min) or 0, _bound(root.max))
+    return DeclaredSize(root.__name__, one - shift, shift, _bound(root.min) or 0, _bound(root.max))
 
 
 def _bound(limit: Any) -> int | None:

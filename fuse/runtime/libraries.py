@@ -27,7 +27,7 @@ LARGEST_NUMBER = 2**31 - 1  # BLAS takes 32-bit integers
 
 
 @dataclass(frozen=True)
-class Product:
+class LibraryProduct:
     """One library launch: ``C = alpha A B + beta bias``, for every matrix of a batch.
 
     ``m, n, k``, leading dimensions and batch strides are in elements, as the row-major product sees them.
@@ -84,7 +84,7 @@ def gemm_batch_address(dtype: torch.dtype) -> int | None:
     return blas_address(f"{_PREFIX[dtype]}gemm_batch_") if dtype in _PREFIX else None
 
 
-def product(node: Node) -> Product | None:
+def product(node: Node) -> LibraryProduct | None:
     """``node`` as a BLAS product, or None when it has to stay an ATen call."""
     if node.op != "call_function" or node.target not in _READERS:
         return None
@@ -94,16 +94,16 @@ def product(node: Node) -> Product | None:
     return found
 
 
-def _mm(node: Node) -> Product | None:
+def _mm(node: Node) -> LibraryProduct | None:
     return _describe(node, node.args[0], node.args[1])
 
 
-def _addmm(node: Node) -> Product | None:
+def _addmm(node: Node) -> LibraryProduct | None:
     bias, left, right = node.args[:3]
     return _describe(node, left, right, bias)
 
 
-def _mv(node: Node) -> Product | None:
+def _mv(node: Node) -> LibraryProduct | None:
     return _describe(node, node.args[0], node.args[1])
 
 
@@ -116,7 +116,7 @@ _READERS = {
 }
 
 
-def _describe(node: Node, left: object, right: object, bias: object = None) -> Product | None:
+def _describe(node: Node, left: object, right: object, bias: object = None) -> LibraryProduct | None:
     if not isinstance(left, Node) or not isinstance(right, Node):
         return None
     values: list[Tensor] = [left.meta["val"], right.meta["val"], node.meta["val"]]
@@ -135,7 +135,7 @@ def _describe(node: Node, left: object, right: object, bias: object = None) -> P
         return None
     if k == 0:
         return None
-    found = Product(
+    found = LibraryProduct(
         left,
         right,
         None,
@@ -154,7 +154,7 @@ def _describe(node: Node, left: object, right: object, bias: object = None) -> P
     return _with_bias(found, bias, node) if isinstance(bias, Node) else found
 
 
-def _with_bias(found: Product, bias: Node, node: Node) -> Product | None:
+def _with_bias(found: LibraryProduct, bias: Node, node: Node) -> LibraryProduct | None:
     alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
     if not isinstance(alpha, int | float) or not isinstance(beta, int | float):
         return None

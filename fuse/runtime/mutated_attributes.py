@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.graph.mutated_attributes import current
 from fuse.graph.results import flatten_result
-from fuse.graph.signature import Advance, Attribute, Kept
+from fuse.graph.signature import Advance, Attribute, MutatedAttribute
 
 Place = tuple[nn.Module, str]
 
@@ -58,7 +58,7 @@ class Carried:
         return current(*self.places[count.which]) + count.delta
 
 
-def carried(model: nn.Module, kept: Sequence[Kept], leaves: Sequence[Any], spec: Any) -> Carried | None:
+def carried(model: nn.Module, kept: Sequence[MutatedAttribute], leaves: Sequence[Any], spec: Any) -> Carried | None:
     """What a variant for calls like this one carries from call to call; None for nothing."""
     if not kept:
         return None

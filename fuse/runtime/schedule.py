@@ -42,7 +42,8 @@ from fuse.runtime.onednn import LibraryCall
 from fuse.runtime.reference import launches_of
 from fuse.runtime.single_operators import kernel_key, region_of, results_read
 from fuse.runtime.steps import (
-    Buffer,
+    Allocation,
+    BufferView,
     CallStep,
     CopyStep,
     Fallback,
@@ -50,11 +51,10 @@ from fuse.runtime.steps import (
     LoopStep,
     Place,
     ProductStep,
+    ProgramResult,
     Ref,
-    Result,
     Schedule,
     Step,
-    View,
 )
 
 Lower = Callable[[GraphModule], Kernel | LibraryCall | Declined]
@@ -81,8 +81,8 @@ class _Scheduler:
         self.lower = lower
         self.prefer = prefer
         self.signature: Signature | None = graph.meta.get("signature")
-        self.buffers: list[Buffer] = []
-        self.views: list[View] = []
+        self.buffers: list[Allocation] = []
+        self.views: list[BufferView] = []
         self.steps: list[Step] = []
         self.fallbacks: list[Fallback] = []
         self.regions = 0
@@ -123,7 +123,7 @@ class _Scheduler:
             telling,
         )
 
-    def _telling(self, results: Sequence[Result | None], learning: Learning) -> int:
+    def _telling(self, results: Sequence[ProgramResult | None], learning: Learning) -> int:
         """The steps after which all is known that was learned."""
         values = [results[self.signature.outputs[one.leaf].index] for one in learning.learned]  # type: ignore[union-attr]
         told = {value.buffer for value in values if value is not None}
@@ -134,7 +134,7 @@ class _Scheduler:
 
     def _buffer(self, origin: Any, value: Tensor) -> tuple[int, int]:
         """A new buffer as large as ``value``, and the anchor of a node that is the whole of it."""
-        self.buffers.append(Buffer(origin, value, extent(value)))
+        self.buffers.append(Allocation(origin, value, extent(value)))
         return len(self.buffers) - 1, -origin_bytes(value)
 
     def _place(self, node: Node) -> Place:
@@ -376,7 +376,7 @@ class _Scheduler:
             parent: Node = node.args[0]  # type: ignore[assignment]  # of several views that an operator returns
             args, kwargs = self._with_refs(parent)
             function = _Nth(parent.target, node.args[1])  # type: ignore[arg-type]
-        self.views.append(View(place.buffer, value))
+        self.views.append(BufferView(place.buffer, value))
         self.refs[node] = Ref(len(self.views) - 1, view=True)
         self.steps.append(CallStep(function, args, kwargs, ((None, self.refs[node]),), 0))
         return self.refs[node]
@@ -387,14 +387,14 @@ class _Scheduler:
 
     # ---- what the caller sees --------------------------------------------------------------------------------------
 
-    def _results(self, output: Node) -> tuple[Result | None, ...]:
+    def _results(self, output: Node) -> tuple[ProgramResult | None, ...]:
         """Memory of its own for every value that the caller receives: eager's results share memory only where the
         signature says so."""
         values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
         assert self.signature is not None
         named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
         taken: set[int] = set()
-        results: list[Result | None] = []
+        results: list[ProgramResult | None] = []
         for index, node in enumerate(values):
             if index not in named:
                 results.append(None)
@@ -404,14 +404,14 @@ class _Scheduler:
                 number, _ = self._buffer("made", value)
                 self._copy(node, Place(number, 0), value.stride())
             taken.add(number)
-            results.append(Result(number, value))
+            results.append(ProgramResult(number, value))
         return tuple(results)
 
-    def _states(self, output: Node) -> tuple[Result, ...]:
+    def _states(self, output: Node) -> tuple[ProgramResult, ...]:
         """What a step of a loop hands on: its inputs and whole buffers as they are, anything else in a buffer of its
         own."""
         values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
-        results: list[Result] = []
+        results: list[ProgramResult] = []
         layouts: dict[int, Tensor] = {}
         for node in values:
             number, value = self._place(node).buffer, node.meta["val"]
@@ -419,7 +419,7 @@ class _Scheduler:
             if not whole or not same_layout(layouts.setdefault(number, value), value):
                 number, _ = self._buffer("made", value)
                 self._copy(node, Place(number, 0), value.stride())
-            results.append(Result(number, value))
+            results.append(ProgramResult(number, value))
         return tuple(results)
 
     def _is_whole(self, node: Node) -> bool:

@@ -18,14 +18,14 @@ from torch import Tensor
 from fuse.graph.loop import LoopSpec
 from fuse.kernel.lower import Kernel
 from fuse.ops import Kind
-from fuse.runtime.libraries import Product
+from fuse.runtime.libraries import LibraryProduct
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Size, strides and dtype of a tensor."""
 
 
 @dataclass(frozen=True)
-class Buffer:
+class Allocation:
     """The memory behind one value that is not a view.
 
     ``origin``: ``input`` (the caller's tensor), ``made`` (the planner finds room: in the workspace, or in a fresh
@@ -39,7 +39,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class View:
+class BufferView:
     """What a Python call takes of buffer number ``buffer`` as a tensor of its own, ``value``."""
 
     buffer: int
@@ -82,7 +82,7 @@ class KernelStep:
 class ProductStep:
     """One library product; ``reads`` are left, right and, if any, bias."""
 
-    product: Product
+    product: LibraryProduct
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
     source: str = ""
@@ -170,7 +170,7 @@ class Fallback:
 
 
 @dataclass(frozen=True)
-class Result:
+class ProgramResult:
     """What the caller receives for one graph output: the whole of a buffer, in the layout of ``value``."""
 
     buffer: int
@@ -187,10 +187,10 @@ class Schedule:
     results have to be confirmed before; after ``telling`` steps all is known that is confirmed.
     """
 
-    buffers: tuple[Buffer, ...]
-    views: tuple[View, ...]
+    buffers: tuple[Allocation, ...]
+    views: tuple[BufferView, ...]
     steps: tuple[Step, ...]
-    results: tuple[Result | None, ...]
+    results: tuple[ProgramResult | None, ...]
     fallbacks: tuple[Fallback, ...]
     regions: int
     writing: int = 0

@@ -1,6 +1,6 @@
 """The steps of a program as native stretches and Python calls in turn.
 
-kernel, product, sort, kernel      ->      Native(0, 2), Call(sort), Native(2, 3)
+kernel, product, sort, kernel      ->      Native(0, 2), PythonCall(sort), Native(2, 3)
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Native:
 
 
 @dataclass(frozen=True)
-class Call:
+class PythonCall:
     """A Python call. ``dead`` are the slots that nothing needs afterwards."""
 
     step: PythonStep
     dead: tuple[int, ...]
 
 
-Stretch = Native | Call
+Stretch = Native | PythonCall
 
 
 def stretches_of(plan: Schedule) -> tuple[Stretch, ...]:
@@ -45,7 +45,7 @@ def stretches_of(plan: Schedule) -> tuple[Stretch, ...]:
     for number, step in enumerate(plan.steps):
         if isinstance(step, PythonStep):
             used = dict.fromkeys(slots_of(step, plan))
-            parts.append(Call(step, tuple(s for s in used if last_use[s] == number and s not in kept)))
+            parts.append(PythonCall(step, tuple(s for s in used if last_use[s] == number and s not in kept)))
             continue
         begins = plan.writing and number == len(plan.steps) - plan.writing
         if parts and isinstance(before := parts[-1], Native) and not begins:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fuse.runtime.compiler import build
-from fuse.runtime.libraries import Product, gemm_address, gemm_batch_address
+from fuse.runtime.libraries import LibraryProduct, gemm_address, gemm_batch_address
 from fuse.runtime.steps import CopyStep, KernelStep, Place, ProductStep, PythonStep, Step
 
 _KERNEL, _COPY = 0, 1
@@ -92,7 +92,7 @@ def copy_detail(item: int, size: Sequence[int], to: Sequence[int], source: Seque
     return [len(merged), item, *(n for length, a, b in merged for n in (length, a * item, b * item))]
 
 
-def _product_function(product: Product) -> tuple[int, int]:
+def _product_function(product: LibraryProduct) -> tuple[int, int]:
     single, grouped = gemm_address(product.dtype), gemm_batch_address(product.dtype)
     if product.batch > 1 and grouped:
         return _BATCH[product.dtype], grouped
@@ -100,7 +100,7 @@ def _product_function(product: Product) -> tuple[int, int]:
     return _PRODUCT[product.dtype], single
 
 
-def _product_detail(product: Product) -> list[int]:
+def _product_detail(product: LibraryProduct) -> list[int]:
     item = product.dtype.itemsize
     (transpose_a, lda), (transpose_b, ldb) = product.left_form, product.right_form
     scales = struct.unpack("2q", struct.pack("2d", product.alpha, product.beta))

@@ -61,7 +61,7 @@ class Toolchain:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CompilerRun:
     """How a compiler run ended: exit status (negative: the signal that ended it) and everything it printed."""
 
     status: int
@@ -71,9 +71,9 @@ class Outcome:
     def first_error(self) -> str:
         """The line that says what is wrong, on one line and not too long.
 
-        >>> Outcome(1, "In function f:\\nk.cpp:3:5: error: 'x' was not declared\\nk.cpp:9:1: error: y").first_error
+        >>> CompilerRun(1, "In function f:\\nk.cpp:3:5: error: 'x' was not declared\\nk.cpp:9:1: error: y").first_error
         "k.cpp:3:5: error: 'x' was not declared"
-        >>> Outcome(-9, "").first_error
+        >>> CompilerRun(-9, "").first_error
         'ended by signal 9'
         """
         lines = [" ".join(line.split()) for line in self.output.splitlines() if line.strip()]
@@ -143,7 +143,7 @@ def learn_rejected_options(toolchain: Toolchain) -> bool:
     return bool(rejected)
 
 
-def compile_in(directory: Path, source: str, toolchain: Toolchain, options: Sequence[str]) -> Outcome:
+def compile_in(directory: Path, source: str, toolchain: Toolchain, options: Sequence[str]) -> CompilerRun:
     """Compile ``source`` to ``LIBRARY_NAME`` in ``directory``, with the required options and these.
 
     Names in the command are relative, so that the library's bytes do not depend on the directory.
@@ -188,7 +188,7 @@ def _identified(command: tuple[str, ...], modified_ns: int, size: int) -> Toolch
     return Toolchain(command, outcome.output)
 
 
-def _run(command: Sequence[str], directory: Path) -> Outcome:
+def _run(command: Sequence[str], directory: Path) -> CompilerRun:
     limit = time_limit()
     if interrupts.are_stopped():
         raise CompileFailed(f"compiler {command[0]} was not started: the call was interrupted")
@@ -217,4 +217,4 @@ def _run(command: Sequence[str], directory: Path) -> Outcome:
                     f"set FUSE_COMPILE_TIMEOUT to more seconds or CXX to another compiler"
                 ) from None
             raise
-    return Outcome(process.returncode, output.decode(errors="replace"))
+    return CompilerRun(process.returncode, output.decode(errors="replace"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.check.compare import compare
-from fuse.check.draws import Recorded, Replayed
+from fuse.check.draws import RecordedDraws, Replayed
 from fuse.check.oracle import check
 from fuse.check.sizes import Jittered, sizes
 from fuse.graph.function import Function
@@ -98,7 +98,7 @@ def test_what_is_written_in_place_is_moved_too_and_views_are_not() -> None:
 
 
 def test_moving_numbers_draws_nothing_that_a_run_replays() -> None:
-    with Recorded() as draws:
+    with RecordedDraws() as draws:
         pass
     x = torch.rand(4, dtype=torch.float64)
     with Replayed(draws), Jittered(UNIT, 0) as mode:

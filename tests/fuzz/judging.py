@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 import fuse
 from fuse.check import oracle
-from fuse.check.draws import Recorded
+from fuse.check.draws import RecordedDraws
 from fuse.check.inputs import Call, copied
 from fuse.errors import FuseError
 from fuse.kernel.cpu import emit, loop_kernel, loop_units
@@ -113,7 +113,7 @@ def _in_turn(program: Program) -> tuple[str, int]:
             theirs.zero_grad()
             mine.zero_grad()
             before = copied(call)
-            with Recorded() as draws:
+            with RecordedDraws() as draws:
                 eager = oracle._outcome(call, None, 0, program.train)
             exact, _ = oracle._reference(before, eager, 0, program.train, draws)
             try:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fuse
 from fuse import cli
 from fuse.errors import FuseError
-from fuse.report.against import Compiled, compiled
+from fuse.report.against import TorchCompiled, compiled
 
 MODEL = """
 import torch
@@ -53,7 +53,7 @@ class Products(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def products() -> Compiled:
+def products() -> TorchCompiled:
     return compiled(Products().eval(), (torch.randn(4, 8),))
 
 
@@ -62,7 +62,7 @@ def line(text: str) -> str:
     return f"{Path(__file__).name}:{1 + max(n for n, one in enumerate(lines) if one.strip().startswith(text))}"
 
 
-def test_launches_are_told_by_line(products: Compiled) -> None:
+def test_launches_are_told_by_line(products: TorchCompiled) -> None:
     assert products.obstacle == ""
     assert products.graphs == 1
     assert products.breaks == ()
@@ -73,7 +73,7 @@ def test_launches_are_told_by_line(products: Compiled) -> None:
     assert any("aten.tanh" in kernel.operators and kernel.lines == (first,) for kernel in products.kernels)
 
 
-def test_refusals_have_reasons_and_lines(products: Compiled) -> None:
+def test_refusals_have_reasons_and_lines(products: TorchCompiled) -> None:
     assert products.refusals
     assert all(one.reason and one.count > 0 and "%" not in one.reason for one in products.refusals)
     assert any(source.startswith(Path(__file__).name) for one in products.refusals for source in one.lines)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import fuse
-from fuse.report.loops import Loop, Rolled, formula
+from fuse.report.loops import Repetition, RolledLoop, formula
 from fuse.report.show import Report
 from fuse.rewrite.registry import register_pass, unregister
 from fuse.rewrite.verdict import Verdict, rewrite
@@ -71,7 +71,7 @@ def unrolled(model: nn.Module, *args: Tensor) -> Report:
     return fuse.show(model, args, passes=passes)
 
 
-def figures(loop: Loop) -> tuple[int, int, int]:
+def figures(loop: Repetition) -> tuple[int, int, int]:
     return loop.trip_count, loop.launches_per_step_before, loop.launches_per_step_after
 
 
@@ -84,7 +84,7 @@ def test_a_rolled_loop_leaves_no_launch_of_a_step_however_few_they_are(steps: in
 
 def test_a_rolled_loop_says_what_it_carries_reads_and_keeps() -> None:
     (loop,) = fuse.show(Normalised(), (torch.ones(8, 2, 4),)).loops
-    assert loop.rolled == (Rolled(8, states=("f32[2, 4]",), reads=("f32[2, 4]",), keeps=("f32[2, 4]",)),)
+    assert loop.rolled == (RolledLoop(8, states=("f32[2, 4]",), reads=("f32[2, 4]",), keeps=("f32[2, 4]",)),)
     assert loop.peeled == 0
 
 
@@ -165,9 +165,9 @@ def test_straight_code_has_no_loops() -> None:
 
 
 def test_steps_that_differ_are_peeled() -> None:
-    kernel = Rolled(7, ("f32[4]",), (), ())
-    assert Loop(8, 3, 0, "m.py:1", (kernel,)).peeled == 1
-    assert Loop(3, 16, 2, "m.py:1", (kernel, kernel)).peeled == 0  # a stack of loops, not steps
+    kernel = RolledLoop(7, ("f32[4]",), (), ())
+    assert Repetition(8, 3, 0, "m.py:1", (kernel,)).peeled == 1
+    assert Repetition(3, 16, 2, "m.py:1", (kernel, kernel)).peeled == 0  # a stack of loops, not steps
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import fuse
 from benchmarks.viewer import FLAGS, browser, generated
 from fuse.errors import FuseError
 from fuse.graph.load import load
-from fuse.report.against import Compiled
+from fuse.report.against import TorchCompiled
 from fuse.report.aligned import diff_page
 from fuse.report.trace_page import trace_page
 from fuse.report.trace_report import trace
@@ -527,7 +527,7 @@ def test_what_torch_compile_did_is_a_list(running: Any, tmp_path: Path) -> None:
     line = values["record"]["lines"][0]["source"]
     refusal = {"reason": "node2 is extern or nop", "count": 3, "lines": [line]}
     kernel = {"name": "cpp_fused_tanh_0", "launches": 1, "lines": [line], "operators": ["aten.tanh"]}
-    made = Compiled(1, 1, (), (), (), 1.0, {line: 1}).to_dict() | {"refusals": [refusal], "kernels": [kernel]}
+    made = TorchCompiled(1, 1, (), (), (), 1.0, {line: 1}).to_dict() | {"refusals": [refusal], "kernels": [kernel]}
     path = tmp_path / "against.html"
     view({**values, "against": {"compile": made}}, path)
     one = Opened(running, path)

@@ -20,7 +20,7 @@ from fuse.graph.sources import modules_of
 from fuse.rewrite import registry, surgery
 from fuse.rewrite.deltas import Order
 from fuse.rewrite.pipeline import run_passes
-from fuse.rewrite.recording import Recorder, recording
+from fuse.rewrite.recording import PassRecorder, recording
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
@@ -123,11 +123,11 @@ def test_what_passes_change_in_any_way_is_replayed(temporary: list[str]) -> None
         graph = capture(Outer(), (torch.ones(3),))
         ledger = run_passes(graph, passes=passes, record=True)
         assert ledger.recording is not None
-        assert ledger.recording.after().text() == Recorder(graph).state.text()
+        assert ledger.recording.after().text() == PassRecorder(graph).state.text()
         for fuel in range(len(ledger.rewrites) + 1):
             graph = capture(Outer(), (torch.ones(3),))
             run_passes(graph, passes=passes, fuel=fuel)
-            assert ledger.recording.after(fuel).text() == Recorder(graph).state.text()
+            assert ledger.recording.after(fuel).text() == PassRecorder(graph).state.text()
         candidate = ledger.recording.declined[0]
         assert (candidate.reason, candidate.after, len(candidate.nodes)) == ("not yet", 0, 1)
 
@@ -158,7 +158,7 @@ def test_a_pass_that_fails_leaves_no_trace_in_the_recording(temporary: list[str]
         ledger = run_passes(graph, passes=["crash", "no_ops"], record=True)
     assert ledger.recording is not None
     assert {delta.pass_name for delta in ledger.recording.deltas} == {"no_ops"}
-    assert ledger.recording.after().text() == Recorder(graph).state.text()
+    assert ledger.recording.after().text() == PassRecorder(graph).state.text()
 
 
 def test_lines_know_the_module_that_ran() -> None:

@@ -28,7 +28,7 @@ def compiled_sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     sources: list[str] = []
     original = toolchain.compile_in
 
-    def counted(directory: Path, source: str, *rest: object) -> toolchain.Outcome:
+    def counted(directory: Path, source: str, *rest: object) -> toolchain.CompilerRun:
         sources.append(source)
         return original(directory, source, *rest)
 

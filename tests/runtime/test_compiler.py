@@ -40,7 +40,7 @@ def script(path: Path, body: str) -> Path:
     return path
 
 
-def no_compiling(*_: object) -> toolchain.Outcome:
+def no_compiling(*_: object) -> toolchain.CompilerRun:
     raise AssertionError("the compiler was called")
 
 

@@ -119,21 +119,21 @@ def last_places(exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Target:
+class PrecisionTarget:
     """What a result has to reach: ``sqnr>=40`` (decibels), ``cosine>=0.999``, ``relative<=0.01``, ``max_abs<=0.1``."""
 
     measure: str
     bound: float
 
     @classmethod
-    def parse(cls, text: str) -> Target:
+    def parse(cls, text: str) -> PrecisionTarget:
         """Read one from a flag.
 
         Raises:
             FuseError: it is none.
 
-        >>> Target.parse("sqnr>=40")
-        Target(measure='sqnr', bound=40.0)
+        >>> PrecisionTarget.parse("sqnr>=40")
+        PrecisionTarget(measure='sqnr', bound=40.0)
         """
         found = re.fullmatch(r"\s*(sqnr|cosine|relative|max_abs)\s*(>=|<=)\s*([-+.0-9e]+)\s*", text)
         if not found or (found[2] == ">=") != (found[1] in ("sqnr", "cosine")):
@@ -146,20 +146,20 @@ class Target:
     def met(self, found: Errors) -> bool:
         """Whether errors are small enough.
 
-        >>> Target("sqnr", 40.0).met(Errors(0.02, 1.0, 1.0, 1.0))
+        >>> PrecisionTarget("sqnr", 40.0).met(Errors(0.02, 1.0, 1.0, 1.0))
         False
         """
         value: float = getattr(found, self.measure)
         return value >= self.bound if self.measure in ("sqnr", "cosine") else value <= self.bound
 
-    def harder(self, missed: Errors) -> Target:
+    def harder(self, missed: Errors) -> PrecisionTarget:
         """A target that is harder by twice what ``missed`` falls short.
 
-        >>> Target("cosine", 0.75).harder(Errors(0.5, 1.0, 1.0, 0.5))
-        Target(measure='cosine', bound=1.25)
+        >>> PrecisionTarget("cosine", 0.75).harder(Errors(0.5, 1.0, 1.0, 0.5))
+        PrecisionTarget(measure='cosine', bound=1.25)
         """
         value: float = getattr(missed, self.measure)
-        return Target(self.measure, self.bound + 2 * (self.bound - value))
+        return PrecisionTarget(self.measure, self.bound + 2 * (self.bound - value))
 
     def __str__(self) -> str:
         return f"{self.measure}{'>=' if self.measure in ('sqnr', 'cosine') else '<='}{self.bound:g}"

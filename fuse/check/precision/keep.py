@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuse.check.draws import Recorded, Replayed
+from fuse.check.draws import RecordedDraws, Replayed
 from fuse.check.inputs import Call, copied, in_float64
-from fuse.check.precision.errors import Errors, Target, errors
+from fuse.check.precision.errors import Errors, PrecisionTarget, errors
 from fuse.cost.count import count_graph
 from fuse.cost.profiles import get as device_profile
 from fuse.errors import FuseError
@@ -79,7 +79,7 @@ def recommend(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dtype: str,
-    target: Target,
+    target: PrecisionTarget,
     *,
     passes: Sequence[str] | None = None,
     seed: int = 0,
@@ -87,7 +87,7 @@ def recommend(
     """The operators of ``model`` to keep in float32 for ``target``.
 
     >>> model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))
-    >>> found = recommend(model, (torch.ones(2, 8),), {}, "bf16", Target("sqnr", 20.0))
+    >>> found = recommend(model, (torch.ones(2, 8),), {}, "bf16", PrecisionTarget("sqnr", 20.0))
     >>> found.precision
     fuse.Precision('bf16', keep=())
 
@@ -115,7 +115,7 @@ def recommend(
     return Recommendation(None, before, full, None, None, None, trial.count(), reason)
 
 
-def _smallest(sites: Sequence[str], trial: _Trials, target: Target) -> tuple[str, ...] | None:
+def _smallest(sites: Sequence[str], trial: _Trials, target: PrecisionTarget) -> tuple[str, ...] | None:
     """The operators to keep, in the order in which they run; None where keeping all is not enough."""
     if target.met(trial(())):
         return ()
@@ -154,7 +154,7 @@ class _Trials:
 def _trials(call: Call, dtype: str, seed: int) -> tuple[_Trials, list[str]]:
     """Errors of the result for operators kept, and which operators there are."""
     watch = Watch()
-    draws = Recorded()
+    draws = RecordedDraws()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         with draws:
@@ -175,7 +175,7 @@ def _run(call: Call, precision: Precision, watch: Watch) -> Any:
     return fresh.run(in_precision(fresh.model, precision, watch))
 
 
-def _exact(call: Call, draws: Recorded, seed: int) -> dict[str, Any]:
+def _exact(call: Call, draws: RecordedDraws, seed: int) -> dict[str, Any]:
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
@@ -198,7 +198,7 @@ def _worst(results: Mapping[str, Any], exact: Mapping[str, Any]) -> Errors:
 
 def _fused(call: Call, precision: Precision, passes: Sequence[str] | None, seed: int) -> Errors:
     """Errors of the result of a fused run, with what eager draws."""
-    draws = Recorded()
+    draws = RecordedDraws()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         with draws:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fuse.check.precision.chains import Chain, Operator
-from fuse.check.precision.errors import Errors, Target
+from fuse.check.precision.errors import Errors, PrecisionTarget
 from fuse.check.precision.keep import Cost, Recommendation, recommend
 from fuse.check.precision.run import chains
 from fuse.errors import FuseError
@@ -25,7 +25,7 @@ class PrecisionReport:
     """
 
     dtype: str
-    target: Target
+    target: PrecisionTarget
     eager: Chain
     fused: Chain
     recommended: Recommendation | None
@@ -70,7 +70,7 @@ def precision(
     >>> report.passed, report.eager.first_beyond, report.recommended.precision
     (True, None, fuse.Precision('bf16', keep=()))
     """
-    goal = Target.parse(target)
+    goal = PrecisionTarget.parse(target)
     eager, fused = chains(model, args, kwargs or {}, Precision(dtype), passes=passes, seed=seed)
     assert fused is not None
     try:
@@ -80,12 +80,12 @@ def precision(
     return PrecisionReport(dtype, goal, eager, fused, found)
 
 
-def crossing(chain: Chain, target: Target) -> Operator | None:
+def crossing(chain: Chain, target: PrecisionTarget) -> Operator | None:
     """The first operator at whose result the propagated error misses the target."""
     return next((one for one in chain.operators if "float" in one.dtype and not target.met(one.propagated)), None)
 
 
-def _chain(chain: Chain, target: Target) -> dict[str, Any]:
+def _chain(chain: Chain, target: PrecisionTarget) -> dict[str, Any]:
     crossed = crossing(chain, target)
     return {
         "result": _errors(chain.result),

@@ -23,7 +23,7 @@ from fuse.kernel.cpu.product_frame import (
     NAMES,
     PANEL,
     ROW_OF_BLOCK,
-    Frame,
+    ProductFrame,
     aligned,
     several,
     threads_for,
@@ -57,7 +57,7 @@ def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAUL
         Unsupported, NotAffine: there is no such kernel; the message is a reason.
     """
     first, second = _products(program)
-    frame = Frame.of(program)
+    frame = ProductFrame.of(program)
     real, itemsize = cpp_types.storage(first.dtype), first.dtype.itemsize
     maker = _Operands(program, frame.inputs, real)
     queries, keys, values = (

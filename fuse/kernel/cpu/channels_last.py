@@ -18,8 +18,8 @@ from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
     HEADERS,
     PANEL,
-    Frame,
     Operand,
+    ProductFrame,
     Right,
     Walk,
     aligned,
@@ -39,7 +39,7 @@ VECTORS_A_CYCLE = 0.5
 
 
 @dataclass(frozen=True)
-class Share:
+class ChannelsLastShare:
     """What is walked at once: so many rows of places; the outputs are split in so many parts."""
 
     rows: int
@@ -47,7 +47,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Places:
+class ConvolutionCosts:
     """What the shares of a convolution cost. ``blocks`` of ``width`` outputs are multiplied one after the other;
     ``in_place``: the image is read where it lies.
 
@@ -55,8 +55,8 @@ class Places:
     >>> from fuse.kernel.values import Input
     >>> image = Input((1, 64, 56, 56), torch.float32, 0, (64 * 3136, 1, 56 * 64, 64))
     >>> patches = PatchRows((1, 3136, 576), torch.float32, image, (3, 3), (56, 56), (1, 1), (1, 1), (1, 1))
-    >>> Places(patches, blocks=1, width=64).best(threads=2)
-    Share(rows=14, splits=1)
+    >>> ConvolutionCosts(patches, blocks=1, width=64).best(threads=2)
+    ChannelsLastShare(rows=14, splits=1)
     """
 
     patches: PatchRows
@@ -75,37 +75,37 @@ class Places:
         """Numbers of the field of so many rows of places; none where the image is read in place."""
         return 0 if self.in_place else math.prod(self.seen(rows)) * self.patches.source.shape[1]
 
-    def tasks(self, share: Share) -> int:
+    def tasks(self, share: ChannelsLastShare) -> int:
         """Shares of all images."""
         return self.patches.source.shape[0] * -(-self.patches.places[0] // share.rows) * share.splits
 
-    def cycles(self, share: Share, threads: int) -> float:
+    def cycles(self, share: ChannelsLastShare, threads: int) -> float:
         """Of the busiest thread: what it multiplies, a vector a cycle, and what it copies."""
         tasks = -(-self.tasks(share) // threads)
         tiles = -(-share.rows * self.patches.places[1] // PLACES_AT_ONCE) * PLACES_AT_ONCE
         multiplied = tiles * -(-self.blocks // share.splits) * self.width // PANEL * self.patches.shape[2]
         return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share.rows) / PANEL / VECTORS_A_CYCLE
 
-    def best(self, threads: int, place: int = 0) -> Share:
+    def best(self, threads: int, place: int = 0) -> ChannelsLastShare:
         """The share that takes so many threads the fewest cycles, among those whose field stays in the cache, or that
         in another place among those not far from it."""
         rows = halves(self.patches.places[0])
         itemsize = self.patches.dtype.itemsize
         rows = [number for number in rows if self.numbers(number) * itemsize <= LARGEST_FIELD] or rows[-1:]
         splits = [number for number in (1, 2, 4, 8) if number <= self.blocks]
-        shares = [Share(number, parts) for number in rows for parts in splits]
+        shares = [ChannelsLastShare(number, parts) for number in rows for parts in splits]
         return by_cost(shares, lambda share: self.cycles(share, threads), place)
 
 
-def walk(product: Product, image: Operand, right: Right, frame: Frame, one_thread: bool, form: Form) -> Walk:
+def walk(product: Product, image: Operand, right: Right, frame: ProductFrame, one_thread: bool, form: Form) -> Walk:
     """The walk over the tiles of a convolution of ``image``, whose weights are ``right`` [taps * channels, outputs]."""
     patches = product.left
     assert isinstance(patches, PatchRows)
     width, itemsize, outputs = right.panels * PANEL, product.dtype.itemsize, product.shape[2]
     images, channels, height, across = patches.source.shape
     in_place = not any(patches.padding) and image.strides[1] == 1 and image.strides[3] == channels
-    of = Places(patches, -(-outputs // width), width, in_place)
-    threads = threads_for(math.prod(patches.shape) * outputs, of.tasks(Share(1, of.blocks)), one_thread)
+    of = ConvolutionCosts(patches, -(-outputs // width), width, in_place)
+    threads = threads_for(math.prod(patches.shape) * outputs, of.tasks(ChannelsLastShare(1, of.blocks)), one_thread)
     share = of.best(threads, form.share)
     threads = min(threads, of.tasks(share))
     field = aligned(of.numbers(share.rows) * itemsize)

@@ -20,8 +20,8 @@ from fuse.kernel.extents import varies
 from fuse.kernel.index import ZERO, Size, Stride, contiguous_strides
 from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
 from fuse.kernel.loop_sizes import sizes_of, strides_in
-from fuse.kernel.loop_stages import Kept, Product, Step
-from fuse.kernel.placement import Placement
+from fuse.kernel.loop_stages import Kept, Product, StepValues
+from fuse.kernel.placement import StridedPlace
 from fuse.kernel.schedule import schedule
 from fuse.kernel.values import Input, Output, Program, Value
 
@@ -58,7 +58,7 @@ class Frame:
     ``told`` are sizes that vary between calls, beside those of every loop.
     """
 
-    step: Step
+    step: StepValues
     spec: LoopSpec
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
@@ -87,7 +87,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Share:
+class ThreadFunction:
     """What one thread does: ``text`` defines the function, which needs ``workspace`` bytes.
 
     At most ``threads`` pay. With ``work``, that much in a step, so many steps may be too few for all of them.
@@ -232,7 +232,7 @@ def stage_memory(frame: Frame, workspace: Workspace, stages: Iterable[Product | 
 
 
 def packing(
-    target: str, panels: int, panel: int, matrix: Placement, name: str, depth: int, column: str, columns: int
+    target: str, panels: int, panel: int, matrix: StridedPlace, name: str, depth: int, column: str, columns: int
 ) -> str:
     """The call that packs one panel of a weight: columns from ``column`` on, up to ``columns`` of the matrix."""
     source = name if matrix.start == ZERO else f"{name} + {matrix.start}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fuse.graph.loop import Loop
 from fuse.kernel.cpu.emit import PARALLEL_WORK
-from fuse.kernel.cpu.loop_frame import ALIGNMENT, Frame, Share, indented
+from fuse.kernel.cpu.loop_frame import ALIGNMENT, Frame, ThreadFunction, indented
 from fuse.kernel.cpu.loop_rows import rows_text
 from fuse.kernel.cpu.loop_units import units_text
 from fuse.kernel.cpu.names import is_kept_in_loops
@@ -34,7 +34,7 @@ from fuse.kernel.target import LoopKernels
 
 HEADERS = ("threads.h", "products.h")
 
-Schedule = Callable[[Frame, str], Share]
+Schedule = Callable[[Frame, str], ThreadFunction]
 
 
 def loop_kernel(
@@ -141,12 +141,12 @@ def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
     return Kernel(name, source, frozenset(), parallel, share.workspace + ALIGNMENT, sizes, HEADERS)
 
 
-def threads_that_pay(share: Share, steps: int) -> int:
+def threads_that_pay(share: ThreadFunction, steps: int) -> int:
     """How many threads a loop of so many steps asks for."""
     return share.threads if share.work is None else smaller(share.threads, 1 + share.work * steps // PARALLEL_WORK)
 
 
-def _entry(frame: Frame, share: Share) -> str:
+def _entry(frame: Frame, share: ThreadFunction) -> str:
     """The kernel itself: it asks for the threads that pay, as :func:`threads_that_pay` says."""
     threads = str(share.threads)
     lines = frame.reads_sizes({size.name for size in frame.told}) if frame.told else []

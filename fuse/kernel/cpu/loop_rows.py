@@ -19,7 +19,7 @@ from fuse.kernel.cpu.loop_batch import rows_of_batch, share_of_rows
 from fuse.kernel.cpu.loop_frame import (
     Destination,
     Frame,
-    Share,
+    ThreadFunction,
     Workspace,
     indented,
     lasts_of,
@@ -45,7 +45,7 @@ _INDENT = "    "
 _Nest = list[Statement]
 
 
-def rows_text(frame: Frame, name: str) -> Share:
+def rows_text(frame: Frame, name: str) -> ThreadFunction:
     """One thread's share.
 
     Raises:
@@ -99,7 +99,7 @@ def rows_text(frame: Frame, name: str) -> Share:
     lines += [*indented(1, ["return 0;"]), "}"]
     effort = sum(PACKING.padded(p.result.shape[1]) * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
     effort += sum(work(s) for statements in nests for s in statements)
-    return Share("\n".join(lines) + "\n", workspace.size, batch, effort)
+    return ThreadFunction("\n".join(lines) + "\n", workspace.size, batch, effort)
 
 
 def _stopping(frame: Frame, stop: Stop) -> list[str]:

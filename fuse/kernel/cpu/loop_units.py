@@ -22,7 +22,7 @@ from fuse.kernel.cpu.loop_frame import (
     ALIGNMENT,
     Destination,
     Frame,
-    Share,
+    ThreadFunction,
     Workspace,
     indented,
     lasts_of,
@@ -139,7 +139,7 @@ class _Phase:
     statements: tuple[Statement, ...]
 
 
-def units_text(frame: Frame, name: str) -> Share:
+def units_text(frame: Frame, name: str) -> ThreadFunction:
     """One thread's share.
 
     Raises:
@@ -190,7 +190,7 @@ def units_text(frame: Frame, name: str) -> Share:
     lines += indented(1, _copied(frame.states, frame.step.names, lasts_of(frame), domain))
     lines += ["    return 0;", "}"]
     threads = larger(1, smaller(domain.blocks, multiplications(frame) // WORK_FOR_A_THREAD))
-    return Share("\n".join(lines) + "\n", workspace.size, threads)
+    return ThreadFunction("\n".join(lines) + "\n", workspace.size, threads)
 
 
 def _domain(frame: Frame) -> _Domain:

@@ -93,7 +93,7 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class Frame:
+class ProductFrame:
     """The kernel of ``program``, but for what it does."""
 
     program: Program
@@ -101,13 +101,13 @@ class Frame:
     outputs: list[Buffer]
 
     @staticmethod
-    def of(program: Program) -> Frame:
+    def of(program: Program) -> ProductFrame:
         names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
         inputs = [
             Buffer(f"{n}_" if n in NAMES else n, v.dtype, "input") for n, v in zip(names, program.inputs, strict=True)
         ]
         outputs = [Buffer(f"out{i}", o.value.dtype, "output") for i, o in enumerate(program.outputs)]
-        return Frame(program, inputs, outputs)
+        return ProductFrame(program, inputs, outputs)
 
     @property
     def workspace(self) -> str:

@@ -26,8 +26,8 @@ from fuse.kernel.cpu.product_frame import (
     OF_BLOCK,
     PANEL,
     ROW_OF_BLOCK,
-    Frame,
     Operand,
+    ProductFrame,
     Right,
     Walk,
     aligned,
@@ -61,7 +61,7 @@ def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -
     product, *more = products_below([o.value for o in program.outputs])
     if more:
         raise Unsupported("two products in one kernel")
-    frame = Frame.of(program)
+    frame = ProductFrame.of(program)
     epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
     walk = _walk(product, frame, one_thread, form)
     real = cpp_types.storage(product.dtype)
@@ -75,7 +75,7 @@ def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -
     return Written(frame.around(name, lines), walk.workspace_bytes, several(walk.threads), walk.headers)
 
 
-def _walk(product: Product, frame: Frame, one_thread: bool, form: Form) -> Walk:
+def _walk(product: Product, frame: ProductFrame, one_thread: bool, form: Form) -> Walk:
     """The walk over the tiles of a product or a convolution."""
     if isinstance(product.left, PatchRows):
         image = operand_of(product.left.source, frame.inputs)
@@ -90,7 +90,7 @@ def _walk(product: Product, frame: Frame, one_thread: bool, form: Form) -> Walk:
     raise Unsupported("a batch of products is left to the library")
 
 
-def _packed(product: Product, left: Operand, right: Right, frame: Frame, one_thread: bool) -> Walk:
+def _packed(product: Product, left: Operand, right: Right, frame: ProductFrame, one_thread: bool) -> Walk:
     """The walk over the tiles of a product whose right operand is packed, block by block or before."""
     (rows, columns), depth = product.shape, product.left.shape[1]
     threads = threads_for(rows * columns * depth, -(-columns // (right.panels * PANEL)) * -(-rows // 4), one_thread)
@@ -103,7 +103,7 @@ def _packed(product: Product, left: Operand, right: Right, frame: Frame, one_thr
     return Walk(lines, threads * right.block_bytes + ALIGNMENT, threads)
 
 
-def _right(product: Product, frame: Frame, form: Form) -> Right:
+def _right(product: Product, frame: ProductFrame, form: Form) -> Right:
     """The right operand of a product, a matrix that is packed in the call or before."""
     (depth, columns), itemsize = product.right.shape, product.dtype.itemsize
     if before := _packed_before(product.right):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
-from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, Frame, several, threads_for
+from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, ProductFrame, several, threads_for
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import operand_of, panels_of
 from fuse.kernel.extents import is_one
@@ -53,7 +53,7 @@ def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAU
     padded = -(-columns // (PANEL * panels)) * PANEL * panels
     if padded * depth * itemsize > LARGEST_MATRIX:
         raise Unsupported("a product's result is reduced, and its matrix too large to multiply whole rows at a time")
-    frame = Frame.of(program)
+    frame = ProductFrame.of(program)
     left, right = operand_of(product.left, frame.inputs), operand_of(product.right, frame.inputs)
     if left.strides[1] != 1 and not is_one(depth):
         raise Unsupported("the rows of the left operand do not lie in order in memory")

@@ -19,8 +19,8 @@ from fuse.kernel.cpu.product_frame import (
     HEADERS,
     MOST_PANELS,
     PANEL,
-    Frame,
     Operand,
+    ProductFrame,
     Walk,
     aligned,
     halves,
@@ -146,7 +146,9 @@ class Convolution:
         return Share(smaller(self.patches.places[0], best.rows), self.patches.places[1], best.splits)
 
 
-def windowed(product: Product, left: Operand, image: Operand, frame: Frame, one_thread: bool, form: Form) -> Walk:
+def windowed(
+    product: Product, left: Operand, image: Operand, frame: ProductFrame, one_thread: bool, form: Form
+) -> Walk:
     """The walk over the tiles of a convolution, whose weights are ``left`` [outputs, depth], one for each group."""
     patches = product.right
     assert isinstance(patches, Patches)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.inputs import Call
-from fuse.check.precision.errors import Target, errors
+from fuse.check.precision.errors import PrecisionTarget, errors
 from fuse.check.precision.keep import recommend
 from fuse.graph.precision import Precision, in_precision
 
@@ -36,7 +36,7 @@ class Turns(nn.Module):
 def test_the_sum_is_kept_and_nothing_that_is_not_needed() -> None:
     torch.manual_seed(0)
     model, x = Sums(), torch.randn(4, 8)
-    target = Target("sqnr", 45.0)
+    target = PrecisionTarget("sqnr", 45.0)
     found = recommend(model, (x,), {}, "bf16", target)
     assert not target.met(found.before)
     assert found.precision is not None
@@ -57,7 +57,7 @@ def test_the_sum_is_kept_and_nothing_that_is_not_needed() -> None:
 
 
 def test_what_float32_cannot_reach_either_is_said() -> None:
-    found = recommend(Turns(), (torch.linspace(0.1, 1.0, 64),), {}, "bf16", Target("sqnr", 120.0))
+    found = recommend(Turns(), (torch.linspace(0.1, 1.0, 64),), {}, "bf16", PrecisionTarget("sqnr", 120.0))
     assert found.precision is None
     assert "with all" in found.reason
 
@@ -65,6 +65,6 @@ def test_what_float32_cannot_reach_either_is_said() -> None:
 def test_the_model_is_left_alone() -> None:
     model = nn.BatchNorm1d(4)
     call = Call(model, (torch.randn(8, 4),), {})
-    recommend(model, call.args, {}, "bf16", Target("sqnr", 20.0))
+    recommend(model, call.args, {}, "bf16", PrecisionTarget("sqnr", 20.0))
     assert model.running_mean is not None
     assert not model.running_mean.any()
