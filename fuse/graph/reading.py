@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph.compact import Chosen, makes
+from fuse.graph.control_flow import run_plainly
 from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
@@ -340,6 +341,15 @@ class Reader:
             return self._evaluation.value(node)
 
     @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """What cannot be captured in here ends the recording, whatever the user's code makes of it."""
+        try:
+            yield
+        except CaptureError as error:
+            self.trouble = error
+            raise
+
+    @contextlib.contextmanager
     def _troubled(self) -> Iterator[None]:
         """What is raised while values are computed ends the recording, whatever the user's code makes of it."""
         try:
@@ -392,11 +402,14 @@ def reads_followed(reader: Reader) -> Iterator[None]:
     higher: Any = _higher_order
     compiled = getattr(higher, "_hop_compile_and_call", None)
     if compiled is not None:  # torch 2.11 has it not: there torch.cond stays what a graph cannot hold
-        higher._hop_compile_and_call = lambda function, args: (
-            compiled(function, args)
-            if threading.get_ident() != thread or reader.closed
-            else _chosen(compiled, function, args)
-        )
+
+        def followed(function: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
+            if threading.get_ident() != thread or kwargs:
+                return compiled(function, args, kwargs)
+            with reader.refusing():
+                return run_plainly(function, args)
+
+        higher._hop_compile_and_call = followed
     try:
         yield
     finally:
@@ -419,14 +432,6 @@ def _numpy(reader: Reader, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         array = values.numpy()
     array.flags.writeable = False
     return array
-
-
-def _chosen(compiled: Callable[..., Any], function: Any, args: tuple[Any, ...]) -> Any:
-    """``torch.cond``, which eager compiles for the operands at hand: the branch that is taken."""
-    if not function.__qualname__.startswith("cond."):
-        return compiled(function, args)
-    truth, then, otherwise, operands = args
-    return then(*operands) if truth else otherwise(*operands)
 
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
