@@ -152,7 +152,7 @@ class Engine:
                 result, launches, ran = compiled.training.run(tensors)
             else:
                 values, launches = compiled.program.run(tensors)
-                if compiled.ending is not None and compiled.confirmation is not None:
+                if compiled.confirmation is not None:
                     launches = compiled.confirmation.launched(values, launches)
                 result, ran = compiled.rebuild(values, tensors), None
         except Exception as error:  # nothing was written: writes to inputs are a program's last steps
@@ -236,11 +236,12 @@ class Engine:
         """The specialisations that may serve a call for which ``first`` was found, the likely one first."""
         family = first[0].family
         assert family is not None
-        begins = family.likely() in (None, first[0])
+        begins = family.likely() in (None, first[0]) and not family.wavers()
         if begins:
             yield first
         alike = self._alike(family, leaves, spec)
-        for pair in family.ordered(alike, lambda pair: pair[0]):
+        tells = bool(alike) and alike[0][0].ending is not None  # its loop says how many steps the call takes
+        for pair in alike if tells and family.wavers() else family.ordered(alike, lambda pair: pair[0]):
             if not begins or pair[0] is not first[0]:
                 yield pair
 

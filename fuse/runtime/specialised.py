@@ -69,6 +69,7 @@ class Confirmation:
         self.learning = learning
         self.ending = ending
         self.served = {ending.count: ending} if ending else {}
+        self._others = beside(learning, ending.truths) if ending else learning
         self._is_first = True
 
     def __call__(self, values: Sequence[Tensor | None]) -> None:
@@ -77,9 +78,9 @@ class Confirmation:
             self.learning = replace(
                 self.learning, learned=tuple(_as_computed(one, values) for one in self.learning.learned)
             )
-        learning = self.learning
-        if self.ending is not None and self.ending.went_on(values) in self.served:
-            learning = beside(learning, self.ending.truths)
+            self._others = beside(self.learning, self.ending.truths) if self.ending else self.learning
+        ended = self.ending is not None and self.ending.went_on(values) in self.served
+        learning = self._others if ended else self.learning
         if different := learning.difference(values):
             raise Missed(different, self.learning.told(values))
 
@@ -91,7 +92,7 @@ class Confirmation:
         stops = (place for place, key in enumerate(reads) if told.get(key, truths.goes_on) is not truths.goes_on)
         went_on = next(stops, None)
         served = went_on is None or went_on in self.served
-        return served and beside(self.learning, truths).fits(told)
+        return served and self._others.fits(told)
 
     def serve(self, endings: Mapping[int, Ending]) -> None:
         """The program is known to serve calls that end otherwise, by how often their loops went on."""
@@ -99,7 +100,8 @@ class Confirmation:
 
     def launched(self, values: Sequence[Tensor | None], launches: Launches | int) -> Launches | int:
         """What a call launched whose loop ended somewhere, with what is to be copied of its values."""
-        assert self.ending is not None
+        if self.ending is None or not self.ending.lasting:
+            return launches
         copies = self.served[self.ending.went_on(values)].copies(values)
         if not copies:
             return launches
