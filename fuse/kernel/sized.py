@@ -96,6 +96,8 @@ def relation_of(
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
+    >>> relation_of((7, 7.0), [(5, 5.0)])
+    ((0, 1), (((('n0',), 1),), ((('n1',), 1),)))
     """
     alike = [o for o in references if all(map(_are_alike, now, o))]
     alike = alike or [o for o in references if all(map(_are_alike_but_for_ones, now, o))]
@@ -105,8 +107,10 @@ def relation_of(
         return None
     sizes: list[Column] = []
     factors: list[tuple[Column, Terms]] = []  # sizes, and those that are a few more or less than one
-    known: dict[Column, Terms] = {}
-    whole = {columns[place] for place in vary if type(columns[place][0]) is int}
+    known: dict[tuple[type, Column], Terms] = {}
+    kinds = [(type(column[0]), column) for column in columns]  # 2 and 2.0 are two numbers: 1 / 2 is 0 in C++
+    places: list[int] = []
+    whole = {columns[place] for place in vary if kinds[place][0] is int}
     for column in sorted(whole, key=lambda c: (max(map(abs, c)), c)):
         terms = None if column[0] in apart else _multiple(column, factors)
         if terms is None:
@@ -114,17 +118,17 @@ def relation_of(
             if shift is None:
                 terms = (((f"n{len(sizes)}",), 1),)
                 sizes.append(column)
+                places.append(kinds.index((int, column)))
             else:
                 terms = shift
             factors.append((column, terms))
-        known[column] = terms
+        known[int, column] = terms
     for place in sorted(vary):
-        column = columns[place]
-        if column not in known:  # floats, which follow from nothing
-            known[column] = (((f"n{len(sizes)}",), 1),)
-            sizes.append(column)
-    places = tuple(columns.index(size) for size in sizes)
-    return places, tuple(known[column] if place in vary else column[0] for place, column in enumerate(columns))
+        if kinds[place] not in known:  # floats, which follow from nothing
+            known[kinds[place]] = (((f"n{len(places)}",), 1),)
+            places.append(place)
+    numbers = (known[kind] if place in vary else kind[1][0] for place, kind in enumerate(kinds))
+    return tuple(places), tuple(numbers)
 
 
 def _are_alike(a: Any, b: Any) -> bool:
