@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fuzz.running import KINDS, Line, block
+from tests.fuzz.sanitizing import sanitized
 
 PROGRAMS_A_PROCESS = 400
 
@@ -27,9 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed; the next ones follow")
     parser.add_argument("--only", choices=sorted(KINDS), help="straight programs and loops in turn without it")
     parser.add_argument("--unoptimised", action="store_true", help="compile kernels with -O0: many more programs")
+    parser.add_argument("--sanitize", action="store_true", help="compile kernels with GCC's sanitizers: faults end it")
     parser.add_argument("--programs", type=int, default=10**9, help="at most so many")
     parser.add_argument("--log", type=Path, default=Path("fuzz.jsonl"), help="a line for each program is added here")
     options = parser.parse_args(arguments)
+    if options.sanitize:
+        again = [one for one in (sys.argv[1:] if arguments is None else arguments) if one != "--sanitize"]
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "tests.fuzz", *again]
+            return subprocess.run(command, env=sanitized(Path(folder)), check=False).returncode
     end = time.monotonic() + options.minutes * 60
     lines: list[Line] = []
     seed = options.seed
