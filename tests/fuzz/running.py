@@ -61,6 +61,8 @@ def _work(results: Connection, seeds: range, only: str | None, unoptimised: bool
         start = time.monotonic()
         program = KINDS[kind](seed)
         verdict = judge(program, unoptimised=unoptimised)
+        if verdict.problem and isinstance(program, nnsmith.Network) and nnsmith.told_by_rounding(program):
+            verdict = Verdict(unfit=True)
         seconds = round(time.monotonic() - start, 2)
         if verdict.problem and not isinstance(program, nnsmith.Network):  # whose text is not Python
             program = _shrunk(program, unoptimised)
