@@ -93,7 +93,9 @@ def _product(reader: StepReader, node: Node, left: Value, right: Value) -> Value
         reader.keep(operand, f"{plain_name(node.name)}_{side}") if _worth_keeping(operand, times) else operand
         for operand, side, times in zip((left, right), ("left", "right"), again, strict=True)
     )
-    return contractions.product(left, right, lambda sums: reader.keep(sums, name) if reader.cut else sums)
+    return contractions.product(
+        left, right, lambda sums: reader.keep(sums, name) if reader.cut == "reductions" else sums
+    )
 
 
 def _weight(reader: StepReader, value: Value) -> StridedPlace | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch.fx import Node
@@ -44,6 +45,10 @@ class Kept:
 
 Stage = Product | Kept
 
+Cut = Literal["as needed", "concatenations", "reductions"]
+"""What is in memory before something else reads it: what must be; concatenations of what is computed, too; the result
+of every reduction, too."""
+
 
 @dataclass(frozen=True)
 class StepValues:
@@ -67,12 +72,12 @@ class StepValues:
 class StepReader:
     """What is known while the body's nodes are read in order: memory by position, its names, the stages so far.
 
-    ``cut``: the result of every reduction is kept. ``factors`` are left operands of products that are in memory, by
+    ``cut`` says what is kept beside what must be. ``factors`` are left operands of products that are in memory, by
     ``id`` of the value.
     """
 
     spec: LoopSpec
-    cut: bool
+    cut: Cut
     operands: int
     packing: Packing
     is_kept: Callable[[str], bool]

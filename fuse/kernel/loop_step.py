@@ -25,13 +25,13 @@ from fuse.kernel.dtypes import supported
 from fuse.kernel.index import contiguous_strides
 from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
 from fuse.kernel.loop_sizes import strides_in
-from fuse.kernel.loop_stages import StepReader, StepValues
+from fuse.kernel.loop_stages import Cut, StepReader, StepValues
 from fuse.kernel.names import plain_name
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import as_memory
 from fuse.kernel.recipes import Call, Result, Unsupported, bind, translate
-from fuse.kernel.values import Constant, Input, Map, Value
-from fuse.kernel.walks import reductions_below
+from fuse.kernel.values import Concat, Constant, Input, Map, Value
+from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, reductions_below
 
 aten = torch.ops.aten
 
@@ -49,9 +49,9 @@ TABLES = (
 
 
 def read_step(
-    loop: Loop, operands: Sequence[Tensor], cut: bool, packing: Packing, is_kept: Callable[[str], bool]
+    loop: Loop, operands: Sequence[Tensor], cut: Cut, packing: Packing, is_kept: Callable[[str], bool]
 ) -> StepValues:
-    """The step that ``loop``'s body describes; with ``cut``, the result of every reduction is kept.
+    """The step that ``loop``'s body describes; ``cut`` says what is kept beside what must be.
 
     ``packing`` is that of the target: results of products are padded to whole blocks. ``is_kept`` says which names the
     target keeps for itself.
@@ -136,13 +136,21 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
         if isinstance(part, Map):
             reader.value_names.setdefault(id(part), reader.hint(node))
             reader.named.append(part)
-    if not reader.cut or not reductions_below(p for p in parts if p is not None):
+    if reader.cut != "as needed" and isinstance(result, Concat) and _worth_putting_together(node, result):
+        return reader.keep(result, f"{plain_name(node.name)}_kept")
+    if reader.cut != "reductions" or not reductions_below(p for p in parts if p is not None):
         return result
     name = f"{plain_name(node.name)}_kept"
     if not isinstance(result, tuple):
         return reader.keep(result, name)
     used = {user.args[1] for user in node.users}
     return tuple(reader.keep(p, name) if p is not None and i in used else None for i, p in enumerate(result))
+
+
+def _worth_putting_together(node: Node, value: Concat) -> bool:
+    """Whether a concatenation is written piece by piece before it is read: who reads an element would ask which piece
+    it is of, and compute it of all."""
+    return any(user.op != "output" for user in node.users) and cost_within_stage(value) >= WORTH_KEEPING
 
 
 def _bound(node: Node, values: Mapping[Node, Result]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ result y:     y_steps (result)   ->  y (this step's place)
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,15 +18,18 @@ from torch import Tensor
 from fuse.graph.loop import LoopSpec
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.extents import varies
-from fuse.kernel.index import ZERO, Size, Stride, contiguous_strides
+from fuse.kernel.index import ZERO, Affine, NotAffine, Size, Stride, contiguous_strides
 from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
 from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_stages import Kept, Product, StepValues
 from fuse.kernel.placement import StridedPlace
 from fuse.kernel.schedule import schedule
-from fuse.kernel.values import Input, Output, Program, Value
+from fuse.kernel.values import Concat, Input, Output, Program, Value
 
 ALIGNMENT = 64
+
+MOST_PIECES = 16
+"""Pieces of concatenations that are stored by the nests of other results: many are written one after another."""
 
 
 def indented(depth: int, lines: Sequence[str]) -> list[str]:
@@ -161,11 +165,22 @@ def state_pointers(frame: Frame, state: Input, time: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Destination:
-    """``value`` goes to the memory named ``name`` with these strides (elements)."""
+    """``value`` goes to the memory named ``name`` with these strides (elements), from element ``start`` on."""
 
     value: Value
     name: str
     strides: tuple[Stride, ...]
+    start: Affine = ZERO
+
+    def pieces(self) -> list[Destination]:
+        """The same as one destination for each piece of a concatenation."""
+        if not isinstance(self.value, Concat):
+            return [self]
+        found, start = [], self.start
+        for piece in self.value.pieces:
+            found += replace(self, value=piece, start=start).pieces()
+            start += Affine((), piece.shape[self.value.dim]).times(self.strides[self.value.dim])
+        return found
 
 
 def results_of(frame: Frame) -> list[Destination]:
@@ -206,21 +221,32 @@ def nest(
 ) -> list[Statement]:
     """The loops that compute and store ``destinations``.
 
+    Pieces of a concatenation are results like any other where they are few: what several need is computed once.
+
     Raises:
         NotAffine: there are no such loops; the message is a reason.
     """
-    outputs = tuple(Output(d.value, d.strides) for d in destinations)
-    body = schedule(Program(tuple(inputs), outputs, names, value_names))
-    renaming = {f"out{i}": d.name for i, d in enumerate(destinations)}
-    return [_renamed(s, renaming) for s in body.statements]
+
+    def stored(destinations: Sequence[Destination]) -> list[Statement]:
+        outputs = tuple(Output(d.value, d.strides) for d in destinations)
+        body = schedule(Program(tuple(inputs), outputs, names, value_names))
+        places = {f"out{i}": d for i, d in enumerate(destinations)}
+        return [_renamed(s, places) for s in body.statements]
+
+    pieces = [piece for destination in destinations for piece in destination.pieces()]
+    if len(destinations) < len(pieces) <= len(destinations) + MOST_PIECES:
+        with contextlib.suppress(NotAffine):
+            return stored(pieces)
+    return stored(destinations)
 
 
-def _renamed(statement: Statement, names: Mapping[str, str]) -> Statement:
+def _renamed(statement: Statement, places: Mapping[str, Destination]) -> Statement:
     if isinstance(statement, (Loop, Scope)):
-        return replace(statement, body=tuple(_renamed(s, names) for s in statement.body))
+        return replace(statement, body=tuple(_renamed(s, places) for s in statement.body))
     if isinstance(statement, Store) and statement.buffer.role == "output":
-        buffer = statement.buffer
-        return replace(statement, buffer=Buffer(names[buffer.name], buffer.dtype, buffer.role))
+        buffer, place = statement.buffer, places[statement.buffer.name]
+        offset = statement.offset + place.start
+        return replace(statement, buffer=Buffer(place.name, buffer.dtype, buffer.role), offset=offset)
     return statement
 
 

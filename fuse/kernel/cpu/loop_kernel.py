@@ -25,6 +25,7 @@ from fuse.kernel.cpu.product_frame import PACKING, several
 from fuse.kernel.extents import Conditions, NeedsNumber, smaller
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import sizes_of, strides_in
+from fuse.kernel.loop_stages import Cut
 from fuse.kernel.loop_step import read_step
 from fuse.kernel.lower import MAX_NAME_PARTS, Declined, Kernel, attempt, serve, structure
 from fuse.kernel.names import plain_name
@@ -73,7 +74,11 @@ def _lowered(
 ) -> Kernel | Declined:
     if not loop.spec.carries:
         return Declined("no state is carried from step to step")
-    schedules: tuple[tuple[Schedule, bool], ...] = ((units_text, False), (rows_text, False), (rows_text, True))
+    schedules: tuple[tuple[Schedule, Cut], ...] = (
+        (units_text, "as needed"),
+        (rows_text, "concatenations"),
+        (rows_text, "reductions"),
+    )
     for schedule, cut in schedules:
         found = attempt(lambda: _scheduled(loop, operands, results, told, schedule, cut))  # noqa: B023 (called at once)
         if isinstance(found, Kernel):
@@ -122,7 +127,7 @@ def _scheduled(
     results: Sequence[Tensor],
     told: tuple[Size, ...],
     schedule: Schedule,
-    cut: bool,
+    cut: Cut,
 ) -> Kernel:
     step = read_step(loop, operands, cut, PACKING, is_kept_in_loops)
     return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results), told), schedule)

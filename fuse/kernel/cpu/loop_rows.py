@@ -11,6 +11,7 @@ reads another row, there is no batch, or a condition stops the loop, one thread 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fuse.graph.loop import Stop
 from fuse.kernel.cpu import cpp_types
@@ -38,6 +39,8 @@ from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Statement
 from fuse.kernel.loop_stages import Kept, Product
+from fuse.kernel.values import Input, Map, Reduce, Value
+from fuse.kernel.walks import within_stage
 
 _INDENT = "    "
 
@@ -55,10 +58,12 @@ def rows_text(frame: Frame, name: str) -> ThreadFunction:
     sources, start_names, starts = starts_of(frame)
     before = nest(sources, start_names, starts, {})
     after = nest(frame.states, step.names, lasts_of(frame), {})
+    early = _early(frame)
     stages: list[_Nest | Product] = [
-        stage if isinstance(stage, Product) else _nest(frame, [_kept(frame, stage)]) for stage in step.stages
+        stage if isinstance(stage, Product) else _nest(frame, [_kept(frame, stage), *early.get(number, [])])
+        for number, stage in enumerate(step.stages)
     ]
-    stages.append(_nest(frame, results_of(frame)))
+    stages.append(_nest(frame, early[len(step.stages)]))
     products = [s for s in stages if isinstance(s, Product)]
     nests = [s for s in stages if not isinstance(s, Product)]
     stop = frame.spec.stop
@@ -116,6 +121,37 @@ def _stopping(frame: Frame, stop: Stop) -> list[str]:
 
 def _nest(frame: Frame, destinations: Sequence[Destination]) -> _Nest:
     return nest(frame.step.inputs, frame.step.names, destinations, frame.step.value_names)
+
+
+def _early(frame: Frame) -> dict[int, list[Destination]]:
+    """Results by the stage in whose nest they are computed: with what is kept, where they are made of it or share work
+    with it, else behind all stages.
+
+        kept = cat(f(add), g(add));  sums = kept @ w;  y = h(add)      ->      kept and y;  sums
+    """
+    stages = frame.step.stages
+    found: dict[int, list[Destination]] = {len(stages): []}
+    number_of = {stage.result.position: number for number, stage in enumerate(stages)}
+    below = {number: _work(stage.value) for number, stage in enumerate(stages) if isinstance(stage, Kept)}
+    for result in results_of(frame):
+        same = number_of.get(result.value.position) if isinstance(result.value, Input) else None
+        if same in below:
+            kept = stages[same]
+            assert isinstance(kept, Kept)
+            found.setdefault(same, []).append(replace(result, value=kept.value))
+            continue
+        read = within_stage([result.value], through_reductions=True)
+        ready = max((number_of.get(v.position, -1) for v in read if isinstance(v, Input)), default=-1)
+        own = _work(result.value)
+        place = next((number for number, work in below.items() if number > ready and work & own), len(stages))
+        found.setdefault(place, []).append(result)
+    return found
+
+
+def _work(value: Value) -> set[int]:
+    """What is computed for ``value``, by ``id``."""
+    below = within_stage([value], through_reductions=True)
+    return {id(v) for v in below if isinstance(v, (Map, Reduce)) and not (isinstance(v, Map) and v.is_copy)}
 
 
 def _kept(frame: Frame, stage: Kept) -> Destination:

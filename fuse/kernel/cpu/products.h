@@ -91,8 +91,8 @@ template <int Rows, int Vectors> inline constexpr int fuse_chains = Rows * Vecto
 template <int Rows, int Vectors, typename Real>
 using fuse_sums = fuse_vector<Real>[fuse_chains<Rows, Vectors>][Rows][Vectors];
 
-// Adds to Rows x Vectors sums what rows of the left operand make over so much of the depth.
-template <int Rows, int Vectors, typename Real, typename Weights>
+// Adds to Rows x Vectors sums what rows of the left operand, whose numbers lie Step apart, make over so much of the depth.
+template <int Rows, int Vectors, int Step = 1, typename Real, typename Weights>
 FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_add_products(
     fuse_sums<Rows, Vectors, Real> &sums, const Real *const (&left)[Rows], const Weights &right, int64_t depth) {
     FUSE_CONTRACT
@@ -109,7 +109,7 @@ FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_add_produ
             }
 #pragma GCC unroll 24
             for (int row = 0; row < Rows; ++row) {
-                const Real factor = left[row][k + chain];
+                const Real factor = left[row][(k + chain) * Step];
 #pragma GCC unroll 24
                 for (int part = 0; part < Vectors; ++part) sums[chain][row][part] += factor * weights[part];
             }
@@ -119,7 +119,7 @@ FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_add_produ
 #pragma GCC unroll 24
         for (int row = 0; row < Rows; ++row) {
 #pragma GCC unroll 24
-            for (int part = 0; part < Vectors; ++part) sums[0][row][part] += left[row][k] * right.at(k, part);
+            for (int part = 0; part < Vectors; ++part) sums[0][row][part] += left[row][k * Step] * right.at(k, part);
         }
     }
 }
@@ -144,7 +144,7 @@ FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_store_sum
 }
 
 // Rows x Gates sums over the whole depth.
-template <int Rows, int Gates, typename Real, typename Weights>
+template <int Rows, int Gates, int Step, typename Real, typename Weights>
 FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
     Real *__restrict out, int64_t row_stride, int64_t gate_stride, const Real *__restrict left, int64_t left_stride,
     Weights right, int64_t depth) {
@@ -152,17 +152,17 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
     fuse_sums<Rows, vectors, Real> sums = {};
     const Real *rows[Rows];
     for (int row = 0; row < Rows; ++row) rows[row] = left + row * left_stride;
-    fuse_add_products<Rows, vectors>(sums, rows, right, depth);
+    fuse_add_products<Rows, vectors, Step>(sums, rows, right, depth);
     fuse_store_sums<Rows, vectors>(out, row_stride, gate_stride, sums);
 }
 
-template <int Rows, int Gates, typename Real, typename Weights>
+template <int Rows, int Gates, int Step = 1, typename Real, typename Weights>
 static inline void fuse_product_gates(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left,
                                       int64_t left_stride, const Weights &right, int64_t depth) {
     constexpr int at_once = fuse_gates_at_once<Gates>;
     for (int gate = 0; gate < Gates; gate += at_once) {
-        fuse_product_block<Rows, at_once>(out + gate * gate_stride, row_stride, gate_stride, left, left_stride,
-                                          right.gate(gate), depth);
+        fuse_product_block<Rows, at_once, Step>(out + gate * gate_stride, row_stride, gate_stride, left, left_stride,
+                                                right.gate(gate), depth);
     }
 }
 

@@ -48,6 +48,8 @@ from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
 from fuse.kernel.values import Concat, Map, Output, Patches, PatchRows, Product, Program, Reindex, Scan, Value
 
+LARGEST_PANEL = 128 * 1024
+"""Bytes of some rows of a left operand that lies turned over, beside a block of the right one in the same cache."""
 WIDER_IS_BETTER = 0.25
 """How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
 
@@ -81,26 +83,41 @@ def _walk(product: Product, frame: ProductFrame, one_thread: bool, form: Form) -
         image = operand_of(product.left.source, frame.inputs)
         return channels_last.walk(product, image, _right(product, frame, form), frame, one_thread, form)
     left = operand_of(product.left, frame.inputs)
-    if left.strides[-1] != 1 and not is_one(product.left.shape[-1]):
-        raise Unsupported("the rows of the left operand do not lie in order in memory")
+    in_rows = left.strides[-1] == 1 or is_one(product.left.shape[-1])
+    if not in_rows and (isinstance(product.right, Patches) or not _in_columns(product, left)):
+        raise Unsupported("neither the rows nor the columns of the left operand lie in order in memory")
     if isinstance(product.right, Patches):
         return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, form)
     if len(product.shape) == 2:
-        return _packed(product, left, _right(product, frame, form), frame, one_thread)
+        return _packed(product, left, in_rows, _right(product, frame, form), frame, one_thread)
     raise Unsupported("a batch of products is left to the library")
 
 
-def _packed(product: Product, left: Operand, right: Right, frame: ProductFrame, one_thread: bool) -> Walk:
+def _in_columns(product: Product, left: Operand) -> bool:
+    """Whether the left operand is a matrix turned over, some rows of which a cache holds."""
+    depth, itemsize = estimate(product.left.shape[-1]), product.dtype.itemsize
+    return len(product.shape) == 2 and left.strides[0] == 1 and depth * PANEL * itemsize <= LARGEST_PANEL
+
+
+def _packed(
+    product: Product, left: Operand, in_rows: bool, right: Right, frame: ProductFrame, one_thread: bool
+) -> Walk:
     """The walk over the tiles of a product whose right operand is packed, block by block or before."""
     (rows, columns), depth = product.shape, product.left.shape[1]
     threads = threads_for(rows * columns * depth, -(-columns // (right.panels * PANEL)) * -(-rows // 4), one_thread)
+    real, panel_bytes = cpp_types.storage(product.dtype), 0
+    if in_rows:
+        rows_of_left = f"fuse_in_rows<{real}>{{{left.text}, {left.strides[0]}}}"
+    else:
+        panel_bytes = aligned(depth * PANEL * product.dtype.itemsize)
+        rows_of_left = f"fuse_in_columns<{real}>{{{left.text}, {left.strides[1]}}}"
     lines = [
         f"    const {right.text};",
-        f"    fuse_tiled_product(fuse_panels_{right.panels}, {left.text}, {left.strides[0]}, right,",
+        f"    fuse_tiled_product(fuse_panels_{right.panels}, {rows_of_left}, right,",
         f"                       {rows}, {columns}, {depth},",
-        f"                       {frame.workspace}, {threads}, {right.block_bytes},",
+        f"                       {frame.workspace}, {threads}, {right.block_bytes}, {panel_bytes},",
     ]
-    return Walk(lines, threads * right.block_bytes + ALIGNMENT, threads)
+    return Walk(lines, threads * (right.block_bytes + panel_bytes) + ALIGNMENT, threads)
 
 
 def _right(product: Product, frame: ProductFrame, form: Form) -> Right:

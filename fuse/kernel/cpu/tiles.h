@@ -71,32 +71,32 @@ static inline int64_t fuse_rows_at_once(int64_t rows, int64_t blocks, int64_t th
     return each < FUSE_ROWS_WORTH_PACKING ? FUSE_ROWS_WORTH_PACKING : (each + 7) / 8 * 8;
 }
 
-template <int Gates, int Rows, typename Real, typename Weights>
+template <int Gates, int Rows, int Step, typename Real, typename Weights>
 static inline void fuse_tile(Real *sums, const Real *left, int64_t left_stride, const Weights &right, int64_t depth) {
     constexpr int width = 16 * Gates;
-    fuse_product_gates<Rows, Gates>(sums, width, 16, left, left_stride, right,
-                                    depth < FUSE_DEPTH_AT_ONCE ? depth : FUSE_DEPTH_AT_ONCE);
+    fuse_product_gates<Rows, Gates, Step>(sums, width, 16, left, left_stride, right,
+                                          depth < FUSE_DEPTH_AT_ONCE ? depth : FUSE_DEPTH_AT_ONCE);
     for (int64_t k = FUSE_DEPTH_AT_ONCE; k < depth; k += FUSE_DEPTH_AT_ONCE) {
         alignas(64) Real more[Rows * width];
         const int64_t deep = depth - k < FUSE_DEPTH_AT_ONCE ? depth - k : FUSE_DEPTH_AT_ONCE;
-        fuse_product_gates<Rows, Gates>(more, width, 16, left + k, left_stride, right.from(k), deep);
+        fuse_product_gates<Rows, Gates, Step>(more, width, 16, left + k * Step, left_stride, right.from(k), deep);
         for (int i = 0; i < Rows * width; ++i) sums[i] += more[i];
     }
 }
 
 // Tiles of `Rows` rows from `row` on, then of four, two and one for the rest; `right` is one block of the other
-// operand.
-template <int Gates, int Rows, typename Real, typename Weights, typename Epilogue>
+// operand. Numbers of a row lie `Step` apart.
+template <int Gates, int Rows, int Step = 1, typename Real, typename Weights, typename Epilogue>
 static inline void fuse_tiles(const Real *left, int64_t left_stride, const Weights &right, int64_t depth, int64_t row,
                               int64_t last_row, const Epilogue &epilogue) {
     alignas(64) Real sums[Rows * 16 * Gates];
     for (; row + Rows <= last_row; row += Rows) {
-        fuse_tile<Gates, Rows>(sums, left + row * left_stride, left_stride, right, depth);
+        fuse_tile<Gates, Rows, Step>(sums, left + row * left_stride, left_stride, right, depth);
         epilogue(row, row + Rows, sums);
     }
     if constexpr (Rows > 1) {
         constexpr int fewer = Rows > 4 ? 4 : Rows / 2;
-        if (row < last_row) fuse_tiles<Gates, fewer>(left, left_stride, right, depth, row, last_row, epilogue);
+        if (row < last_row) fuse_tiles<Gates, fewer, Step>(left, left_stride, right, depth, row, last_row, epilogue);
     }
 }
 
@@ -128,10 +128,56 @@ template <typename Real> struct fuse_prepacked {
     }
 };
 
-template <int Gates, typename Real, typename Right>
-FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Real *left, int64_t left_stride, const Right &right,
-                                       int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
-                                       int64_t share_bytes, const fuse_epilogue<Real> &epilogue) {
+// A left operand whose rows lie in order, `stride` apart.
+template <typename Real> struct fuse_in_rows {
+    const Real *left;
+    int64_t stride;
+
+    template <int Gates, typename Weights, typename Epilogue>
+    void tiles(Real *, const Weights &right, int64_t depth, int64_t row, int64_t last_row,
+               const Epilogue &epilogue) const {
+        fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(left, stride, right, depth, row, last_row, epilogue);
+    }
+};
+
+// One whose columns do (a matrix turned over), `stride` apart: 16 rows are brought together at a time, in a panel that
+// a near cache holds.
+template <typename Real> struct fuse_in_columns {
+    const Real *left;
+    int64_t stride;
+
+    // So many rows from `row` on; vectors may read further, up to the start of the last column.
+    void bring_together(Real *panel, int64_t depth, int64_t row, int64_t count) const {
+        constexpr int width = fuse_width<Real>;
+        const int64_t whole = count == 16 ? depth : stride >= 16 ? depth - 1 : 0;
+        const Real *from = left + row;
+        for (int64_t k = 0; k < whole; ++k, from += stride) {
+            for (int lane = 0; lane < 16; lane += width) {
+                *(fuse_vector<Real> *)(panel + k * 16 + lane) = *(const fuse_loose_vector<Real> *)(from + lane);
+            }
+        }
+        for (int64_t k = whole; k < depth; ++k, from += stride) {
+            for (int64_t lane = 0; lane < count; ++lane) panel[k * 16 + lane] = from[lane];
+        }
+    }
+
+    template <int Gates, typename Weights, typename Epilogue>
+    void tiles(Real *panel, const Weights &right, int64_t depth, int64_t row, int64_t last_row,
+               const Epilogue &epilogue) const {
+        for (; row < last_row; row += 16) {
+            const int64_t count = row + 16 < last_row ? 16 : last_row - row;
+            bring_together(panel, depth, row, count);
+            fuse_tiles<Gates, fuse_most_rows<Gates, Real>, 16>(
+                panel, 1, right, depth, 0, count,
+                [&](int64_t first, int64_t last, const Real *tile) { epilogue(row + first, row + last, tile); });
+        }
+    }
+};
+
+template <int Gates, typename Left, typename Real, typename Right>
+FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Left &left, const Right &right, int64_t rows,
+                                       int64_t columns, int64_t depth, char *workspace, int64_t threads,
+                                       int64_t block_bytes, int64_t panel_bytes, const fuse_epilogue<Real> &epilogue) {
     constexpr int64_t width = 16 * Gates;
     const int64_t blocks = (columns + width - 1) / width;
     workspace = fuse_aligned(workspace);
@@ -140,7 +186,8 @@ FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Real *left, int
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         int64_t held = -1;
-        Real *packed = (Real *)(workspace + fuse_thread() * share_bytes);
+        Real *const packed = (Real *)(workspace + fuse_thread() * (block_bytes + panel_bytes));
+        Real *const panel = (Real *)((char *)packed + block_bytes);
         decltype(right.template block<Gates>(packed, 0)) weights = {};
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < blocks * chunks; ++task) {
@@ -149,22 +196,21 @@ FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Real *left, int
             const int64_t last_column = column + width < columns ? column + width : columns;
             if (block != held) weights = right.template block<Gates>(packed, column);
             held = block;
-            fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(
-                left, left_stride, weights, depth, row, last_row,
-                [&](int64_t first, int64_t last, const Real *tile) {
-                    epilogue(0, first, last, column, last_column, tile, width);
-                });
+            left.template tiles<Gates>(panel, weights, depth, row, last_row,
+                                       [&](int64_t first, int64_t last, const Real *tile) {
+                                           epilogue(0, first, last, column, last_column, tile, width);
+                                       });
         }
     }
 }
 
-// left[rows, depth] (depth contiguous) @ right[depth, columns], by at most so many threads, each with `share_bytes` of the
-// workspace for a block that `right` packs. `epilogue(image, first row, last row, first column, last column, tile, stride)`
+// left[rows, depth] @ right[depth, columns], by at most so many threads, each with `block_bytes` of the workspace for a
+// block that `right` packs and `panel_bytes` for what `left` does. `epilogue(image, first row, last row, first column, last column, tile, stride)`
 // is called for every tile, whose rows lie `stride` elements apart; there is one image.
-template <int Gates, typename Real, typename Right, typename Epilogue>
-static inline void fuse_tiled_product(fuse_panels<Gates> panels, const Real *left, int64_t left_stride, const Right &right,
-                                      int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
-                                      int64_t share_bytes, const Epilogue &epilogue) {
-    fuse_walk_tiles(panels, left, left_stride, right, rows, columns, depth, workspace, threads, share_bytes,
+template <int Gates, typename Real, template <typename> typename Left, typename Right, typename Epilogue>
+static inline void fuse_tiled_product(fuse_panels<Gates> panels, const Left<Real> &left, const Right &right, int64_t rows,
+                                      int64_t columns, int64_t depth, char *workspace, int64_t threads,
+                                      int64_t block_bytes, int64_t panel_bytes, const Epilogue &epilogue) {
+    fuse_walk_tiles(panels, left, right, rows, columns, depth, workspace, threads, block_bytes, panel_bytes,
                     fuse_epilogue<Real>::of(epilogue));
 }
