@@ -319,6 +319,34 @@ def test_threads_wait_once_a_step_and_product_that_needs_it(cell: StepFunction, 
     assert kernel.parallel
 
 
+def gates_put_together(d: Tensor, e: Tensor, x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shared = torch.tanh(d + x)
+    gates = torch.cat([shared * y, torch.sigmoid(shared) * e, shared - e], 1)
+    return gates @ w, e * shared, gates, gates * 2
+
+
+def test_a_concatenation_is_computed_once_piece_by_piece_and_with_it_what_shares_its_work() -> None:
+    states, inputs = [torch.randn(3, 20), torch.randn(3, 20)], [torch.randn(5, 3, 20), torch.randn(5, 3, 20)]
+    put_together = Example(gates_put_together, states, inputs, [weight(60, 20)])
+    _, kernel, _ = lowered(put_together)
+    step = kernel.source[kernel.source.index("t < steps") :]
+    assert (step.count("fuse_tanh("), step.count("fuse_sigmoid(")) == (1, 1)
+    assert "inside" not in step
+    assert step.index("_2_next[20") < step.index("fuse_product")
+    assert_same_as_its_steps(put_together)
+
+
+def halves_of_many(h: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    pieces = [torch.tanh(h * (i + 1) + x) for i in range(24)]
+    return torch.cat(pieces, 1) @ w, torch.cat([h.exp(), pieces[0] @ w[:20]], 1)
+
+
+def test_many_pieces_and_pieces_that_wait_for_a_product_are_right() -> None:
+    assert_same_as_its_steps(
+        Example(halves_of_many, [torch.randn(3, 20)], [torch.randn(4, 3, 20)], [weight(480, 20) / 60])
+    )
+
+
 def test_a_small_step_runs_on_one_thread() -> None:
     _, kernel, _ = lowered(example(lstm, 4, 1, 32))
     assert not kernel.parallel

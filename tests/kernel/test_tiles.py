@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import pytest
 import torch
@@ -13,15 +14,23 @@ from fuse.runtime import compiler, cpu
 
 SOURCE = """
 extern "C" void product(float *out, const float *left, const float *right, int64_t rows, int64_t columns, int64_t depth,
-                        int64_t threads, char *workspace, int64_t share) {
+                        int64_t threads, char *workspace, int64_t share, int64_t turned) {
     const fuse_matrix<float> matrix = {right, columns, 1, depth, columns};
-    fuse_tiled_product(fuse_panels_PANELS, left, depth, matrix, rows, columns, depth, workspace, threads, share,
-                       [&](int64_t, int64_t first, int64_t last, int64_t column, int64_t end, const float *tile,
+    const auto store = [&](int64_t, int64_t first, int64_t last, int64_t column, int64_t end, const float *tile,
                            int64_t stride) {
         for (int64_t i = first; i < last; ++i) {
             for (int64_t j = column; j < end; ++j) out[i * columns + j] = tile[(i - first) * stride + j - column];
         }
-    });
+    };
+    if (turned) {
+        const fuse_in_columns<float> given = {left, rows};
+        fuse_tiled_product(fuse_panels_PANELS, given, matrix, rows, columns, depth, workspace, threads, share,
+                           depth * 64, store);
+    } else {
+        const fuse_in_rows<float> given = {left, depth};
+        fuse_tiled_product(fuse_panels_PANELS, given, matrix, rows, columns, depth, workspace, threads, share, 0,
+                           store);
+    }
 }
 """
 
@@ -36,11 +45,12 @@ def test_products_are_right_with_any_vectors(flags: list[str], panels: int) -> N
     for rows, columns, depth in ((1, 5, 3), (23, 70, 40), (130, 33, 1200)):
         left, right, out = torch.randn(rows, depth), torch.randn(depth, columns), torch.empty(rows, columns)
         share = depth * panels * 64
-        for threads in (1, 3):
-            workspace = torch.empty(threads * share + ALIGNMENT, dtype=torch.uint8)
+        for threads, turned in itertools.product((1, 3), (False, True)):
+            workspace = torch.empty(threads * (share + depth * 64) + ALIGNMENT, dtype=torch.uint8)
             out.fill_(float("nan"))
+            given = left.t().contiguous() if turned else left
             sizes = [ctypes.c_int64(n) for n in (rows, columns, depth, threads)]
-            pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (out, left, right, workspace)]
-            library.product(*pointers[:3], *sizes, pointers[3], ctypes.c_int64(share))
+            pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (out, given, right, workspace)]
+            library.product(*pointers[:3], *sizes, pointers[3], ctypes.c_int64(share), ctypes.c_int64(turned))
             expected = left.double() @ right.double()
             torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6 * depth)

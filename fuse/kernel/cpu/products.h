@@ -144,7 +144,7 @@ FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_store_sum
 }
 
 // Rows x Gates sums over the whole depth.
-template <int Rows, int Gates, int Step, typename Real, typename Weights>
+template <int Rows, int Gates, int Step = 1, typename Real, typename Weights>
 FUSE_CONTRACTED static __attribute__((noinline)) void fuse_product_block(
     Real *__restrict out, int64_t row_stride, int64_t gate_stride, const Real *__restrict left, int64_t left_stride,
     Weights right, int64_t depth) {
