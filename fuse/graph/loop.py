@@ -105,6 +105,17 @@ class Loop(nn.Module):
     def trip_count(self) -> int:
         return self.spec.trip_count
 
+    @property
+    def inside(self) -> GraphModule:
+        """What it runs: one step."""
+        return self.body
+
+    def holding(self, inside: GraphModule) -> Loop:
+        """The same loop with another step."""
+        loop = Loop(inside, self.spec)
+        loop.strides = self.strides
+        return loop
+
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
         spec = self.spec
         states = list(operands[: spec.carries])

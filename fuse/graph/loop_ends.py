@@ -30,6 +30,15 @@ class LoopWithEnds(nn.Module):
         self.meta = {"kind": "loop"}
 
     @property
+    def inside(self) -> GraphModule:
+        """What it runs: all of it."""
+        return self.whole
+
+    def holding(self, inside: GraphModule) -> LoopWithEnds:
+        """The same with another graph."""
+        return LoopWithEnds(inside)
+
+    @property
     def call(self) -> Node:
         """The node inside that calls the loop."""
         nodes: Iterator[Node] = iter(self.whole.graph.nodes)
@@ -49,3 +58,10 @@ class LoopWithEnds(nn.Module):
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
         results: tuple[Tensor, ...] = self.whole(*operands)
         return results
+
+
+def graph_in(module: nn.Module | None) -> GraphModule | None:
+    """The graph that a called module runs: a region itself, of a loop one step, of a loop with its ends all of it."""
+    if isinstance(module, (Loop, LoopWithEnds)):
+        return module.inside
+    return module if isinstance(module, GraphModule) else None

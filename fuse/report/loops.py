@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.graph.describing import describe
 from fuse.graph.loop import Loop as LoopModule
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_ends import LoopWithEnds, graph_in
 from fuse.graph.signature import Dispatch
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.passes.roll_loops import roll_loops
@@ -297,21 +297,11 @@ def _sources(node: Node) -> Iterator[str]:
     """The user lines of a node and of everything inside it."""
     if source := node.meta.get("source", ""):
         yield source
-    inside = _inside(node)
+    inside = graph_in(called_module(node))
     if inside is not None:
         for inner in inside.graph.nodes:
             if inner.op in ("call_function", "call_module"):
                 yield from _sources(inner)
-
-
-def _inside(node: Node) -> GraphModule | None:
-    """The graph of a fused group or of one step of a loop."""
-    module = called_module(node)
-    if isinstance(module, LoopModule):
-        return module.body
-    if isinstance(module, LoopWithEnds):
-        return module.whole
-    return module if isinstance(module, GraphModule) else None
 
 
 def _lines(launches: Sequence[_Launch], run: Repeat) -> frozenset[str]:

@@ -22,8 +22,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
 from fuse.graph.locks import ForkedLock
+from fuse.graph.loop_ends import graph_in
 from fuse.rewrite.deltas import Candidate, Delta, Made, Recording, Row, State
-from fuse.rewrite.rows import graph_in, row_of
+from fuse.rewrite.rows import row_of
 
 _RECORDING = ForkedLock()
 """Held by the one thread that records: methods of torch are wrapped meanwhile."""

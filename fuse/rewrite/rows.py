@@ -14,7 +14,7 @@ from torch.nn import Module
 from fuse.cost.count import CountedCall, calls_of_node
 from fuse.graph.describing import describe
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_ends import LoopWithEnds, graph_in
 from fuse.rewrite import effects, nested
 from fuse.rewrite.deltas import Called, Row
 
@@ -41,15 +41,6 @@ def row_of(node: Node, ids: dict[Node, int], number_of: Callable[[GraphModule], 
         effects=node.op not in ("placeholder", "output") and not effects.is_pure(node),
         called=None if module is None else _called(module, number_of),
     )
-
-
-def graph_in(module: Module) -> GraphModule | None:
-    """The graph that a called module runs: of a loop that of one step."""
-    if isinstance(module, Loop):
-        return module.body
-    if isinstance(module, LoopWithEnds):
-        return module.whole
-    return module if isinstance(module, GraphModule) else None
 
 
 def _called(module: Module, number_of: Callable[[GraphModule], int]) -> Called:

@@ -28,7 +28,7 @@ from fuse.errors import FuseError
 from fuse.graph.fakes import out_of_inference
 from fuse.graph.learned import Learning
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_ends import LoopWithEnds, graph_in
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Signature
 from fuse.graph.writing import Write, launched, writes
@@ -190,8 +190,8 @@ class _Scheduler:
         """What runs a region or loop, made for the layouts that its inputs have and its results get."""
         if isinstance(region, Loop):
             return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]), self.loops)
-        body = region.whole if isinstance(region, LoopWithEnds) else region
-        if not isinstance(body, GraphModule) or getattr(region, "meta", {}).get("kind") not in ("region", "loop"):
+        body = graph_in(region)
+        if body is None or getattr(region, "meta", {}).get("kind") not in ("region", "loop"):
             return Declined("there is no kernel for this kind of module yet")
         body_inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
         for outer, inner in zip(inputs, body_inputs, strict=True):

@@ -57,16 +57,10 @@ def wide_call(target: Any, args: Any, kwargs: Any) -> Any:
 
 def wide_module(module: nn.Module) -> nn.Module:
     """A region or a loop that computes in float64."""
-    if isinstance(module, Loop):
-        body = wide_module(module.body)
-        assert isinstance(body, GraphModule)
-        loop = Loop(body, module.spec)
-        loop.strides = module.strides
-        return loop
-    if isinstance(module, LoopWithEnds):
-        whole = wide_module(module.whole)
-        assert isinstance(whole, GraphModule)
-        return LoopWithEnds(whole)
+    if isinstance(module, (Loop, LoopWithEnds)):
+        inside = wide_module(module.inside)
+        assert isinstance(inside, GraphModule)
+        return module.holding(inside)
     if not isinstance(module, GraphModule):
         return module
     graph = Graph()
