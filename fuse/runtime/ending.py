@@ -117,7 +117,7 @@ def ending_of(graph: GraphModule) -> Ending | None:
     signature: Signature = graph.meta["signature"]
     learning = signature.learning
     found = [loop for node in graph.graph.nodes for loop in _loops_of(graph, node) if loop.spec.stop is not None]
-    if learning is None or len(found) != 1 or signature.kept or _draws(graph):
+    if learning is None or len(found) != 1 or signature.kept or not _is_told_by_operators(graph):
         return None
     (loop,) = found
     stop, truths = loop.spec.stop, loop.truths
@@ -149,7 +149,7 @@ def ending_of(graph: GraphModule) -> Ending | None:
         tuple(writer.tables),
         tuple(lasting.items()),
         tuple(node.meta["val"] if index in lasting else None for index, node in enumerate(outputs)),
-        signature,
+        replace(signature, dispatches=()),
     )
 
 
@@ -172,14 +172,13 @@ def _loops_of(graph: GraphModule, node: Node) -> list[Loop]:
     return [part for part in module.modules() if isinstance(part, Loop)] if module is not None else []
 
 
-def _draws(graph: GraphModule) -> bool:
-    """Whether random numbers are drawn, of which other numbers of steps draw more."""
-    parts = [part for part in graph.modules() if isinstance(part, GraphModule)]
-    targets = [node.target for part in parts for node in part.graph.nodes if node.op == "call_function"]
-    return any(
-        target is not operator.getitem and (getattr(target, "namespace", "") not in _KNOWN or ops.is_random(target))
-        for target in targets
-    )
+def _is_told_by_operators(graph: GraphModule) -> bool:
+    """Whether its operators and their arguments say all that a graph does: it holds no tensors, and draws no random
+    numbers, of which other numbers of steps draw more."""
+    nodes = [node for part in graph.modules() if isinstance(part, GraphModule) for node in part.graph.nodes]
+    targets = [node.target for node in nodes if node.op == "call_function" and node.target is not operator.getitem]
+    known = all(getattr(target, "namespace", "") in _KNOWN and not ops.is_random(target) for target in targets)
+    return known and not any(node.op == "get_attr" for node in nodes)
 
 
 _KNOWN = ("aten", "fuse", "prims")

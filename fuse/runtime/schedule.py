@@ -125,7 +125,7 @@ class _Scheduler:
 
     def _telling(self, results: Sequence[ProgramResult | None], learning: Learning) -> int:
         """The steps after which all is known that was learned."""
-        values = [results[self.signature.outputs[one.leaf].index] for one in learning.learned]  # type: ignore[union-attr]
+        values = [results[one.leaf] for one in learning.learned]
         told = {value.buffer for value in values if value is not None}
         writes = ((number, getattr(step, "writes", ())) for number, step in enumerate(self.steps, start=1))
         return max((number for number, places in writes if any(p.buffer in told for p in places)), default=0)
