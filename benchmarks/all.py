@@ -15,6 +15,7 @@ if __name__ == "__main__":
         "limit",
         "busy",
         "first_call",
+        "compiling",
         "sizes",
         "lengths",
         "lstm",

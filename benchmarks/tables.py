@@ -316,6 +316,21 @@ def first_call_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def compiling_table(results: dict[str, Any]) -> list[str]:
+    """A row a model: processor seconds of a first call, of its compilers, and of its units compiled in other ways."""
+    lines = [
+        "| model | once a machine s | units | lines | this process s | compilers s | read and checked s "
+        "| not optimised s | `-O2` s | `-O3` s | linked s |",
+        f"|---{'|--:' * 10}|",
+    ]
+    for case in results["cases"]:
+        seconds = [case["call"]["own"], case["call"]["compilers"], *case["again"].values()]
+        once = case["once"]["own"] + case["once"]["compilers"]
+        cells = [f"`models/{case['model']}.py`", f"{once:.2f}", str(case["units"]), f"{case['lines']:,}"]
+        lines.append(f"| {' | '.join([*cells, *(f'{one:.2f}' for one in seconds)])} |")
+    return lines
+
+
 def sizes_table(results: dict[str, Any]) -> list[str]:
     """A row a model: seconds of forty calls, calls that compiled, and a later call with a new size."""
     lines = [
@@ -619,6 +634,7 @@ TABLES = {
     "crf_share": crf_share_table,
     "curves": curves_table,
     "first_call": first_call_table,
+    "compiling": compiling_table,
     "sizes": sizes_table,
     "lengths": lengths_table,
     "frozen": frozen_table,
