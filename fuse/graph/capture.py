@@ -273,7 +273,7 @@ class Recorder(TorchDispatchMode):
                 real = next((r for r, f in self.adopted.values() if f is tensor), None)
                 if real is None:
                     raise CaptureError(f"a tensor at {user_line()} was made outside of the call and cannot be followed")
-                self._place(tensor, InputSpec("constant", name, value=real))
+                self._place(tensor, InputSpec("constant", name, value=real, may_change=True))
             else:
                 self._place(tensor, InputSpec(kind, name))
         return tensor

@@ -120,15 +120,20 @@ class Evaluation:
 class Keys:
     """Numbers for nodes, equal where the same operators compute the same of the same inputs, in whichever recording.
 
+    ``fixed``: placeholders that hold the program's own numbers.
+
     >>> graphs = torch.fx.Graph(), torch.fx.Graph()
     >>> made = [graph.call_function(torch.ops.aten.mul.Tensor, (graph.placeholder("x"), 2)) for graph in graphs]
     >>> Keys(Draws()).of(made[0]) == Keys(Draws()).of(made[1])
     True
     """
 
-    def __init__(self, draws: Draws, given: Callable[[Node], Tensor] | None = None) -> None:
+    def __init__(
+        self, draws: Draws, given: Callable[[Node], Tensor] | None = None, fixed: Collection[Node] = ()
+    ) -> None:
         self._draws = draws
         self._given = given
+        self._fixed = fixed
         self._known: dict[Node, int] = {}
 
     def of(self, node: Node) -> int:
@@ -140,7 +145,9 @@ class Keys:
             held = self._given(node) if self._given and str(node.target).startswith("constant_") else None
             if held is None or isinstance(held, FakeTensor):
                 return hash(str(node.target))
-            return hash((str(node.target), id(held) if held.numel() > 1 else held.item()))
+            alone = node in self._fixed and held.numel() == 1
+            number = f"{held.item()!r} {held.dtype}" if alone else id(held)  # -1 and -2 have one hash
+            return hash((str(node.target), number))
         args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
         drawn = self._draws.nodes.index(node) if node in self._draws.nodes else -1
         return hash((str(node.target), repr(args), repr(kwargs), drawn))

@@ -15,13 +15,13 @@ from fuse.graph.signature import InputSpec, Signature, held_tensor
 
 
 def freeze(graph: GraphModule, model: nn.Module) -> None:
-    """Turn parameters and buffers that the call does not write into constants of this moment."""
+    """Turn the model's tensors that the call does not write into constants of this moment."""
     signature: Signature = graph.meta["signature"]
     written = {mutation.input_index for mutation in signature.mutations}
     returned = {output.index for output in signature.outputs if output.kind == "input"}
     inputs = list(signature.inputs)
     for index, spec in enumerate(inputs):
-        if spec.kind in ("parameter", "buffer") and index not in written | returned:
+        if (spec.kind in ("parameter", "buffer") or spec.may_change) and index not in written | returned:
             value = held_tensor(spec, model)
             kept = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
             inputs[index] = InputSpec("constant", spec.name, value=kept.copy_(value.detach()))

@@ -87,7 +87,7 @@ class Reader:
         self.facts: dict[tuple[Node, Guard], _Fact] = {}
         self._known = inputs.known
         self._evaluation = Evaluation(inputs.given, functional.draws)
-        self._keys = Keys(functional.draws, inputs.given)
+        self._keys = Keys(functional.draws, inputs.given, inputs.fixed)
         self._varying = Varying(inputs.fixed)
         self._read: list[str] = []  # lines, one for each read
         self._sized: list[tuple[Tensor, Tensor]] = []  # stand-ins, and what they stand for

@@ -30,13 +30,15 @@ class InputSpec:
     ``argument``: the flattened call arguments, at position ``index``. ``parameter`` and ``buffer``: looked up by
     ``name`` (qualified, as in ``state_dict``). ``attribute``: the flattened values that the attributes in ``kept`` that
     are read have before the call, at position ``index``. ``constant``: held in ``value``; a tensor made in
-    ``forward`` from Python numbers, or one that the model holds without having registered it.
+    ``forward`` from Python numbers, or one that the model holds without having registered it, whose numbers
+    ``may_change`` between calls.
     """
 
     kind: Literal["argument", "parameter", "buffer", "attribute", "constant"]
     name: str
     index: int = -1
     value: torch.Tensor | None = field(default=None, compare=False)
+    may_change: bool = field(default=False, repr=False)
 
 
 def held_tensor(spec: InputSpec, model: nn.Module) -> Tensor:

@@ -85,7 +85,7 @@ def _fill(node: Node) -> int | float:
 
 
 def _constants(graph: Graph) -> dict[Node, Tensor]:
-    """The constants of a captured graph that nothing writes to."""
+    """The constants of a captured graph that nothing writes to, in this call or between calls."""
     owner = graph.owning_module
     signature = owner.meta.get("signature") if owner is not None else None
     if signature is None:
@@ -95,7 +95,8 @@ def _constants(graph: Graph) -> dict[Node, Tensor]:
     return {
         node: spec.value
         for index, (node, spec) in given
-        if spec.kind == "constant" and index not in written and not isinstance(spec.value, FakeTensor)
+        if spec.kind == "constant" and not spec.may_change and index not in written
+        if not isinstance(spec.value, FakeTensor)
     }
 
 

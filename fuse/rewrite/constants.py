@@ -1,6 +1,7 @@
 """Constants of a graph: which nodes are known at rewriting time, and how a computed one takes its place.
 
-A graph has constants where the model made them from numbers, holds tensors that it did not register, or is frozen.
+A graph has constants where the model made them from numbers, or is frozen. What a tensor that the model holds without
+having registered it is now, it need not be in the next call: it is no constant.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def given_constants(graph: GraphModule) -> dict[Node, Tensor | None]:
     return {
         node: spec.value.cpu()
         for index, (node, spec) in enumerate(zip(placeholders, signature.inputs, strict=True))
-        if spec.value is not None and index not in written and not isinstance(spec.value, FakeTensor)
+        if spec.value is not None and not spec.may_change and index not in written
+        if not isinstance(spec.value, FakeTensor)
     }
 
 

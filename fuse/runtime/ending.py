@@ -25,7 +25,7 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from fuse import ops
-from fuse.graph.learned import Learned, Learning, Truths, bits
+from fuse.graph.learned import Learned, Learning, Truths, bits, same_bits
 from fuse.graph.loop import Loop, Stop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.outputs import cone, outputs_of
@@ -194,7 +194,7 @@ class _Writer:
         self.loop = loop
         signature: Signature = whole.meta["signature"]
         given = whole.graph.find_nodes(op="placeholder")
-        self.held = {node: spec.value for node, spec in zip(given, signature.inputs, strict=True)}
+        self.specs = dict(zip(given, signature.inputs, strict=True))
         self.whole = whole
         self.long: dict[Node, int] = {}
         self.constants: list[Tensor] = []
@@ -213,7 +213,7 @@ class _Writer:
         elif module is not self.loop:
             return
         for operand, how in zip(operands[self.loop.spec.carries :], self.loop.spec.step_inputs, strict=False):
-            value = self.held.get(operand) if isinstance(operand, Node) else None
+            value = self.specs[operand].value if operand in self.specs else None
             if (
                 not isinstance(operand, Node)
                 or value is None
@@ -239,7 +239,7 @@ class _Writer:
     def _line(self, node: Node, numbers: dict[Node, str], around: GraphModule) -> str:
         target = str(node.target)
         if node.op == "placeholder" and around is self.whole:
-            self._note(node)
+            target += self._noted(node)
         elif node.op == "placeholder":
             target = ""
         if node.op == "call_module":
@@ -255,9 +255,15 @@ class _Writer:
             return []
         return [tuple(one.meta["val"].shape) for one in node.all_input_nodes if one in self.long]
 
-    def _note(self, node: Node) -> None:
-        if (value := self.held[node]) is not None:
-            (self.tables if node in self.long else self.constants).append(value)
+    def _noted(self, node: Node) -> str:
+        """Which tensor a placeholder stands for, if it is one whose numbers may change; the numbers of another are
+        noted."""
+        spec = self.specs[node]
+        if spec.may_change:
+            return f" {id(spec.value)}"
+        if spec.value is not None:
+            (self.tables if node in self.long else self.constants).append(spec.value)
+        return ""
 
     def _follow(self, node: Node, around: GraphModule) -> None:
         """Note it where ``node`` is a part or view of what is kept of each step."""
@@ -317,8 +323,7 @@ def _layout_of(value: Any) -> str:
 def _is_same(one: Tensor, other: Tensor) -> bool:
     if one is other:
         return True
-    alike = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-    return alike and torch.equal(one, other)
+    return one.stride() == other.stride() and same_bits(one, other)
 
 
 def _is_alike(mine: OutputSpec, its: OutputSpec) -> bool:
@@ -330,8 +335,9 @@ def _is_alike(mine: OutputSpec, its: OutputSpec) -> bool:
 def _first_steps(whole: Tensor, wanted: Tensor, dim: int) -> Tensor:
     """The first steps of a value, laid out as they are wanted, in memory that no longer tensor has a part in."""
     if _begins_with(whole, wanted, dim):
-        memory = whole.untyped_storage()[: wanted.numel() * wanted.itemsize]
-        return torch.empty(0, dtype=whole.dtype).set_(memory, 0, wanted.shape, wanted.stride())
+        memory = whole.untyped_storage()
+        memory.resize_(wanted.numel() * wanted.itemsize)  # a part of it could not grow when the caller resizes it
+        return whole.new_empty(0).set_(memory, 0, wanted.shape, wanted.stride())
     steps = whole.narrow(dim, 0, wanted.shape[dim])
     return torch.empty_strided(wanted.shape, wanted.stride(), dtype=whole.dtype, device=whole.device).copy_(steps)
 

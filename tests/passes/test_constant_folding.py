@@ -180,3 +180,25 @@ def test_views_that_read_other_elements_are_eagers(made):
     fused = fuse.compile(Adds())
     with torch.no_grad():
         torch.testing.assert_close(fused(torch.ones(3, 4)), 1 + made())
+
+
+def test_what_a_model_holds_without_having_registered_it_may_change() -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.scales = torch.ones(4), [torch.ones(4) for _ in range(12)]
+            self.cell = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = x
+            for scale in self.scales:
+                h = torch.tanh(self.cell(h) + x * scale)
+            return x * (self.scale * 2 + 1), h
+
+    model, x = Held(), torch.ones(3, 4)
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            for number, held in enumerate((model.scale, *model.scales)):
+                held.add_(0.1 * number - 0.3)
+            torch.testing.assert_close(fused(x), model(x))

@@ -201,6 +201,52 @@ def test_counts_and_stacks_in_any_layout_are_served_by_one_program(dim: int) -> 
     assert len(whole.confirmation.served) >= 3
 
 
+def test_constants_that_differ_by_the_sign_of_zero_are_not_taken_for_equal() -> None:
+    def function(model: Calls, x: Tensor, tolerance: Tensor) -> Tensor:
+        h, kept = settled(model, x, tolerance)
+        return torch.atan2(torch.tensor([-0.0 if len(kept) % 2 else 0.0]), -h.abs() - 1)
+
+    torch.manual_seed(0)
+    held(Calls(function), SERIES)
+
+
+@pytest.mark.parametrize("elements", [1, 8])
+@pytest.mark.parametrize("read", [False, True])
+def test_tensors_that_the_model_holds_for_each_number_of_steps_are_told_apart_while_they_are_equal(
+    elements: int, read: bool
+) -> None:
+    scales = [torch.ones(elements) for _ in range(41)]
+
+    def function(model: Calls, x: Tensor, tolerance: Tensor) -> Tensor:
+        h, kept = settled(model, x, tolerance)
+        scale = scales[len(kept)]
+        return (h * 2 if (x[-1] * scale).sum() > 1.05 * elements else h) if read else h * scale
+
+    torch.manual_seed(0)
+    model = Calls(function)
+    model.eval()
+    eager, fused = copy.deepcopy(model), fuse.compile(model)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for factor in (1.0, 0.1):
+            for number, scale in enumerate(scales):
+                scale.fill_(1 + (1 - factor) * (number % 3))
+            for args in SERIES:
+                torch.testing.assert_close(fused(*args), eager(*args), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("numbers", [(-1.0, -2.0), (1, True)])
+def test_a_truth_behind_the_loop_is_not_taken_for_that_of_another_number(numbers: tuple[float, float]) -> None:
+    """Python has one hash for -1 and -2, and for 1 and True."""
+
+    def function(model: Calls, x: Tensor, tolerance: Tensor, bound: Tensor) -> Tensor:
+        h, kept = settled(model, x, tolerance)
+        return h * 2 if bound > torch.tensor(numbers[len(kept) % 2]) * 1.0 else h
+
+    torch.manual_seed(0)
+    held(Calls(function), [(*args, torch.tensor(bound)) for bound in (-0.5, -1.5) for args in SERIES])
+
+
 def test_what_a_call_returns_is_not_changed_by_later_calls() -> None:
     torch.manual_seed(0)
     model = Calls(lambda model, *args: torch.stack(settled(model, *args)[1]))
@@ -210,6 +256,7 @@ def test_what_a_call_returns_is_not_changed_by_later_calls() -> None:
         for one, args in zip(found, SERIES, strict=True):
             torch.testing.assert_close(one, model(*args), rtol=1e-4, atol=1e-4)
             one.zero_()
+            one.resize_(60, 8)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
