@@ -95,7 +95,7 @@ void copy(char *to, const char *from, const CopyDimension *dimensions, int64_t r
             copy(to + i * outer.to, from + i * outer.from, dimensions + 1, rank - 1, item);
         }
     } else if (outer.to == item && outer.from == item) {
-        memcpy(to, from, outer.size * item);
+        if (outer.size) memcpy(to, from, outer.size * item);  // no address belongs to no elements
     } else if (item == 4) {
         copy_row<uint32_t>(to, from, outer);
     } else if (item == 8) {
