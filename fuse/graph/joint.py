@@ -174,6 +174,8 @@ class JointRecorder(Recorder):
         if op is torch.ops.prim.device.default:  # autograd asks several times for each operator
             return super().__torch_dispatch__(op, types, args, kwargs)
         forward = torch._C._current_autograd_node() is None
+        if forward and torch.Tag.inplace_view in op.tags and args[0].requires_grad:
+            self._refuse_views(op, args[0])
         if forward and not self.cut_off:
             self.cut_off = cuts_off(op, args, self.detached)
         formula = None if forward else self.formulas().get(op) or scattering.formula(op, args)
@@ -247,6 +249,14 @@ class JointRecorder(Recorder):
         node.meta.update(val=tangent, source="")
         self.functional.add_input(tangent, node, None)
         return node
+
+    def _refuse_views(self, op: OpOverload, tensor: Tensor) -> None:
+        """Refuse to change the shape of a tensor in place that is a view or has views: autograd takes views again by
+        strides then, but those of fake tensors by their operators, from what the shape is by now."""
+        own = self.functional.aliases.get(id(tensor))
+        same = (alias.tensor for alias in self.functional.aliases.values() if own is None or alias.base is own.base)
+        if tensor._is_view() or any(other._base is tensor for other in same):
+            raise CaptureError(f"{op} at {user_line()} changes the shape of a tensor with views, and gradients are taken")
 
     def _refuse_effects(self, forward: GraphModule) -> None:
         """Refuse what the call did to autograd's state that the graph of it would not do again."""

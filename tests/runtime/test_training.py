@@ -455,6 +455,22 @@ def _backward_inside(w: Tensor, a: Tensor) -> Tensor:
     return a @ w
 
 
+def _turned_over_with_a_row(w: Tensor, a: Tensor) -> Tensor:
+    y = w * 2
+    y.t_()
+    row = y[0]
+    y.t_()
+    return a * row
+
+
+def _view_turned_over(w: Tensor, a: Tensor) -> Tensor:
+    whole = torch.cat([w, w]) * 2
+    y = whole[:4]
+    y.t_()
+    whole.add_(1)
+    return a @ y
+
+
 def module_hook() -> nn.Module:
     model = mlp()
     model[1].register_full_backward_hook(lambda module, gi, go: None)
@@ -465,6 +481,8 @@ DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a state with gradients": (KeepsGradient, "forward writes state, which needs gradients"),
     "a hook in forward": (lambda: Function(_hooked), "registers a hook on a tensor"),
     "a backward pass in forward": (lambda: Function(_backward_inside), r"leaves a gradient in .grad"),
+    "a tensor turned over that has a view": (lambda: Function(_turned_over_with_a_row), "shape of a tensor with views"),
+    "a view turned over": (lambda: Function(_view_turned_over), "shape of a tensor with views"),
     "a hook of a module": (module_hook, "module 1 has a backward hook"),
 }
 
@@ -483,6 +501,23 @@ def test_what_a_graph_cannot_hold_runs_eager_with_one_warning(name: str) -> None
     assert fused.last_run.launches == 0
     with pytest.raises(AssertionError, match=reason):
         assert not fused.last_run.fallbacks, fused.last_run.fallbacks[0].reason
+    torch.testing.assert_close(a.grad, eager_a.grad)
+    for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_a_new_tensor_is_turned_over_in_place() -> None:
+    def function(w: Tensor, a: Tensor) -> Tensor:
+        y = w * 2
+        y.t_().unsqueeze_(0)
+        return a @ y[0]
+
+    model, a = Function(function), x(3, 4)
+    eager, (eager_a,) = own(model, (a,))
+    fused = fuse.compile(model)
+    fused(a).square().sum().backward()
+    eager(eager_a).square().sum().backward()
+    assert fused.last_run.fallbacks == ()
     torch.testing.assert_close(a.grad, eager_a.grad)
     for mine, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
