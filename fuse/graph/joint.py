@@ -256,7 +256,9 @@ class JointRecorder(Recorder):
         own = self.functional.aliases.get(id(tensor))
         same = (alias.tensor for alias in self.functional.aliases.values() if own is None or alias.base is own.base)
         if tensor._is_view() or any(other._base is tensor for other in same):
-            raise CaptureError(f"{op} at {user_line()} changes the shape of a tensor with views, and gradients are taken")
+            raise CaptureError(
+                f"{op} at {user_line()} changes the shape of a tensor with views, and gradients are taken"
+            )
 
     def _refuse_effects(self, forward: GraphModule) -> None:
         """Refuse what the call did to autograd's state that the graph of it would not do again."""
