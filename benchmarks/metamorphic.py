@@ -4,23 +4,28 @@
     preserved   y.add(F.softmax(x / 0.4, 1))       some operators in another spelling: must match
     changed     softmax(x * 2.6, -1) + y           one operator computes something else: must not match wrongly
 
-Every step has a name, and every case a seed. A preserved case that does not match names its steps, which is the rule
-that is missing. Every match is run: what the pattern computes of the values that it is given there must be the value
+Every step has a name, and every case a seed: the seed says which step the case is for, so that all steps come in turn,
+those that change the meaning twice as often, for they come alone. A preserved case that
+does not match names its steps, which is the rule that is missing. Every match is run: what the pattern computes of the values that it is given there must be the value
 that the graph has, so that a changed case may match a part of it that means the same. Run it as::
 
-    python -m benchmarks.metamorphic [--cases 2000] [--seed 0]
+    python -m benchmarks.metamorphic [--cases 2000] [--seed 0] [-o FILE.json]
+
+and ``python -m benchmarks.steps FILE.json ...`` sums up how often each step was taken, of several runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -248,8 +253,12 @@ OPERATORS = {
 }
 
 
-WEIGHTS = [len(one.spellings) + 2 * len(one.changes) for one in OPERATORS.values()]
-"""How often each operator is drawn, so that all steps are taken about equally often."""
+IN_TURN = [
+    *((True, name, way) for name, one in OPERATORS.items() for way in one.spellings if way),
+    *((False, name, way) for name, one in OPERATORS.items() for way in one.changes for _ in range(2)),
+]
+"""Whether a step keeps the meaning, its operator, and what it is called: one for each seed, over and over."""
+random.Random(0).shuffle(IN_TURN)
 
 
 @dataclass(frozen=True)
@@ -263,12 +272,13 @@ class Expression:
 
 @dataclass(frozen=True)
 class Case:
-    """One case: its seed, the steps that were taken, and whether those keep the meaning."""
+    """One case: its seed, the steps that were taken, whether those keep the meaning, the pattern if named."""
 
     seed: int
     steps: tuple[str, ...]
     preserves: bool
     verdict: str
+    pattern: str = ""
 
     @property
     def failed(self) -> bool:
@@ -279,12 +289,25 @@ def expression(draw: random.Random, depth: int, count: list[int]) -> Expression 
     """A random expression over the inputs 0 and 1."""
     if depth == 0:
         return draw.randrange(2)
-    name = draw.choices(list(OPERATORS), weights=WEIGHTS)[0]
+    return applied(draw.choice(list(OPERATORS)), draw, depth, count)
+
+
+def applied(name: str, draw: random.Random, depth: int, count: list[int]) -> Expression:
+    """The operator ``name`` of random expressions."""
     operands = [expression(draw, draw.randrange(depth), count) for _ in range(min(OPERATORS[name].arity, 2))]
     if name == "linear":
         operands = [operands[0], 2, 3]
     count[0] += 1
     return Expression(name, tuple(operands), count[0])
+
+
+def with_operator(name: str, draw: random.Random) -> Expression:
+    """A random expression that has the operator ``name``, and another one at least where that computes nothing."""
+    while True:
+        whole = applied(draw.choice(list(OPERATORS)), draw, draw.randint(1, 4), [0])
+        found = {one.operator for one in parts(whole)}
+        if name in found and found != {"same"}:
+            return whole
 
 
 def computed(whole: Expression, spelled: dict[int, Spelling]) -> Callable[..., Tensor]:
@@ -310,19 +333,19 @@ def inputs() -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
-def case(seed: int) -> Case | None:
-    """The case of one seed; None where the expression computes nothing."""
+def case(seed: int) -> Case:
+    """The case of one seed: the step whose turn it is, and further ones where it keeps the meaning."""
     draw = random.Random(seed)
-    whole = expression(draw, draw.randint(1, 4), [0])
+    preserves, operator, wanted = IN_TURN[seed % len(IN_TURN)]
+    whole = with_operator(operator, draw)
     found = parts(whole)
-    if not isinstance(whole, Expression) or all(one.operator == "same" for one in found):
-        return None
-    preserves = draw.random() < 0.7
-    chosen = draw.sample(found, min(len(found), draw.randint(1, STEPS) if preserves else 1))
+    first = draw.choice([one for one in found if one.operator == operator])
+    others = [one for one in found if one is not first]
+    count = min(len(others), draw.randint(0, STEPS - 1)) if preserves else 0
     steps, spelled = [], {}
-    for one in chosen:
+    for one in [first, *draw.sample(others, count)]:
         ways = OPERATORS[one.operator].spellings if preserves else OPERATORS[one.operator].changes
-        name = draw.choice([way for way in ways if way])
+        name = wanted if one is first else draw.choice([way for way in ways if way])
         steps.append(f"{one.operator}: {name}")
         spelled[one.name] = ways[name]
     given = inputs()
@@ -414,25 +437,40 @@ def run(cases: int, seed: int) -> list[Case]:
     """The cases of as many seeds, from ``seed`` on."""
     # what is known of these patterns is nobody else's
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, FUSE_CACHE_DIR=f"{folder}/cache"):
-        return [one for number in range(seed, seed + cases) if (one := case(number)) is not None]
+        return [case(number) for number in range(seed, seed + cases)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args(arguments)
-    found = run(options.cases, options.seed)
+    return told(run(options.cases, options.seed), options.output)
+
+
+def told(found: Sequence[Case], output: Path | None) -> int:
+    """Print what came of the cases, and keep it; the exit status."""
     failed = [one for one in found if one.failed]
     wrong = [one for one in failed if one.verdict == WRONG]
-    preserved = sum(one.preserves for one in found)
-    missed = len(failed) - len(wrong)
-    print(f"{preserved} preserved, {missed} of them missed; {len(found) - preserved} changed; {len(wrong)} wrong")
-    taken = Counter(step for one in found for step in one.steps)
-    print(f"{len(taken)} steps, each taken {min(taken.values())} times or more")
-    for one in failed[:40]:
-        print(f"seed {one.seed}: {', '.join(one.steps)}: {one.verdict}")
+    if output is not None:
+        output.write_text(json.dumps([asdict(one) for one in found]) + "\n")
+    print(summary(found))
+    for one in [*wrong, *failed][:60]:
+        print(f"seed {one.seed}: {one.pattern} {', '.join(one.steps)}: {one.verdict}")
+    missed, preserved = len(failed) - len(wrong), sum(one.preserves for one in found)
     return 0 if not wrong and missed <= (1 - WANTED) * preserved else 1
+
+
+def summary(found: Sequence[Case]) -> str:
+    """How many cases there were, what became of them, and how often the rarest step was taken."""
+    preserved, wrong = sum(one.preserves for one in found), sum(one.verdict == WRONG for one in found)
+    missed, changed = sum(one.failed for one in found) - wrong, len(found) - preserved
+    taken = Counter(step for one in found for step in one.steps)
+    return (
+        f"{preserved} preserved, {missed} of them missed; {changed} changed; {wrong} wrong\n"
+        f"{len(taken)} steps, each taken {min(taken.values(), default=0)} times or more"
+    )
 
 
 if __name__ == "__main__":

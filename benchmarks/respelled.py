@@ -4,11 +4,11 @@
     preserved   b + x.sigmoid().mul(y)               some operators in another spelling: must match
     changed     y * tanh(x)  +  b                    one operator computes something else: must not match wrongly
 
-A step rewrites one operator of the graph, whichever it is: the graph is run once more, that operator by other calls. So
-every pattern meets every step that its operators allow. A match is run: the pattern must compute there what the graph
-has. Run it as::
+A step rewrites one operator of the graph, whichever it is: the graph is run once more, that operator by other calls. A
+seed says which step its case is for, so that all come in turn; the pattern is any that allows it. A match is run: the
+pattern must compute there what the graph has. Run it as::
 
-    python -m benchmarks.respelled [--cases 2000] [--seed 0] [--only NAME ...]
+    python -m benchmarks.respelled [--cases 2000] [--seed 0] [--only NAME ...] [-o FILE.json]
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from benchmarks.metamorphic import STEPS, WANTED, WRONG, Case, tensors_of, values_of
+from benchmarks.metamorphic import STEPS, WRONG, Case, tensors_of, told, values_of
 from fuse.check.judging import quiet
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
@@ -46,8 +46,6 @@ Respelling = Callable[..., Any]
 """``respelling(operator, *its arguments)``: what to compute instead."""
 
 PATTERNS = {one.name: one for one in registry.registered() if one.name in PUBLISHED}
-
-MODES = {True: 0.7, False: 0.3}
 
 
 def is_tensor(value: object) -> bool:
@@ -348,23 +346,35 @@ def _behind(respelling: Respelling, operator: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: respelling(operator(*args, **kwargs))
 
 
-def case(name: str, seed: int, taken: Counter[str]) -> Case:
-    """One case: the steps that were taken least often so far are the likeliest."""
-    draw = random.Random(f"{name} {seed}")
-    preserves = draw.random() < MODES[True]
-    possible = choices(name, preserves)
-    draw.shuffle(possible := list(possible))
-    possible.sort(key=lambda one: taken[one[0]] // 4)
+@cache
+def in_turn(names: tuple[str, ...]) -> tuple[tuple[bool, str, tuple[str, ...]], ...]:
+    """The steps that the patterns allow, those that change the meaning twice, and the patterns that allow each."""
+    found: dict[tuple[bool, str], dict[str, None]] = {}
+    for name in names:
+        for preserves in (True, False):
+            for step, _, _ in choices(name, preserves):
+                found.setdefault((preserves, step), {})[name] = None
+    several = ((one, patterns) for one, patterns in found.items() for _ in range(1 if one[0] else 2))
+    return tuple((*one, tuple(patterns)) for one, patterns in several)
+
+
+def case(seed: int, names: tuple[str, ...]) -> Case:
+    """The case of one seed: the step whose turn it is, and further ones where it keeps the meaning."""
+    draw = random.Random(seed)
+    steps_in_turn = in_turn(names)
+    preserves, wanted, patterns = steps_in_turn[seed % len(steps_in_turn)]
+    name = draw.choice(patterns)
+    possible = draw.sample(every := choices(name, preserves), len(every))
+    possible.sort(key=lambda one: one[0] != wanted)
     count = draw.randint(1, STEPS) if preserves else 1
     spelled: dict[Node, Callable[..., Any]] = {}
     steps = []
     for step, node, called in possible:
         if node not in spelled and len(spelled) < count:
             spelled[node] = called
-            steps.append(f"{name}: {step}")
-            taken[step] += 1
+            steps.append(step)
     with quiet():
-        return Case(seed, tuple(steps), preserves, _verdict(name, spelled, preserves))
+        return Case(seed, tuple(steps), preserves, _verdict(name, spelled, preserves), name)
 
 
 def _verdict(name: str, spelled: Mapping[Node, Callable[..., Any]], preserves: bool) -> str:
@@ -414,10 +424,9 @@ def holds(found: Found, values: Mapping[Node, Any]) -> bool:
 
 
 def run(cases: int, seed: int, only: Sequence[str] = ()) -> list[Case]:
-    """``cases`` cases from ``seed`` on, the patterns in turn."""
-    names = [name for name in PUBLISHED if not only or name in only]
-    taken: Counter[str] = Counter()
-    return [case(names[number % len(names)], seed + number, taken) for number in range(cases)]
+    """``cases`` cases from ``seed`` on, of all patterns or of some."""
+    names = tuple(name for name in PUBLISHED if not only or name in only)
+    return [case(seed + number, names) for number in range(cases)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -425,18 +434,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=())
+    parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args(arguments)
-    found = run(options.cases, options.seed, options.only)
-    failed = [one for one in found if one.failed]
-    wrong = [one for one in failed if one.verdict == WRONG]
-    preserved = sum(one.preserves for one in found)
-    missed = len(failed) - len(wrong)
-    print(f"{preserved} preserved, {missed} of them missed; {len(found) - preserved} changed; {len(wrong)} wrong")
-    taken = Counter(step.partition(": ")[2] for one in found for step in one.steps)
-    print(f"{len(taken)} steps, each taken {min(taken.values())} times or more")
-    for one in [*wrong, *failed][:60]:
-        print(f"seed {one.seed}: {', '.join(one.steps)}: {one.verdict}")
-    return 0 if not wrong and missed <= (1 - WANTED) * preserved else 1
+    return told(run(options.cases, options.seed, options.only), options.output)
 
 
 if __name__ == "__main__":

@@ -58,21 +58,21 @@ def measured(name: str, group: str, what: str, batch: int, seconds: float) -> di
     return timed.to_dict()
 
 
-def in_process(sender: Any, *case: Any) -> None:
-    """:func:`measured` in a process of its own; what goes wrong is the result."""
+def in_process(sender: Any, measure: Any, *case: Any) -> None:
+    """``measure(*case)`` in a process of its own; what goes wrong is the result."""
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     warnings.simplefilter("ignore")
     try:
-        sender.send(measured(*case))
+        sender.send(measure(*case))
     except Exception as error:
         lines = traceback.format_exception(error)
         sender.send({"failed": f"{type(error).__name__}: {error}".partition("\n")[0], "traceback": "".join(lines[-4:])})
 
 
-def run(context: Any, limit: float, *case: Any) -> dict[str, Any]:
+def run(context: Any, limit: float, measure: Any, *case: Any) -> dict[str, Any]:
     """What a process measured, or why there is nothing."""
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=in_process, args=(sender, *case), daemon=False)
+    process = context.Process(target=in_process, args=(sender, measure, *case), daemon=False)
     process.start()
     sender.close()
     try:
@@ -127,7 +127,9 @@ def main() -> None:
         figures = {}
         for what in given.what.split(","):
             for batch in map(int, given.batches.split(",")):
-                figures[f"{what}_{batch}"] = found = run(context, given.limit, name, group, what, batch, given.seconds)
+                figures[f"{what}_{batch}"] = found = run(
+                    context, given.limit, measured, name, group, what, batch, given.seconds
+                )
                 print(told(name, what, batch, found), flush=True)
         cases = {case["name"]: case for case in known_cases() if case["name"] in known}
         cases[name] = {"name": name, **cases.get(name, {}), **figures}

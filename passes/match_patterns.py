@@ -101,10 +101,14 @@ def prepare_untried(found: Found, around: Surroundings) -> Region | Replacement 
         reason = f"`{called(library)}` stays a library call, outside of loops: no kernel takes it in"
         return Obstacle("refused by lowering", reason, library, f"leave `{called(library)}` out, or {OR_REPLACE}")
     calls = found.setting.table.calls
-    verdict = around.known(calls.alike(nodes), lambda: lower(regions.build_body(nodes)[0]))
-    if isinstance(verdict, Declined):
-        return Obstacle("refused by lowering", verdict.reason, None, OR_REPLACE)
-    return Region(tuple(nodes), domain(nodes))
+    joined, declined = around.known(calls.alike(nodes), lambda: (domain(nodes), why_not_lowered(nodes)))
+    return Obstacle("refused by lowering", declined, None, OR_REPLACE) if declined else Region(tuple(nodes), joined)
+
+
+def why_not_lowered(nodes: Sequence[Node]) -> str | None:
+    """Why no kernel can be generated for ``nodes`` together, or None."""
+    verdict = lower(regions.build_body(nodes)[0])
+    return verdict.reason if isinstance(verdict, Declined) else None
 
 
 def _is_library_call(node: Node) -> bool:

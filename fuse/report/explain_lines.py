@@ -19,10 +19,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import nn
+from torch.fx import GraphModule
 
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
-from fuse.passes.match_patterns import match_patterns, prepare
+from fuse.passes.match_patterns import match_patterns, prepare, why_broken
 from fuse.report.explain import place
 from fuse.report.table import columns
 from fuse.rewrite import nested, registry
@@ -125,12 +126,30 @@ def explain_lines(
         if fired.number in touched or fired.source in lines:
             count[fired.pass_name, fired.pattern, True, ""] += 1
     for one in record.declined:
-        if one.source in lines or any(sources.get(node, "") in lines for node in one.nodes):
+        on_lines = one.source in lines or any(sources.get(node, "") in lines for node in one.nodes)
+        if on_lines and one.pass_name != match_patterns.__name__:
             count[one.pass_name, one.pattern, False, one.reason] += 1
+    if match_patterns.__name__ in recording.passes:
+        own = [one for one in registered() if one.enabled and why_broken(one) is None]
+        bodies = _bodies(model, args, kwargs, passes)
+        for outcome in (one for body in bodies for one in match(body, own, prepare, near=True)):
+            nodes = [node for node in (outcome.node, outcome.candidate) if node is not None]
+            if outcome.kind != "matched" and any(node.meta.get("source") in lines for node in nodes):
+                reason = f"{outcome.kind}: {outcome.reason}"
+                count[match_patterns.__name__, outcome.pattern.name, False, reason] += 1
     order = {info.name: position for position, info in enumerate(registry.registered())}
     tried = [Tried(*key, number) for key, number in count.items()]
     tried.sort(key=lambda one: (order.get(one.pass_name, len(order)), not one.fired))
     return LineExplanation(name, lines, operators, tuple(tried))
+
+
+def _bodies(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, passes: Sequence[str] | None
+) -> list[GraphModule]:
+    """The graphs in which patterns are looked for: the model's and those of its loops, after the earlier passes."""
+    graph = capture(model, args, kwargs)
+    run_passes(graph, registry.earlier_than(match_patterns.__name__, passes))
+    return [body for body, _ in nested.walk(graph)]
 
 
 def lines_table(explanation: LineExplanation) -> RenderableType:
@@ -176,9 +195,7 @@ def nearest_patterns(
     Raises:
         FuseError: the model cannot be captured.
     """
-    graph = capture(model, args, kwargs)
-    run_passes(graph, registry.earlier_than(match_patterns.__name__, passes))
-    bodies = [body for body, _ in nested.walk(graph)]
+    bodies = _bodies(model, args, kwargs, passes)
     found = []
     for pattern in registered():
         outcomes: list[Outcome] = []

@@ -123,8 +123,13 @@ class Calls:
         term = terms[0]
         steps = tuple(one for one in below(*terms) if one.computes)
         last = tuple(dict.fromkeys(one for one in map(stripped, terms) if one.computes))
-        reading = tuple(tuple(step for step in steps if reads(step, leaf)) for leaf in leaves.values())
-        within = {one: tuple(step for step in steps if reads(step, one)) for one in steps}
+        reading_of: dict[Term, dict[Term, None]] = {one: {} for one in (*leaves.values(), *steps)}
+        for step in steps:
+            for operand in map(stripped, step.operands):
+                if operand in reading_of:
+                    reading_of[operand][step] = None
+        reading = tuple(tuple(reading_of[leaf]) for leaf in leaves.values())
+        within = {one: tuple(reading_of[one]) for one in steps}
         base = stripped(term)
         return Shape(term, last, steps, reading, within, base.value[0] if base.name == LEAF else -1)
 
@@ -159,11 +164,6 @@ class Table:
         if known is None:
             known = self._made[key] = term_of_node(self.terms, node, term_of)
         return known
-
-
-def reads(step: Term, value: Term) -> bool:
-    """Whether ``step`` reads ``value``, through views or at once."""
-    return any(stripped(operand) is value for operand in step.operands)
 
 
 def _said(argument: Any, places: dict[Node, int]) -> Hashable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -267,7 +267,7 @@ def _arguments(form: Form, inputs: Mapping[InputKey, Given], unread: Tensor | No
     ]
 
 
-def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], index: GraphIndex) -> list[Node]:
+def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], index: GraphIndex) -> Iterator[Node]:
     """The nodes that may hold a result: that of its last step, then the views of it."""
     step = views.stripped(root)
     if step.name == LEAF:
@@ -275,22 +275,24 @@ def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], 
     else:
         place = placement.steps[step]
         if place not in index.last_steps(place.node):
-            return []
+            return
         start = place.node
     nodes = [start]
     for node in nodes:
-        nodes += [user for user in node.users if index.own(user) is not None and not index.last_steps(user)][:MAX_VIEWS]
-        if len(nodes) >= MAX_VIEWS:
-            break
-    return nodes
+        yield node
+        if len(nodes) < MAX_VIEWS:
+            views_of = (user for user in node.users if index.own(user) is not None and not index.last_steps(user))
+            nodes += itertools.islice(views_of, MAX_VIEWS)
 
 
-def output_of(cut: Cut, wanted: Term, nodes: Sequence[Node]) -> Output | None:
+def output_of(cut: Cut, wanted: Term, nodes: Iterable[Node]) -> Output | None:
     """The node that holds ``wanted``, or else holds it in another shape, with the view left to the caller."""
-    held = [(node, cut.term(node)) for node in nodes]
-    for node, term in held:
+    held = []
+    for node in nodes:
+        term = cut.term(node)
         if term is wanted:
             return Output(node, False, node in cut.leaves)
+        held.append((node, term))
     for node, term in held:
         if _same_count(wanted, term) and views.reshape(cut.table.terms, wanted, term.shape) is term:
             return Output(node, True, node in cut.leaves)
@@ -332,7 +334,9 @@ class Cut:
     def _is_inside(self, node: Node) -> bool:
         if node in self.leaves or self.index.own(node) is None:
             return False
-        return node in self.placed or not self.index.last_steps(node)
+        if node in self.placed or not self.index.last_steps(node):
+            return True
+        return self.index.negation(node) is not None  # taken twice, it is no step
 
     def inside(self, outputs: Iterator[Node]) -> tuple[Node, ...]:
         """The nodes between the leaves and ``outputs``, in program order."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -29,6 +29,7 @@ from fuse.graph.fake_mode import FakeMode
 from fuse.rewrite.patterns import guesses, kept
 from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.definition import Pattern
+from fuse.rewrite.patterns.fans import Fan, fan_of
 from fuse.rewrite.patterns.language import Environment, ManySpec
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term, Terms, below, look_of
 from fuse.rewrite.patterns.tracing import Traced, terms_of, trace, twins
@@ -85,6 +86,11 @@ class Form:
     def steps(self) -> tuple[Term, ...]:
         """The terms that compute something, results first."""
         return tuple(term for term in below(*self.roots) if term.computes)
+
+    @cached_property
+    def fans(self) -> Mapping[Term, Fan]:
+        """What each step reads, by names."""
+        return {term: fan_of(term) for term in self.steps}
 
     @cached_property
     def operators(self) -> Mapping[Node, tuple[Term, ...]]:
@@ -173,24 +179,22 @@ def forms(pattern: Pattern, lists: int) -> tuple[Form, ...]:
     return tuple(_form(pattern, run, choices, lists, mode) for choices, run in ways.runs)
 
 
-def may_lie(pattern: Pattern, names: Container[str]) -> bool:
-    """Whether a graph that has steps of these ``names`` may have what ``pattern`` matches; nothing is traced to tell.
-
-    A pattern that cannot be run has no forms to tell by: it may, and who looks for it is told why not.
+def needs(pattern: Pattern) -> tuple[tuple[Fan, ...], ...]:
+    """What a graph must have for each form of ``pattern``; nothing is traced to tell. None of a pattern without forms:
+    who looks for it is told why it cannot be run.
     """
-    ways = known_ways(pattern, max(1, takes_lists(pattern)))
-    return bool(ways.error) or any(all(name in names for name in needed) for needed in ways.needs)
+    return known_ways(pattern, max(1, takes_lists(pattern))).needs
 
 
 @dataclass(frozen=True)
 class Ways:
-    """What is kept of a pattern: arguments for each of its forms, and the operators that each form needs.
+    """What is kept of a pattern: arguments for each of its forms, and the operators that each form needs and reads.
 
     ``error`` says why the pattern has none. With lists of tensors, ``needs`` are what lists of any length need.
     """
 
     runs: tuple[tuple[dict[str, int], guesses.Guess], ...] = ()
-    needs: tuple[frozenset[str], ...] = ()
+    needs: tuple[tuple[Fan, ...], ...] = ()
     error: str = ""
 
 
@@ -213,7 +217,7 @@ def _ways(pattern: Pattern, lists: int) -> Ways:
     mode = FakeMode()
     examples = [[example] for example in guesses.example_arguments(pattern)] or [[]]
     found: list[tuple[dict[str, int], guesses.Guess]] = []
-    needs: list[frozenset[str]] = []
+    needs: list[tuple[Fan, ...]] = []
     seen: set[object] = set()
     for number, given in enumerate(examples):
         for choices, run in runs(pattern, given, lists):
@@ -221,25 +225,25 @@ def _ways(pattern: Pattern, lists: int) -> Ways:
             again = {(number, fingerprint(form.roots)), (*choices.items(), fingerprint(form.roots, bare=True))}
             if not again & seen:
                 found.append((choices, run))
-                needs.append(frozenset(step.name for step in form.steps))
+                needs.append(tuple(dict.fromkeys(form.fans.values())))
             seen |= again
             if len(found) > MAX_FORMS:
                 raise FuseError(
                     f"pattern {pattern.name!r} has more than {MAX_FORMS} forms; split it into several patterns"
                 )
     if takes_lists(pattern):
-        longer = _names_of_longer(pattern, examples[0], lists + 1, mode)
-        needs = [need & longer for need in needs]
+        longer = _fans_of_longer(pattern, examples[0], lists + 1, mode)
+        needs = [tuple(fan for fan in need if fan in longer) for need in needs]
     return Ways(tuple(found), tuple(needs))
 
 
-def _names_of_longer(
+def _fans_of_longer(
     pattern: Pattern, given: Sequence[tuple[Any, ...]], lists: int, mode: FakeTensorMode
-) -> frozenset[str]:
-    """The steps of the first form with longer lists; none where the pattern takes none."""
+) -> frozenset[Fan]:
+    """The steps of the first form with longer lists, as fans; none where the pattern takes none."""
     try:
         choices, run = next(runs(pattern, given, lists))
-        return frozenset(step.name for step in _form(pattern, run, choices, lists, mode).steps)
+        return frozenset(_form(pattern, run, choices, lists, mode).fans.values())
     except FuseError:
         return frozenset()
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice, permutations
+from itertools import chain, islice, permutations
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,8 +27,9 @@ from fuse.graph.signature import Signature
 from fuse.rewrite.constants import given_constants
 from fuse.rewrite.patterns.calls import Call, Calls, Table
 from fuse.rewrite.patterns.canonical import may_make
-from fuse.rewrite.patterns.neighbourhoods import kinds
-from fuse.rewrite.patterns.terms import KNOWN, LEAF, Look, Term
+from fuse.rewrite.patterns.fans import Fan, Read, fits
+from fuse.rewrite.patterns.rules import negated
+from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Look, Term
 from fuse.rewrite.patterns.views import stripped
 
 Known = TypeVar("Known")
@@ -38,6 +39,9 @@ Pairs = tuple[tuple[Term, Term], ...]
 
 MAX_READERS = 64
 """Readers of one value that are looked at: a pattern's own values have few."""
+
+FEW = 64
+"""Steps of one name whose operands are looked at to see whether a form lies there, where another name is as rare."""
 
 MAX_TWINS = 8
 """Operators in a row that two nodes may be made of alike and still be told to be one value."""
@@ -85,6 +89,8 @@ class GraphIndex:
         self._pairings: dict[tuple[Term, Term], tuple[Pairs, ...]] = {}
         self._tables: dict[Hashable, Any] = {}
         self._read_by: dict[Node, list[Step]] = {}
+        self._like: dict[Fan, Sequence[Step]] = {}
+        self._by_names: dict[str, dict[Read, list[Step]]] = {}
         self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may be
         for place, node in enumerate(graph.graph.nodes):
             self.place[node] = place
@@ -93,26 +99,9 @@ class GraphIndex:
                     self._nodes[name].append(node)
 
     @cached_property
-    def kinds(self) -> Mapping[Node, int]:
-        """The kinds of the nodes: what surrounds those of one kind looks alike."""
-        return kinds(list(self.place), self._call)
-
-    def _call(self, node: Node) -> Hashable:
-        """What a node is by itself; of a view, such as what a step of a loop reads, where it lies does not count."""
-        own = self.own(node)
-        if own is not None and own.shape.viewed < 0:
-            return id(own.shape)
-        return node.op, node.target if node.op == "call_function" else "", id(self.calls.look(node))
-
-    @cached_property
     def constants(self) -> Mapping[Node, Tensor | None]:
         """The placeholders whose values are known."""
         return given_constants(self.graph)
-
-    @property
-    def names(self) -> Container[str]:
-        """The names of steps that the graph may have."""
-        return self._nodes.keys()
 
     def count(self, name: str) -> int:
         """How many nodes may be steps of this name, at most."""
@@ -122,6 +111,44 @@ class GraphIndex:
         """The steps of this name, in program order."""
         for node in self._nodes.get(name, ()):
             yield from (step for step in self.steps_of(node) if step.term.name == name)
+
+    def steps_like(self, fan: Fan) -> Sequence[Step]:
+        """The steps that read what ``fan`` asks for, in program order."""
+        known = self._like.get(fan)
+        if known is None:
+            found = [steps for read, steps in self._by_read(fan.name).items() if fits(fan, read)]
+            several = len(found) > 1
+            known = sorted(chain(*found), key=lambda step: self.place[step.node]) if several else [*chain(*found)]
+            self._like[fan] = known
+        return known
+
+    def _by_read(self, name: str) -> Mapping[Read, Sequence[Step]]:
+        """The steps of this name, by the names of the steps that they read."""
+        known = self._by_names.get(name)
+        if known is None:
+            known = self._by_names[name] = defaultdict(list)
+            for step in self.steps(name):
+                known[self.read_by(step)].append(step)
+        return known
+
+    def read_by(self, step: Step) -> Read:
+        """The names of the steps that each operand of ``step`` may be."""
+        sources = [self.source(stripped(operand), step.node) for operand in step.term.operands]
+        return tuple([(*[one.term.name for one in source.steps], *(NUMBER,) * source.number) for source in sources])
+
+    def rarest(self, fans: Iterable[Fan]) -> Fan | None:
+        """The fan that the fewest steps fit; what is rare by its name alone is not held against what is common.
+
+        >>> GraphIndex(GraphModule({}, torch.fx.Graph())).rarest([Fan("add", 2, ("mul",))])
+        Fan(name='add', operands=2, read=('mul',))
+        """
+        best, fewest = None, math.inf
+        for fan in sorted(fans, key=lambda one: self.count(one.name)):
+            if self.count(fan.name) > FEW >= fewest:
+                break
+            if (count := len(self.steps_like(fan))) < fewest:
+                best, fewest = fan, count
+        return best
 
     def list_lengths(self) -> set[int]:
         """The lengths of all lists of tensors that operators take."""
@@ -163,12 +190,24 @@ class GraphIndex:
 
     def source(self, operand: Term, owner: Node) -> Source:
         """Where ``operand``, what an operand of a step of ``owner`` is a view of, comes from."""
-        if operand.name != LEAF:
-            return _NUMBER if operand.name in KNOWN else Source((Step(owner, operand),), False, ())
         own = self._own[owner]  # known, for it has this step
         assert own is not None
-        node = own.operands[operand.value[0]]
-        return self._held.get(node) or self._source(node)
+        if operand.name == LEAF:
+            node = own.operands[operand.value[0]]
+            return self._held.get(node) or self._source(node)
+        if operand.name in KNOWN:
+            return _NUMBER
+        inner = negated(operand)
+        if inner is not None and inner.name == LEAF and (twice := self.negation(own.operands[inner.value[0]])):
+            value = self._source(twice)
+            return Source((Step(owner, operand), *value.steps), False, value.nodes)
+        return Source((Step(owner, operand),), False, ())
+
+    def negation(self, node: Node) -> Node | None:
+        """What ``node`` is the negative of; None where it is something else."""
+        own = self.own(node)
+        inner = None if own is None else negated(own.shape.term)
+        return None if own is None or inner is None or inner.name != LEAF else own.operands[inner.value[0]]
 
     def _source(self, node: Node) -> Source:
         """Where the value of ``node`` comes from."""
@@ -227,6 +266,16 @@ class GraphIndex:
                 yield Step(user, term)
             if own.shape.viewed == place:
                 yield from self._readers(user)
+            if self.negation(user) is node:
+                yield from self._readers_of_negative(user)
+
+    def _readers_of_negative(self, node: Node) -> Iterator[Step]:
+        """The steps that read the negative of ``node`` within their own call."""
+        for user in node.users:
+            own = self.own(user)
+            for term in () if own is None else own.shape.reading[own.operands.index(node)]:
+                if (inner := negated(term)) is not None and inner.name == LEAF:
+                    yield from (Step(user, reader) for reader in own.shape.within[term])
 
     def pairings(self, term: Term, other: Term) -> tuple[Pairs, ...]:
         """The ways to pair the operands of a pattern's step with those of a step here: in order, or in any order where

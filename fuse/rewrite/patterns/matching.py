@@ -1,6 +1,6 @@
 """Find all matches of all patterns in a graph, and say of every candidate what became of it.
 
-    candidates      nodes of the operator that the graph has fewest of, of those that a pattern is made of
+    candidates      nodes of the operator of a pattern that may lie at the fewest, by what it reads (fans.py)
     each ends in    one verdict: matched, or structure, constraint, used outside, alias or mutation, not convex,
                     overlapped, refused by lowering
 
@@ -11,7 +11,7 @@ inside of another match of its own pattern is part of that one and has no verdic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar, get_args
@@ -24,10 +24,11 @@ from fuse.rewrite.patterns.conditions import Kind, Obstacle, Surroundings, obsta
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import Difference
 from fuse.rewrite.patterns.exact import Attempt, Drawing, Found, compare
+from fuse.rewrite.patterns.fans import Fan
 from fuse.rewrite.patterns.forms import Form
 from fuse.rewrite.patterns.index import GraphIndex, Step
 from fuse.rewrite.patterns.nearest import nearest
-from fuse.rewrite.patterns.search import Search, anchor
+from fuse.rewrite.patterns.search import Search, anchor, nearest_anchor
 from fuse.rewrite.patterns.terms import Term
 from fuse.rewrite.patterns.unlike import Near, nearest_of
 
@@ -79,7 +80,8 @@ class Outcome:
 def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, near: bool = False) -> list[Outcome]:
     """What becomes of every candidate of ``patterns`` in ``graph``, pattern by pattern, in program order.
 
-    With ``near``, a pattern of which the graph lacks an operator has candidates, too: nodes of another operator of it.
+    A pattern of which the graph lacks an operator has none. One of which it has all, but none that reads what the
+    pattern's reads, has one outcome that says so. With ``near``, both have candidates: nodes of another operator of it.
 
     Raises:
         FuseError: a pattern cannot be run; the message names it.
@@ -95,10 +97,21 @@ def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prep
     outcomes: list[Outcome] = []
     index, around = GraphIndex(graph), Surroundings(graph)
     for pattern in sorted(patterns, key=lambda one: -one.priority):
-        if not near and not forms.may_lie(pattern, index.names):
-            continue
-        outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
+        needs = () if near else forms.needs(pattern)
+        possible = [needed for needed in needs if all(index.count(fan.name) for fan in needed)]
+        lacking = [fan for needed in possible if (fan := _lacking(needed, index))]
+        if len(lacking) < len(possible) or not needs:
+            outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
+        elif told := next(((fan, step) for fan in lacking for step in islice(index.steps(fan.name), 1)), None):
+            fan, step = told
+            outcomes.append(Outcome(pattern, step.node, "structure", str(fan), step.node))
     return outcomes
+
+
+def _lacking(needed: Collection[Fan], index: GraphIndex) -> Fan | None:
+    """A step that a form needs and the graph does not have; none where that cannot be told at little cost."""
+    rarest = index.rarest(needed)
+    return rarest if rarest is not None and not index.steps_like(rarest) else None
 
 
 FEW = 64
@@ -132,7 +145,7 @@ class _Matcher:
         for form, term, step in self._candidates(near):
             if step.node in own:
                 continue
-            outcome = self._outcome(form, term, step)
+            outcome = self._taken(step) if step.node in self.claimed and not near else self._outcome(form, term, step)
             if isinstance(outcome, _Lost):
                 lost.append(outcome)
             else:
@@ -151,8 +164,8 @@ class _Matcher:
 
     def _candidates(self, near: bool) -> Iterator[tuple[Form, Term, Step]]:
         for form in all_forms(self.pattern, self.index):
-            term = anchor(form, self.index, present=near)
-            for step in self.index.steps(term.name):
+            term, steps = (nearest_anchor if near else anchor)(form, self.index)
+            for step in steps:
                 yield form, term, step
 
     def _outcome(self, form: Form, term: Term, step: Step) -> Outcome | _Lost:
@@ -166,13 +179,12 @@ class _Matcher:
         return _Lost(form, term, step, answers)
 
     def _explained_once(self, lost: _Lost, known: dict[object, Outcome]) -> Outcome:
-        """The best that came of trying, found out once for candidates that look alike; the others get its reason."""
-        node = lost.step.node
-        key = lost.form, lost.term, lost.step.term, self.index.kinds[node]
+        """The best that came of trying, found out once for calls that read alike; the others get its reason."""
+        key = lost.form, lost.term, lost.step.term, self.index.read_by(lost.step), not lost.answers
         if (outcome := known.get(key)) is None:
             outcome = known[key] = self._explained(lost)
             return outcome
-        return replace(outcome, candidate=node, node=node)
+        return replace(outcome, candidate=lost.step.node, node=lost.step.node)
 
     def _explained(self, lost: _Lost) -> Outcome:
         """The best that came of trying."""
@@ -213,13 +225,23 @@ class _Matcher:
             self.pattern, step.node, prepared.kind, prepared.reason, node, prepared.change, total, total, found=found
         )
 
+    def _taken(self, step: Step) -> Outcome:
+        """The verdict on a candidate that another match has taken: whatever lay there would overlap."""
+        reason, change = self._overlapped_by(self.claimed[step.node])
+        return Outcome(self.pattern, step.node, "overlapped", reason, step.node, change)
+
     def _overlap(self, found: Found) -> Obstacle | None:
         """That another match has taken a node of ``found``."""
         other = next((self.claimed[node] for node in found.members if node in self.claimed), None)
         if other is None:
             return None
+        reason, change = self._overlapped_by(other)
+        return Obstacle("overlapped", reason, None, change)
+
+    def _overlapped_by(self, other: Pattern) -> tuple[str, str]:
+        """Reason and change where a match of ``other`` was first."""
         change = "a higher priority: @fuse.pattern(priority=1)" if other is not self.pattern else ""
-        return Obstacle("overlapped", f"a match of {other.name} has taken some of its nodes", None, change)
+        return f"a match of {other.name} has taken some of its nodes", change
 
 
 def all_forms(pattern: Pattern, index: GraphIndex) -> Iterator[Form]:

@@ -1,7 +1,7 @@
 """The named rules that give each operator's term its one spelling.
 
     name                  spellings that become one
-    scaled_sums           x - y,  x + (-1) * y,  rsub(y, x),  add(x, y, alpha=-1)
+    scaled_sums           x - y,  x + (-1) * y,  rsub(y, x),  add(x, y, alpha=-1);  x - (-y) and x + y
     quotients             x / c and x * (1 / c);  x / y and x * reciprocal(y)
     powers                x * x, x ** 2 and square(x);  1 / sqrt(x), rsqrt(x) and x ** -0.5
     products              mm + add, addmm and linear;  mm, bmm and matmul of any rank
@@ -17,8 +17,8 @@
 All of them hold for every value of every element, but that ``quotients`` and ``averages`` may differ in the last bit.
 They compare what is written; the graph that runs keeps the operators it has.
 
-A rule takes its own operator apart and never looks into another one's operands, views apart: what an operator is made
-of must not depend on where the graph is cut.
+A rule takes its own operator apart and never looks into another one's operands, views and negations apart: what an
+operator is made of must not depend on where the graph is cut. The index follows both (``GraphIndex.source``).
 """
 
 from __future__ import annotations
@@ -118,7 +118,19 @@ def scaled(terms: Terms, x: Term, factor: Any) -> Term:
     """``x`` times a Python number."""
     if x.name == NUMBER:
         return terms.make(NUMBER, (), x.look, [("value", x.value * factor)])
+    if factor == -1 and (other := negated(x)) is not None:
+        return other
     return x if factor == 1 else mul(terms, x, terms.number(factor, x), x.look)
+
+
+def negated(x: Term) -> Term | None:
+    """What ``x`` is the negative of, where it is written as one."""
+    if x.name != "mul" or len(x.operands) != 2:
+        return None
+    for number, other in (x.operands, x.operands[::-1]):
+        if number.name == NUMBER and number.value == -1 and other.look == x.look:
+            return other
+    return None
 
 
 def both(x: Term, y: Term) -> Look:

@@ -1,6 +1,6 @@
 """Find where a form could lie in a graph: operators first, everything else is compared exactly afterwards.
 
-    form    relu <- add <- convolution            anchor: the operator of the form that the graph has fewest of
+    form    relu <- add <- convolution            anchor: the step of the form that may lie at the fewest places
                         <- skip
     graph   conv_3 -> view -> add_7 -> relu_2     from the anchor to its operands, then to what reads them
 
@@ -10,7 +10,7 @@ candidate is bounded by the form, whatever the size of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torch.fx import Node
@@ -34,13 +34,18 @@ class Placement(NamedTuple):
     again: frozenset[Node] = frozenset()
 
 
-def anchor(form: Form, index: GraphIndex, *, present: bool = False) -> Term:
-    """The step of ``form`` whose operator the graph has fewest of; of several, the one nearest to the results.
+def anchor(form: Form, index: GraphIndex) -> tuple[Term, Sequence[Step]]:
+    """The step of ``form`` that may lie at the fewest places, and those; of several, the one nearest to the results."""
+    rarest = index.rarest(form.fans.values())
+    assert rarest is not None  # a form has a step
+    return next(term for term, fan in form.fans.items() if fan == rarest), index.steps_like(rarest)
 
-    ``present`` leaves out operators that the graph has none of, unless it has none of any.
-    """
+
+def nearest_anchor(form: Form, index: GraphIndex) -> tuple[Term, Sequence[Step]]:
+    """The same of a form that need not lie there: by names alone, of operators that the graph has if it has any."""
     count = {term: index.count(term.name) for term in form.steps}
-    return min(form.steps, key=lambda term: (present and not count[term], count[term]))
+    term = min(form.steps, key=lambda term: (not count[term], count[term]))
+    return term, [*index.steps(term.name)]
 
 
 class Search:

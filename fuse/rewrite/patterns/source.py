@@ -44,7 +44,7 @@ def _of_function(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:
         yield _of_value([(name, attributes[name]) for name in sorted(attributes) if not name.startswith("__")])
         held = [cell.cell_contents for cell in plain.__closure__ or ()]
         named = [plain.__globals__[name] for name in _names(code) if name in plain.__globals__]
-        for value in (*held, *named, plain.__defaults__):
+        for value in (*held, *named, plain.__defaults__, sorted((plain.__kwdefaults__ or {}).items())):
             own = isinstance(value, (types.FunctionType, types.MethodType)) and not _is_keyed(value.__module__ or "")
             yield from _of_function(value, seen) if own else [_of_value(value)]
 
@@ -77,7 +77,9 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def _of_value(value: Any) -> str:
     if isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
         return value.__name__
-    if isinstance(value, (types.FunctionType, type)):
+    if isinstance(value, types.FunctionType):  # several may have one name
+        return f"{value.__module__}.{value.__qualname__}:{value.__code__.co_firstlineno}"
+    if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__}({', '.join(map(_of_value, value))})"

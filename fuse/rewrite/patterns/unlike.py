@@ -44,7 +44,8 @@ def _near(attempt: Attempt, index: GraphIndex) -> Near:
     form, inputs, setting = attempt.form, attempt.inputs, attempt.setting
     if isinstance(setting, str):
         return _nothing(form, f"the pattern does not run on these tensors: {setting}")
-    traced, held = setting.traced, [holders(root, attempt.placement, inputs, index) for root in form.roots]
+    traced = setting.traced
+    held = [[*holders(root, attempt.placement, inputs, index)] for root in form.roots]
     table = Table(index.calls)
     leaves = {given.node: table.terms.leaf(given.node, index.calls.look(given.node)) for given in inputs.values()}
     cut = Cut(table, index, attempt.placement, leaves)

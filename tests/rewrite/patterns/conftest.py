@@ -49,13 +49,16 @@ class Looked:
 def look() -> Callable[..., Looked]:
     """``look(pattern, function, *arguments)``: match a pattern in a function's graph, cleaned as for any pattern.
 
-    Whether a kernel can be generated is not asked, unless ``lowering`` is.
+    Whether a kernel can be generated is not asked, unless ``lowering`` is; ``near`` explains as ``fuse explain`` does.
     """
 
-    def run(pattern: Any, function: Callable[..., Any], *arguments: Any, lowering: bool = False) -> Looked:
+    def run(
+        pattern: Any, function: Callable[..., Any], *arguments: Any, lowering: bool = False, near: bool = False
+    ) -> Looked:
         graph = capture(function if isinstance(function, nn.Module) else Function(function), arguments)
         run_passes(graph, CLEANED)
-        return Looked(graph, match(graph, [define(pattern)], prepare if lowering else lambda found, around: found))
+        looked = match(graph, [define(pattern)], prepare if lowering else lambda found, around: found, near=near)
+        return Looked(graph, looked)
 
     return run
 

@@ -155,7 +155,7 @@ def test_views_are_looked_at_up_to_a_limit(monkeypatch, model, most, held):
     (form,), (step,) = forms(define(lambda x: torch.exp(x)), 1), index.steps("exp")
     (placement,) = Search(form, index).placements(form.steps[0], step)
     monkeypatch.setattr(exact, "MAX_VIEWS", most)
-    assert len(holders(form.roots[0], placement, {}, index)) == held
+    assert len([*holders(form.roots[0], placement, {}, index)]) == held
 
 
 def test_a_product_inside_of_another_operator_is_no_result(look):

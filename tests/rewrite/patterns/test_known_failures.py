@@ -241,8 +241,16 @@ def test_a_cast_in_between_is_not_lost(registered):
     )
 
 
-@pytest.mark.parametrize("factors", [{}, {"alpha": 2}, {"beta": 2}, {"alpha": 0.5, "beta": 0}])
-def test_alpha_and_beta_of_addmm(registered, factors):
+@pytest.mark.parametrize(
+    ("factors", "reason"),
+    [
+        ({}, None),
+        ({"alpha": 2}, "no `add` here reads `matmul`"),
+        ({"beta": 2}, "`addmm` has factors that the pattern does not have"),
+        ({"alpha": 0.5, "beta": 0}, "no `relu` here reads `add`"),
+    ],
+)
+def test_alpha_and_beta_of_addmm(registered, factors, reason):
     @registered
     class Linear:
         def pattern(self, x=fuse.tensor(dtype="T"), w=fuse.tensor(dtype="T"), b=fuse.tensor(dtype="T")):
@@ -257,8 +265,7 @@ def test_alpha_and_beta_of_addmm(registered, factors):
 
     report = assert_fuses(Scaled(), randn(3, 4), randn(4, 5), randn(5))
     assert fired(report) == (not factors)
-    if factors:
-        assert reasons(report) == ["structure: `addmm` has factors that the pattern does not have"]
+    assert reasons(report) == ([f"structure: {reason}"] if reason else [])
 
 
 @pytest.mark.parametrize("second", [(4, 5), (1, 5), (4, 1)])

@@ -161,7 +161,7 @@ def test_many_takes_as_many_tensors_as_there_are(look, count):
 
 
 def test_many_wants_its_structure_for_each(look):
-    found = look(joined, lambda x, y, z: torch.cat([x.relu(), y, z.relu()], 1), randn(2, 3), randn(2, 3), randn(2, 3))
+    found = look(joined, lambda x, y, z: torch.cat([x.relu(), y, z.relu()], 1), *[randn(2, 3)] * 3, near=True)
     assert found.reason == "structure: a given value where the pattern has `relu`"
 
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fuse.rewrite.patterns.definition import define
 from fuse.rewrite.patterns.forms import Form, forms
 from fuse.rewrite.patterns.index import GraphIndex, Step
-from fuse.rewrite.patterns.search import Search, alike, anchor
+from fuse.rewrite.patterns.search import Search, alike, anchor, nearest_anchor
 from fuse.rewrite.patterns.terms import Look, Terms
 
 aten = torch.ops.aten
@@ -37,13 +37,23 @@ def test_steps_are_alike_that_are_of_one_operator_with_equally_many_operands():
     assert not any(alike(two, other) for other in (one, three, terms.make("stack", [x, x], look)))
 
 
-@pytest.mark.parametrize(("present", "name"), [(False, "sin"), (True, "cos")])
-def test_a_form_is_looked_for_by_its_rarest_operator(present, name):
+def test_a_form_is_looked_for_where_the_fewest_operators_read_what_it_reads():
+    def model(x):
+        return torch.exp(x), torch.exp(x + x), torch.sin(x), torch.sin(x + x), torch.sin(torch.cos(x).exp().cos())
+
+    form, index = form_of(lambda x: torch.sin(torch.cos(torch.exp(x)))), index_of(model, randn(3))
+    term, steps = anchor(form, index)
+    assert (term.name, [step.node.name for step in steps]) == ("cos", ["cos_1"])
+
+
+def test_a_form_that_is_not_there_is_looked_for_by_the_rarest_operator_that_is():
     def model(x):
         return torch.exp(x), torch.exp(x + x), torch.cos(x)
 
-    form = form_of(lambda x: torch.sin(torch.cos(torch.exp(x))))
-    assert anchor(form, index_of(model, randn(3)), present=present).name == name
+    form, index = form_of(lambda x: torch.sin(torch.cos(torch.exp(x)))), index_of(model, randn(3))
+    assert [*anchor(form, index)[1]] == []
+    term, steps = nearest_anchor(form, index)
+    assert (term.name, [step.node.name for step in steps]) == ("cos", ["cos"])
 
 
 def test_a_number_is_no_tensor(look):

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fuse.rewrite.patterns.definition import define
+from fuse.rewrite.patterns.source import source_of
+
 TELL = """
 import hashlib, time
 from fuse.rewrite.patterns import registry
@@ -37,3 +40,18 @@ def test_what_is_kept_of_the_librarys_patterns_is_found_by_the_next_process(tmp_
     assert int(count) >= 60
     assert first == second
     assert float(spent) < MOST
+
+
+def test_defaults_of_keyword_only_parameters_count():
+    """Code that differs in nothing else: what is known of one does not hold for the other."""
+
+    def by(factor):
+        def scaled(x, *, scale=factor):
+            return x.exp() * scale
+
+        def pattern(x):
+            return scaled(x)
+
+        return define(pattern)
+
+    assert source_of(by(2)) == source_of(by(2)) != source_of(by(3))

@@ -44,10 +44,10 @@ def test_of_several_alternatives_the_one_that_came_furthest_is_told(look, turned
         ways = [torch.tanh(torch.sin(torch.exp(x))), torch.tanh(torch.cos(torch.exp(x)))]
         return fuse.either(*(ways[::-1] if turned else ways))
 
-    found = look(wave, lambda x: (torch.tanh(torch.cos(x.neg())), torch.sin(x.exp())), randn(4))
+    found = look(wave, lambda x: (torch.tanh(torch.cos(x.neg())), torch.sin(x.exp())), randn(4), near=True)
     (outcome,) = found.outcomes
     assert (outcome.matched, outcome.reason) == (2, "`neg` where the pattern has `exp`")
-    found = look(wave, lambda x: (torch.tanh(x.neg()), torch.sin(x.exp()), torch.cos(x)), randn(4))
+    found = look(wave, lambda x: (torch.tanh(x.neg()), torch.sin(x.exp()), torch.cos(x)), randn(4), near=True)
     (outcome,) = found.outcomes  # the first of two that came equally far
     assert (outcome.matched, outcome.reason) == (1, f"`neg` where the pattern has `{'cos' if turned else 'sin'}`")
 
@@ -301,7 +301,7 @@ def test_the_work_for_a_pattern_grows_with_its_candidates_only(monkeypatch):
         touched.clear()
         match(graph, [define(swish)], lambda found, around: found)
         works.append(sum(touched.values()))
-    assert works[0] == works[1] == works[2]
+    assert works[1] == works[2] < works[0]  # of few products it is asked which of them reads a sigmoid
 
 
 def test_steps_are_indexed_by_what_they_compute():

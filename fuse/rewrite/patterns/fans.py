@@ -1,0 +1,54 @@
+"""What a step reads, by the names of operators alone: it tells where a form cannot lie before anything is placed.
+
+    form    add(mul(f, c), mul(i, tanh(g)))        fans   add of mul, mul     mul of tanh     tanh
+    graph   1,250 products, 12 of them of a tanh   the form is looked for at those 12, or, where there are none, nowhere
+
+A fan asks for less than the search for a form does, and for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from fuse.rewrite.patterns.terms import NUMBER, Term
+from fuse.rewrite.patterns.views import stripped
+
+Read = tuple[tuple[str, ...], ...]
+"""For each operand of a step in a graph, the names of the steps that it may be, and ``number`` where it is one."""
+
+
+class Fan(NamedTuple):
+    """A step's name, how many operands it has, and the names of those that must be steps or numbers, sorted."""
+
+    name: str
+    operands: int
+    read: tuple[str, ...]
+
+    def __str__(self) -> str:
+        named = " and ".join(f"`{one}`" if one != NUMBER else "a number" for one in self.read)
+        return (
+            f"no `{self.name}` here reads {named}" if named else f"no `{self.name}` here has {self.operands} operands"
+        )
+
+
+def fan_of(step: Term) -> Fan:
+    """The fan of a form's step.
+
+    >>> import torch
+    >>> from fuse.rewrite.patterns.terms import Look, Terms
+    >>> terms, look = Terms(), Look((8,), torch.float32, None)
+    >>> x = terms.leaf("x", look)
+    >>> fan = fan_of(terms.make("mul", [x, terms.make("tanh", [x], look)], look))
+    >>> fan, fits(fan, [("tanh",), ("add",)]), fits(fan, [("add",), ()])
+    (Fan(name='mul', operands=2, read=('tanh',)), True, False)
+    """
+    inner = [stripped(operand) for operand in step.operands]
+    return Fan(step.name, len(inner), tuple(sorted(one.name for one in inner if one.computes or one.name == NUMBER)))
+
+
+def fits(fan: Fan, read: Sequence[Collection[str]]) -> bool:
+    """Whether a step of the fan's name, with the operands ``read``, has as many that may be each of what it asks for."""
+    if len(read) != fan.operands:
+        return False
+    return all(sum(one in names for names in read) >= fan.read.count(one) for one in dict.fromkeys(fan.read))
