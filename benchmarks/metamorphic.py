@@ -5,9 +5,9 @@
     changed     softmax(x * 2.6, -1) + y           one operator computes something else: must not match wrongly
 
 Every step has a name, and every case a seed: the seed says which step the case is for, so that all steps come in turn,
-those that change the meaning twice as often, for they come alone. A preserved case that
-does not match names its steps, which is the rule that is missing. Every match is run: what the pattern computes of the values that it is given there must be the value
-that the graph has, so that a changed case may match a part of it that means the same. Run it as::
+those that change the meaning twice as often, for they come alone. A preserved case that does not match names its steps,
+which is the rule that is missing. Every match is run: what the pattern computes of the values that it is given there
+must be the value that the graph has, so that a changed case may match a part of it that means the same. Run it as::
 
     python -m benchmarks.metamorphic [--cases 2000] [--seed 0] [-o FILE.json]
 

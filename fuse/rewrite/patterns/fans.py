@@ -48,7 +48,7 @@ def fan_of(step: Term) -> Fan:
 
 
 def fits(fan: Fan, read: Sequence[Collection[str]]) -> bool:
-    """Whether a step of the fan's name, with the operands ``read``, has as many that may be each of what it asks for."""
+    """Whether a step of the fan's name has operands for what it asks for; ``read`` are what they may be."""
     if len(read) != fan.operands:
         return False
     return all(sum(one in names for names in read) >= fan.read.count(one) for one in dict.fromkeys(fan.read))
