@@ -45,21 +45,9 @@ INDEX = """# The patterns that come with fuse
 
 ## In published models
 
-With `--patterns all`, batch 1, as `benchmarks/zoo.py` builds them (at most four layers): each is right (`fuse check`), and these fire. Launches are eager's, and those left.
+With `--patterns all`, batch 1, as `benchmarks/zoo.py` builds them (at most four layers), these fire. Launches are eager's, and those left with no pattern and with all; *speed* is that with all of them over that with none, in processor time, where it was measured. {published}. `python -m benchmarks.zoo_patterns` repeats it; every other pattern fires in the small copy of a structure that the table above names.
 
-| model | fires | eager | left |
-|---|---|--:|--:|
-| transformers: llama | `RmsNorm` 9, `LayerScaleAdd` 8, `GatedSilu` 4 | 160 | 46 |
-| transformers: qwen3 | `RmsNorm` 17, `LayerScaleAdd` 8, `GatedSilu` 4 | 208 | 58 |
-| transformers: gpt2 | `TanhGelu` 4, `SkipLayerNorm` 1 | 82 | 30 |
-| transformers: bert | `SkipLayerNorm` 9 | 57 | 39 |
-| transformers: bloom | `SkipLayerNorm` 1 | 108 | 30 |
-| torchvision: shufflenet_v2_x1_0 | `ConcatShuffle` 16 | 184 | 72 |
-| timm: seresnet18 | `LayerScaleAdd` 8 | 116 | 66 |
-| timm: mobilenetv3_small_100 | none | 155 | 83 |
-| timm: efficientnet_b0 | none | 238 | 147 |
-| snntorch: slstm | `LstmCell` 1 | 706 | 5 |
-| pytorch-crf: decode | none | 132 | 35 |
+{fires}
 
 ## What needs no pattern
 
@@ -106,12 +94,17 @@ def contents() -> dict[str, str]:
         files[f"{one.name}.svg"] = picture(report)
         files[f"{one.name}.md"] = page(one, report, shown)
         rows.append(row(one))
+    sys.path.insert(0, str(ROOT))
+    from benchmarks import zoo_patterns
+
     structures, on = _structures(), sum(one.enabled for one in patterns)
     files["README.md"] = INDEX.format(
         count=len(patterns),
         on=on,
         off=len(patterns) - on,
         rows="\n".join(rows),
+        published=zoo_patterns.sentence(),
+        fires=zoo_patterns.table(),
         one_kernel=structures["ONE_KERNEL"],
         library_call=structures["LIBRARY_CALL_AND_ONE"],
     )

@@ -44,7 +44,9 @@ def _of_function(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:
         yield _of_value([(name, attributes[name]) for name in sorted(attributes) if not name.startswith("__")])
         held = [cell.cell_contents for cell in plain.__closure__ or ()]
         named = [plain.__globals__[name] for name in _names(code) if name in plain.__globals__]
-        for value in (*held, *named, plain.__defaults__, sorted((plain.__kwdefaults__ or {}).items())):
+        by_keyword = sorted((plain.__kwdefaults__ or {}).items())
+        yield repr([name for name, _ in by_keyword])
+        for value in (*held, *named, *(plain.__defaults__ or ()), *(value for _, value in by_keyword)):
             own = isinstance(value, (types.FunctionType, types.MethodType)) and not _is_keyed(value.__module__ or "")
             yield from _of_function(value, seen) if own else [_of_value(value)]
 

@@ -55,3 +55,16 @@ def test_defaults_of_keyword_only_parameters_count():
         return define(pattern)
 
     assert source_of(by(2)) == source_of(by(2)) != source_of(by(3))
+
+
+def test_a_function_that_is_a_default_counts_by_its_code():
+    def by(act):
+        def gated(x, act=act):
+            return act(x) * x
+
+        def pattern(x):
+            return gated(x)
+
+        return source_of(define(pattern))
+
+    assert by(lambda x: x.exp()) == by(lambda x: x.exp()) != by(lambda x: x.sin())
