@@ -273,9 +273,11 @@ class GraphIndex:
         """The steps that read the negative of ``node`` within their own call."""
         for user in node.users:
             own = self.own(user)
-            for term in () if own is None else own.shape.reading[own.operands.index(node)]:
+            if own is None:
+                continue
+            for term in own.shape.reading[own.operands.index(node)]:
                 if (inner := negated(term)) is not None and inner.name == LEAF:
-                    yield from (Step(user, reader) for reader in own.shape.within[term])
+                    yield from [Step(user, reader) for reader in own.shape.within[term]]
 
     def pairings(self, term: Term, other: Term) -> tuple[Pairs, ...]:
         """The ways to pair the operands of a pattern's step with those of a step here: in order, or in any order where
