@@ -41,7 +41,8 @@ class Base:
 class Alias:
     """One tensor object: where its elements live, and the node that held its value at ``version`` of the base.
 
-    ``made`` is the node whose metadata is the tensor object itself; ``storage`` what :func:`storage_of` said of it.
+    ``made`` is the node whose metadata is the tensor object itself; ``storage`` and ``layout`` are what
+    :func:`storage_of` and :func:`layout_of` said of it.
     """
 
     tensor: Tensor
@@ -51,9 +52,18 @@ class Alias:
     version: int
     storage: int
     made: Node = field(init=False)
+    layout: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.made = self.node
+        self.layout = layout_of(self.tensor)
+
+
+def layout_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Size, stride and offset, for tensors that have them."""
+    if tensor.layout is not torch.strided:
+        return ()
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def storage_of(tensor: Tensor) -> int:

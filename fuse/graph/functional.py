@@ -33,6 +33,7 @@ from fuse.graph.aliases import (
     Alias,
     Base,
     View,
+    layout_of,
     part_as_view,
     storage_of,
     tensors_in,
@@ -73,8 +74,12 @@ class Functionalizer:
         return id(tensor) in self.aliases
 
     def reassigned(self) -> bool:
-        """Whether some tensor was given other memory behind the operators' back (``tensor.data = other``)."""
-        return any(storage_of(alias.tensor) != alias.storage for alias in self.aliases.values())
+        """Whether some tensor was given other memory, or another part of it, behind the operators' back
+        (``tensor.data = other``)."""
+        return any(
+            storage_of(alias.tensor) != alias.storage or layout_of(alias.tensor) != alias.layout
+            for alias in self.aliases.values()
+        )
 
     def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
         """Register a placeholder; an ``input_index`` says that writes to it must be copied back."""

@@ -137,6 +137,8 @@ REFUSED: dict[str, tuple[Write, str]] = {
     "resized": (lambda x: x.clone().resize_(2, 2), r"aten\.resize_.* changes the size"),
     "out_that_grows": (lambda x: torch.mul(x, 2, out=torch.empty(0)), "resizes its out= tensor"),
     "data_exchanged": (lambda x: setattr(x, "data", torch.ones(3, 4)), r"assigns the \.data"),
+    "data_turned_over": (lambda x: setattr(x, "data", x.data.t()), r"assigns the \.data"),
+    "data_of_a_new_tensor_turned_over": (lambda x: setattr(y := x * 2, "data", y.data.t()), r"assigns the \.data"),
     "windows": (lambda x: x.unfold(1, 2, 2).add_(1), r"view made by aten\.unfold"),
     "other_dtype": (lambda x: x.view(torch.int32).add_(1), r"view made by aten\.view\.dtype"),
     "list_of_tensors": (lambda x: torch._foreach_add_([x, x], 1), "no functional form"),
