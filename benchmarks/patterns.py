@@ -25,12 +25,12 @@ from benchmarks.capture import BATCH, FEATURES, OPERATORS_PER_STEP, Loop
 from benchmarks.common import save
 from benchmarks.comparison import as_pattern
 from benchmarks.more_fusions import FUSIONS
-from fuse.check.pattern import CLEANING
 from fuse.graph.function import Function
 from fuse.passes.match_patterns import prepare
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.patterns.registry import registered
+from fuse.rewrite.registry import of_stages
 from tests.passes.patterns.published import PUBLISHED
 
 NODES = (2_000, 5_000, 10_000, 20_000)
@@ -86,7 +86,7 @@ def library_case(what: str, model: Any, arguments: tuple[Any, ...]) -> dict[str,
 
 
 def _cleaned(graph: GraphModule) -> GraphModule:
-    fuse.run_passes(graph, list(CLEANING))
+    fuse.run_passes(graph, of_stages("clean"))
     return graph
 
 
