@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fuse.kernel import lower
+from fuse.kernel.cpu import loop_kernel
 from fuse.runtime import cache, compiler, patience, toolchain
 
 
@@ -18,6 +20,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSE_CACHE_DIR", str(home))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # for child processes, some of which are killed before they tidy up
     monkeypatch.setattr(compiler, "_loaded", {})
+    monkeypatch.setattr(lower, "_TEXTS", {})  # what other tests called would have kernels of their own
+    monkeypatch.setattr(loop_kernel, "_TEXTS", {})
     cache.warn_once.cache_clear()
     return home
 
