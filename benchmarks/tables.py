@@ -483,6 +483,39 @@ def crf_share_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def recurrent_layers_table(results: dict[str, Any]) -> list[str]:
+    """A row a layer, kind and shape: torch's own step and the fused one."""
+    lines = [
+        "| layer | steps, batch, width | torch ms | fuse ms | torch / fuse | launches |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for case in results["cases"]:
+        taken = case["milliseconds"]
+        cells = [
+            f"`nn.{case['layer']}`, {case['kind']}",
+            ", ".join(map(str, case["shape"])),
+            median(taken["torch"]),
+            median(taken["fused"]),
+            ratio(case["ratio"]),
+            ", ".join(map(str, case["launches"])),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def pipeline_table(results: dict[str, Any]) -> list[str]:
+    """A row a model: its two stages, and a batch with and without a worker."""
+    lines = [
+        "| command | host stage ms | device stage ms | a batch without a worker ms | with one ms | ratio |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for case in results["cases"]:
+        taken = [median(case["milliseconds"][way]) for way in ("plain", "pipeline")]
+        cells = [f"`{case['command']}`", f"{case['host']:.1f}", f"{case['device']:.1f}", *taken, ratio(case["ratio"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def viewer_table(results: dict[str, Any]) -> list[str]:
     """A row a page: its size, and how long it takes to paint, pan, search and step."""
     shown = not overloaded(results)
@@ -622,7 +655,7 @@ def conditions(results: dict[str, Any]) -> str:
 
 DOCUMENTS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("measured.md", "mutation.md", "precision.md", "study.md")),
+    *(ROOT / "docs" / name for name in ("measured.md", "mutation.md", "pipeline.md", "precision.md", "study.md")),
 )
 
 TABLES = {
@@ -651,7 +684,9 @@ TABLES = {
     "overhead": overhead_table,
     "precision": precision_table,
     "reads": reads_table,
+    "pipeline": pipeline_table,
     "recurrent": recurrent_table,
+    "recurrent_layers": recurrent_layers_table,
     "study": study_table,
     "study_launches": study_launches_table,
     "recurrent_in_short": short_recurrent_table,
