@@ -78,7 +78,7 @@ def test_training_is_right_at_every_size(function: Callable[..., Tensor]) -> Non
         (small_windows, [(16, 3), (32, 4), (48, 5), (64, 2), (80, 6)]),
     ],
 )
-def test_two_calls_compile(
+def test_few_calls_compile(
     function: Callable[..., Tensor],
     sizes: list[tuple[int, int]],
     training: bool,
@@ -92,7 +92,7 @@ def test_two_calls_compile(
         before = len(compiled_sources)
         (train if training else infer)(model, double, fused, torch.randn(*shape, WIDTH))
         compiling += len(compiled_sources) > before
-    assert compiling <= 2
+    assert compiling <= (3 if training else 2)  # for a size, for all sizes; backward once more
 
 
 @pytest.mark.usefixtures("captured_at_once")
