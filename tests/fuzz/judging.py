@@ -62,6 +62,10 @@ def judge(program: Program, *, unoptimised: bool = False) -> Verdict:
             if "cannot be copied" in str(error):  # a model whose state has come to need gradients
                 return Verdict(unfit=True)
             problem, eager = f"FuseError: {error}", 0
+        except RuntimeError as error:
+            if "backward through the graph a second time" not in str(error):
+                raise
+            return Verdict(unfit=True)  # likewise: eager refuses its second step
     return Verdict(problem, False, len(calls), eager, len(loops), sum(loops))
 
 
