@@ -1,4 +1,4 @@
-"""Models that several tests use."""
+"""Models that several tests use, and what a call of one leaves."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ class Holder(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function[0](self, *args)
+
+
+def outcome(model: Any, args: tuple[Any, ...]) -> Any:
+    """What a call leaves: its result or error, the arguments, the model's tensors, the state of the generator."""
+    torch.manual_seed(3)
+    try:
+        result = model(*args)
+    except Exception as error:
+        result = type(error).__name__, str(error)
+    return result, args, {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()

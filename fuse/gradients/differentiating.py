@@ -58,7 +58,7 @@ OWN = "pattern_gradients"
 
 
 def by_loops(passes: Sequence[str] | None = None, fuel: int | None = None) -> Differentiate:
-    """What takes the gradients of a call loop by loop, with those of ``passes`` that autograd goes through."""
+    """A function that takes the gradients of a call loop by loop, after those of ``passes`` that autograd sees."""
     chosen = registry.select(passes)
     matched = any(info.name == "match_patterns" for info in chosen)
     names = [info.name for info in chosen if info.before_gradients] + [OWN] * matched

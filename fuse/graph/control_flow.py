@@ -22,7 +22,7 @@ from fuse.graph.sources import user_line
 
 
 def run_plainly(function: Any, args: tuple[Any, ...]) -> Any:
-    """What ``function``, which eager would compile, returns for ``args``.
+    """The result of ``function``, which eager would compile, for ``args``.
 
     Raises:
         CaptureError: it is not known. To compile it while a call is recorded would fail, and later calls with it.

@@ -107,7 +107,7 @@ class Loop(nn.Module):
 
     @property
     def inside(self) -> GraphModule:
-        """What it runs: one step."""
+        """The graph that it runs: one step."""
         return self.body
 
     def holding(self, inside: GraphModule) -> Loop:

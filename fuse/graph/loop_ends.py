@@ -31,7 +31,7 @@ class LoopWithEnds(nn.Module):
 
     @property
     def inside(self) -> GraphModule:
-        """What it runs: all of it."""
+        """The graph that it runs: the loop and its ends."""
         return self.whole
 
     def holding(self, inside: GraphModule) -> LoopWithEnds:

@@ -342,7 +342,7 @@ class Reader:
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """What cannot be captured in here ends the recording, whatever the user's code makes of it."""
+        """A capture error in here ends the recording, even where the user's code catches it."""
         try:
             yield
         except CaptureError as error:

@@ -53,7 +53,8 @@ def check_values(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 _RECORDING: list[_Record] = []
-"""What records the checks of each recording, the innermost last: that of a loop's step lies within another."""
+"""The recorders of checks, the innermost last: a loop's step is recorded within another recording. One thread
+captures at a time."""
 
 
 @contextlib.contextmanager

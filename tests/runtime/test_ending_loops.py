@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fuse
 from benchmarks.ending_loops import CASES, calls
 from fuse.runtime.variants import Compiled
+from tests.samples import outcome
 
 LEAST = 4
 
@@ -29,16 +30,6 @@ class Calls(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(self, *args)
-
-
-def outcome(model: Any, args: tuple[Any, ...]) -> Any:
-    """What a call leaves: its result or error, the arguments, the model's tensors, the state of the generator."""
-    torch.manual_seed(3)
-    try:
-        result = model(*args)
-    except Exception as error:
-        result = type(error).__name__, str(error)
-    return result, args, {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
 
 
 def layouts(value: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fuse
 from benchmarks.reading_models import KINDS, PATTERNS, WIDTH, Block
 from fuse.runtime.specialised import LARGEST_FAMILY
+from tests.samples import outcome
 
 CALLS = 7
 
@@ -25,16 +26,6 @@ class Calls(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(*args)
-
-
-def outcome(model: Any, args: tuple[Any, ...]) -> Any:
-    """What a call leaves: its result or error, the arguments, the model's tensors, the state of the generator."""
-    torch.manual_seed(3)
-    try:
-        result = model(*args)
-    except Exception as error:
-        result = type(error).__name__, str(error)
-    return result, args, {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
 
 
 def held(model: nn.Module, calls: list[tuple[Any, ...]]) -> list[Any]:

@@ -174,7 +174,7 @@ class _Runner:
                 found = self.wide_modules[target](*args, **kwargs)
             else:
                 found = wide_call(node.target, args, kwargs)
-        except (RuntimeError, NotImplementedError, TypeError):
+        except (RuntimeError, NotImplementedError, TypeError):  # what float64 has not, has no float64 value
             return None
         mine, theirs = _tensors(narrow), _tensors(found)
         return found if [t.shape for t in mine] == [t.shape for t in theirs] else None

@@ -149,7 +149,7 @@ def _early(frame: Frame) -> dict[int, list[Destination]]:
 
 
 def _work(value: Value) -> set[int]:
-    """What is computed for ``value``, by ``id``."""
+    """The ids of the values that are computed for ``value``."""
     below = within_stage([value], through_reductions=True)
     return {id(v) for v in below if isinstance(v, (Map, Reduce)) and not (isinstance(v, Map) and v.is_copy)}
 

@@ -20,7 +20,7 @@ _LOOP_WORDS = """
     all any argmax argmin inside max min padded piece position prod sum value
 """
 _KEPT_IN_LOOPS = _KEPT | frozenset(_LOOP_WORDS.split())
-"""What kernels of loops call things themselves, too, then what they call elements."""
+"""Names that kernels of loops have, and, as a pattern, those that they make for elements."""
 _LOOP_FORMS = re.compile(
     r".*_(at|element|row|so_far|lanes?|value|start|steps|first|pace|stride|next|memory|last)|(weights|sums)_\d+.*"
 )
