@@ -20,8 +20,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FUSE_CACHE_DIR", str(home))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # for child processes, some of which are killed before they tidy up
     monkeypatch.setattr(compiler, "_loaded", {})
-    monkeypatch.setattr(lower, "_TEXTS", {})  # what other tests called would have kernels of their own
-    monkeypatch.setattr(loop_kernel, "_TEXTS", {})
+    for module, known in ((lower, "_KERNELS"), (lower, "_TEXTS"), (loop_kernel, "_TEXTS")):
+        monkeypatch.setattr(module, known, {})  # as if no test had called anything before
     cache.warn_once.cache_clear()
     return home
 
