@@ -15,11 +15,11 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from fuse.kernel.cpu.loop_frame import Frame, elements
 from fuse.kernel.expressions import position
 from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Accumulate, Accumulator, Declare, Fail, Load, Loop, Scope, Statement, Store
+from fuse.kernel.loop_nests import Frame, elements
 from fuse.kernel.loop_stages import Product
 
 

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fuse.graph.loop import Loop
 from fuse.kernel.cpu.emit import PARALLEL_WORK
-from fuse.kernel.cpu.loop_frame import ALIGNMENT, Frame, ThreadFunction, indented
+from fuse.kernel.cpu.loop_frame import ALIGNMENT, ThreadFunction, indented, reads_sizes
 from fuse.kernel.cpu.loop_rows import rows_text
 from fuse.kernel.cpu.loop_units import units_text
 from fuse.kernel.cpu.names import is_kept_in_loops
 from fuse.kernel.cpu.product_frame import PACKING, several
 from fuse.kernel.extents import Conditions, NeedsNumber, smaller
 from fuse.kernel.index import Size
+from fuse.kernel.loop_nests import Frame
 from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_stages import Cut
 from fuse.kernel.loop_step import read_step
@@ -154,7 +155,7 @@ def threads_that_pay(share: ThreadFunction, steps: int) -> int:
 def _entry(frame: Frame, share: ThreadFunction) -> str:
     """The kernel itself: it asks for the threads that pay, as :func:`threads_that_pay` says."""
     threads = str(share.threads)
-    lines = frame.reads_sizes({size.name for size in frame.told}) if frame.told else []
+    lines = reads_sizes(frame, {size.name for size in frame.told}) if frame.told else []
     if share.work is not None and several(share.threads):
         sizes = len(frame.operands) + len(frame.results) + 1
         lines += [

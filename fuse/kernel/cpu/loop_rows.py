@@ -18,18 +18,12 @@ from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of, work
 from fuse.kernel.cpu.loop_batch import rows_of_batch, share_of_rows
 from fuse.kernel.cpu.loop_frame import (
-    Destination,
-    Frame,
     ThreadFunction,
     Workspace,
     indented,
-    lasts_of,
-    nest,
     packing,
     pointers,
-    results_of,
     stage_memory,
-    starts_of,
     state_pointers,
     step_pointers,
     waiting,
@@ -38,6 +32,7 @@ from fuse.kernel.cpu.product_frame import PACKING, PANEL
 from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Statement
+from fuse.kernel.loop_nests import Destination, Frame, lasts_of, nest, results_of, starts_of
 from fuse.kernel.loop_stages import Kept, Product
 from fuse.kernel.values import Input, Map, Reduce, Value
 from fuse.kernel.walks import within_stage

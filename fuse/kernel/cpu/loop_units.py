@@ -20,18 +20,12 @@ from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.loop_frame import (
     ALIGNMENT,
-    Destination,
-    Frame,
     ThreadFunction,
     Workspace,
     indented,
-    lasts_of,
-    multiplications,
     packing,
     pointers,
-    results_of,
     stage_memory,
-    starts_of,
     state_pointers,
     step_pointers,
     waiting,
@@ -42,6 +36,7 @@ from fuse.kernel.expressions import Expression
 from fuse.kernel.extents import larger, smaller, varies
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, Loop, Statement
+from fuse.kernel.loop_nests import Destination, Frame, lasts_of, multiplications, results_of, starts_of
 from fuse.kernel.loop_stages import Kept, Product
 from fuse.kernel.nest import Sink, store
 from fuse.kernel.values import Gather, Input, Value
