@@ -24,32 +24,20 @@ from torch.fx import GraphModule, Node, map_arg
 from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
 from fuse.graph.outputs import outputs_of
-from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
-    attention,
-    elementwise,
-    lookups,
-    losses,
-    movement,
-    pooling,
-    products,
-    reductions,
-    short_convolutions,
-)
-from fuse.kernel.dtypes import supported
-from fuse.kernel.extents import Conditions, NeedsNumber, is_one
+from fuse.kernel.extents import Conditions, NeedsNumber
 from fuse.kernel.form import DEFAULT, Form, Threads
-from fuse.kernel.index import NotAffine, SplitNeeded, Stride
+from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.names import plain_name
-from fuse.kernel.recipes import Result, Unsupported, find_recipe, translate
+from fuse.kernel.reading import parts_of, program_of, values_of
+from fuse.kernel.recipes import Unsupported, find_recipe
 from fuse.kernel.sized import Lower, Text, call_at_hand
 from fuse.kernel.spelled import Numbers, spelled, with_numbers
-from fuse.kernel.target import TARGETS, Target, target_of
-from fuse.kernel.values import Concat, Input, Map, Output, Program, Value
+from fuse.kernel.target import Target, target_of
+from fuse.kernel.values import Concat, Map, Program, Value
 from fuse.kernel.walks import children
 
 Made = TypeVar("Made")
 
-MAX_RANK = 16
 MAX_RECURSION = 50_000
 MAX_NAME_PARTS = 4
 
@@ -174,7 +162,7 @@ def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | Non
 def attempt(lowered: Callable[[], Made]) -> Made | Declined:
     """What ``lowered`` makes, or why it does not; a fault of ours does not become the user's.
 
-    >>> attempt(lambda: 3), attempt(lambda: translate(torch.fx.Graph().output(None), {}))
+    >>> attempt(lambda: 3), attempt(lambda: values_of(torch.fx.Graph().output(None)))
     (3, Declined(reason='output has no kernel'))
     """
     try:
@@ -215,96 +203,7 @@ def _target(region: GraphModule) -> Target:
 
 def values_of_call(node: Node) -> list[Value] | Declined:
     """The values of one operator whose operands are all in memory; for questions about it alone."""
-    return attempt(lambda: _values_of_call(node))
-
-
-def _values_of_call(node: Node) -> list[Value]:
-    values: dict[Node, Result] = {}
-    for position, argument in enumerate(node.all_input_nodes):
-        held = argument.meta["val"]
-        _check(held)
-        values[argument] = Input(tuple(held.shape), held.dtype, position, tuple(held.stride()))
-    return [v for v in _parts(translate(node, values)) if v is not None]
-
-
-def _strides(value: torch.Tensor, name: str) -> tuple[Stride, ...]:
-    return tuple(value.stride())
-
-
-def program_of(
-    region: GraphModule, strides_of: Callable[[torch.Tensor, str], tuple[Stride, ...]] = _strides
-) -> Program:
-    """A region as values; ``strides_of`` gives the strides of an input, which has that name.
-
-    Raises:
-        Unsupported, NotAffine: an operator, dtype or layout that kernels do not handle.
-    """
-    values: dict[Node, Result] = {}
-    inputs: list[Input] = []
-    names: dict[int, str] = {}
-    value_names: dict[int, str] = {}
-    lines: dict[str, None] = {}
-    taken: dict[str, int] = {}
-    keep: list[Value] = []
-    for node in region.graph.nodes:
-        if node.op == "placeholder":
-            value = node.meta["val"]
-            _check(value)
-            name = names[len(inputs)] = _unique(plain_name(node.name), taken)
-            values[node] = given = Input(tuple(value.shape), value.dtype, len(inputs), strides_of(value, name))
-            inputs.append(given)
-        elif node.op == "output":
-            results = [values[n] for n in node.args[0]]
-            outputs = tuple(_output(n, v) for n, v in zip(node.args[0], results, strict=True))
-        elif not node.users:
-            continue
-        elif node.target is operator.getitem:
-            part = values[node.args[0]][node.args[1]]  # type: ignore[index]
-            if part is None:
-                raise Unsupported(f"result {node.args[1]} of {node.args[0].target} has no kernel")
-            _check(node.meta["val"])
-            values[node] = part
-        else:
-            _check(node.meta["val"])
-            values[node] = translate(node, values)
-            if source := node.meta.get("source"):
-                lines[f"{source}  {plain_name(node.name)}"] = None
-            for value in _parts(values[node]):
-                if isinstance(value, Map):
-                    value_names.setdefault(id(value), plain_name(node.name))
-                    keep.append(value)
-    return Program(tuple(inputs), outputs, names, value_names, _comment(list(lines)))
-
-
-def _check(value: Any) -> None:
-    if not isinstance(value, torch.Tensor):
-        return
-    if not supported(value.dtype):
-        raise Unsupported(f"dtype {value.dtype} is not supported in kernels")
-    if value.numel() == 0:
-        raise Unsupported("a tensor has no elements")
-    if value.dim() > MAX_RANK:
-        raise Unsupported(f"a tensor has more than {MAX_RANK} dimensions")
-    if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-        raise Unsupported("a tensor is sparse or lazily conjugated or negated")
-    if value.device.type not in TARGETS:
-        raise Unsupported(f"device {value.device.type} has no emitter yet")
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _output(node: Node, value: Result) -> Output:
-    held = node.meta["val"]
-    if not isinstance(value, Value):
-        raise Unsupported("an output is a tuple")
-    if value.dtype != held.dtype or value.shape != tuple(held.shape):
-        raise Unsupported(f"{node.target} promises {held.dtype}{list(held.shape)} and its recipe gives another result")
-    strides = tuple(held.stride())
-    if any(s == 0 and not is_one(e) for s, e in zip(strides, held.shape, strict=True)):
-        raise Unsupported("an output is a broadcast view")
-    return Output(value, strides)
+    return attempt(lambda: values_of(node))
 
 
 def _in_place_pairs(program: Program) -> frozenset[tuple[int, int]]:
@@ -364,7 +263,7 @@ def structure(region: GraphModule, named: bool = True) -> str:
             lines.append(f"{plain_name(node.name) if named else ''} {_layout(node.meta['val'])}")
         else:
             args = map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))  # type: ignore[arg-type,return-value]
-            layouts = ",".join(_layout(v) for v in _parts(node.meta.get("val")))
+            layouts = ",".join(_layout(v) for v in parts_of(node.meta.get("val")))
             lines.append(f"{node.target} {args!r} {layouts} {node.meta.get('source', '') if named else ''}")
     return "\n".join(lines)
 
@@ -383,11 +282,6 @@ def _layout(value: Any) -> str:
     return f"{value.dtype}{tuple(value.shape)}{tuple(value.stride())}{value.device}"
 
 
-def _unique(name: str, taken: dict[str, int]) -> str:
-    taken[name] = taken.get(name, 0) + 1
-    return name if taken[name] == 1 else f"{name}_{taken[name]}"
-
-
 def readable_name(region: GraphModule) -> str:
     """The first few operators that compute something: ``sigmoid_mul_tanh``."""
     parts: dict[str, None] = {}
@@ -395,12 +289,3 @@ def readable_name(region: GraphModule) -> str:
         if node.op == "call_function" and node.target is not operator.getitem and not ops.is_view(node.target):
             parts[plain_name(str(node.target).split(".")[-2])] = None
     return "_".join(list(parts)[:MAX_NAME_PARTS]) or "copy"
-
-
-def _comment(lines: list[str]) -> tuple[str, ...]:
-    """One comment line for each line of the user's: ``model.py:41  sigmoid, mul``."""
-    grouped: dict[str, list[str]] = {}
-    for line in lines:
-        source, name = line.split("  ", 1)
-        grouped.setdefault(source, []).append(name)
-    return tuple(f"{source}  {', '.join(dict.fromkeys(names))}".replace("\\", "/") for source, names in grouped.items())

@@ -166,6 +166,12 @@ def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
     return bound
 
 
+def arguments_of(node: Node, values: Mapping[Node, Result]) -> dict[str, Any]:
+    """The arguments of ``node`` by name, tensors as values."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])  # type: ignore[arg-type,return-value]
+    return bind(node.target, args, kwargs)  # type: ignore[arg-type]
+
+
 def translate(node: Node, values: Mapping[Node, Result]) -> Result:
     """The value (or values) of one node of a region, its arguments' values given.
 
@@ -179,5 +185,4 @@ def translate(node: Node, values: Mapping[Node, Result]) -> Result:
     for part in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(part, torch.Tensor) and not supported(part.dtype):
             raise Unsupported(f"dtype {part.dtype} is not supported in kernels")
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])  # type: ignore[arg-type,return-value]
-    return found(Call(node.target, bind(node.target, args, kwargs), result))  # type: ignore[arg-type]
+    return found(Call(node.target, arguments_of(node, values), result))  # type: ignore[arg-type]

@@ -21,7 +21,8 @@ from fuse.kernel.cpu.emit import EARLY_WORK, PARALLEL_WORK, works
 from fuse.kernel.cpu.product_frame import HEADERS, MOST_PANELS, PARALLEL_PRODUCT
 from fuse.kernel.cpu.tiled_products import by_cost_of_panels
 from fuse.kernel.form import DEFAULT, LANES, Form, Threads
-from fuse.kernel.lower import Kernel, lower, program_of
+from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.reading import program_of
 from fuse.kernel.schedule import schedule
 
 aten = torch.ops.aten

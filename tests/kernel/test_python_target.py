@@ -17,7 +17,8 @@ from fuse.graph.capture import capture
 from fuse.graph.outputs import outputs_of
 from fuse.kernel import target
 from fuse.kernel.ir import KernelBody
-from fuse.kernel.lower import Kernel, lower, program_of
+from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.reading import program_of
 from fuse.kernel.schedule import schedule
 from fuse.rewrite.pipeline import run_passes
 from tests.kernel.python_target import python_of, run, run_source

@@ -28,9 +28,10 @@ from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_kept
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import strides_in
-from fuse.kernel.lower import Declined, Kernel, attempt, program_of, readable_name, structure
+from fuse.kernel.lower import Declined, Kernel, attempt, readable_name, structure
 from fuse.kernel.names import fit_names
 from fuse.kernel.products import products_below
+from fuse.kernel.reading import program_of
 from fuse.kernel.schedule import schedule
 from fuse.kernel.target import LoopKernels
 

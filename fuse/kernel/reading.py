@@ -1,0 +1,187 @@
+"""Read FX as values: what a region computes, and what one step of a loop does.
+
+    placeholder      ->   an input: memory that the kernel reads
+    call_function    ->   the value of its recipe, or what a step makes of a product
+    getitem          ->   a part of a result
+    output           ->   the values to store, each as the graph promises it
+
+What nobody reads is left out.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
+    attention,
+    elementwise,
+    lookups,
+    losses,
+    movement,
+    pooling,
+    products,
+    reductions,
+    short_convolutions,
+)
+from fuse.kernel.dtypes import supported
+from fuse.kernel.extents import is_one
+from fuse.kernel.index import Stride
+from fuse.kernel.names import plain_name
+from fuse.kernel.recipes import Result, Unsupported, translate
+from fuse.kernel.target import TARGETS
+from fuse.kernel.values import Input, Map, Output, Program, Value
+
+MAX_RANK = 16
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a graph returns: the values, the nodes that compute them, and the user's lines for the kernel's comment."""
+
+    results: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    lines: tuple[str, ...]
+
+
+def read(
+    graph: Graph, given: Callable[[Node], Input], computed: Callable[[Node, Mapping[Node, Result]], Result]
+) -> Reading:
+    """The values of a graph: ``given`` makes those of placeholders, ``computed`` those of operators.
+
+    Raises:
+        Unsupported: an operator, dtype or layout that kernels do not handle.
+    """
+    values: dict[Node, Result] = {}
+    lines: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = given(node)
+        elif node.op == "output":
+            nodes = tuple(node.args[0])
+        elif not node.users:
+            continue
+        elif node.op != "call_function":
+            raise Unsupported(f"{node.name} is a call of another graph")
+        else:
+            check(node.meta["val"])
+            if node.target is operator.getitem:
+                values[node] = _part(node, values)
+                continue
+            values[node] = computed(node, values)
+            if source := node.meta.get("source"):
+                lines.setdefault(source.replace("\\", "/"), []).append(plain_name(node.name))
+    comment = (f"{source}  {', '.join(dict.fromkeys(names))}" for source, names in lines.items())
+    return Reading(tuple(_promised(node, values[node]) for node in nodes), nodes, tuple(comment))
+
+
+def check(value: object) -> None:
+    """Raise ``Unsupported`` for a tensor that kernels neither read nor write."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if not supported(value.dtype):
+        raise Unsupported(f"dtype {value.dtype} is not supported in kernels")
+    if value.numel() == 0:
+        raise Unsupported("a tensor has no elements")
+    if value.dim() > MAX_RANK:
+        raise Unsupported(f"a tensor has more than {MAX_RANK} dimensions")
+    if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        raise Unsupported("a tensor is sparse or lazily conjugated or negated")
+    if value.device.type not in TARGETS:
+        raise Unsupported(f"device {value.device.type} has no emitter yet")
+
+
+def parts_of(result: Any) -> tuple[Any, ...]:
+    """The parts of a result, or the one that it is."""
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def maps_in(result: Result) -> Iterable[Map]:
+    """The parts of a result that are computed, whose elements kernels call by the name of the node."""
+    return (part for part in parts_of(result) if isinstance(part, Map))
+
+
+def _part(node: Node, values: Mapping[Node, Result]) -> Value:
+    of, number = node.args
+    part = values[of][number]  # type: ignore[index]  # a result with parts, and the number of one
+    if part is None:
+        raise Unsupported(f"result {number} of {of.target} has no kernel")  # type: ignore[union-attr]
+    assert isinstance(part, Value)
+    return part
+
+
+def _promised(node: Node, value: Result) -> Value:
+    held = node.meta["val"]
+    if not isinstance(value, Value):
+        raise Unsupported("an output is a tuple")
+    if value.dtype != held.dtype or value.shape != tuple(held.shape):
+        raise Unsupported(f"{node.target} promises {held.dtype}{list(held.shape)} and its recipe gives another result")
+    return value
+
+
+# ---- regions ---------------------------------------------------------------------------------------------------------
+
+
+def _strides(value: torch.Tensor, name: str) -> tuple[Stride, ...]:
+    return tuple(value.stride())
+
+
+def program_of(
+    region: GraphModule, strides_of: Callable[[torch.Tensor, str], tuple[Stride, ...]] = _strides
+) -> Program:
+    """A region as values; ``strides_of`` gives the strides of an input, which has that name.
+
+    Raises:
+        Unsupported, NotAffine: an operator, dtype or layout that kernels do not handle.
+    """
+    inputs: list[Input] = []
+    names: dict[int, str] = {}
+    taken: dict[str, int] = {}
+    value_names: dict[int, str] = {}
+    named: list[Value] = []  # kept alive: no other value may get the ``id`` of one
+
+    def given(node: Node) -> Input:
+        held = node.meta["val"]
+        check(held)
+        name = names[len(inputs)] = _unique(plain_name(node.name), taken)
+        inputs.append(Input(tuple(held.shape), held.dtype, len(inputs), strides_of(held, name)))
+        return inputs[-1]
+
+    def computed(node: Node, values: Mapping[Node, Result]) -> Result:
+        result = translate(node, values)
+        for part in maps_in(result):
+            value_names.setdefault(id(part), plain_name(node.name))
+            named.append(part)
+        return result
+
+    found = read(region.graph, given, computed)
+    outputs = tuple(map(_output, found.nodes, found.results))
+    return Program(tuple(inputs), outputs, names, value_names, found.lines)
+
+
+def values_of(node: Node) -> list[Value]:
+    """The values of one operator whose operands are all in memory."""
+    values: dict[Node, Result] = {}
+    for position, argument in enumerate(node.all_input_nodes):
+        held = argument.meta["val"]
+        check(held)
+        values[argument] = Input(tuple(held.shape), held.dtype, position, tuple(held.stride()))
+    return [value for value in parts_of(translate(node, values)) if value is not None]
+
+
+def _output(node: Node, value: Value) -> Output:
+    held = node.meta["val"]
+    strides = tuple(held.stride())
+    if any(s == 0 and not is_one(e) for s, e in zip(strides, held.shape, strict=True)):
+        raise Unsupported("an output is a broadcast view")
+    return Output(value, strides)
+
+
+def _unique(name: str, taken: dict[str, int]) -> str:
+    taken[name] = taken.get(name, 0) + 1
+    return name if taken[name] == 1 else f"{name}_{taken[name]}"
