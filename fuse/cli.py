@@ -38,10 +38,12 @@ def run(arguments: Sequence[str]) -> int:
     0
     """
     state = {"verbose": False}
+    # click takes what stands behind an option whose value may be left out, TARGET say, for its value.
+    arguments = ["--kernels=source" if argument == "--kernels" else argument for argument in arguments]
     with warnings.catch_warnings(), _torch_log_for_verbose_only(state):
         warnings.showwarning = functools.partial(_show_warning, state)
         try:
-            status = commands.main(list(arguments), prog_name="fuse", standalone_mode=False, obj=state)
+            status = commands.main(arguments, prog_name="fuse", standalone_mode=False, obj=state)
             sys.stdout.flush()
             return int(status or GOOD)
         except BrokenPipeError:

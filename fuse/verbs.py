@@ -20,6 +20,7 @@ from fuse.flags import Console, Request, json_text, names, output_verb, path_opt
 if TYPE_CHECKING:
     from fuse.graph.load import LoadedModel
     from fuse.report.explain import Explanation
+    from fuse.report.listing import Language
     from fuse.report.show import Report
     from fuse.rewrite.installed import BrokenPlugin
 
@@ -47,7 +48,13 @@ def commands(context: click.Context) -> None:
     path_option(
         "--html", metavar="OUT", help="Write a page here that walks through every rewrite, the graph and the kernels."
     ),
-    click.option("--kernels", is_flag=True, help="Print the source of the generated kernels instead of the report."),
+    click.option(
+        "--kernels",
+        is_flag=False,
+        flag_value="source",
+        type=click.Choice(["source", "ir"]),
+        help="Print the generated kernels instead of the report: their source, or with --kernels=ir their loops.",
+    ),
     click.option(
         "--measure", is_flag=True, help="Run the model, eager and fused: microseconds of each line and kernel."
     ),
@@ -63,7 +70,7 @@ def show(
     to: Console,
     graph: Path | None,
     html: Path | None,
-    kernels: bool,
+    kernels: Language | None,
     measure: bool,
     against: tuple[str, ...] | None,
 ) -> int:
@@ -73,7 +80,7 @@ def show(
     cannot be captured, and with --measure and --against.
     """
     if kernels and to.as_json:
-        raise FuseError("--kernels prints source, not JSON; leave one of the two flags out")
+        raise FuseError("--kernels prints text, not JSON; leave one of the two flags out")
     from fuse.report.show import show as make_report
     from fuse.report.table import report_table
 
@@ -123,7 +130,7 @@ def show(
     if kernels:
         from fuse.report.listing import listing
 
-        to.write(listing(report.graph))
+        to.write(listing(report.graph, kernels))
     else:
         to.emit(report.to_dict(), lambda: report_table(report))
     return GOOD if request.within_budget(report.launches_after) else FAILED

@@ -101,7 +101,20 @@ def test_graphs_are_drawn_into_the_named_file(suffix: str, model: str, capsys: p
 
 def test_kernels_are_printed_instead_of_the_table(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["show", model, "--kernels"]) == 0
-    assert capsys.readouterr().out.startswith("//")
+    source = capsys.readouterr().out
+    assert source.startswith("//")
+    assert 'extern "C"' in source
+    assert cli.run(["show", "--kernels", model]) == 0
+    assert capsys.readouterr().out == source
+
+
+def test_kernels_are_printed_in_the_ir(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["show", model, "--kernels=ir"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#")
+    assert "kernel " in text
+    assert "store out0" in text
+    assert 'extern "C"' not in text
 
 
 def test_a_budget_that_is_exceeded_fails_and_says_why(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,6 +179,7 @@ def test_passes_are_listed_with_origin_and_summary(capsys: pytest.CaptureFixture
         (["show", "model.py", "--graph", "out.png"], "must end in"),
         (["show", "model.py", "--fail-on-increase", "none.json"], "none.json"),
         (["show", "model.py", "--kernels", "--json"], "--kernels"),
+        (["show", "model.py", "--kernels=ptx"], "'source', 'ir'"),
         (["show", "model.py", "--jason"], "--jason"),
         (["show"], "TARGET"),
         (["shwo"], "shwo"),

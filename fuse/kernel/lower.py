@@ -52,7 +52,7 @@ class Kernel:
     ``workspace_bytes`` takes one more pointer, to that much memory that is nobody else's during the call. One with
     ``sizes`` takes a last pointer, to these numbers (``int64_t``, each given with its name); they are no part of the
     source, so that calls that differ in nothing else share a kernel. ``headers`` are what the source needs behind the
-    prelude.
+    prelude. ``schedule`` says in words how it runs, where that is not in its loops as the IR has them.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Kernel:
     workspace_bytes: int = 0
     sizes: tuple[tuple[str, Any], ...] = ()
     headers: tuple[str, ...] = ()
+    schedule: str = ""
 
 
 @dataclass(frozen=True)
@@ -192,8 +193,9 @@ def _lower(region: GraphModule, key: str, threads: Threads, form: Form) -> Kerne
     program = program_of(region)
     name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
     made = _target(region).write(program, name, threads, form)
+    in_place = _in_place_pairs(program)
     return Kernel(
-        name, made.source, _in_place_pairs(program), made.parallel, made.workspace_bytes, headers=made.headers
+        name, made.source, in_place, made.parallel, made.workspace_bytes, (), made.headers, schedule=made.schedule
     )
 
 

@@ -95,15 +95,15 @@ def _met_first(roots: Sequence[Value], first: set[int]) -> list[Reduce]:
 
 
 def read_from_memory(
-    roots: Sequence[Value], held: Sequence[Reduce], position: int, names: Mapping[int, str]
+    roots: Sequence[Value], held: Sequence[Value], position: int, names: Mapping[int, str]
 ) -> tuple[list[Value], dict[int, str]]:
-    """``roots`` with the ``held`` reductions as inputs from ``position`` on; and the names of what is new."""
+    """``roots`` with what is ``held`` in memory as inputs from ``position`` on; and the names of what is new."""
     new: dict[int, Value] = {}
-    for number, reduction in enumerate(held, position):
-        shape = reduction.shape
-        new[id(reduction)] = Input(shape, reduction.dtype, number, contiguous_strides(shape))
+    for number, value in enumerate(held, position):
+        new[id(value)] = Input(value.shape, value.dtype, number, contiguous_strides(value.shape))
     for value in within_stage(roots, through_reductions=True):
-        new.setdefault(id(value), _with_children(value, new))
+        if id(value) not in new:
+            new[id(value)] = _with_children(value, new)
     return [new[id(root)] for root in roots], {id(new[key]): name for key, name in names.items() if key in new}
 
 
@@ -120,4 +120,4 @@ def _with_children(value: Value, new: Mapping[int, Value]) -> Value:
         case Reindex() | Reduce() | Scan() | Pad():
             return replace(value, source=new[id(value.source)])
         case _:
-            raise NotAffine(f"a {type(value).__name__.lower()} reads results of a reduction")
+            raise NotAffine(f"a {type(value).__name__.lower()} reads what is held in memory")

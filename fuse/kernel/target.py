@@ -32,12 +32,16 @@ TARGETS = {"cpu": "fuse.kernel.cpu.target"}
 
 @dataclass(frozen=True)
 class Written:
-    """The source of a kernel, what it takes in memory and threads, and the headers that it needs."""
+    """The source of a kernel, what it takes in memory and threads, and the headers that it needs.
+
+    ``schedule`` says in words how the kernel runs, where that is not in its loops as the IR has them.
+    """
 
     source: str
     workspace_bytes: int = 0
     parallel: bool = False
     headers: tuple[str, ...] = ()
+    schedule: str = ""
 
 
 LoopKernels = dict[Hashable, "Kernel | Declined"]

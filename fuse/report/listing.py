@@ -1,47 +1,62 @@
-"""The generated source of all kernels of a graph, for reading."""
+"""The kernels of a graph, for reading: their source, or the IR that it is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
-from fuse.kernel.lower import Declined, Kernel, lower
+from fuse.kernel.definitions import defined, defined_loop
+from fuse.kernel.ir import KernelBody
+from fuse.kernel.ir_text import text_of_body
+from fuse.kernel.lower import Declined, Kernel, attempt, lower
 from fuse.kernel.lower_loops import lower_loop, lower_with_ends
+from fuse.kernel.reading import program_of
 from fuse.kernel.target import LoopKernels
 from fuse.rewrite.nested import called_module, kind, walk
 
+Language = Literal["source", "ir"]
+MARKS: dict[Language, str] = {"source": "//", "ir": "#"}
+"""What comments begin with."""
 
-def listing(graph: GraphModule) -> str:
+
+def listing(graph: GraphModule, language: Language = "source") -> str:
     """Every kernel of the fused groups and the loops of ``graph``, in order of first use.
 
     Groups that compute the same share one kernel, and the line above it says how many do; above a loop's kernel stand
-    the sizes that it is given, the trip count first. A group that cannot be
-    lowered is listed with the reason. The functions that kernels call (``fuse_tanh``, ``fuse_product`` and so on) stand
-    in ``fuse/kernel/cpu/vecmath.h`` and the headers beside it.
+    the sizes that it is given, the trip count first. A group that cannot be lowered is listed with the reason. The
+    functions that kernels call (``fuse_tanh``, ``fuse_product`` and so on) stand in ``fuse/kernel/cpu/vecmath.h`` and
+    the headers beside it.
+
+    In the ``"ir"``, products, convolutions, attention and loops stand as what they compute, one loop nest for each
+    product and one for time; the line above says how the target runs them.
 
     >>> import torch, fuse
     >>> listing(fuse.capture(torch.nn.Identity(), (torch.ones(3),)))
     '// no fused groups, so no kernels of our own'
     """
-    found = kernels(graph)
-    return "\n\n".join(map(_described, found)) or "// no fused groups, so no kernels of our own"
+    texts = (_described(one, language) for one in kernels(graph))
+    return "\n\n".join(texts) or f"{MARKS[language]} no fused groups, so no kernels of our own"
 
 
 @dataclass(frozen=True)
 class Listed:
     """One generated kernel: its ``code``, the nodes that call it, and the sizes that each gives it (a loop's steps).
 
-    A group that cannot be lowered has a ``reason`` instead of code.
+    A group that cannot be lowered has a ``reason`` instead of code. ``call`` is the first node that calls it, and
+    ``schedule`` says in words how it runs, where its loops in the IR do not.
     """
 
     callers: tuple[str, ...]
     code: str
     reason: str
     sizes: tuple[tuple[tuple[str, int], ...], ...]
+    call: Node
+    schedule: str
 
 
 def kernels(graph: GraphModule) -> list[Listed]:
@@ -51,19 +66,21 @@ def kernels(graph: GraphModule) -> list[Listed]:
     >>> kernels(fuse.capture(torch.nn.Identity(), (torch.ones(3),)))
     []
     """
-    users: dict[str, list[tuple[str, Kernel | Declined]]] = {}
+    users: dict[str, list[tuple[Node, Kernel | Declined]]] = {}
     made: LoopKernels = {}
     for body, _ in walk(graph):
         for node in body.graph.nodes:
             if kind(node) == "region" or getattr(called_module(node), "persistent", False):
                 kernel = _lowered(node, made)
-                users.setdefault(_text(kernel), []).append((node.name, kernel))
+                users.setdefault(_text(kernel), []).append((node, kernel))
     listed = []
     for text, callers in users.items():
-        kernel, names = callers[0][1], tuple(name for name, _ in callers)
-        code, reason = ("", kernel.reason) if isinstance(kernel, Declined) else (text, "")
+        (call, kernel), names = callers[0], tuple(node.name for node, _ in callers)
         sizes = tuple(tuple(k.sizes) for _, k in callers if isinstance(k, Kernel))
-        listed.append(Listed(names, code, reason, sizes))
+        if isinstance(kernel, Kernel):
+            listed.append(Listed(names, text, "", sizes, call, kernel.schedule))
+        else:
+            listed.append(Listed(names, "", kernel.reason, sizes, call, ""))
     return listed
 
 
@@ -82,17 +99,42 @@ def _text(kernel: Kernel | Declined) -> str:
     return kernel.source.strip() if isinstance(kernel, Kernel) else kernel.reason
 
 
-def _described(one: Listed) -> str:
+def _described(one: Listed, language: Language) -> str:
     """A kernel below the names of its callers, or why they have none; each loop with the sizes it gives the kernel."""
     name, *others = one.callers
+    mark = MARKS[language]
     shared = f" and {len(others)} more" if others else ""
     if one.reason:
-        return f"// {name}{shared}: runs operator by operator, because {one.reason}"
-    if not one.sizes[0]:
-        return f"// {name}{shared}\n{one.code}"
-    lines = [f"// {name}: {_sizes(sizes)}" for name, sizes in zip(one.callers, one.sizes, strict=True)]
-    return "\n".join([*lines, one.code])
+        return f"{mark} {name}{shared}: runs operator by operator, because {one.reason}"
+    heading = [f"{mark} {name}{shared}"]
+    if one.sizes[0]:
+        heading = [f"{mark} {name}: {_sizes(sizes)}" for name, sizes in zip(one.callers, one.sizes, strict=True)]
+    if language == "source":
+        return "\n".join([*heading, one.code])
+    runs = [f"{mark} runs as: {one.schedule}"] if one.schedule else []
+    return "\n".join([*heading, *runs, *_ir(one.call)])
 
 
 def _sizes(sizes: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in sizes)
+
+
+def _ir(call: Node) -> Iterator[str]:
+    """What a call of a kernel computes, in the IR: a loop with its ends is one body after another."""
+    module = called_module(call)
+    if isinstance(module, LoopWithEnds):
+        for node in module.whole.graph.nodes:
+            if module.called(node) is not None:
+                yield from _ir(node)
+        return
+    body = attempt(lambda: _body(call))
+    yield f"# {body.reason}" if isinstance(body, Declined) else text_of_body(body, call.name)
+
+
+def _body(call: Node) -> KernelBody:
+    module = called_module(call)
+    if isinstance(module, Loop):
+        operands = [operand.meta["val"] for operand in call.args if isinstance(operand, Node)]
+        return defined_loop(module, operands, call.meta["val"])
+    assert isinstance(module, GraphModule)
+    return defined(program_of(module))

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fuse.graph.loop import Loop as LoopNode
+from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.dtypes import register
 from fuse.kernel.evaluate import evaluate
 from fuse.kernel.expressions import (
@@ -54,13 +56,10 @@ from fuse.kernel.ir import (
     combined,
     identity,
 )
-from fuse.kernel.lower import Declined
+from fuse.kernel.lower import Declined, Kernel, attempt
 from fuse.kernel.names import fit_names
 from fuse.kernel.packing import Packing
-from fuse.kernel.products import products_below
-from fuse.kernel.recipes import Unsupported
-from fuse.kernel.schedule import schedule
-from fuse.kernel.target import Target, Written
+from fuse.kernel.target import LoopKernels, Target, Written
 from fuse.kernel.values import Program
 
 NUMPY: Mapping[torch.dtype, type[Any]] = {
@@ -218,14 +217,22 @@ def _memory(tensor: Tensor) -> Any:
 
 
 def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
-    """The Python of a region; products are left to the library."""
-    if products_below([output.value for output in program.outputs]):
-        raise Unsupported("products are left to the library")
-    return Written(python_of(schedule(fit_names(program, keyword.iskeyword), form)))
+    """The Python of a region; its products are sums."""
+    return Written(python_of(defined(fit_names(program, keyword.iskeyword))))
 
 
-def no_loops(*_: object) -> Declined:
-    return Declined("loops run step by step")
+def write_loop(
+    loop: LoopNode, operands: Sequence[Tensor], results: Sequence[Tensor], made: LoopKernels | None = None
+) -> Kernel | Declined:
+    """The Python of a loop, time outermost."""
+    if loop.spec.stop is not None:
+        return Declined("a loop that may end early runs step by step")
+    body = attempt(lambda: defined_loop(loop, operands, results, keyword.iskeyword))
+    return body if isinstance(body, Declined) else Kernel("kernel", python_of(body), frozenset(), parallel=False)
 
 
-TARGET = Target("cpu", Packing(panel=1, most_panels=1, largest_block=1 << 20), write, no_loops, no_loops, no_loops)
+def no_ends(*_: object) -> Declined:
+    return Declined("what is in front of a loop and behind it runs apart")
+
+
+TARGET = Target("cpu", Packing(panel=1, most_panels=1, largest_block=1 << 20), write, write_loop, no_ends, no_ends)

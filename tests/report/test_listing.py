@@ -79,9 +79,44 @@ def test_a_rolled_loop_is_listed_with_its_kernel_and_lines() -> None:
     assert "runs operator by operator" not in text
 
 
+def test_the_ir_of_a_loop_has_time_as_its_outermost_loop_and_the_schedule_in_words() -> None:
+    text = listing(show(Recurrent(), (torch.ones(8, 2, 4), torch.ones(4, 4))).graph, "ir")
+    assert text.startswith("# loop_0: steps = 8, ")
+    assert "\n# runs as: weights packed once; " in text
+    assert "\n    for step in 8:\n" in text
+    assert "test_listing.py:" in text
+    assert text.count("tanh(") == 1
+    assert 'extern "C"' not in text
+
+
+class Perceptron(nn.Module):
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x @ w + 1)
+
+
+def test_the_ir_of_a_product_has_a_nest_of_sums_and_what_follows() -> None:
+    text = listing(show(Perceptron(), (torch.ones(64, 32), torch.ones(32, 48))).graph, "ir")
+    assert "# runs as: blocks of columns" in text
+    assert "memory product_0: 3072 of float32" in text
+    assert "relu(" in text
+
+
+class Attention(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.transpose(1, 2), -1) @ v
+
+
+def test_the_ir_of_attention_has_two_products() -> None:
+    text = listing(show(Attention(), (torch.ones(8, 64, 32),) * 3).graph, "ir")
+    assert "# runs as: blocks of whole rows of scores" in text
+    assert "memory product_1: " in text
+    assert "reduces" in text
+
+
 def test_a_graph_without_groups_says_so() -> None:
     report = show(Chain(), (torch.ones(4, 4),), passes=[])
     assert listing(report.graph) == "// no fused groups, so no kernels of our own"
+    assert listing(report.graph, "ir") == "# no fused groups, so no kernels of our own"
 
 
 def test_a_group_that_cannot_be_lowered_is_listed_with_the_reason() -> None:

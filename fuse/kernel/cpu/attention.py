@@ -45,6 +45,7 @@ from fuse.kernel.walks import reductions_below
 
 BLOCK_BYTES = 48 * 1024
 """Bytes of scores at a time, which are to stay in the nearest caches of one core from product to product."""
+SCHEDULE = "blocks of whole rows of scores, which stay in cache from the first product to the second"
 MOST_ROWS, FEWEST_ROWS = 96, 6
 DEEPEST = 512
 """Elements of a query: deeper sums would be rounded more than those of other products (``FUSE_DEPTH_AT_ONCE``)."""
@@ -97,9 +98,8 @@ def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAUL
         f"{threads}, {share_bytes}, queries, keys,",
         "                   values, weigh, epilogue);",
     ]
-    return Written(
-        frame.around(name, lines), threads * share_bytes + ALIGNMENT, several(threads), (*HEADERS, "attention.h")
-    )
+    memory = threads * share_bytes + ALIGNMENT
+    return Written(frame.around(name, lines), memory, several(threads), (*HEADERS, "attention.h"), SCHEDULE)
 
 
 def _products(program: Program) -> tuple[Product, Product]:

@@ -32,6 +32,10 @@ from fuse.kernel.values import PatchRows, Product
 
 LARGEST_FIELD = 256 * 1024
 """Bytes that a thread copies of an image at once, beside a block of weights in the same cache."""
+SCHEDULE = (
+    "rows of the padded image, blocks of outputs, tiles of places, no matrix of patches; what is computed from a tile "
+    "follows while it is in cache"
+)
 PLACES_AT_ONCE = 6
 """Places of a tile that fills the registers."""
 VECTORS_A_CYCLE = 0.5
@@ -116,4 +120,5 @@ def walk(product: Product, image: Operand, right: Right, frame: ProductFrame, on
         f"    fuse_places(fuse_panels_{right.panels}, {image.text}, window, right, {share.splits},",
         f"                       {frame.workspace}, {threads}, {field}, {right.block_bytes},",
     ]
-    return Walk(lines, threads * (field + right.block_bytes) + ALIGNMENT, threads, (*HEADERS, "channels_last.h"))
+    memory = threads * (field + right.block_bytes) + ALIGNMENT
+    return Walk(lines, memory, threads, SCHEDULE, (*HEADERS, "channels_last.h"))

@@ -179,6 +179,6 @@ def _joined(whole: LoopWithEnds, places: _Places, calls: Sequence[tuple[Kernel, 
     stem = loop.name.rpartition("_")[0]
     name = f"{stem}_with_ends_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
     workspace = places.workspace + ALIGNMENT if places.workspace else 0
-    return Kernel(
-        name, source.replace("WHOLE", name), frozenset(), loop.parallel, workspace, tuple(places.sizes), loop.headers
-    )
+    schedule = f"{loop.schedule}; one thread computes what is in front of the loop and behind it"
+    text, sizes = source.replace("WHOLE", name), tuple(places.sizes)
+    return Kernel(name, text, frozenset(), loop.parallel, workspace, sizes, loop.headers, schedule)

@@ -49,11 +49,13 @@ class ThreadFunction:
     """What one thread does: ``text`` defines the function, which needs ``workspace`` bytes.
 
     At most ``threads`` pay. With ``work``, that much in a step, so many steps may be too few for all of them.
+    ``schedule`` says in words what threads share out.
     """
 
     text: str
     workspace: int
     threads: int
+    schedule: str
     work: int | None = None
 
 

@@ -144,7 +144,8 @@ def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
     source = comment + (share.text + entry).replace("LOOP", name)
     sizes = tuple((size.name, size.value) for size in frame.sizes)
     parallel = several(threads_that_pay(share, frame.spec.trip_count))
-    return Kernel(name, source, frozenset(), parallel, share.workspace + ALIGNMENT, sizes, HEADERS)
+    memory = share.workspace + ALIGNMENT
+    return Kernel(name, source, frozenset(), parallel, memory, sizes, HEADERS, share.schedule)
 
 
 def threads_that_pay(share: ThreadFunction, steps: int) -> int:

@@ -99,7 +99,9 @@ def rows_text(frame: Frame, name: str) -> ThreadFunction:
     lines += [*indented(1, ["return 0;"]), "}"]
     effort = sum(PACKING.padded(p.result.shape[1]) * p.result.shape[0] * p.left.shape[1] // PANEL for p in products)
     effort += sum(work(s) for statements in nests for s in statements)
-    return ThreadFunction("\n".join(lines) + "\n", workspace.size, batch, effort)
+    shared = "one thread" if is_one(batch) else "threads share out rows of the batch, and never wait in a step"
+    schedule = f"weights packed once; {shared}" if products else shared
+    return ThreadFunction("\n".join(lines) + "\n", workspace.size, batch, schedule, effort)
 
 
 def _stopping(frame: Frame, stop: Stop) -> list[str]:

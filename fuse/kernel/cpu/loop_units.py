@@ -44,6 +44,7 @@ from fuse.kernel.walks import within_stage
 
 WORK_FOR_A_THREAD = 16_384
 """Multiplications a step that are worth a thread: below, waiting for it takes longer."""
+SCHEDULE = "weights packed once; threads share out the columns of results, and wait for one another in each step"
 LARGEST_ON_STACK = 16_384
 """Bytes of a block's sums that lie on the stack, where no later phase reads them."""
 
@@ -185,7 +186,7 @@ def units_text(frame: Frame, name: str) -> ThreadFunction:
     lines += indented(1, _copied(frame.states, frame.step.names, lasts_of(frame), domain))
     lines += ["    return 0;", "}"]
     threads = larger(1, smaller(domain.blocks, multiplications(frame) // WORK_FOR_A_THREAD))
-    return ThreadFunction("\n".join(lines) + "\n", workspace.size, threads)
+    return ThreadFunction("\n".join(lines) + "\n", workspace.size, threads, SCHEDULE)
 
 
 def _domain(frame: Frame) -> _Domain:

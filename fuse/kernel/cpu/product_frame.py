@@ -84,11 +84,12 @@ class Right:
 @dataclass(frozen=True)
 class Walk:
     """The lines that walk the tiles of a product, up to the last argument, which is told of each tile; the bytes and
-    threads that this takes, and the headers."""
+    threads that this takes, the schedule in words, and the headers."""
 
     lines: list[str]
     workspace_bytes: int
     threads: int
+    schedule: str
     headers: tuple[str, ...] = HEADERS
 
 

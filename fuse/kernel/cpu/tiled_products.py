@@ -50,6 +50,10 @@ from fuse.kernel.values import Concat, Map, Output, Patches, PatchRows, Product,
 
 LARGEST_PANEL = 128 * 1024
 """Bytes of some rows of a left operand that lies turned over, beside a block of the right one in the same cache."""
+SCHEDULE = (
+    f"blocks of columns, whose right operand is packed in panels of {PANEL}; tiles of rows; what is computed from a "
+    "tile follows while it is in cache"
+)
 WIDER_IS_BETTER = 0.25
 """How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
 
@@ -74,7 +78,8 @@ def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -
         *("    " + line for line in epilogue),
         "    });",
     ]
-    return Written(frame.around(name, lines), walk.workspace_bytes, several(walk.threads), walk.headers)
+    source = frame.around(name, lines)
+    return Written(source, walk.workspace_bytes, several(walk.threads), walk.headers, walk.schedule)
 
 
 def _walk(product: Product, frame: ProductFrame, one_thread: bool, form: Form) -> Walk:
@@ -117,7 +122,7 @@ def _packed(
         f"                       {rows}, {columns}, {depth},",
         f"                       {frame.workspace}, {threads}, {right.block_bytes}, {panel_bytes},",
     ]
-    return Walk(lines, threads * (right.block_bytes + panel_bytes) + ALIGNMENT, threads)
+    return Walk(lines, threads * (right.block_bytes + panel_bytes) + ALIGNMENT, threads, SCHEDULE)
 
 
 def _right(product: Product, frame: ProductFrame, form: Form) -> Right:

@@ -33,6 +33,10 @@ from fuse.kernel.values import Patches, Product, Value
 
 LARGEST_PLANES = 384 * 1024
 """Bytes of the planes of one thread."""
+SCHEDULE = (
+    "bands of the padded image, blocks of places, tiles of outputs, no matrix of patches; what is computed from a tile "
+    "follows while it is in cache"
+)
 SHORTEST_PART = 64
 """Places of a row that are worth a walk of their own, beside those that they see left and right."""
 FEW_OUTPUTS = 16
@@ -170,7 +174,7 @@ def windowed(
         f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {share.splits},",
         f"                       {frame.workspace}, {distances}, {threads}, {planes},",
     ]
-    return Walk(lines, distances + threads * planes + ALIGNMENT, threads, (*HEADERS, "windows.h"))
+    return Walk(lines, distances + threads * planes + ALIGNMENT, threads, SCHEDULE, (*HEADERS, "windows.h"))
 
 
 def _lanes(spots: int) -> int:

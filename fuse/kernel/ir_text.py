@@ -1,0 +1,125 @@
+"""The kernel IR as text: what ``fuse show --kernels=ir`` prints.
+
+    kernel tanh_add(x: float32) -> (out0: float32)
+        for i0 in 4 (parallel):
+            for i1 in 8 (vector):
+                x_at = load x[8 * i0 + i1]
+                store out0[8 * i0 + i1] = tanh(x_at) + 1.0
+
+Offsets are elements of a buffer. Nothing is converted but where ``to_float32`` and its like stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fuse.kernel.expressions import Variable, name_of
+from fuse.kernel.ir import (
+    Accumulate,
+    Accumulator,
+    Buffer,
+    Comment,
+    Declare,
+    Fail,
+    Indirect,
+    KernelBody,
+    Let,
+    Load,
+    Loop,
+    Pointer,
+    Scope,
+    Statement,
+    Store,
+    better,
+    combined,
+    identity,
+)
+
+_INDENT = "    "
+
+
+def text_of_body(body: KernelBody, name: str) -> str:
+    """A kernel as text: the user's lines, what it reads and writes, its statements.
+
+    >>> import torch
+    >>> from fuse.kernel.expressions import fn
+    >>> from fuse.kernel.index import Affine
+    >>> x, y = Buffer("x", torch.float32, "input"), Buffer("y", torch.float32, "output")
+    >>> load = Load("x_at", x, Affine.of("i") * 2)
+    >>> loop = Loop("i", 8, (load, Store(y, Affine.of("i"), fn.tanh(load.variable))), "vector")
+    >>> print(text_of_body(KernelBody((x,), (y,), (loop,), ("model.py:3  tanh",)), "example"))
+    # model.py:3  tanh
+    kernel example(x: float32) -> (y: float32)
+        for i in 8 (vector):
+            x_at = load x[2 * i]
+            store y[i] = tanh(x_at)
+    """
+    lines = [f"# {line}" for line in body.lines]
+    lines.append(f"kernel {name}({_buffers(body.inputs)}) -> ({_buffers(body.outputs)})")
+    return "\n".join([*lines, *_block(body.statements)])
+
+
+def _buffers(buffers: Iterable[Buffer]) -> str:
+    return ", ".join(f"{buffer.name}: {name_of(buffer.dtype)}" for buffer in buffers)
+
+
+def _block(statements: Iterable[Statement]) -> list[str]:
+    return [_INDENT + line for statement in statements for line in _lines(statement)]
+
+
+def _lines(statement: Statement) -> list[str]:
+    match statement:
+        case Load():
+            otherwise = f" if {statement.guard} else 0" if statement.guard is not None else ""
+            return [f"{statement.name} = load {statement.buffer.name}[{_place(statement)}]{otherwise}"]
+        case Let():
+            return [f"{statement.name} = {statement.value}"]
+        case Pointer():
+            return [f"{statement.name} = {statement.base} from element {statement.offset} on"]
+        case Store():
+            return [f"store {statement.buffer.name}[{statement.offset}] = {statement.value}"]
+        case Accumulator():
+            where = f", {statement.result.name} = -1" if _remembers(statement) else ""
+            return [f"{statement.name} = {identity(statement.op, statement.dtype)}{where}"]
+        case Accumulate():
+            return [_accumulated(statement)]
+        case Declare():
+            buffer = statement.buffer
+            return [f"memory {buffer.name}: {buffer.extent} of {name_of(buffer.dtype)}"]
+        case Fail():
+            return [f"fail if {statement.condition}"]
+        case Comment():
+            return [f"# {statement.text}"]
+        case Scope():
+            return ["nest:", *_block(statement.body)]
+        case Loop():
+            return [_heading(statement), *_block(statement.body)]
+
+
+def _place(load: Load) -> str:
+    return " + ".join([str(load.offset), *map(_looked_up, load.indirect)])
+
+
+def _looked_up(term: Indirect) -> str:
+    return f"{term.stride} * {term.position}" if term.stride != 1 else str(term.position)
+
+
+def _heading(loop: Loop) -> str:
+    reduced = ", ".join(accumulator.name for accumulator in loop.reduces)
+    kinds = [*([loop.kind] if loop.kind != "serial" else []), *([f"reduces {reduced}"] if reduced else [])]
+    first_and_last = f"{loop.bounds[0]} ... {loop.bounds[1]} - 1" if loop.bounds else str(loop.extent)
+    return f"for {loop.atom} in {first_and_last}{' (' + ', '.join(kinds) + ')' if kinds else ''}:"
+
+
+def _remembers(accumulator: Accumulator) -> bool:
+    """Whether it keeps the place of an element beside the element."""
+    return accumulator.op in ("argmax", "argmin")
+
+
+def _accumulated(statement: Accumulate) -> str:
+    accumulator, value = statement.accumulator, statement.value
+    so_far = Variable(accumulator.dtype, accumulator.name)
+    if not _remembers(accumulator):
+        return f"{so_far} = {combined(accumulator.op, so_far, value)}"
+    test = better(accumulator.op, value, so_far, accumulator.result)
+    return f"{so_far}, {accumulator.result} = {value}, {statement.position} if {test}"
