@@ -113,7 +113,7 @@ def test_kernels_are_printed_in_the_ir(model: str, capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert text.startswith("#")
     assert "kernel " in text
-    assert "store out0" in text
+    assert " = load " in text
     assert 'extern "C"' not in text
 
 

@@ -41,7 +41,7 @@ MAX_RANK = 16
 
 
 @dataclass(frozen=True)
-class Reading:
+class GraphValues:
     """What a graph returns: the values, the nodes that compute them, and the user's lines for the kernel's comment."""
 
     results: tuple[Value, ...]
@@ -51,7 +51,7 @@ class Reading:
 
 def read(
     graph: Graph, given: Callable[[Node], Input], computed: Callable[[Node, Mapping[Node, Result]], Result]
-) -> Reading:
+) -> GraphValues:
     """The values of a graph: ``given`` makes those of placeholders, ``computed`` those of operators.
 
     Raises:
@@ -77,7 +77,7 @@ def read(
             if source := node.meta.get("source"):
                 lines.setdefault(source.replace("\\", "/"), []).append(plain_name(node.name))
     comment = (f"{source}  {', '.join(dict.fromkeys(names))}" for source, names in lines.items())
-    return Reading(tuple(_promised(node, values[node]) for node in nodes), nodes, tuple(comment))
+    return GraphValues(tuple(_promised(node, values[node]) for node in nodes), nodes, tuple(comment))
 
 
 def check(value: object) -> None:
