@@ -41,6 +41,8 @@ from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, probing
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.collecting import without_collecting
+from fuse.graph.cut_recording import CutRecording
+from fuse.graph.cutting import Cuts
 from fuse.graph.disguise import unnoticed
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_mode import FakeMode
@@ -80,12 +82,13 @@ def capture(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     kept: Sequence[Attribute] = (),
+    cuts: Cuts | None = None,
 ) -> GraphModule:
     """One functional ATen graph of ``model(*args, **kwargs)``.
 
     The arguments may be real or fake tensors (or any Python values); they are not run on, changed or kept. Gradients
     are not recorded: the graph is what ``torch.no_grad()`` would run. ``kept`` are attributes that other calls are
-    known to assign; those that this one assigns are found.
+    known to assign; those that this one assigns are found. ``cuts`` are submodules that stay Python.
 
     Raises:
         CaptureError: the call depends on data, or does something that a graph cannot hold; the message names the
@@ -100,7 +103,7 @@ def capture(
 
     def record(plan: Plan) -> GraphModule:
         with prepared(model, args, kwargs or {}) as fake_mode:
-            return Recorder(model, fake_mode, plan).run(args, dict(kwargs or {}))
+            return Recorder(model, fake_mode, plan, cuts).run(args, dict(kwargs or {}))
 
     return settled(record, kept)
 
@@ -132,7 +135,7 @@ class Recorder(TorchDispatchMode):
     gradients = False
     """Whether the call is recorded with gradients on, as it came."""
 
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan, cuts: Cuts | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.model = model
         self.overlay = Overlay(model, plan)
@@ -153,11 +156,13 @@ class Recorder(TorchDispatchMode):
         self.data: dict[int, Tensor] = {}  # fake tensor -> what it stands for
         self.real_of: dict[Node, Tensor] = {}  # placeholder -> likewise
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
-        inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
+        paths = {id(module): path for path, module in model.named_modules()}
+        inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed, paths)
         self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
         self.numbers: dict[Node, int] = {}  # of the result -> the leaves that hold them
+        self.cut = CutRecording(model, cuts, self.functional, self.reader, self._ensure_known) if cuts else None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
@@ -166,6 +171,7 @@ class Recorder(TorchDispatchMode):
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
         try:
             with (
+                self.cut.diverted() if self.cut else contextlib.nullcontext(),
                 self._recording("forward", self._read_state((fake_args, fake_kwargs))),
                 torch.set_grad_enabled(self.gradients),
             ):
@@ -282,9 +288,12 @@ class Recorder(TorchDispatchMode):
     def _fake_state(self, arguments: Any) -> Iterator[None]:
         """Parameters and buffers replaced by fake twins during the call; what it changes is found and undone."""
         self._check_entries()
-        before = reached_by(self.model, arguments)
+        before = reached_by(self.model, arguments, self.cut.modules if self.cut else ())
         if before.iterators:  # what it gave cannot be put back
-            raise CaptureError(f"forward may advance {before.iterators[0].name}, an iterator; a graph cannot hold that")
+            first = before.iterators[0]
+            refused = CaptureError(f"forward may advance {first.name}, an iterator; a graph cannot hold that")
+            refused.module = first.owner
+            raise refused
         self.context = tuple(before.variables.items())
         changes: list[Change] = []
         try:
@@ -460,6 +469,8 @@ class Recorder(TorchDispatchMode):
         leaves, out_spec = flatten_result(result)
         values: list[Node] = []
         roots: dict[int, int] = {}  # base -> position among ``values``
+        if self.cut:
+            self.cut.check(self.overlay.plan.attributes, self.real_of.values())
         if self.functional.reassigned():
             raise CaptureError("forward assigns the .data of a tensor; a graph cannot hold that")
         first: dict[int, int] = {}
@@ -488,7 +499,7 @@ class Recorder(TorchDispatchMode):
             tuple(self.dispatches),
             self.overlay.kept(),
             self.learning,
-            not self.packs,
+            not self.packs and self.cut is None,
             self.context,
         )
         return module

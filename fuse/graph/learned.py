@@ -25,7 +25,7 @@ Guard = Literal["truth", "number", "values", "size"]
 class Learned:
     """One thing that Python learned at the user's line ``source``: ``leaf`` of the values that the program gives beside
     its results, at ``place`` if that holds several, was ``expected``. ``key`` is equal where the same operators compute
-    it from the same inputs."""
+    it from the same inputs. ``module``: the submodule that read it."""
 
     source: str
     guard: Guard
@@ -33,6 +33,7 @@ class Learned:
     place: int | None
     expected: object
     key: int = 0
+    module: str = ""
 
     def __str__(self) -> str:
         if self.guard == "truth":

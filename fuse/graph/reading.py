@@ -35,7 +35,7 @@ from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.read_numbers import is_number, known, node_of, read_number
-from fuse.graph.sources import user_line
+from fuse.graph.sources import module_running, user_line
 
 aten = torch.ops.aten
 
@@ -52,16 +52,19 @@ class _Fact:
     guard: Guard
     expected: Any
     source: str
+    module: str = ""
 
 
 @dataclass(frozen=True)
 class Inputs:
     """What a recording begins with: ``given`` finds the tensor that a placeholder stands for, ``known`` the tensor that
-    the graph knows for one that an operator received, ``fixed`` are placeholders of the program's own numbers."""
+    the graph knows for one that an operator received, ``fixed`` are placeholders of the program's own numbers.
+    ``paths`` are those of submodules, by ``id``."""
 
     given: Callable[[Node], Tensor]
     known: Callable[[Tensor], Tensor]
     fixed: Collection[Node]
+    paths: Mapping[int, str]
 
 
 class Reader:
@@ -86,6 +89,7 @@ class Reader:
         self.trouble: CaptureError | None = None
         self.facts: dict[tuple[Node, Guard], _Fact] = {}
         self._known = inputs.known
+        self._paths = inputs.paths
         self._evaluation = Evaluation(inputs.given, functional.draws)
         self._keys = Keys(functional.draws, inputs.given, inputs.fixed)
         self._varying = Varying(inputs.fixed)
@@ -98,7 +102,7 @@ class Reader:
     # ---- for numbers -------------------------------------------------------------------------------------------------
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        with self._aside():
+        with self.aside():
             return self.functional.emit(op, args, kwargs)
 
     def truth(self, node: Node) -> bool:
@@ -113,7 +117,7 @@ class Reader:
     def tensor(self, node: Node) -> Tensor:
         """A tensor that stands for ``node``."""
         held: Tensor = node.meta["val"]
-        with self._aside():
+        with self.aside():
             tensor = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
         self.functional.own(tensor, node)
         return tensor
@@ -226,7 +230,7 @@ class Reader:
         )
         if any(not _is_plain(part) or part.untyped_storage()._cdata in known for part in parts):
             raise why
-        with self._aside():
+        with self.aside():
             fakes = [torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device) for p in parts]
         self._sized += zip(fakes, parts, strict=True)
         return fakes[0] if isinstance(found, Tensor) else type(found)(fakes)
@@ -266,6 +270,12 @@ class Reader:
             return self.item(args[0], plain=True)
         return self.equal(*args) if op is aten.equal.default else self.close_to(*args, **kwargs)
 
+    def before_call(self, tensors: Sequence[Tensor]) -> list[tuple[Node, Guard, Any]]:
+        """What was learned before Python is given ``tensors``, which it may ask for anything."""
+        for tensor in tensors:
+            self._chosen.learn(tensor)
+        return [(fact.node, fact.guard, fact.expected) for fact in self.facts.values()]
+
     # ---- at the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -293,9 +303,8 @@ class Reader:
                 if not together:
                     tensors.append(self.tensor(fact.node))
                 where = place if together else None
-                learned.append(
-                    Learned(fact.source, guard, len(tensors) - 1, where, fact.expected, self._keys.of(fact.node))
-                )
+                key = self._keys.of(fact.node)
+                learned.append(Learned(fact.source, guard, len(tensors) - 1, where, fact.expected, key, fact.module))
         places: dict[Node, int] = {}
         for number in filter(is_number, leaves):
             if (node := node_of(number)) not in places:
@@ -317,7 +326,7 @@ class Reader:
         return self._node(tensor)
 
     def _node(self, tensor: Tensor) -> Node:
-        with self._aside():
+        with self.aside():
             return self.functional.value(self._known(tensor))
 
     def _scalar(self, node: Node) -> Node:
@@ -329,7 +338,7 @@ class Reader:
                 expected = of(self._value(node))
             if not self._varying.of(node):
                 return expected
-            self.facts[node, guard] = _Fact(node, guard, expected, user_line())
+            self.facts[node, guard] = _Fact(node, guard, expected, user_line(), module_running(self._paths))
         return self.facts[node, guard].expected
 
     def _number(self, node: Node) -> Any:
@@ -363,7 +372,7 @@ class Reader:
             raise self.trouble from error
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
         """Beside the recording: operators run on fake tensors, and nobody sees them."""
         with _disable_current_modes(), self.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False):
             yield

@@ -34,6 +34,8 @@ from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
 from fuse.gradients.differentiating import by_loops
 from fuse.graph.capture import capture
 from fuse.graph.collecting import without_collecting
+from fuse.graph.cuts import Spoilt, Unforeseen, Unsuitable, journal, journaled
+from fuse.graph.cutting import Cuts, changer, rerun
 from fuse.graph.fakes import unlogged
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
@@ -53,6 +55,7 @@ from fuse.runtime.guards import CallGuard, StateGuard, call_guard, flatten, mode
 from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
 from fuse.runtime.patience import Patience
+from fuse.runtime.pieces import Pieces
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program, begun, plan_of, program_of
 from fuse.runtime.reference import Reference
@@ -106,10 +109,17 @@ class Engine:
         self._filling: tuple[Fallback, ...] | None = None  # what the last such call is reported with
         self._sizes = SizesSeen()
         self._patience = Patience()
+        self._pieces = Pieces(model)
         self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of ``model(*args, **kwargs)``."""
+        if not self._pieces.are_cut:
+            return self._call(args, kwargs)
+        with journaled():
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = flatten(args, kwargs)
         found = self._find(leaves, spec, modes())
         if found is None:
@@ -142,11 +152,14 @@ class Engine:
             Missed: it is a specialisation that does not serve this call.
         """
         if compiled.program is None or compiled.rebuild is None:
-            return self._eager(args, kwargs, compiled.reason, warn=not compiled.once)
+            return self._eager(args, kwargs, compiled.reason, warn=not compiled.once, watches=compiled.watches)
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self._eager(args, kwargs, reason)
-        generator = torch.get_rng_state() if compiled.program.draws else None
+        here = journal() if compiled.cuts else None
+        if here is not None:
+            here.begin(tensors, compiled.written)
+        generator = torch.get_rng_state() if compiled.program.draws or here is not None else None
         try:
             if compiled.training is not None:
                 result, launches, ran = compiled.training.run(tensors)
@@ -162,7 +175,11 @@ class Engine:
                 raise miss from error
             if isinstance(error, Missed):
                 raise
-            if compiled.family is not None and not isinstance(error, Mispredicted):
+            if isinstance(error, Spoilt):
+                self._give_up(compiled, Fallback(self._name(), "", str(error)))
+                raise
+            whatever = isinstance(error, (Mispredicted, Unforeseen)) or (here is not None and here.raised(error))
+            if compiled.family is not None and not whatever:
                 raise Missed(None) from error  # it may have been raised because the values are others
             raised = error
         else:
@@ -176,8 +193,8 @@ class Engine:
 
     def _instead(self, compiled: Compiled, error: Exception) -> Fallback | None:
         """Why a call runs eager in which a program raised ``error``; None where eager raises, too."""
-        if isinstance(error, Mispredicted):
-            return self._give_up(compiled, error)
+        if isinstance(error, (Mispredicted, Unforeseen)):
+            return self._give_up(compiled, Fallback(error.op, error.source, str(error)))
         if isinstance(error, PositionOutOfRange):
             return None
         message = _NUMBER.sub("N", str(error).partition("\n")[0])  # which matrix it was is no reason to warn again
@@ -196,7 +213,7 @@ class Engine:
         family = first[0].family
         assert family is not None
         if family.reason is not None:
-            return self._eager(args, kwargs, family.reason)
+            return self._eager(args, kwargs, family.reason, watches=self._around_reader(family, leaves, spec))
         missed: Learned | None = None
         told: dict[int, object] = {}
         if first[0].chooser is not None and family.wavers():
@@ -350,9 +367,11 @@ class Engine:
 
     def _remember(self, compiled: Compiled) -> None:
         unwatched = compiled.unwatched
-        current = next((s for s in self._states if s.guard.unwatched == unwatched and s.guard.holds()), None)
+        watched = unwatched, compiled.cuts
+        alike = (s for s in self._states if (s.guard.unwatched, s.guard.cuts) == watched and s.guard.holds())
+        current = next(alike, None)
         if current is None:
-            current = _State(StateGuard(self.model, not self.freeze, unwatched))
+            current = _State(StateGuard(self.model, not self.freeze, *watched))
         variants = (compiled, *current.variants)
         if len(variants) > LARGEST_VARIANTS and (compiled.graph is not None or compiled.program is None):
             self._warn(
@@ -374,9 +393,8 @@ class Engine:
         compiled.family.joined(len(shorter))
         self._remember(compiled)
 
-    def _give_up(self, compiled: Compiled, error: Mispredicted) -> Fallback:
-        """Let the calls that ``compiled`` served run eager from now on, and say why."""
-        reason = Fallback(error.op, error.source, str(error))
+    def _give_up(self, compiled: Compiled, reason: Fallback) -> Fallback:
+        """Let the calls that ``compiled`` served run eager from now on, for ``reason``."""
         eager = Compiled(compiled.guard, None, reason=reason)
         with self._lock:
             self._states = tuple(
@@ -399,6 +417,8 @@ class Engine:
         graph: GraphModule | None = None
         training: Training | None = None
         ending: Ending | None = None
+        cuts: Cuts | None = None
+        kind = self._kind_of_cut(leaves, spec)
         try:
             program: Program | Reference
             signature: Signature
@@ -407,25 +427,32 @@ class Engine:
                 program = training.program if training else self._build(graph)
                 signature = training.signature if training else graph.meta["signature"]
             else:
-                graph = self._graph(args, kwargs)
+                cuts = self._pieces.cuts(kind)
+                graph = self._graph(args, kwargs, cuts)
                 signature = graph.meta["signature"]
                 ending = ending_of(graph)
                 if ending and (longer := self._longer(ending, self._alike(family, leaves, spec))):
                     return longer
                 program = self._build(graph)
+        except Unsuitable as error:  # the cut: without it there is another one, or none
+            self._pieces.refuse(error, kind)
+            return self._compile(args, kwargs, leaves, spec, family)
         except FuseError as error:  # CaptureError among them
             assigned = error.assigned if isinstance(error, CaptureError) else ()
             unwatched = frozenset(Attribute(*pair) for pair in assigned)
             declined = self._declined(leaves, spec, Fallback(self._name(), "", str(error)), unwatched)
             if isinstance(error, Assigns) or assigned:
                 declined = self._tried_again(declined, leaves, spec)
+            if isinstance(error, CaptureError) and not (declined.once or self.freeze):
+                declined = self._in_pieces(declined, error, kind, leaves, (args, kwargs))
             return replace(declined, passing=isinstance(error, CaptureError) and error.depends)
         except FaultWarning:  # warnings are errors here, which is the user's wish
             raise
         except Exception as error:  # a fault of ours must not become the user's
             return self._declined(leaves, spec, Fallback(self._name(), "", reason_of_fault(error)))
         for fallback in program.fallbacks:
-            self._warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
+            how = "eager in each call" if cuts and fallback.op in cuts.reasons else "op by op"
+            self._warn(f"{fallback.op} at {fallback.source or '?'} runs {how}: {fallback.reason}")
         if graph is not None:
             program.fallbacks += tuple(_left_out(failed) for failed in graph.meta["failed"])
         carry = carried(self.model, signature.kept, leaves, spec)
@@ -456,7 +483,27 @@ class Engine:
             chooser=graph.meta.get("chooser") if graph is not None else None,
             family=family,
             ending=ending,
+            cuts=tuple(cuts.reasons) if cuts else (),
         )
+
+    def _in_pieces(
+        self,
+        declined: Compiled,
+        error: CaptureError,
+        kind: Hashable,
+        leaves: Sequence[Any],
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+    ) -> Compiled:
+        """Let a call that is declined be watched, where the next such call may be cut around what it is because of."""
+        if self._needs_gradients(leaves):
+            return declined
+        assert declined.reason is not None
+        if isinstance(error, Assigns) and not error.module and self._is_outside(error.attributes):
+            error.module = changer(self.model, call, lambda: capture(self.model, *call, self._kept))
+        path, why = self._pieces.further(error, kind)
+        hope = f"; the next such call is cut around {path}" if path else why and f"; {why}"
+        reason = replace(declined.reason, reason=f"{declined.reason.reason}{hope}")
+        return replace(declined, reason=reason, once=bool(path), watches=kind if path else None)
 
     def _alike(
         self, family: Family[Compiled] | None, leaves: Sequence[Any], spec: Any
@@ -486,9 +533,36 @@ class Engine:
             return joint.forward, None
         return joint.forward, Training(joint, self._rewrite, begin or self._begin, self._lock)
 
-    def _graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+    def _is_outside(self, changed: Sequence[Attribute]) -> bool:
+        """Whether what a call changes may be outside of modules, and a submodule may be what changes it."""
+        held = {*self.model.__dict__, *self.model._parameters, *self.model._buffers}
+        own = (attribute.owner or attribute.name in held for attribute in changed)
+        return not any(own) and any(True for _ in self.model.children())
+
+    def _around_reader(self, family: Family[Compiled], leaves: Sequence[Any], spec: Any) -> Hashable:
+        """Let calls whose values differ each time be cut around the submodule that reads them: the kind of call to be
+        watched, if there is one."""
+        reader, family.reader = family.reader, None
+        if not reader or family.reason is None or self.freeze or self._needs_gradients(leaves):
+            return None
+        error, kind = CaptureError(family.reason.reason), self._kind_of_cut(leaves, spec)
+        error.module = reader
+        with self._lock:
+            path, _ = self._pieces.further(error, kind)
+            if not path:
+                return None
+            self._states = tuple(
+                _State(s.guard, tuple(c for c in s.variants if c.family is not family)) for s in self._states
+            )
+        return kind
+
+    def _kind_of_cut(self, leaves: Sequence[Any], spec: Any) -> Hashable:
+        """Equal for calls that may be cut alike."""
+        return kind_of_call(leaves, spec), modes(), self.model.training
+
+    def _graph(self, args: tuple[Any, ...], kwargs: dict[str, Any], cuts: Cuts | None = None) -> GraphModule:
         """The call, captured and rewritten."""
-        graph = capture(self.model, args, kwargs, self._kept)
+        graph = capture(self.model, args, kwargs, self._kept, cuts)
         if self.freeze:
             freeze(graph, self.model)
         else:
@@ -601,8 +675,21 @@ class Engine:
 
     # ---- eager -----------------------------------------------------------------------------------------------------
 
-    def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None, warn: bool = True) -> Any:
-        result = self.model(*args, **kwargs)
+    def _eager(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reason: Fallback | None,
+        warn: bool = True,
+        watches: Hashable = None,
+    ) -> Any:
+        here = journal() if self._pieces.are_cut else None
+        if here is not None and here.noted:
+            result = rerun(here, self.model, args, kwargs)
+        elif watches is not None:
+            result = self._pieces.watched(watches, args, kwargs)
+        else:
+            result = self.model(*args, **kwargs)
         if reason is not None:
             if warn:
                 self._warn(f"{self._name()} runs eager: {reason.reason}")
@@ -638,6 +725,7 @@ def _left_out(failed: Failed) -> Fallback:
 def _outside() -> int:
     """The stack level of the first caller that is neither here nor in ``nn.Module``."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fuse.runtime", "torch.nn")):
+    inside = ("fuse.runtime", "torch.nn", "contextlib")
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(inside):
         frame, level = frame.f_back, level + 1
     return level

@@ -51,7 +51,8 @@ _PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.No
 class StateGuard:
     """A snapshot of everything in a model that ``forward`` may depend on, other than the tensors' contents.
 
-    ``unwatched`` are attributes that ``forward`` assigns: each call changes them.
+    ``unwatched`` are attributes that ``forward`` assigns: each call changes them. ``cuts`` are submodules that run as
+    Python in each call, so that nothing of theirs is part of a program but which they are and that they have no hooks.
 
     >>> model = nn.Linear(2, 2)
     >>> guard = StateGuard(model)
@@ -64,9 +65,14 @@ class StateGuard:
     """
 
     def __init__(
-        self, model: nn.Module, watch_tensors: bool = True, unwatched: frozenset[Attribute] = frozenset()
+        self,
+        model: nn.Module,
+        watch_tensors: bool = True,
+        unwatched: frozenset[Attribute] = frozenset(),
+        cuts: tuple[str, ...] = (),
     ) -> None:
         self.unwatched = unwatched
+        self.cuts = cuts
         self._pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # (expected, live)
         self._partly: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []  # (expected, live, but for)
         self._empty: list[Any] = list(_GLOBAL_HOOKS)
@@ -78,6 +84,9 @@ class StateGuard:
             for path, module in model.named_modules()
             if (names := frozenset(attribute.name for attribute in unwatched if attribute.owner == path))
         }
+        for cut in map(model.get_submodule, cuts):
+            self._seen.update(id(module) for module in cut.modules())
+            self._empty += [cut.__dict__[hooks] for hooks in _HOOKS]
         for module in model.modules():
             self._watch_module(module)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from torch.fx import GraphModule
@@ -49,7 +50,9 @@ class Compiled:
     ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
     ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
     calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
-    ``passing``: another call may not run eager. ``once``: another call is captured again."""
+    ``passing``: another call may not run eager. ``once``: another call is captured again. ``cuts``: submodules that run
+    as Python in the program. ``watches``: the kind of call that is watched while it runs eager
+    (:mod:`fuse.runtime.pieces`)."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -67,6 +70,8 @@ class Compiled:
     ending: Ending | None = None
     passing: bool = False
     once: bool = False
+    cuts: tuple[str, ...] = ()
+    watches: Hashable = None
 
 
 def counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:

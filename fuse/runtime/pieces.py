@@ -1,0 +1,95 @@
+"""Which submodules stay Python in the calls of a model that cannot be captured whole.
+
+a call is declined    ->  further    the smallest submodule that may be cut out
+it runs eager         ->  watched    what that submodule is given and gives
+the next such call    ->  cuts       captured around it; where that fails, further: one more, or the one around it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fuse.errors import CaptureError
+from fuse.graph.cuts import NotAsWatched, Unsuitable
+from fuse.graph.cutting import Cuts, Watching, candidates, obstacle
+
+LARGEST_ATTEMPTS = 8
+LARGEST_KINDS = 64
+
+
+@dataclass
+class _Tried:
+    """What is known of calls of one kind: ``reasons`` by path of the submodules that stay Python, ``refused`` likewise
+    of those that cannot."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    cuts: Cuts | None = None
+    attempts: int = 0
+
+    def refuse(self, unsuitable: Unsuitable) -> None:
+        self.refused[unsuitable.path] = unsuitable.reason
+        self.reasons.pop(unsuitable.path, None)
+        self.cuts = None
+
+
+class Pieces:
+    """The submodules of one model that stay Python, for each kind of call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.are_cut = False
+        self._tried: dict[Hashable, _Tried] = {}
+
+    def cuts(self, kind: Hashable) -> Cuts | None:
+        """How calls of a kind are cut; None where they are not, or not yet."""
+        tried = self._tried.get(kind)
+        return tried.cuts if tried else None
+
+    def refuse(self, unsuitable: Unsuitable, kind: Hashable) -> None:
+        """Such calls are not cut around a submodule."""
+        self._tried[kind].refuse(unsuitable)
+
+    def further(self, error: CaptureError, kind: Hashable) -> tuple[str, str]:
+        """The path of a submodule around which such calls may be cut, being watched once; else why there is none."""
+        if len(self._tried) >= LARGEST_KINDS and kind not in self._tried:
+            return "", ""
+        tried = self._tried.setdefault(kind, _Tried())
+        cut, tried.cuts = tried.cuts, None
+        tried.attempts += 1
+        if tried.attempts > LARGEST_ATTEMPTS:
+            return "", ""
+        why = ""
+        for path in candidates(error, self.model):
+            if path in tried.reasons and (cut is None or isinstance(error, NotAsWatched)):
+                return path, ""
+            if path in tried.reasons:
+                tried.refuse(Unsuitable(path, "what is wrong with it is outside of its forward"))
+            if path not in tried.refused and (reason := obstacle(self.model, path)):
+                tried.refused[path] = reason
+            if path not in tried.refused:
+                inner = [one for one in tried.reasons if one.startswith(f"{path}.")]
+                for one in inner:
+                    del tried.reasons[one]
+                tried.reasons[path] = str(error)
+                return path, ""
+            why = why or f"{path} cannot run by itself: {tried.refused[path]}"
+        return "", why
+
+    def watched(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call that runs eager, of which is noted how its submodules are called."""
+        tried = self._tried[kind]
+        if not tried.reasons:
+            return self.model(*args, **kwargs)
+        watching = Watching(self.model, list(tried.reasons))
+        result = watching.run(args, kwargs)
+        if watching.unsuitable is not None:
+            tried.refuse(watching.unsuitable)
+        else:
+            tried.cuts = Cuts(dict(tried.reasons), tuple(watching.calls))
+            self.are_cut = True
+        return result
