@@ -5,11 +5,13 @@
 
 A step that computes its share by a contraction keeps the operands instead, and all steps are contracted at once: a
 product sums over the rows of all steps as easily as over those of one. In Appleyard, Kocisky and Blunsom, "Optimizing
-Performance of Recurrent Neural Networks on GPUs", 2016. What is no contraction is added up from step to step.
+Performance of Recurrent Neural Networks on GPUs", 2016. What is no contraction is added up from step to step, and so
+are many rows that a step only sums (:mod:`fuse.gradients.reversing`).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse import ops
+from fuse.gradients.convolving import gradient_of_weight
 from fuse.loops.reads import is_link
 
 aten = torch.ops.aten
@@ -44,7 +47,7 @@ def terms_of(node: Node) -> list[GradientTerm]:
     worklist: list[tuple[Node, tuple[Node, ...]]] = [(node, ())]
     while worklist:
         node, views = worklist.pop()
-        while (base := _base(node)) is not None:
+        while (base := base_of_all(node)) is not None:
             node, views = base, (node, *views)
         if node.target is aten.add.Tensor and not node.kwargs and all(_alike(a, node) for a in node.args):
             worklist += [(operand, views) for operand in node.all_input_nodes * (2 // len(node.all_input_nodes))]
@@ -60,7 +63,7 @@ def _alike(operand: object, node: Node) -> bool:
     return bool(one.shape == other.shape and one.dtype == other.dtype)
 
 
-def _base(node: Node) -> Node | None:
+def base_of_all(node: Node) -> Node | None:
     """What ``node`` is a view of all elements of."""
     if node.op != "call_function" or not is_link(node) or not ops.is_view(node.target):
         return None
@@ -72,10 +75,14 @@ def _base(node: Node) -> Node | None:
 
 @dataclass(frozen=True)
 class Contraction:
-    """How a step contracts ``operands``, for all steps at once: ``rule`` is given them side by side, steps first."""
+    """How a step contracts ``operands``, for all steps at once: ``rule`` is given them side by side, steps first.
+
+    ``of_sum`` gives the same of the one operand added up over steps, where there is such a rule.
+    """
 
     operands: tuple[Node, ...]
     rule: Callable[..., Tensor]
+    of_sum: Callable[[Tensor], Tensor] | None = None
 
 
 def contraction(node: Node) -> Contraction | None:
@@ -90,7 +97,8 @@ def contraction(node: Node) -> Contraction | None:
             return Contraction(tuple(node.args), _batched_product)  # type: ignore[arg-type]
         case aten.sum.dim_IntList if not node.kwargs and node.args[1]:
             rows, dims, *keep = node.args
-            return Contraction((rows,), _Sum(tuple(dims), bool(keep and keep[0])))  # type: ignore[arg-type]
+            of_step = tuple(dims), bool(keep and keep[0])  # type: ignore[arg-type]
+            return Contraction((rows,), _Sum(*of_step), _SumOfStep(*of_step))  # type: ignore[arg-type]
         case aten.embedding_dense_backward.default if not node.args[4]:  # not scaled by how often words occur
             return Contraction(tuple(node.args[:2]), _Embedding(tuple(node.args[2:])))  # type: ignore[arg-type]
         case aten.index_put.default | aten._index_put_impl.default:
@@ -99,6 +107,9 @@ def contraction(node: Node) -> Contraction | None:
             whole, dim, index, source = node.args
             rule = _AddedAt(_Zeros.like(whole), dim)  # type: ignore[arg-type]
             return Contraction((index, source), rule)  # type: ignore[arg-type]
+        case operator.getitem if (of_weight := gradient_of_weight(node)) is not None:
+            gradient, image, convolved = of_weight
+            return Contraction((gradient, image), convolved)
     return None
 
 
@@ -183,6 +194,15 @@ class _Sum:
         dims = [0, *(d % rank + 1 for d in self.dims)]
         summed = rows.sum(dims, keepdim=self.keep)
         return summed.squeeze(0) if self.keep else summed
+
+
+@dataclass(frozen=True)
+class _SumOfStep:
+    dims: tuple[int, ...]
+    keep: bool
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return rows.sum(self.dims, keepdim=self.keep)
 
 
 @dataclass(frozen=True)

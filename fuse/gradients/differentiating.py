@@ -30,7 +30,7 @@ from fuse import ops
 from fuse.errors import FuseError
 from fuse.gradients import own_gradients
 from fuse.gradients.replaying import replay
-from fuse.gradients.reversing import Zeros, reversed_loop
+from fuse.gradients.reversing import Prepared, Zeros, reversed_loop
 from fuse.gradients.step_gradients import Differentiable, NotReversible, differentiable
 from fuse.graph.aliases import View
 from fuse.graph.detaching import any_needs_gradient
@@ -306,7 +306,7 @@ class _Steps(torch.autograd.Function):
         operands: tuple[Tensor, ...] = ctx.operands
         with _disable_current_modes():
             back = reversed_loop(made, operands, ctx.results, tangents)
-        called = [_zeros(given, operands[0]) if isinstance(given, Zeros) else given for given in back.operands]
+        called = [_operand(given, operands[0]) for given in back.operands]
         with _disable_current_modes():
             parts = _lowered(back.loop, called, back.values)
         if parts is None:
@@ -342,8 +342,10 @@ def _as_recorded(node: Node, value: Any, operands: Any) -> Any:
     return value if recorded else value.detach()
 
 
-def _zeros(zeros: Zeros, like: Tensor) -> Tensor:
-    return torch.zeros(zeros.size, dtype=zeros.dtype, device=like.device)
+def _operand(given: Tensor | Zeros | Prepared, like: Tensor) -> Tensor:
+    if isinstance(given, Zeros):
+        return torch.zeros(given.size, dtype=given.dtype, device=like.device)
+    return given.value() if isinstance(given, Prepared) else given
 
 
 def _lowered(loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> Split | None:

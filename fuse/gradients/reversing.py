@@ -13,7 +13,7 @@ collected, are read per step. What an invariant (a weight) receives in every ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from fuse import ops
 from fuse.gradients.absent import without
-from fuse.gradients.contracting import Contraction, GradientTerm, contraction, places_of, terms_of
+from fuse.gradients.contracting import Contraction, GradientTerm, base_of_all, contraction, places_of, terms_of
 from fuse.gradients.step_gradients import Differentiable, finished
 from fuse.graph.fakes import mode_of
 from fuse.graph.halves import Given
@@ -34,6 +35,9 @@ aten = torch.ops.aten
 
 MOST_KEPT = 2**24
 """Elements, over all steps, that are kept only to be summed once."""
+LEAST_ADDED = 2**16
+"""Elements of rows, over all steps, from which they are added up from step to step instead of being kept to be summed:
+a step then writes to the same memory as the one before it."""
 MOST_COMPARED = 2**16
 """Elements that a step looks through for those that belong to a place."""
 
@@ -46,6 +50,22 @@ class Zeros:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """An operand that is computed once, in front of the loop: the last of ``nodes``, of tensors by their nodes."""
+
+    nodes: tuple[Node, ...]
+    given: Mapping[Node, Tensor]
+
+    def value(self) -> Tensor:
+        known: dict[Node, Any] = dict(self.given)
+        for node in self.nodes:
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        made: Tensor = known[self.nodes[-1]]
+        return made
+
+
 @dataclass
 class Reversed:
     """The loop that takes gradients from the last step to the first.
@@ -56,11 +76,22 @@ class Reversed:
     """
 
     loop: Loop
-    operands: list[Tensor | Zeros]
+    operands: list[Tensor | Zeros | Prepared]
     values: list[Tensor]
     states: dict[int, int] = field(default_factory=dict)
     reads: dict[int, int] = field(default_factory=dict)
     sums: dict[int, list[GradientPart]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AddedTerm:
+    """``node`` is added up from step to step; ``rule`` makes ``term``, of the gradient of operand ``position``, of the
+    sum. Without a rule, it is the sum."""
+
+    position: int
+    term: GradientTerm
+    node: Node
+    rule: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +152,7 @@ class _Reversal:
                 self.gradients[position] = outputs[place]
         self.body = Graph()
         self.inner: dict[Node, Node] = {}
-        self.called: list[Tensor | Zeros] = []
+        self.called: list[Tensor | Zeros | Prepared] = []
         self.stacked: dict[Node, Tensor] = {}  # what a step is given and all steps have side by side, in order
 
     def _absent(self) -> list[int]:
@@ -150,26 +181,28 @@ class _Reversal:
         for i in states:
             held = self.operands[i]
             self._give(Given("tangent", i), f"d_{i}", held, self.tangents[i])
-        totals = [self._placeholder(f"sum_{i}", term.base.meta["val"], None) for i, term in sums]
+        totals = [self._placeholder(f"sum_{one.position}", one.node.meta["val"], None) for one in sums]
         inputs = self._step_inputs()
+        invariants: dict[Node, Tensor] = {}
         for what, node in self.given.items():
             if node not in self.inner:
-                value = self.operands[what.index]
+                value = invariants[node] = self.operands[what.index]
                 self.inner[node] = self._placeholder(node.name, value, value)
         first_sum = spec.carries + len(spec.step_inputs)
-        wanted = [node for i, node in self.gradients.items() if i < first_sum] + [term.base for _, term in sums]
+        wanted = [node for i, node in self.gradients.items() if i < first_sum] + [one.node for one in sums]
         needed = cone([*wanted, *(node for _, _, how in contracted for node in how.operands)])
+        needed -= self._prepared(invariants, needed)
         for node in self.graph.graph.nodes:
             if node.op == "call_function" and node in needed:
                 self.inner[node] = self._added_at_places(node) or self.body.node_copy(node, self.inner.__getitem__)
         results = [self._next(i) for i in states]
-        results += [self._added(total, term.base) for total, (_, term) in zip(totals, sums, strict=True)]
+        results += [self._added(total, one.node) for total, one in zip(totals, sums, strict=True)]
         carries = len(results)
         values = [_like(node.meta["val"]) for node in results]
         found = Reversed(self.forward.loop, self.called, values)
         found.states = {i: number for number, i in enumerate(states)}
-        for number, (i, term) in enumerate(sums, start=len(states)):
-            found.sums.setdefault(i, []).append(GradientPart((number,), term))
+        for number, one in enumerate(sums, start=len(states)):
+            found.sums.setdefault(one.position, []).append(GradientPart((number,), one.term, one.rule))
         for i, node in self.gradients.items():
             if spec.carries <= i < first_sum:
                 found.reads[i] = len(results)
@@ -194,7 +227,23 @@ class _Reversal:
         found.loop.strides = tuple(value.stride() for value in values)
         return found
 
-    def _placeholder(self, name: str, held: Tensor, value: Tensor | None) -> Node:
+    def _prepared(self, invariants: Mapping[Node, Tensor], needed: Set[Node]) -> set[Node]:
+        """Give the body what it would only put into another order in each step, of what is the same in all; returns the
+        nodes that it need not run."""
+        cones: dict[Node, dict[Node, None]] = {node: {} for node in invariants}
+        for node in self.graph.graph.nodes:
+            if node.op == "call_function" and node.all_input_nodes and cones.keys() >= set(node.all_input_nodes):
+                if not (ops.is_view(node.target) or ops.kind(node.target) == "movement"):
+                    continue
+                cones[node] = {n: None for operand in node.all_input_nodes for n in cones[operand]} | {node: None}
+        moved = {node for node, made in cones.items() if not all(ops.is_view(n.target) for n in made)}
+        for node in sorted(moved & needed):
+            if any(user not in cones for user in node.users):
+                made = cones[node]
+                self.inner[node] = self._placeholder(node.name, node.meta["val"], Prepared(tuple(made), invariants))
+        return moved
+
+    def _placeholder(self, name: str, held: Tensor, value: Tensor | Prepared | None) -> Node:
         node = add_placeholder(self.body, name)
         node.meta.update(val=held, source="")
         self.called.append(Zeros(held.shape, held.dtype) if value is None else value)
@@ -273,22 +322,42 @@ class _Reversal:
         node.meta["source"] = like.meta.get("source", "") if like else self.spec.source
         return node
 
-    def _sums(self) -> tuple[list[tuple[int, GradientTerm]], list[tuple[int, GradientTerm, Contraction]]]:
+    def _sums(self) -> tuple[list[AddedTerm], list[tuple[int, GradientTerm, Contraction]]]:
         """What is added up from step to step for invariants, and what is contracted behind the loop."""
-        added: list[tuple[int, GradientTerm]] = []
+        first = self.spec.carries + len(self.spec.step_inputs)
+        terms = [(i, term) for i, node in self.gradients.items() if i >= first for term in terms_of(node)]
+        found = [(i, term, contraction(term.base)) for i, term in terms]
+        kept = {_whole(node) for i, node in self.gradients.items() if self.spec.carries <= i < first}
+        kept |= {_whole(node) for _, _, how in found if how is not None and not how.of_sum for node in how.operands}
+        added: list[AddedTerm] = []
         contracted: list[tuple[int, GradientTerm, Contraction]] = []
-        for i, node in self.gradients.items():
-            for term in terms_of(node) if i >= self.spec.carries + len(self.spec.step_inputs) else ():
-                how = contraction(term.base)
-                if how is not None and self._pays(how, term.base):
-                    contracted.append((i, term, how))
-                else:
-                    added.append((i, term))
+        for i, term, how in found:
+            if how is not None and how.of_sum is not None and self._is_added(how.operands[0], kept):
+                added.append(AddedTerm(i, term, how.operands[0], how.of_sum))
+            elif how is not None and self._pays(how, term.base):
+                contracted.append((i, term, how))
+            else:
+                added.append(AddedTerm(i, term, term.base))
         return added, contracted
+
+    def _is_added(self, rows: Node, kept: set[Node]) -> bool:
+        """Whether ``rows`` that a step sums are added up: there are many, they are not there for all steps anyway, and
+        their dtype rounds a sum of many no worse than they are."""
+        value: Tensor = rows.meta["val"]
+        whole = _whole(rows)
+        many = value.numel() * self.spec.trip_count >= LEAST_ADDED
+        return many and whole.op == "call_function" and whole not in kept and value.dtype.itemsize >= 4
 
     def _pays(self, how: Contraction, base: Node) -> bool:
         elements = sum(node.meta["val"].numel() for node in how.operands) * self.spec.trip_count
         return base.target is aten.mm.default or elements <= MOST_KEPT
+
+
+def _whole(node: Node) -> Node:
+    """What ``node`` is a view of all elements of, or ``node``."""
+    while (base := base_of_all(node)) is not None:
+        node = base
+    return node
 
 
 def _like(value: Tensor) -> Tensor:

@@ -11,12 +11,13 @@ Declined where a step cannot be differentiated by itself: it holds another loop,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -24,14 +25,17 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from fuse.errors import FuseError
-from fuse.gradients import own_gradients
+from fuse.gradients import convolving, own_gradients
+from fuse.gradients.contracting import contraction, terms_of
 from fuse.gradients.replaying import replay
 from fuse.graph.fakes import mode_of
-from fuse.graph.halves import Given
+from fuse.graph.halves import Given, root_of
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.graph.mutated_attributes import Plan
 from fuse.graph.outputs import cone, outputs_of
+from fuse.graph.recomputing import computed_again_in_step
+from fuse.graph.signature import OutputSpec
 
 
 class NotReversible(FuseError):
@@ -74,7 +78,7 @@ def differentiable(
     if loop.spec.backwards:
         raise NotReversible("the loop keeps its results backwards")
     mode = mode_of(operands[0])
-    recorder = _BodyRecorder(loop, mode)
+    recorder = _BodyRecorder(loop, mode, returned)
     step = recorder.joint(tuple(_of_body(loop, mode, _training_states(loop, trained))), {})
     outputs = outputs_of(step.forward.graph)
     specs = step.forward.meta["signature"].outputs
@@ -105,11 +109,16 @@ def differentiable(
 
 
 class _BodyRecorder(JointRecorder):
-    """Records one step of a loop, every result a tensor of its own; ``copied`` are the copies made for that."""
+    """Records one step of a loop, every result a tensor of its own; ``copied`` are the copies made for that.
 
-    def __init__(self, loop: Loop, fake_mode: FakeTensorMode) -> None:
+    The caller receives what the loop collects at the positions ``returned``.
+    """
+
+    def __init__(self, loop: Loop, fake_mode: FakeTensorMode, returned: set[int]) -> None:
         super().__init__(loop, fake_mode, Plan())
-        self.body = loop.body
+        self.body, self.spec = loop.body, loop.spec
+        every = range(loop.spec.carries, loop.spec.carries + loop.spec.collected)
+        self.collected = frozenset(every) - returned
         self.at: Node | None = None
         self.copied: set[int] = set()
 
@@ -156,6 +165,39 @@ class _BodyRecorder(JointRecorder):
 
     def formulas(self) -> dict[Any, Callable[..., Any]]:
         return super().formulas() | formulas("select_backward slice_backward")
+
+    def formula(self, op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+        if op is torch.ops.aten.convolution_backward.default:
+            return convolving.formula(args)
+        return super().formula(op, args)
+
+    def computed_again(
+        self, gradients: Mapping[int, Node], reads: Mapping[Node, Sequence[Node]], kept: Set[Node]
+    ) -> dict[Node, None]:
+        """Of a step: what is read of invariants and of inputs is there, and so is what the loop collects anyway."""
+        states = self.graph.find_nodes(op="placeholder")[: self.spec.carries]
+        there = {
+            root_of(_uncopied(self.values[spec.index], number in self.copied))
+            for number, spec in enumerate(self.specs)
+            if number in self.collected and spec.kind == "graph"
+        }
+        outside = self.spec.carries + len(self.spec.step_inputs)
+        terms = (term for i, node in gradients.items() if i >= outside for term in terms_of(node))
+        contracted = (how for term in terms if (how := contraction(term.base)) is not None)
+        stacked = {root_of(operand) for how in contracted for operand in how.operands}
+
+        def price(root: Node) -> int:
+            free = root in there or (root.op == "placeholder" and root not in states)
+            value: Tensor = root.meta["val"]
+            return 0 if free else value.numel() * value.dtype.itemsize
+
+        return computed_again_in_step(reads, price, stacked, root_of)
+
+    def _finish(self, result: Any) -> GraphModule:
+        module = super()._finish(result)
+        self.values = outputs_of(module.graph)
+        self.specs: tuple[OutputSpec, ...] = module.meta["signature"].outputs
+        return module
 
     def _line(self) -> str:
         if torch._C._current_autograd_node() is None and self.at is not None:

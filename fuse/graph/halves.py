@@ -11,7 +11,7 @@ other values that are saved (:mod:`fuse.graph.recomputing`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph.outputs import add_placeholder
-from fuse.graph.recomputing import computed_again
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
 
@@ -39,6 +38,11 @@ class Given:
     index: int
 
 
+ComputedAgain = Callable[[Mapping[Node, Sequence[Node]], Set[Node]], dict[Node, None]]
+"""Says which operators of the forward half the backward half runs again: given what that half reads, with the operators
+that do, and what is there without being saved, or must be."""
+
+
 def cut_in_two(
     forward: GraphModule,
     output: Node,
@@ -46,8 +50,10 @@ def cut_in_two(
     gradients: Sequence[Node],
     dispatches: Any,
     modules: nn.Module,
+    again: ComputedAgain,
 ) -> tuple[GraphModule, tuple[Given, ...]]:
-    """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``."""
+    """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``, but for
+    what ``again`` says."""
     later = _after(output)
     needed = _needed(gradients, set(later))
     if random := next((n for n in needed if ops.is_random(n.target)), None):
@@ -55,15 +61,15 @@ def cut_in_two(
     inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
     half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]
     forward.meta["saved_from"] = len(half.outputs)
-    again = half.computed_again(needed, gradients)
-    for node in needed:
-        half.note(node, needed, again)
+    run_again = again(half.reads(needed), {*inputs, *half.returned, *map(root_of, gradients)})
+    for node in (*needed, *run_again):
+        half.note(node, needed, run_again)
     for gradient in gradients:
         if gradient not in needed:
             half.place(root_of(gradient))
     for position, tangent in tangents.items():
         half.placeholder(tangent, Given("tangent", position))
-    for node in (*again, *needed):
+    for node in (*run_again, *needed):
         if node.op != "placeholder":
             half.copy(node)
     results = tuple(half.value(gradient) for gradient in gradients)
@@ -97,15 +103,14 @@ class _Half:
         self.given: list[Given] = []
         self.made: dict[Node, Node] = {}
 
-    def computed_again(self, needed: Mapping[Node, None], gradients: Sequence[Node]) -> dict[Node, None]:
-        """The operators of the forward half that the backward half runs again."""
-        reads: dict[Node, list[Node]] = {}
+    def reads(self, needed: Mapping[Node, None]) -> dict[Node, list[Node]]:
+        """What the backward half reads of the forward half, as roots of memory, and the operators that do."""
+        found: dict[Node, list[Node]] = {}
         for node in needed:
             for operand in node.all_input_nodes:
                 if operand not in needed:
-                    reads.setdefault(root_of(operand), []).append(node)
-        kept = {*self.inputs, *self.returned, *map(root_of, gradients)}
-        return computed_again(reads, kept, root_of)
+                    found.setdefault(root_of(operand), []).append(node)
+        return found
 
     def note(self, node: Node, needed: Mapping[Node, None], again: Mapping[Node, None]) -> None:
         """Make placeholders for what ``node`` reads of the forward half."""

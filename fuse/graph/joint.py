@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,9 +30,10 @@ from fuse.graph import scattering
 from fuse.graph.aliases import View
 from fuse.graph.capture import Recorder, prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
-from fuse.graph.halves import Given, cut_in_two
+from fuse.graph.halves import Given, cut_in_two, root_of
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
+from fuse.graph.recomputing import computed_again
 from fuse.graph.results import flatten_result
 from fuse.graph.scripts import refuse_trained_scripts
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
@@ -162,7 +163,13 @@ class JointRecorder(Recorder):
             i: self.functional.value(self._ensure_known(g)) for i, g in zip(inputs, found, strict=True) if g is not None
         }
         backward, given = cut_in_two(
-            forward, output, tangents, list(values.values()), tuple(self.dispatches[count:]), self.modules
+            forward,
+            output,
+            tangents,
+            list(values.values()),
+            tuple(self.dispatches[count:]),
+            self.modules,
+            functools.partial(self.computed_again, values),
         )
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs)))
@@ -178,7 +185,7 @@ class JointRecorder(Recorder):
             self._refuse_views(op, args[0])
         if forward and not self.cut_off:
             self.cut_off = cuts_off(op, args, self.detached)
-        formula = None if forward else self.formulas().get(op) or scattering.formula(op, args)
+        formula = None if forward else self.formula(op, args)
         if formula is None:
             result = super().__torch_dispatch__(op, types, args, kwargs)
             if op is aten.detach.default and forward and args[0].requires_grad:
@@ -190,6 +197,19 @@ class JointRecorder(Recorder):
         del self.dispatches[count:]  # eager launches the operator itself
         self.dispatches.append(Dispatch(op, args, kwargs or {}, result, source))
         return result
+
+    def computed_again(
+        self, gradients: Mapping[int, Node], reads: Mapping[Node, Sequence[Node]], kept: Set[Node]
+    ) -> dict[Node, None]:
+        """The operators of the forward half that the backward half runs again.
+
+        ``gradients`` are those of the inputs, by their numbers; the rest is as in :func:`recomputing.computed_again`.
+        """
+        return computed_again(reads, kept, root_of)
+
+    def formula(self, op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """What an operator of the backward pass is recorded as, called with ``args``; None: as it is."""
+        return self.formulas().get(op) or scattering.formula(op, args)
 
     def formulas(self) -> dict[Any, Callable[..., Any]]:
         """Operators of the backward pass that are recorded as what they are made of."""

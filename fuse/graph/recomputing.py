@@ -5,11 +5,15 @@
 
 A value leaves the saved ones where a few cheap elementwise operators give it from others that stay, and only operators
 that kernels take in read it: computing it again costs no launch and no memory traffic, and keeping it costs both.
+
+A step of a loop keeps what it saves once for each step, its states too, and all that reads it is in one kernel. There a
+value leaves where what has to be kept instead is at most half as large.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
 
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -36,25 +40,60 @@ def computed_again(
     there = reads.keys() - set(candidates)
     found: dict[Node, None] = {}
     for candidate in candidates:
-        cone = _cone(candidate, there, root_of)
-        if cone is None:
+        made = _cone(candidate, there, root_of)
+        if made is None or made.leaves:
             there.add(candidate)
         else:
-            found.update(dict.fromkeys(cone))
+            found.update(dict.fromkeys(made.operators))
     return dict.fromkeys(sorted(found))
 
 
-def _cone(node: Node, there: set[Node], root_of: Callable[[Node], Node]) -> set[Node] | None:
-    """The operators that make ``node`` from what is ``there``, or None where something else is needed."""
-    found: set[Node] = set()
+def computed_again_in_step(
+    reads: Iterable[Node], price: Callable[[Node], int], stacked: Set[Node], root_of: Callable[[Node], Node]
+) -> dict[Node, None]:
+    """As :func:`computed_again`, for a step of a loop.
+
+    Args:
+        reads: what the backward half of the step reads of the forward half, as roots of memory.
+        price: the bytes of a root that are kept for each step if it is read; 0 for what is there anyway.
+        stacked: roots that are needed for all steps side by side.
+        root_of: the node whose memory a node lies in.
+    """
+    candidates = sorted(root for root in reads if price(root) and root not in stacked and _is_cheap(root))
+    there = set(reads) - set(candidates)
+    found: dict[Node, None] = {}
+    for candidate in candidates:
+        made = _cone(candidate, there, root_of)
+        if made is None or 2 * sum(map(price, made.leaves)) > price(candidate):
+            there.add(candidate)
+        else:
+            there |= made.leaves
+            found.update(dict.fromkeys(made.operators))
+    return dict.fromkeys(sorted(found))
+
+
+@dataclass(frozen=True)
+class _Cone:
+    """The ``operators`` that make a value from what is there and from inputs (``leaves``) that nothing has read yet."""
+
+    operators: set[Node]
+    leaves: set[Node]
+
+
+def _cone(node: Node, there: set[Node], root_of: Callable[[Node], Node]) -> _Cone | None:
+    """The operators that make ``node`` from what is ``there`` and from inputs, or None where more is needed."""
+    found = _Cone(set(), set())
     worklist = [node]
     while worklist:
         current = worklist.pop()
-        if current in there or current in found:
+        if current in there or current in found.operators:
             continue
-        if not _is_cheap(current) or len(found) == MOST_OPERATORS:
+        if current.op == "placeholder":
+            found.leaves.add(current)
+            continue
+        if not _is_cheap(current) or len(found.operators) == MOST_OPERATORS:
             return None
-        found.add(current)
+        found.operators.add(current)
         worklist += map(root_of, current.all_input_nodes)
     return found
 
