@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from keyword import iskeyword
 from typing import Any
 
@@ -50,7 +50,7 @@ class Places:
     ``bases``: places of buffers in the array of addresses. ``fresh``: results that are made in a call, how they lie,
     and what of them Python calls take, where that is another tensor. ``held``: buffers in the workspace that are
     tensors, in order. ``due``: results to be made in front of a stretch. ``computing``: the number of native steps
-    before those that write to inputs.
+    before those that write to inputs. ``saved``: fresh results that are made already, by their place behind those held.
     """
 
     bases: Mapping[int, int]
@@ -58,6 +58,7 @@ class Places:
     held: Sequence[int]
     due: Mapping[int, Sequence[int]]
     computing: int
+    saved: Mapping[int, int] = field(default_factory=dict)
 
 
 class Writer:
@@ -117,7 +118,8 @@ class Writer:
     def _make(self, buffer: int) -> None:
         """A result that the caller receives, where Python calls and native steps find it."""
         layout, taken = self.places.fresh[buffer]
-        self._add(f"r{buffer} = {self._empty(layout)}", f"bases[{self.places.bases[buffer]}] = r{buffer}.data_ptr()")
+        made = f"held[{self.places.saved[buffer]}]" if buffer in self.places.saved else self._empty(layout)
+        self._add(f"r{buffer} = {made}", f"bases[{self.places.bases[buffer]}] = r{buffer}.data_ptr()")
         if buffer in self.called:
             self._add(f"s{buffer} = part(r{buffer}, *{self._constant(taken)})" if taken else f"s{buffer} = r{buffer}")
         self.known.add(buffer)

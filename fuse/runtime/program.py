@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch.fx import GraphModule
 from fuse import ops
 from fuse.graph.evaluating import without_autocast
 from fuse.kernel.lower import Kernel
-from fuse.runtime.arrangement import address, arranged, called_upon, of_aten
+from fuse.runtime.arrangement import address, arranged, called_upon, handed_out, of_aten
 from fuse.runtime.call_code import Places, Writer, empty
 from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.footprint import fresh_results
@@ -36,6 +36,7 @@ from fuse.runtime.functions import addresses_of, kernels_of
 from fuse.runtime.layout import extent, same_layout
 from fuse.runtime.predicted import PositionOutOfRange, fitted
 from fuse.runtime.reference import Confirm
+from fuse.runtime.saved_memory import SavedMemory, can_be_used_again, forget
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import (
     CallStep,
@@ -149,8 +150,26 @@ class Program:
         ways = {b: (layout, taken.get(b)) for b, layout in layouts.items()}
         self._places = Places(bases, ways, held, due(plan, self._stretches, list(fresh)), self._computing)
         self._functions: dict[bool, Callable[..., Any]] = {}
+        self._saved: SavedMemory | None = None
+        self._saved_places: tuple[int, ...] = ()
         self._pool: list[_Workspace] = []
         self._run = runner()
+
+    def save_in_blocks(self, positions: Set[int]) -> None:
+        """Let the values at these positions of the graph's output tuple lie in memory that later calls use again: the
+        caller hands them to autograd and to nobody else. Called before the first run, if at all."""
+        received = {r.buffer for i, r in enumerate(self._plan.results) if r and i not in positions}
+        kept = {r.buffer for i, r in enumerate(self._plan.results) if r and i in positions} - received
+        kept -= handed_out(self._plan)
+        fresh = fresh_results(self._plan)
+        values = {number: value for number, (b, value) in enumerate(fresh.items()) if b in kept}
+        if not can_be_used_again(list(values.values())):
+            return
+        self._saved, self._saved_places = SavedMemory(list(values.values())), tuple(values)
+        self._fresh = tuple(layout for number, layout in enumerate(self._fresh) if number not in values)
+        held = len(self._places.held)
+        saved = {b: held + i for i, b in enumerate(b for b in fresh if b in kept)}
+        self._places = replace(self._places, saved=saved)
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches | int]:
         """Run on the placeholders' tensors, which must have the layouts that the graph was captured with.
@@ -170,6 +189,9 @@ class Program:
         try:
             if self._whole is not None:
                 made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
+                if self._saved is not None:
+                    for place, tensor in zip(self._saved_places, self._saved.take(), strict=True):
+                        made.insert(place, tensor)
                 bases.extend(map(Tensor.data_ptr, made))
                 bases.append(workspace.address)
                 run = self._recorded if _profiled() else self._run
@@ -208,6 +230,8 @@ class Program:
     def forget_workspaces(self) -> None:
         """Free the memory that calls leave for later ones, so that the next call allocates all that it needs."""
         self._pool.clear()
+        if self._saved is not None:
+            forget()
         for body in self._loops.values():
             body.forget_workspaces()
 
@@ -218,7 +242,8 @@ class Program:
         bases[self._workspace_base] = workspace.address
         called = self._called(_profiled())
         address = ctypes.c_void_p(bases.buffer_info()[0])
-        values, native, aten = called(tensors, workspace.tensors, bases, address, self.confirm)
+        held = workspace.tensors if self._saved is None else (*workspace.tensors, *self._saved.take())
+        values, native, aten = called(tensors, held, bases, address, self.confirm)
         return values, Launches(native & 0xFFFFFFFF, native >> 32, aten)
 
     def run_steps(self, operands: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], int, int]:

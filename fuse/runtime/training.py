@@ -105,6 +105,9 @@ class Training:
         self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
         self._halves[frozenset()] = self._make_half(frozenset())
         self.program = finish()
+        if isinstance(self.program, Program):
+            written = (mutation.value_index for mutation in self.signature.mutations)
+            self.program.save_in_blocks(saved.difference(bases, written))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Any, Launches | int, Ran]:
         """As ``Program.run``, but that it returns the model's result."""

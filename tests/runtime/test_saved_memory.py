@@ -1,0 +1,197 @@
+"""What a training step saves lies in memory that later steps use again, never in memory that somebody still holds."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.check.oracle import check
+from fuse.runtime import saved_memory
+
+ROWS, WIDTH = 64, 256  # 64 KB a value
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.scale) * torch.sigmoid(x + self.scale)
+
+
+class Called(Gated):
+    """Calls an operator of a library."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).cumsum(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_blocks() -> Iterator[None]:
+    torch.manual_seed(0)
+    saved_memory.forget()
+    yield
+    saved_memory.forget()
+
+
+def inner(y: Tensor) -> list[Tensor]:
+    """The saved tensors that lie in blocks."""
+    blocks = [(b.memory.data_ptr(), b.memory.numel()) for b in saved_memory._blocks]
+    saved = y.grad_fn.saved_tensors
+    return [t for t in saved if any(start <= t.data_ptr() < start + size for start, size in blocks)]
+
+
+def gradient(run: Callable[[Tensor], Tensor], model: Gated, x: Tensor) -> Tensor:
+    model.zero_grad()
+    run(x).square().sum().backward()
+    assert model.scale.grad is not None
+    return model.scale.grad.clone()
+
+
+@pytest.mark.parametrize("make", [Gated, Called])
+def test_a_later_step_uses_the_memory_of_one_before(make: type[Gated]) -> None:
+    model = make()
+    fused = fuse.compile(model)
+    places = []
+    for _ in range(4):
+        y = fused(torch.randn(ROWS, WIDTH))
+        places.append([t.data_ptr() for t in inner(y)])
+        y.sum().backward()
+        del y
+    assert fused.last_run.fallbacks == ()
+    assert len(saved_memory._blocks) == 1
+    assert places[0]
+    assert places == places[:1] * 4
+
+
+@pytest.mark.parametrize("make", [Gated, Called])
+def test_training_in_blocks_is_right(make: type[Gated]) -> None:
+    report = check(make(), (torch.randn(ROWS, WIDTH),), train=True)
+    assert report.passed, report
+    assert not report.fallbacks
+
+
+def test_a_graph_that_is_kept_keeps_its_memory() -> None:
+    model = Gated()
+    plain, fused = copy.deepcopy(model), fuse.compile(model)
+    xs = [torch.randn(ROWS, WIDTH) for _ in range(5)]
+    wanted = [gradient(plain, plain, x) for x in xs]
+    results = [fused(x) for x in xs]  # five graphs at once
+    assert len(saved_memory._blocks) == 5
+    for y, want in reversed(list(zip(results, wanted, strict=True))):
+        for again in range(2):
+            model.zero_grad()
+            y.square().sum().backward(retain_graph=not again)
+            torch.testing.assert_close(model.scale.grad, want)
+    del y, results
+    for x, want in zip(xs, wanted, strict=True):
+        torch.testing.assert_close(gradient(fused, model, x), want)
+    assert len(saved_memory._blocks) == 5
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda tensors: tensors,
+        lambda tensors: [t[1:, ::2] for t in tensors],
+        lambda tensors: [t.numpy() for t in tensors],
+        lambda tensors: [t.untyped_storage() for t in tensors],
+        lambda tensors: [t.untyped_storage() for t in tensors[:1]],
+        lambda tensors: [memoryview(t.numpy()) for t in tensors],
+    ],
+    ids=["tensors", "views", "arrays", "storages", "one storage", "buffers"],
+)
+def test_whoever_holds_what_is_saved_keeps_it(hold: Callable[[list[Tensor]], object]) -> None:
+    fused = fuse.compile(Gated())
+    fused(torch.randn(ROWS, WIDTH)).sum().backward()
+    y = fused(torch.randn(ROWS, WIDTH))
+    saved = inner(y)
+    assert len(saved) >= 2
+    places, values = [t.data_ptr() for t in saved], [t.clone() for t in saved]
+    held = hold(saved)
+    y.sum().backward()
+    del y, saved
+    for _ in range(3):
+        y = fused(torch.randn(ROWS, WIDTH))
+        assert not set(places) & {t.data_ptr() for t in inner(y)}
+        y.sum().backward()
+        del y
+    block = next(b for b in saved_memory._blocks if not b.is_free())
+    for place, value in zip(places, values, strict=True):
+        first = place - block.memory.data_ptr()
+        assert torch.equal(block.memory[first : first + value.nbytes].view(torch.float32).view_as(value), value)
+    del held
+    assert all(b.is_free() for b in saved_memory._blocks)
+
+
+def test_a_write_to_what_is_saved_is_noticed_in_its_step_alone() -> None:
+    model = Gated()
+    plain, fused = copy.deepcopy(model), fuse.compile(model)
+    x = torch.randn(ROWS, WIDTH)
+    gradient(fused, model, x)
+    y = fused(x)
+    inner(y)[0].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    del y
+    torch.testing.assert_close(gradient(fused, model, x), gradient(plain, plain, x))
+
+
+def test_threads_have_blocks_of_their_own() -> None:
+    model = Gated()
+    plain, fused = copy.deepcopy(model), fuse.compile(model)
+    xs = [torch.randn(ROWS, WIDTH, requires_grad=True) for _ in range(4)]
+    wanted = [torch.autograd.grad(plain(x).square().sum(), x)[0] for x in xs]
+    torch.autograd.grad(fused(xs[0]).square().sum(), xs[0])
+    wrong = []
+
+    def work(i: int) -> None:
+        for _ in range(40):
+            (found,) = torch.autograd.grad(fused(xs[i]).square().sum(), xs[i])
+            if not torch.allclose(found, wanted[i], atol=1e-5):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(saved_memory._blocks) <= 4
+
+
+def test_programs_of_about_one_size_share_a_block_and_others_have_one_of_their_own() -> None:
+    fused = fuse.compile(Gated(), dynamic_shapes=None)
+    for rows in (64, 60, 56, 600, 64, 60):
+        y = fused(torch.randn(rows, WIDTH))
+        y.sum().backward()
+        del y
+    assert len(saved_memory._blocks) == 2
+
+
+def test_blocks_that_no_call_uses_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved_memory, "MOST_UNUSED", 3)
+    fused = fuse.compile(Gated())
+    results = [fused(torch.randn(ROWS, WIDTH)) for _ in range(3)]
+    assert len(saved_memory._blocks) == 3
+    del results
+    for _ in range(5):
+        fused(torch.randn(ROWS, WIDTH))
+    assert len(saved_memory._blocks) == 1
+    del fused
+    gc.collect()
+    assert not saved_memory._blocks
+
+
+def test_little_that_is_saved_lies_in_no_block() -> None:
+    fused = fuse.compile(Gated())
+    fused(torch.randn(3, WIDTH)).sum().backward()
+    assert not saved_memory._blocks
