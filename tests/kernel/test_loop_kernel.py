@@ -538,7 +538,10 @@ STATE = torch.zeros(2, 4)
     ("example", "reason"),
     [
         (Example(_sorted_in_the_step, [STATE], [torch.zeros(3, 2, 4)]), "aten.sort"),
-        (Example(_positions_of_running_maxima, [STATE], [torch.zeros(3, 2, 4)]), "result 1 of aten.cummax.default has no kernel"),
+        (
+            Example(_positions_of_running_maxima, [STATE], [torch.zeros(3, 2, 4)]),
+            "result 1 of aten.cummax.default has no kernel",
+        ),
         (
             Example(_transposed_convolution, [torch.zeros(2, 4, 5)], [torch.zeros(3, 2, 4, 5)], [torch.zeros(4, 4, 1)]),
             "transposed convolution",
