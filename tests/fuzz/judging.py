@@ -25,7 +25,7 @@ from fuse.errors import FuseError
 from fuse.kernel.cpu import emit, loop_kernel, loop_units
 from fuse.loops import distributing
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime import engine, toolchain
+from fuse.runtime import making, toolchain
 from tests.fuzz.drawing import Inputs, Program, copies
 
 LARGEST = {True: 50.0, False: 1e3}
@@ -149,7 +149,7 @@ def _drawn(program: Program, loops: list[bool], unoptimised: bool) -> Iterator[N
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine, "run_passes", noted)
+        patched.setattr(making, "run_passes", noted)
         if unoptimised:
             options = tuple(o for o in toolchain.REQUIRED_OPTIONS if o != "-O3")
             patched.setattr(toolchain, "REQUIRED_OPTIONS", (*options, "-O0"))

@@ -16,7 +16,7 @@ from fuse.check.oracle import check
 from fuse.graph.capture import capture
 from fuse.kernel.lower import Declined
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime import compiler, engine, schedule
+from fuse.runtime import compiler, making, schedule
 
 BATCH, WIDTH, LENGTHS = 3, 20, (5, 8, 17)
 Step = Callable[..., object]
@@ -205,7 +205,7 @@ def test_without_a_kernel_a_loop_gives_what_its_steps_give(missing: str, monkeyp
         monkeypatch.setattr(schedule, "lower_loop", lambda *loop: Declined("no kernel today"))
         monkeypatch.setattr(schedule, "lower_with_ends", lambda *loop: Declined("no kernel today"))
     else:
-        monkeypatch.setattr(engine, "program_of", no_compiler)
+        monkeypatch.setattr(making, "program_of", no_compiler)
     with pytest.warns(UserWarning, match="no kernel today|no C"):
         report = check(Cell(views_of_what_is_collected).eval(), (torch.randn(8, BATCH, WIDTH),))
     # what is missing shows in the launches, which are more than predicted, and in nothing else

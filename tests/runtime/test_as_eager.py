@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 import fuse
 from fuse.check.oracle import check
 from fuse.graph.results import named_parts
-from fuse.runtime import engine
+from fuse.runtime import making
 
 Function = Callable[..., Any]
 
@@ -429,6 +429,6 @@ def test_a_function_is_not_returned_with_what_it_holds() -> None:
 
 
 def test_check_sees_a_wrong_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "playback", lambda signature: lambda values, inputs: {"a": values[0]})
+    monkeypatch.setattr(making, "playback", lambda signature: lambda values, inputs: {"a": values[0]})
     report = check(Calls(lambda x: collections.OrderedDict(a=x * 2)), (X,))
     assert report.problems == ("the result is made of other classes than eager's",)

@@ -18,7 +18,7 @@ import fuse
 from fuse.errors import FaultWarning, FuseError
 from fuse.rewrite import registry
 from fuse.rewrite.verdict import Verdict, rewrite
-from fuse.runtime import engine
+from fuse.runtime import states
 
 
 class Net(nn.Module):
@@ -113,7 +113,7 @@ def test_every_signature_gets_its_own_variant() -> None:
 
 
 def test_the_number_of_variants_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "LARGEST_VARIANTS", 3)
+    monkeypatch.setattr(states, "LARGEST_VARIANTS", 3)
     model = Net()
     fused = fuse.compile(model, passes=())
     for rows in range(1, 4):

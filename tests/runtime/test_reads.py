@@ -237,13 +237,13 @@ def test_frozen_weights_and_reads() -> None:
 
 
 def test_without_a_compiler_reads_are_confirmed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuse.runtime import engine
+    from fuse.runtime import making
     from fuse.runtime.compiler import CompilerMissing
 
     def missing(graph: Any) -> Any:
         raise CompilerMissing("no compiler here")
 
-    monkeypatch.setattr(engine, "program_of", missing)
+    monkeypatch.setattr(making, "program_of", missing)
     signs = [1.0, -1.0, 1.0, 1.0, -1.0]
     with torch.no_grad():
         held(Remembers(), [(torch.rand(8, 4), torch.tensor([sign])) for sign in signs])

@@ -1,0 +1,311 @@
+"""Make a variant that serves a call: capture, passes, kernels; or say why such calls run eager.
+
+call -> capture -> passes -> program            what cannot be captured or built runs eager, for a reason
+        capture_joint -> passes -> training     where the call needs gradients
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
+from fuse.gradients.differentiating import by_loops
+from fuse.graph.capture import capture
+from fuse.graph.cuts import Unsuitable
+from fuse.graph.cutting import Cuts, changer
+from fuse.graph.freezing import freeze
+from fuse.graph.joint import capture_joint
+from fuse.graph.learned import truths_read
+from fuse.graph.locks import ForkedLock
+from fuse.graph.mutated_attributes import Assigns
+from fuse.graph.signature import Attribute, Signature
+from fuse.rewrite.ledger import Failed
+from fuse.rewrite.pipeline import run_passes
+from fuse.runtime.choosing import chooser_of
+from fuse.runtime.compiler import CompileFailed, CompilerMissing
+from fuse.runtime.ending import Ending, ending_of
+from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
+from fuse.runtime.interrupts import stopped_on_interrupt
+from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
+from fuse.runtime.pieces import Pieces
+from fuse.runtime.program import Program, begun, program_of
+from fuse.runtime.reference import Reference
+from fuse.runtime.refusals import without_kernels
+from fuse.runtime.result_reconstruction import playback
+from fuse.runtime.specialised import Confirmation, Family
+from fuse.runtime.states import LARGEST_VARIANTS
+from fuse.runtime.steps import Fallback
+from fuse.runtime.training import Begin, Finish, Training
+from fuse.runtime.variants import Compiled
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A call of a model: its arguments, and their leaves and structure."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: Sequence[Any]
+    spec: Any
+
+
+@dataclass(eq=False)
+class Maker:
+    """What all variants of one model are made with, and what is known of the model since.
+
+    ``pieces`` says around which submodules calls are cut. ``kept`` are the attributes that calls assigned so far.
+    ``changing`` are guards of calls that were seen to change something, once, and ``filling`` is what the last such
+    call is reported with. ``warned`` is what was said.
+    """
+
+    model: nn.Module
+    frozen: bool
+    passes: Sequence[str] | None
+    fuel: int | None
+    lock: ForkedLock
+    pieces: Pieces
+    kept: tuple[Attribute, ...] = ()
+    changing: tuple[CallGuard, ...] = ()
+    filling: tuple[Fallback, ...] | None = None
+    warned: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return str(self.model._get_name())
+
+    def warn(self, message: str) -> None:
+        """Say something once, as if it came from the user's line."""
+        if message not in self.warned:
+            self.warned.add(message)
+            warnings.warn(message, stacklevel=_outside())
+
+    def tensors(self) -> list[Tensor]:
+        """Parameters and buffers, but for buffers that calls assign."""
+        kept = set(map(str, self.kept))
+        return [*self.model.parameters(), *(b for name, b in self.model.named_buffers() if name not in kept)]
+
+    def needs_gradients(self, leaves: Sequence[Any]) -> bool:
+        """Whether a call with these leaves is recorded by autograd."""
+        if not torch.is_grad_enabled():
+            return False
+        held: Sequence[Any] = () if self.frozen else [*self.tensors(), *tensors_of(self.model, self.kept)]
+        return any(isinstance(t, Tensor) and t.requires_grad for t in (*leaves, *held))
+
+
+def _outside() -> int:
+    """The stack level of the first caller that is neither here nor in ``nn.Module``."""
+    frame, level = sys._getframe(1), 1
+    inside = ("fuse.runtime", "torch.nn", "contextlib")
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(inside):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+@stopped_on_interrupt()
+def make(
+    maker: Maker, call: ModelCall, family: Family[Compiled] | None = None, alike: Sequence[Compiled] = ()
+) -> Compiled:
+    """A variant for calls like this one; one of the specialisations ``alike`` where it serves such calls, too."""
+    graph: GraphModule | None = None
+    training: Training | None = None
+    ending: Ending | None = None
+    cuts: Cuts | None = None
+    kind = kind_of_cut(maker, call)
+    try:
+        program: Program | Reference
+        signature: Signature
+        if maker.needs_gradients(call.leaves):
+            graph, training = joint(maker, call)
+            program = training.program if training else _build(maker, graph)
+            signature = training.signature if training else graph.meta["signature"]
+        else:
+            cuts = maker.pieces.cuts(kind)
+            graph = captured(maker, call, cuts)
+            signature = graph.meta["signature"]
+            ending = ending_of(graph)
+            if ending and (longer := _longer(ending, alike)):
+                return longer
+            program = _build(maker, graph)
+    except Unsuitable as error:  # the cut: without it there is another one, or none
+        maker.pieces.refuse(error, kind)
+        return make(maker, call, family, alike)
+    except FuseError as error:  # CaptureError among them
+        assigned = error.assigned if isinstance(error, CaptureError) else ()
+        unwatched = frozenset(Attribute(*pair) for pair in assigned)
+        declined = _declined(maker, call, Fallback(maker.name, "", str(error)), unwatched)
+        if isinstance(error, Assigns) or assigned:
+            declined = _tried_again(maker, declined, call)
+        if isinstance(error, CaptureError) and not (declined.once or maker.frozen):
+            declined = _in_pieces(maker, declined, error, kind, call)
+        return replace(declined, passing=isinstance(error, CaptureError) and error.depends)
+    except FaultWarning:  # warnings are errors here, which is the user's wish
+        raise
+    except Exception as error:  # a fault of ours must not become the user's
+        return _declined(maker, call, Fallback(maker.name, "", reason_of_fault(error)))
+    for fallback in program.fallbacks:
+        how = "eager in each call" if cuts and fallback.op in cuts.reasons else "op by op"
+        maker.warn(f"{fallback.op} at {fallback.source or '?'} runs {how}: {fallback.reason}")
+    if graph is not None:
+        program.fallbacks += tuple(_left_out(failed) for failed in graph.meta["failed"])
+    carry = carried(maker.model, signature.kept, call.leaves, call.spec)
+    given = carry.extend(call.leaves, call.spec) if carry else (call.leaves, call.spec)
+    if new := [one.attribute for one in signature.kept if one.attribute not in maker.kept]:
+        maker.kept += tuple(new)
+        if training is None and maker.needs_gradients(given[0]):  # only the attributes need them
+            return make(maker, call, family, alike)
+    sources = sources_of(signature.inputs, maker.model, len(call.leaves))
+    guard = call_guard(*given, sources, maker.tensors(), signature.context)
+    confirmation = None
+    if (learning := signature.learning) is not None and learning.learned:
+        program.confirm = confirmation = Confirmation(learning, ending)
+        family = family or Family(made=1)
+        if truths_read(learning.learned):
+            family.loops()
+    return Compiled(
+        guard,
+        program,
+        graph,
+        confirmation.play if confirmation and ending else playback(signature),
+        frozenset(mutation.input_index for mutation in signature.mutations),
+        training=training,
+        carried=carry,
+        unwatched=frozenset(maker.kept),
+        learning=learning,
+        confirmation=confirmation,
+        chooser=graph.meta.get("chooser") if graph is not None else None,
+        family=family,
+        ending=ending,
+        cuts=tuple(cuts.reasons) if cuts else (),
+    )
+
+
+def _longer(ending: Ending, alike: Sequence[Compiled]) -> Compiled | None:
+    """The specialisation, if any, whose loop takes more steps, and that serves a call that ended so, too."""
+    for compiled in alike:
+        if compiled.ending and compiled.confirmation and compiled.ending.includes(ending):
+            compiled.confirmation.serve({ending.count: ending})
+            return compiled
+    return None
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+
+def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[GraphModule, Training | None]:
+    """The call captured with its gradients; its forward half only, where nothing needs gradients."""
+    if maker.frozen:
+        raise FuseError("the call needs gradients, and the weights are frozen")
+    by_loop = by_loops(maker.passes, maker.fuel)
+    found = capture_joint(maker.model, call.args, call.kwargs, maker.kept, by_loop)
+    found.forward.meta["chooser"] = chooser_of(found.forward)
+
+    def rewritten(graph: GraphModule) -> None:
+        _rewrite(maker, graph)
+
+    if found.backward is None:
+        rewritten(found.forward)
+        return found.forward, None
+    return found.forward, Training(found, rewritten, begin or (lambda graph: _begin(maker, graph)), maker.lock)
+
+
+def captured(maker: Maker, call: ModelCall, cuts: Cuts | None = None) -> GraphModule:
+    """The call, captured and rewritten."""
+    graph = capture(maker.model, call.args, call.kwargs, maker.kept, cuts)
+    if maker.frozen:
+        freeze(graph, maker.model)
+    else:
+        graph.meta["chooser"] = chooser_of(graph)
+    _rewrite(maker, graph)
+    return graph
+
+
+def _rewrite(maker: Maker, graph: GraphModule) -> None:
+    graph.meta["failed"] = run_passes(graph, maker.passes, maker.fuel).failed
+
+
+def _left_out(failed: Failed) -> Fallback:
+    return Fallback(f"pass {failed.pass_name}", failed.source, f"failed and was left out: {failed.reason}")
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+
+
+def _build(maker: Maker, graph: GraphModule) -> Program | Reference:
+    if reason := without_kernels(graph):
+        return Reference(graph, Fallback(maker.name, "", reason))
+    return _finished(maker, graph, lambda: program_of(graph))
+
+
+def _begin(maker: Maker, graph: GraphModule) -> Finish:
+    """As ``_build``, while the caller goes on."""
+    if without_kernels(graph):
+        return lambda: _build(maker, graph)
+    program = begun(graph)
+    return lambda: _finished(maker, graph, program)
+
+
+def _finished(maker: Maker, graph: GraphModule, program: Callable[[], Program]) -> Program | Reference:
+    try:
+        return program()
+    except (CompilerMissing, CompileFailed) as error:
+        return Reference(graph, Fallback(maker.name, "", str(error)))
+
+
+# ---- what runs eager -------------------------------------------------------------------------------------------------
+
+
+def _declined(
+    maker: Maker, call: ModelCall, reason: Fallback, unwatched: frozenset[Attribute] = frozenset()
+) -> Compiled:
+    first = {id(leaf): i for i, leaf in reversed(list(enumerate(call.leaves))) if isinstance(leaf, Tensor)}
+    held = maker.tensors()
+    state = [tensor for tensor in held if id(tensor) not in first]
+    guard = call_guard(call.leaves, call.spec, [*sorted(first.values()), *state], held)
+    return Compiled(guard, None, reason=reason, unwatched=unwatched | set(maker.kept))
+
+
+def kind_of_cut(maker: Maker, call: ModelCall) -> Hashable:
+    """Equal for calls that may be cut alike."""
+    return kind_of_call(call.leaves, call.spec), modes(), maker.model.training
+
+
+def _in_pieces(maker: Maker, declined: Compiled, error: CaptureError, kind: Hashable, call: ModelCall) -> Compiled:
+    """Let a call that is declined be watched, where the next such call may be cut around what it is because of."""
+    if maker.needs_gradients(call.leaves):
+        return declined
+    assert declined.reason is not None
+    if isinstance(error, Assigns) and not error.module and _is_outside(maker.model, error.attributes):
+        args, kwargs = call.args, call.kwargs
+        error.module = changer(maker.model, (args, kwargs), lambda: capture(maker.model, args, kwargs, maker.kept))
+    path, why = maker.pieces.further(error, kind)
+    hope = f"; the next such call is cut around {path}" if path else why and f"; {why}"
+    reason = replace(declined.reason, reason=f"{declined.reason.reason}{hope}")
+    return replace(declined, reason=reason, once=bool(path), watches=kind if path else None)
+
+
+def _is_outside(model: nn.Module, changed: Sequence[Attribute]) -> bool:
+    """Whether what a call changes may be outside of modules, and a submodule may be what changes it."""
+    held = {*model.__dict__, *model._parameters, *model._buffers}
+    own = (attribute.owner or attribute.name in held for attribute in changed)
+    return not any(own) and any(True for _ in model.children())
+
+
+def _tried_again(maker: Maker, declined: Compiled, call: ModelCall) -> Compiled:
+    """Let the first call that changes something run eager without more ado: a cache that it fills is there for the
+    next, which then changes nothing and is captured."""
+    if any(guard.match(call.leaves, call.spec, modes()) is not None for guard in maker.changing):
+        return declined
+    maker.changing = (declined.guard, *maker.changing)[:LARGEST_VARIANTS]
+    assert declined.reason is not None
+    hope = f"{declined.reason.reason}; the next such call is captured if it changes nothing"
+    reason = replace(declined.reason, reason=hope)
+    maker.filling = (reason,)
+    return replace(declined, reason=reason, once=True)

@@ -1,0 +1,85 @@
+"""The sizes of a call that its kernels are told: those that were seen to vary, and those that are declared to.
+
+dynamic_shapes={"x": {0: T}}      x[64, 8] is called  ->  x[11, 8] is planned first: 64 became 11, so it varies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fuse.errors import FaultWarning, FuseError, reason_of_fault
+from fuse.kernel.sized import lowering_for
+from fuse.runtime import tuning
+from fuse.runtime.declared import elsewhere
+from fuse.runtime.making import Maker, ModelCall, captured, joint
+from fuse.runtime.program import plan_of
+from fuse.runtime.reference import Reference
+from fuse.runtime.refusals import without_kernels
+from fuse.runtime.states import LARGEST_VARIANTS
+from fuse.runtime.steps import Fallback
+from fuse.runtime.training import Finish
+from fuse.runtime.varying import SizesSeen, kind_of_sizes
+
+
+@dataclass(eq=False)
+class SizesOfCalls:
+    """What is ``declared`` of sizes, which were ``seen``, and the kinds of calls that were planned at others."""
+
+    declared: Any
+    seen: SizesSeen = field(default_factory=SizesSeen)
+    rehearsed: set[Hashable] = field(default_factory=set)
+
+
+def kind(maker: Maker, call: ModelCall) -> Hashable:
+    """Equal for calls that differ in sizes only, and that run one program but for these."""
+    return kind_of_sizes(call.leaves, call.spec), maker.needs_gradients(call.leaves), maker.model.training
+
+
+def varying(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> frozenset[int] | None:
+    """The sizes of a call that kernels are told: those that were declared to vary, and that did."""
+    if sizes.declared is None:
+        return None
+    if sizes.declared != "auto":
+        _rehearse(sizes, maker, call)
+    return sizes.seen.varying(call.leaves, call.spec)
+
+
+def _rehearse(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> None:
+    """Plan a call at other sizes, where some are declared to vary and no call of this kind came before: what differs
+    is what follows from sizes."""
+    of_call = kind(maker, call)
+    if of_call in sizes.rehearsed or tuning.enabled():
+        return
+    useless = f"what dynamic_shapes declares of {maker.name} is of no use"
+    try:
+        others = elsewhere(maker.model, sizes.declared, call.args, call.kwargs, call.leaves)
+        if others is None:
+            return
+        if len(sizes.rehearsed) < LARGEST_VARIANTS:
+            sizes.rehearsed.add(of_call)
+        args, kwargs = pytree.tree_unflatten(others, pytree.tree_structure((call.args, call.kwargs)))
+        other = ModelCall(args, kwargs, others, call.spec)
+        with lowering_for(None):
+            if maker.needs_gradients(call.leaves):
+                joint(maker, other, _planned)
+            else:
+                _planned(captured(maker, other))
+        sizes.seen.varying(others, call.spec)
+    except FuseError as why:  # the call itself may be captured nevertheless
+        maker.warn(f"{useless}: {why}")
+    except FaultWarning:  # warnings are errors here, which is the user's wish
+        raise
+    except Exception as error:  # a fault of ours must not become the user's
+        maker.warn(f"{useless}: {reason_of_fault(error)}")
+
+
+def _planned(graph: GraphModule) -> Finish:
+    """The kernels of a graph that nobody runs are lowered, and not compiled."""
+    if not without_kernels(graph):
+        plan_of(graph)
+    return lambda: Reference(graph, Fallback("", "", "it is not run"))
