@@ -10,9 +10,11 @@ captured one (graph 0), the body of a loop, or of a region. ``fuse.rewrite.recor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from fuse.rewrite.ordering import program_order
 
 
 @dataclass(frozen=True)
@@ -224,33 +226,8 @@ class Order:
 
 
 def sorted_nodes(nodes: Sequence[int], rows: Mapping[int, Row]) -> list[int]:
-    """``nodes`` with each behind what it needs, otherwise as before; those with effects keep their order. Linear.
-
-    The same order as that of ``regions.sort``.
-    """
-    earlier: dict[int, int] = {}
-    previous: int | None = None
-    for node in nodes:
-        if rows[node].effects:
-            if previous is not None:
-                earlier[node] = previous
-            previous = node
-    done: set[int] = set()
-    order: list[int] = []
-    for start in nodes:
-        stack = [start]
-        while stack:
-            node = stack[-1]
-            if node in done:
-                stack.pop()
-                continue
-            needs: Iterable[int] = dict.fromkeys((*rows[node].uses, *([earlier[node]] if node in earlier else [])))
-            if waiting := [one for one in needs if one not in done]:
-                stack.extend(reversed(waiting))
-            else:
-                done.add(node)
-                order.append(node)
-                stack.pop()
+    """The nodes in program order, inputs first, as ``regions.sort`` has them."""
+    order = program_order(nodes, lambda node: rows[node].uses, lambda node: rows[node].effects)
     ends = [node for node in order if rows[node].op == "output"]
     first = [node for node in order if rows[node].op == "placeholder"]
     return [*first, *(node for node in order if rows[node].op not in ("placeholder", "output")), *ends]

@@ -21,6 +21,7 @@ from torch.nn import Module
 from fuse import ops
 from fuse.graph.outputs import add_placeholder
 from fuse.rewrite import effects, nested, surgery
+from fuse.rewrite.ordering import program_order
 
 
 def owner(node: Node) -> Node:
@@ -240,37 +241,13 @@ def _free_name(graph: GraphModule) -> str:
 
 
 def sort(graph: Graph) -> None:
-    """Restore program order: every node after what it needs, otherwise as before; effects keep their order. Linear."""
-    done: set[Node] = set()
-    previous_effect: Node | None = None
-    before: dict[Node, Node] = {}
-    for node in graph.nodes:
-        if node.op not in ("placeholder", "output") and not effects.is_pure(node):
-            if previous_effect is not None:
-                before[node] = previous_effect
-            previous_effect = node
-    order: list[Node] = []
-    for start in graph.nodes:
-        stack = [start]
-        while stack:
-            node = stack[-1]
-            if node in done:
-                stack.pop()
-                continue
-            waiting = [n for n in _needs(node, before) if n not in done]
-            if waiting:
-                stack.extend(reversed(waiting))
-            else:
-                done.add(node)
-                order.append(node)
-                stack.pop()
+    """Restore program order: every node after what it needs, otherwise as before; effects keep their order."""
+    order = program_order(graph.nodes, lambda node: node.all_input_nodes, _has_effects)
     output = order[-1]
     for node in order:
         if node.op not in ("placeholder", "output"):
             output.prepend(node)
 
 
-def _needs(node: Node, before: dict[Node, Node]) -> Iterable[Node]:
-    yield from node.all_input_nodes
-    if node in before:
-        yield before[node]
+def _has_effects(node: Node) -> bool:
+    return node.op not in ("placeholder", "output") and not effects.is_pure(node)
