@@ -3,6 +3,7 @@
     y = x * 1          z = exp(x)
     z = exp(y)   ->
 
+A constant tensor of no dimension is as good as its number: ``x * torch.tensor(1.0)`` is nothing, too.
 What looks like nothing may be something: x + 0.0 turns -0.0 into 0.0 (x - 0.0 and x + -0.0 do not), an integer tensor
 times 1.0 becomes a float tensor, a cast down and up again rounds, and a clone that the caller gets must not be the
 tensor it was cloned from. Declined where dtype or strides change, where the result must be a tensor of its own, and
@@ -13,7 +14,7 @@ would be unlike the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from fuse import ops
 from fuse.loops.reads import letter
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery
+from fuse.rewrite.constants import given_constants
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 from fuse.rewrite.writes import WRITES
@@ -35,9 +38,10 @@ aten = torch.ops.aten
 def no_ops(graph: GraphModule) -> Iterator[Verdict]:
     """Leave out operators that change nothing."""
     escaping = effects.escaping(graph)
-    numbered = with_numbers(graph)
+    known = known_numbers(graph)
+    numbered = with_numbers(graph, known)
     for node in list(graph.graph.nodes):
-        if (source := unchanged_operand(node)) is None:
+        if (source := unchanged_operand(node, known)) is None:
             continue
         if node in numbered:
             yield declined(node, "its number is another one in other steps of a loop")
@@ -47,24 +51,50 @@ def no_ops(graph: GraphModule) -> Iterator[Verdict]:
             yield rewrite(node, leave_out, node, source, escaping)
 
 
-def with_numbers(graph: GraphModule) -> set[Node]:
+def known_numbers(graph: GraphModule) -> dict[Node, float]:
+    """The numbers that tensors of no dimension are in every call."""
+    known = {
+        node: value.item() for node, value in given_constants(graph).items() if value is not None and _is_0d(value)
+    }
+    for node in graph.graph.find_nodes(op="call_function", target=aten.full.default):
+        if not node.args[0] and type(node.args[1]) in (int, float):
+            known[node] = torch.full((), node.args[1], dtype=node.meta["val"].dtype).item()
+    return known
+
+
+def _is_0d(value: Tensor) -> bool:
+    return not value.dim() and not value.is_complex() and value.dtype != torch.bool
+
+
+def arguments(node: Node, known: Mapping[Node, float]) -> tuple[Any, ...]:
+    """The arguments of ``node``, a tensor that is a number as that number, which stands behind the other operand."""
+    if node.target not in OF_TWO or len(node.args) != 2 or not any(one in known for one in node.all_input_nodes):
+        return node.args
+    x, y = (known.get(one, one) if isinstance(one, Node) else one for one in node.args)
+    if not isinstance(x, Node) and isinstance(y, Node) and ops.is_commutative(node.target):
+        x, y = y, x
+    return (x, y) if isinstance(x, Node) else node.args
+
+
+def with_numbers(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
     """The operators with a number that one line of the user's calls with several: one may be 1, or 0, by chance."""
-    alike: dict[tuple[object, object], list[Node]] = {}
+    alike: dict[tuple[object, object], dict[Node, tuple[Any, ...]]] = {}
     for node in graph.graph.nodes:
-        if node.target in RULES and any(type(argument) in (int, float) for argument in node.args[1:]):
-            alike.setdefault((letter(node), node.meta.get("source")), []).append(node)
+        others = arguments(node, known)[1:] if node.target in RULES else ()
+        if any(type(argument) in (int, float) for argument in others):
+            alike.setdefault((letter(node), node.meta.get("source")), {})[node] = others
     return {
         node
         for nodes in alike.values()
-        if len({surgery.constant_key(node.args[1:]) for node in nodes}) >= LEAST_STEPS
+        if len(set(map(surgery.constant_key, nodes.values()))) >= LEAST_STEPS
         for node in nodes
     }
 
 
-def unchanged_operand(node: Node) -> Node | None:
+def unchanged_operand(node: Node, known: Mapping[Node, float]) -> Node | None:
     """The operand whose values ``node`` repeats, or None when ``node`` computes something."""
     rule = RULES.get(node.target) if isinstance(node.target, OpOverload) else None
-    source = rule(*node.args, **node.kwargs) if rule and not may_be_lazy(node) else None
+    source = rule(*arguments(node, known), **node.kwargs) if rule and not may_be_lazy(node) else None
     return source if isinstance(source, Node) else None
 
 
@@ -156,6 +186,9 @@ def overwrites_all(x: Node, source: Node, *_bounds: Any, **_options: Any) -> Nod
     """A write of the whole of ``x``, which leaves nothing of it."""
     return source if isinstance(source.meta["val"], Tensor) else None
 
+
+OF_TWO = frozenset([aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor])
+"""Operators of two tensors, either of which may be a number."""
 
 RULES: dict[OpOverload, Callable[..., Node | None]] = {
     aten.add.Tensor: adds_nothing,

@@ -55,6 +55,7 @@ class Calls:
         self.terms = Terms()
         self.constants = constants or {}
         self._looks: dict[Node, Any] = {}
+        self._marks: dict[Node, int] = {}
         self._same_looks: dict[Any, Any] = {}
         self._layouts: dict[Node, Hashable] = {}
         self._known: dict[Node, Call] = {}
@@ -63,9 +64,8 @@ class Calls:
 
     def look(self, node: Node) -> Any:
         """What the value of ``node`` looks like; equal looks are one object."""
-        try:
-            return self._looks[node]
-        except KeyError:
+        look = self._looks.get(node)
+        if look is None:
             value = node.meta.get("val")
             # a look costs more than what tells it apart
             key = (value.shape, value.dtype, value.fake_device) if isinstance(value, FakeTensor) else look_of(value)
@@ -73,14 +73,17 @@ class Calls:
             if look is None:
                 look = self._same_looks[key] = look_of(value)
             self._looks[node] = look
-            return look
+        return look
 
     def layout(self, node: Node) -> Hashable:
         """What the value of ``node``, one tensor or several, looks like and how it lies in memory."""
-        if node not in self._layouts:
-            values = pytree.tree_leaves(node.meta["val"])
-            self._layouts[node] = (id(self.look(node)), *[one.stride() for one in values if isinstance(one, Tensor)])
-        return self._layouts[node]
+        known = self._layouts.get(node)
+        if known is None:
+            value = node.meta["val"]
+            values = [value] if isinstance(value, Tensor) else pytree.tree_leaves(value)
+            strides = [one.stride() for one in values if isinstance(one, Tensor)]
+            known = self._layouts[node] = (id(self.look(node)), *strides)
+        return known
 
     def alike(self, nodes: Sequence[Node]) -> Hashable:
         """What tells these calls, in this order, from others: what they are, how they lie, what reads what."""
@@ -95,23 +98,29 @@ class Calls:
 
     def of(self, node: Node) -> Call:
         """The call of a node whose term can be told."""
-        try:
-            return self._known[node]
-        except KeyError:
+        call = self._known.get(node)
+        if call is None:
             places: dict[Node, int] = {}
             args = [
                 ("operand", places.setdefault(one, len(places))) if isinstance(one, Node) else _said(one, places)
                 for one in node.args
             ]
-            said = (node.target, *args, _said(node.kwargs, places) if node.kwargs else None)
+            kwargs = node.kwargs
+            said = (id(node.target), *args, _said(kwargs, places) if kwargs else None)  # hashing a target costs more
             operands = tuple(places)
-            looks = [id(self._fill(operand) or self.look(operand)) for operand in operands]
-            key = (said, id(self.look(node)), *looks)
+            key = (said, id(self.look(node)), *map(self._mark, operands))
             shape = self._shapes.get(key)
             if shape is None:
                 shape = self._shapes[key] = self._shape(node, operands)
             call = self._known[node] = Call(shape, operands)
-            return call
+        return call
+
+    def _mark(self, node: Node) -> int:
+        """What tells an operand from others: its elements where they are equal and known, or else its look."""
+        mark = self._marks.get(node)
+        if mark is None:
+            mark = self._marks[node] = id(self._fill(node) or self.look(node))
+        return mark
 
     def _shape(self, node: Node, operands: Sequence[Node]) -> Shape:
         leaves = {

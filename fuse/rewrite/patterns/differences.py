@@ -39,7 +39,8 @@ def differences(wanted: Term, found: Term) -> Iterator[Difference]:
         yield other_operator(wanted, found)
         return
     if wanted.name == NUMBER:
-        reason = f"the number is {found}, the pattern wants {wanted}"
+        told = (str(found), str(wanted)) if str(found) != str(wanted) else (repr(found.value), repr(wanted.value))
+        reason = f"the number is {told[0]}, the pattern wants {told[1]}"
         yield _difference(wanted, found, reason, f"write {found}, or fuse.const(...) for any number")
         return
     if wanted.name == LEAF:

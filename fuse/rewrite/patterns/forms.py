@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.fake_mode import FakeMode
 from fuse.rewrite.patterns import guesses, kept
@@ -31,7 +32,7 @@ from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.fans import Fan, fan_of
 from fuse.rewrite.patterns.language import Environment, ManySpec
-from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term, Terms, below, look_of
+from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, Term, Terms, below, look_of
 from fuse.rewrite.patterns.tracing import Traced, terms_of, trace, twins
 from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
@@ -271,8 +272,14 @@ def runs(
 
 def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], lists: int, mode: FakeTensorMode) -> Form:
     roots, results = _roots(pattern, run.arguments, Environment(run.constants, choices), mode)
-    if not any(term.computes for term in below(*roots)):
+    computing = [term for term in below(*roots) if term.computes]
+    if all(ops.is_view(_target(term)) for term in computing):
         raise FuseError(f"pattern {pattern.name!r} computes nothing: views and casts alone are no pattern")
+    if by_strides := next((term for term in computing if _target(term) in BY_STRIDES), None):
+        raise FuseError(
+            f"pattern {pattern.name!r} has `{by_strides.name}`, which depends on how tensors lie in memory; "
+            "no pattern can say that, so take its result as a parameter"
+        )
     if alone := next((term for term in below(*roots) if term.computes and not term.operands), None):
         raise FuseError(
             f"pattern {pattern.name!r} makes a tensor from nothing (`{alone.name}`), which a graph has as a constant; "
@@ -285,6 +292,11 @@ def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], list
         if slot := _slot(pattern, run, choices, name, value, roots, mode):
             slots[name] = slot
     return Form(pattern, choices, lists, roots, results, slots)
+
+
+def _target(term: Term) -> object:
+    """The operator that a term was made for."""
+    return term.origin.target if isinstance(term.origin, Node) else None
 
 
 def _hangs_together(roots: Sequence[Term]) -> bool:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice, permutations
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
@@ -29,7 +28,7 @@ from fuse.rewrite.patterns.calls import Call, Calls, Table
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.fans import Fan, Read, fits
 from fuse.rewrite.patterns.rules import negated
-from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Look, Term
+from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, Look, Term
 from fuse.rewrite.patterns.views import stripped
 
 Known = TypeVar("Known")
@@ -91,11 +90,18 @@ class GraphIndex:
         self._read_by: dict[Node, list[Step]] = {}
         self._like: dict[Fan, Sequence[Step]] = {}
         self._by_names: dict[str, dict[Read, list[Step]]] = {}
+        self._names: dict[Node, tuple[str, ...]] = {}
+        self._operands: dict[Term, tuple[tuple[int, Term], ...]] = {}
         self._nodes: dict[str, list[Node]] = defaultdict(list)  # by the names of steps that they may be
+        made: dict[int, Collection[str]] = {}  # by the target's id: hashing a target costs more
         for place, node in enumerate(graph.graph.nodes):
             self.place[node] = place
-            if node.op == "call_function" and isinstance(node.target, OpOverload):
-                for name in may_make(node.target):
+            if node.op == "call_function":
+                target = node.target
+                names = made.get(id(target))
+                if names is None:
+                    names = made[id(target)] = may_make(target) if isinstance(target, OpOverload) else ()
+                for name in names:
                     self._nodes[name].append(node)
 
     @cached_property
@@ -110,7 +116,9 @@ class GraphIndex:
     def steps(self, name: str) -> Iterator[Step]:
         """The steps of this name, in program order."""
         for node in self._nodes.get(name, ()):
-            yield from (step for step in self.steps_of(node) if step.term.name == name)
+            for step in self.steps_of(node):
+                if step.term.name == name:
+                    yield step
 
     def steps_like(self, fan: Fan) -> Sequence[Step]:
         """The steps that read what ``fan`` asks for, in program order."""
@@ -133,8 +141,27 @@ class GraphIndex:
 
     def read_by(self, step: Step) -> Read:
         """The names of the steps that each operand of ``step`` may be."""
-        sources = [self.source(stripped(operand), step.node) for operand in step.term.operands]
-        return tuple([(*[one.term.name for one in source.steps], *(NUMBER,) * source.number) for source in sources])
+        node, term = step
+        operands = self._operands.get(term)
+        if operands is None:
+            bare = [stripped(operand) for operand in term.operands]
+            operands = tuple((one.value[0] if one.name == LEAF else -1, one) for one in bare)
+            self._operands[term] = operands
+        given = self._own[node]
+        assert given is not None  # for it has this step
+        return tuple(
+            [
+                self._names_of(given.operands[place]) if place >= 0 else _names(self.source(operand, node))
+                for place, operand in operands
+            ]
+        )
+
+    def _names_of(self, node: Node) -> tuple[str, ...]:
+        """The names of the steps that the value of ``node`` may come from."""
+        known = self._names.get(node)
+        if known is None:
+            known = self._names[node] = _names(self._held.get(node) or self._source(node))
+        return known
 
     def rarest(self, fans: Iterable[Fan]) -> Fan | None:
         """The fan that the fewest steps fit; what is rare by its name alone is not held against what is common.
@@ -158,12 +185,11 @@ class GraphIndex:
 
     def own(self, node: Node) -> Call | None:
         """The call of ``node``; None where it is no call of an operator."""
-        try:
-            return self._own[node]
-        except KeyError:
+        call = self._own.get(node)
+        if call is None and node not in self._own:
             told = node in self.place and is_operator(node)
             call = self._own[node] = self.calls.of(node) if told else None
-            return call
+        return call
 
     def steps_of(self, node: Node) -> tuple[Step, ...]:
         """The steps that ``node`` is, the last first."""
@@ -342,14 +368,16 @@ def _alike(one: Term, other: Term) -> bool:
     return single and one.dtype == other.dtype and math.prod(one.shape) == math.prod(other.shape)
 
 
+def _names(source: Source) -> tuple[str, ...]:
+    """The names of the steps that a source may be, and ``number`` where it is one."""
+    return (*[one.term.name for one in source.steps], *(NUMBER,) * source.number)
+
+
 def is_operator(node: Node) -> bool:
     """Whether ``node`` is a call whose term can be told: an operator, or one result of an operator."""
     if not isinstance(node.meta.get("val"), (Tensor, tuple, list)):
         return False
-    if node.target is operator.getitem:
+    target = node.target
+    if target is operator.getitem:
         return is_operator(node.all_input_nodes[0])
-    return isinstance(node.target, OpOverload) and node.target not in _BY_STRIDES
-
-
-_BY_STRIDES = frozenset([torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default])
-"""Operators whose values depend on how a tensor lies in memory, which terms do not tell."""
+    return isinstance(target, OpOverload) and target is not BY_STRIDES[0] and target is not BY_STRIDES[1]

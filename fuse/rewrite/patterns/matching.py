@@ -88,7 +88,7 @@ def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, 
     """
     with without_collecting():
         outcomes = _all_outcomes(graph, patterns, prepare, near)
-    return _without_circles(outcomes, graph)
+    return _without_circles(outcomes)
 
 
 def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, near: bool) -> list[Outcome]:
@@ -255,13 +255,13 @@ def all_forms(pattern: Pattern, index: GraphIndex) -> Iterator[Form]:
         yield from forms.forms(pattern, length)
 
 
-def _without_circles(outcomes: Iterable[Outcome], graph: GraphModule) -> list[Outcome]:
+def _without_circles(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Give up matches that wait for one another's results, which only matches with several results can do."""
     found = list(outcomes)
     while True:
         matches = {place: one.found for place, one in enumerate(found) if one.kind == "matched" and one.found}
         several = {place: one for place, one in matches.items() if len(one.outputs) > 1}
-        circles = _circles(several, graph) if len(several) > 1 else []
+        circles = _circles(several)
         if not circles:
             return found
         for circle in circles:
@@ -270,14 +270,17 @@ def _without_circles(outcomes: Iterable[Outcome], graph: GraphModule) -> list[Ou
             found[max(circle)] = replace(dropped, kind="not convex", reason=reason, node=dropped.candidate)
 
 
-def _circles(matches: Mapping[int, Found], graph: GraphModule) -> list[list[int]]:
+def _circles(matches: Mapping[int, Found]) -> list[list[int]]:
     """The matches, by their places, of each circle that there is once each match is one node."""
-    group = {node: place for place, one in matches.items() for node in one.members}
+    between = dict.fromkeys(_where_interleaved([one.members for one in matches.values()]))
+    if not between:
+        return []
+    group = {node: place for place, one in matches.items() for node in one.members if node in between}
     users: dict[Node | int, set[Node | int]] = {}
-    for node in graph.graph.nodes:
+    for node in between:
         target = group.get(node, node)
         reading = users.setdefault(target, set())
-        reading.update(group.get(user, user) for user in node.users)
+        reading.update(group.get(user, user) for user in node.users if user in between)
         reading.discard(target)
     left = _in_circles_or_behind(users)
     if not left:
@@ -287,6 +290,26 @@ def _circles(matches: Mapping[int, Found], graph: GraphModule) -> list[list[int]
     quotient = networkx.DiGraph((one, user) for one in left for user in users[one] if user in left)
     parts = [part for part in networkx.strongly_connected_components(quotient) if len(part) > 1]
     return [[one for one in part if isinstance(one, int)] for part in parts]
+
+
+def _where_interleaved(matches: Iterable[Sequence[Node]]) -> Iterator[Node]:
+    """The nodes from the first to the last of matches of which one begins before another ends: a circle lies there.
+
+    Each match has its nodes in program order.
+    """
+    stretches: list[tuple[Node, Node, int]] = []
+    for one in sorted(matches, key=lambda nodes: nodes[0]):
+        if stretches and one[0] < stretches[-1][1]:
+            first, last, count = stretches.pop()
+            stretches.append((first, max(last, one[-1]), count + 1))
+        else:
+            stretches.append((one[0], one[-1], 1))
+    for node, last, count in stretches:
+        while count > 1:
+            yield node
+            if node is last:
+                break
+            node = node.next
 
 
 def _in_circles_or_behind(users: Mapping[Known, Iterable[Known]]) -> set[Known]:

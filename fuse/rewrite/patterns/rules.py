@@ -15,6 +15,8 @@
     copies                clone, contiguous and the tensor itself
 
 All of them hold for every value of every element, but that ``quotients`` and ``averages`` may differ in the last bit.
+What one operator converts before it computes is converted in its term, and what it has in between in float16 is
+float32: written apart, it could be too large there.
 They compare what is written; the graph that runs keeps the operators it has.
 
 A rule takes its own operator apart and never looks into another one's operands, views and negations apart: what an
@@ -133,27 +135,42 @@ def negated(x: Term) -> Term | None:
     return None
 
 
-def both(x: Term, y: Term) -> Look:
-    """The look of an elementwise result of two operands."""
-    dtype = torch.promote_types(x.dtype, y.dtype)
-    return Look(tuple(torch.broadcast_shapes(x.shape, y.shape)), dtype, x.look.device)
+def inner(look: Look) -> torch.dtype:
+    """The dtype that one operator computes in: float16 in float32, for what it has in between may be larger."""
+    assert look.dtype is not None
+    return torch.float32 if look.dtype == torch.float16 else look.dtype
+
+
+def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
+    """``x`` as an operator that computes in ``dtype`` reads it; a number has no dtype of its own."""
+    return x if x.name == NUMBER else views.cast(terms, x, dtype)
+
+
+def scaled_sum(terms: Terms, x: Term, y: Term, factor: Any, look: Look) -> Term:
+    """``x + factor * y`` by one operator, which converts ``y`` first: of uint8, ``x - y`` is not ``x + (-y)``."""
+    if factor == 1:
+        return add(terms, x, y, look)
+    if factor == -1 and (y.name == NUMBER or y.dtype.is_floating_point):  # which loses nothing in any dtype
+        return add(terms, x, scaled(terms, y, factor), look)
+    dtype = inner(look)
+    x = x if dtype == look.dtype else cast(terms, x, dtype)
+    whole = add(terms, x, scaled(terms, cast(terms, y, dtype), factor), replace(look, dtype=dtype))
+    return views.cast(terms, whole, look.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("scaled_sums", "add", makes="add mul pow")
 def _add(terms: Terms, a: Arguments, look: Look) -> Term:
-    other = operand(terms, a["other"], a["self"])
-    return add(terms, a["self"], scaled(terms, other, a["alpha"]), look)
+    return scaled_sum(terms, a["self"], operand(terms, a["other"], a["self"]), a["alpha"], look)
 
 
 @rule("scaled_sums", "sub", makes="add mul pow")
 def _sub(terms: Terms, a: Arguments, look: Look) -> Term:
-    other = operand(terms, a["other"], a["self"])
-    return add(terms, a["self"], scaled(terms, other, -a["alpha"]), look)
+    return scaled_sum(terms, a["self"], operand(terms, a["other"], a["self"]), -a["alpha"], look)
 
 
 @rule("scaled_sums", "rsub", makes="add mul")
 def _rsub(terms: Terms, a: Arguments, look: Look) -> Term:
-    return add(terms, operand(terms, a["other"], a["self"]), scaled(terms, a["self"], -a["alpha"]), look)
+    return scaled_sum(terms, operand(terms, a["other"], a["self"]), a["self"], -a["alpha"], look)
 
 
 @rule("scaled_sums", "neg", makes="mul")
@@ -172,16 +189,19 @@ def _div(terms: Terms, a: Arguments, look: Look) -> Term | None:
         return None
     other = a["other"]
     if isinstance(other, Term):
-        return mul(terms, a["self"], power(terms, other, terms.number(-1.0, other), _like(other, look)), look)
+        return mul(terms, a["self"], inverse_of(terms, other, look), look)
     if not other or not math.isfinite(inverse := 1 / other):
         return None
     return mul(terms, a["self"], terms.number(inverse, a["self"]), look)
 
 
-def _like(x: Term, look: Look) -> Look:
-    """The look of ``x`` in the dtype that a division gives."""
-    look_of_x: Look = x.look
-    return look_of_x if x.dtype.is_floating_point else replace(look_of_x, dtype=look.dtype)
+def inverse_of(terms: Terms, x: Term, look: Look) -> Term:
+    """``1 / x`` within a division that gives ``look``: what it divides by is converted first."""
+    if x.name == NUMBER:
+        return power(terms, x, terms.number(-1.0, x), replace(look, shape=()))
+    if x.dtype.is_floating_point:
+        x = views.cast(terms, x, look.dtype)  # type: ignore[arg-type]  # a result has one
+    return power(terms, x, terms.number(-1.0, x), replace(x.look, dtype=look.dtype))
 
 
 @rule("powers", "reciprocal", makes="pow")
@@ -227,8 +247,12 @@ def _baddbmm(terms: Terms, a: Arguments, look: Look) -> Term | None:
 def _biased(terms: Terms, a: Arguments, left: Term, right: Term, look: Look) -> Term | None:
     if a["beta"] == 0:  # the bias is not even read
         return None
-    product = scaled(terms, views.matmul(terms, left, right, left.dtype), a["alpha"])
-    return add(terms, scaled(terms, a["self"], a["beta"]), product, look)
+    plain = a["alpha"] == a["beta"] == 1
+    dtype = left.dtype if plain else inner(look)
+    product = scaled(terms, views.matmul(terms, left, right, dtype), a["alpha"])
+    bias = a["self"] if plain else cast(terms, a["self"], dtype)
+    whole = add(terms, scaled(terms, bias, a["beta"]), product, replace(look, dtype=dtype))
+    return views.cast(terms, whole, look.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 # ---- composed elementwise operators --------------------------------------------------------------------------------
@@ -254,15 +278,21 @@ def _glu(terms: Terms, a: Arguments, look: Look) -> Term:
 
 @rule("composed", "addcmul", makes="add mul pow")
 def _addcmul(terms: Terms, a: Arguments, look: Look) -> Term:
-    x, y = a["tensor1"], a["tensor2"]
-    return add(terms, a["self"], scaled(terms, mul(terms, x, y, both(x, y)), a["value"]), look)
+    return _with_product(terms, a, a["tensor2"], look)
 
 
 @rule("composed", "addcdiv", makes="add mul pow")
 def _addcdiv(terms: Terms, a: Arguments, look: Look) -> Term:
-    x, y = a["tensor1"], a["tensor2"]
-    inverse = power(terms, y, terms.number(-1.0, y), _like(y, look))
-    return add(terms, a["self"], scaled(terms, mul(terms, x, inverse, both(x, y)), a["value"]), look)
+    return _with_product(terms, a, inverse_of(terms, a["tensor2"], replace(look, dtype=inner(look))), look)
+
+
+def _with_product(terms: Terms, a: Arguments, y: Term, look: Look) -> Term:
+    """``self + value * tensor1 * y`` by one operator, which converts everything first."""
+    dtype = inner(look)
+    z, x, y = (cast(terms, one, dtype) for one in (a["self"], a["tensor1"], y))
+    product = mul(terms, x, y, replace(look, shape=tuple(torch.broadcast_shapes(x.shape, y.shape)), dtype=dtype))
+    whole = add(terms, z, scaled(terms, product, a["value"]), replace(look, dtype=dtype))
+    return views.cast(terms, whole, look.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("bounds", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", makes="relu clamp clamp_min clamp_max")
@@ -327,7 +357,9 @@ def _mean(terms: Terms, a: Arguments, look: Look) -> Term | None:
     count = math.prod(x.shape[dim] for dim in _dims(a, x))
     if not count:
         return None
-    return scaled(terms, _reduced(terms, "sum", a, look), 1 / count)
+    wide = {**a, "dtype": inner(look)} if inner(look) != look.dtype else a
+    whole = scaled(terms, _reduced(terms, "sum", wide, replace(look, dtype=inner(look))), 1 / count)
+    return views.cast(terms, whole, look.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("averages", "amax", makes="amax")
@@ -421,6 +453,11 @@ def _expand(terms: Terms, a: Arguments, look: Look) -> Term:
 def _same(_terms: Terms, a: Arguments, _look: Look) -> Term:
     x: Term = a["self"]
     return x
+
+
+@rule("copies", "repeat", makes="repeat")
+def _repeat(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    return views.reshape(terms, a["self"], look.shape) if all(count == 1 for count in a["repeats"]) else None
 
 
 @rule("copies", "_to_copy")

@@ -27,6 +27,9 @@ LEAF, NUMBER, FILL, CONSTANT, PART = "leaf", "number", "fill", "constant", "part
 VIEWS = frozenset(["reshape", "permute", "expand", "slice", "cast", PART])
 """Terms that compute no new number: other looks at their operand, and its conversion to another dtype."""
 
+BY_STRIDES = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
+"""Operators whose values depend on how a tensor lies in memory, which terms do not tell."""
+
 KNOWN = frozenset([NUMBER, FILL, CONSTANT])
 """Terms whose value is known: a Python number, a tensor of equal elements, any other tensor made of no input."""
 
@@ -57,7 +60,7 @@ class Term:
     returns several tensors, which ``part`` terms take apart. ``elementwise`` operators follow their broadcast operands
     element by element; those of ``commutative`` ones may be swapped. ``serial`` counts the terms of a table, operands
     first. ``origin`` is what the term was first made for: a node, or None. A term that ``computes`` is an operator at
-    work: no view, no number, no given value.
+    work: no view, no number, no given value. ``value`` is the number of a number or a fill, the key of a leaf.
     """
 
     name: str
@@ -70,10 +73,12 @@ class Term:
     commutative: bool = False
     is_view: bool = field(init=False)
     computes: bool = field(init=False)
+    value: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:  # asked of every term again and again
         object.__setattr__(self, "is_view", self.name in VIEWS)
         object.__setattr__(self, "computes", not self.is_view and self.name not in _GIVEN)
+        object.__setattr__(self, "value", self.constants[0][1] if self.constants else None)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,11 +89,6 @@ class Term:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.look.dtype
         return dtype
-
-    @property
-    def value(self) -> Any:
-        """The number of a number or a fill, the key of a leaf."""
-        return self.constants[0][1]
 
     def __str__(self) -> str:
         if self.name in (NUMBER, FILL):

@@ -33,6 +33,9 @@ MASK = torch.rand(4, 6) > 0.5
 INTEGERS = torch.arange(6)
 DIVISORS = torch.arange(1, 7)
 SCALAR = torch.rand(())
+BYTES = torch.arange(24, dtype=torch.uint8).view(4, 6)
+HALF = torch.rand(4, 6).half() + 0.5
+SQUARE = torch.rand(6, 6).half()
 
 
 def terms(function: Callable[..., Any], *arguments: Tensor, table: Terms | None = None) -> tuple[Term, ...]:
@@ -77,6 +80,9 @@ SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]
     ("composed", lambda x, y: torch.addcmul(x, x, y, value=0.5), lambda x, y: x + 0.5 * (y * x), (X, Y)),
     ("composed", lambda x, y: torch.addcdiv(x, x, y), lambda x, y: x / y + x, (X, Y)),
     ("composed", lambda x, i: torch.addcdiv(x, x, i), lambda x, i: x / i + x, (X, DIVISORS)),
+    ("composed", lambda x: x.addcmul(torch.full((), 2.0), x), lambda x: x + 2 * x, (X,)),
+    ("scaled_sums", lambda x, h: x - h, lambda x, h: x + -h, (X, HALF)),
+    ("averages", lambda h: h.mean(1), lambda h: h.float().mean(1).half(), (HALF,)),
     ("bounds", lambda x: F.relu(x), lambda x: x.clamp(min=0), (X,)),
     ("bounds", lambda x: F.relu6(x), lambda x: x.clamp(0, 6), (X,)),
     ("choices", lambda x, m: x.masked_fill(m, 2.0), lambda x, m: torch.where(m, 2.0, x), (X, MASK)),
@@ -106,6 +112,7 @@ SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]
     ("views", lambda s: (s * 2).view(1, 1), lambda s: s.view(1, 1) * 2, (SCALAR,)),
     ("copies", lambda x: x.t().contiguous().exp(), lambda x: x.t().exp(), (X,)),
     ("copies", lambda x: x.clone().float().exp(), lambda x: x.exp(), (X,)),
+    ("copies", lambda x: x.repeat(1, 1, 1).exp(), lambda x: x[None].exp(), (X,)),
     ("keywords", lambda x: torch.softmax(x, 1), lambda x: F.softmax(input=x, dim=-1), (X,)),
     ("keywords", lambda x: torch.softmax(x, 0), lambda x: F.softmax(x, -2), (X,)),
     ("keywords", lambda x: torch.softmax(x, 0), lambda x: F.softmax(x, 0), (SCALAR,)),
@@ -129,6 +136,7 @@ DIFFERENT: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor,
     ("a dtype", lambda x: x.double().exp(), lambda x: x.exp(), (X,)),
     ("an accumulator's dtype", lambda x: x.sum(1, dtype=torch.float64), lambda x: x.sum(1), (X,)),
     ("a slice", lambda x: x[:, :3].exp(), lambda x: x[:, 3:].exp(), (X,)),
+    ("repetitions", lambda x: x.repeat(2, 1).exp(), lambda x: torch.cat([x, x]).exp(), (X,)),
     ("a step", lambda x: x[:, ::2].exp(), lambda x: x[:, :3].exp(), (X,)),
     ("a broadcast result", lambda x, r: (x + r).sum(0), lambda x, r: x.sum(0) + r, (X, ROW)),
     ("a reshape across rows", lambda x, y: x.view(6, 4) + y.view(6, 4), lambda x, y: (x + y).t(), (X, Y)),
@@ -151,6 +159,16 @@ DIFFERENT: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor,
     ("a number in float32", lambda x: x * torch.full((), 0.1, dtype=torch.float32), lambda x: x * 0.1, (X.double(),)),
     ("rounding", lambda x, y: torch.div(x, y, rounding_mode="floor"), lambda x, y: x / y, (X, Y)),
     ("an integer quotient", lambda i: i / 2, lambda i: i // 2, (INTEGERS,)),
+    ("bytes taken away, and their negative", lambda x, b: x - b, lambda x, b: x + (-b), (X, BYTES)),
+    ("bytes taken from a number, and their negative", lambda x, b: (x - 1) - b, lambda x, b: (x - 1) + -b, (X, BYTES)),
+    ("bytes times alpha", lambda x, b: torch.add(x, b, alpha=100), lambda x, b: x + b * 100, (X, BYTES)),
+    ("half floats times alpha", lambda x, h: torch.add(x, h, alpha=0.1), lambda x, h: x + h * 0.1, (X, HALF)),
+    ("a quotient by half floats", lambda x, h: x / h, lambda x, h: x * h.reciprocal(), (X, HALF)),
+    ("addcmul of half floats", lambda x, h: x.addcmul(h, h), lambda x, h: x + h * h, (X, HALF)),
+    ("addcdiv of half floats", lambda x, h: x.addcdiv(x, h), lambda x, h: x + x * h.reciprocal(), (X, HALF)),
+    ("addcmul in half floats", lambda h: h.addcmul(h, h, value=0.1), lambda h: h + h * h * 0.1, (HALF,)),
+    ("a mean of half floats", lambda h: h.mean(-1), lambda h: h.sum(-1) / 6, (HALF,)),
+    ("a scaled product in half", lambda h, s: torch.addmm(h, h, s, alpha=2), lambda h, s: h @ s * 2 + h, (HALF, SQUARE)),
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ class Values:
         return self.terms.leaf(name, Look(shape, torch.float32, None))
 
     def add(self, x: Term, y: Term) -> Term:
-        return rules.add(self.terms, x, y, rules.both(x, y))
+        return rules.add(self.terms, x, y, Look(tuple(torch.broadcast_shapes(x.shape, y.shape)), torch.float32, None))
 
     def matmul(self, a: Term, b: Term) -> Term:
         return views.matmul(self.terms, a, b, torch.float32)
