@@ -168,7 +168,7 @@ DIFFERENT: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor,
     ("addcdiv of half floats", lambda x, h: x.addcdiv(x, h), lambda x, h: x + x * h.reciprocal(), (X, HALF)),
     ("addcmul in half floats", lambda h: h.addcmul(h, h, value=0.1), lambda h: h + h * h * 0.1, (HALF,)),
     ("a mean of half floats", lambda h: h.mean(-1), lambda h: h.sum(-1) / 6, (HALF,)),
-    ("a scaled product in half", lambda h, s: torch.addmm(h, h, s, alpha=2), lambda h, s: h @ s * 2 + h, (HALF, SQUARE)),
+    ("a scaled half product", lambda h, s: torch.addmm(h, h, s, alpha=2), lambda h, s: h @ s * 2 + h, (HALF, SQUARE)),
 ]  # fmt: skip
 
 
