@@ -22,7 +22,7 @@ from fuse.kernel.domain import Domain, domain_of, join
 from fuse.kernel.lower import Declined, lower
 from fuse.rewrite import regions
 from fuse.rewrite.patterns import registry
-from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
+from fuse.rewrite.patterns.conditions import Misfit, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.exact import Found
@@ -77,32 +77,32 @@ def why_broken(pattern: Pattern) -> str | None:
     return known_ways(pattern, max(1, takes_lists(pattern))).error or None
 
 
-def prepare(found: Found, around: Surroundings) -> Region | Replacement | Obstacle:
+def prepare(found: Found, around: Surroundings) -> Region | Replacement | Misfit:
     """What stands for a match, if the pattern was right on calls like this one; it is tried where nobody did yet."""
     try:
         if reason := registry.refusal(found.form.pattern):
-            return Obstacle("refused", reason.removeprefix("refused: "))
+            return Misfit("refused", reason.removeprefix("refused: "))
         made = prepare_untried(found, around)
         if isinstance(made, Replacement) and (reason := registry.objection(found)):
-            return Obstacle("refused", reason)
+            return Misfit("refused", reason)
         return made
     except FuseError as error:
-        return Obstacle("refused", str(error))
+        return Misfit("refused", str(error))
 
 
-def prepare_untried(found: Found, around: Surroundings) -> Region | Replacement | Obstacle:
+def prepare_untried(found: Found, around: Surroundings) -> Region | Replacement | Misfit:
     """The replacement that the pattern gives, or the region of a match, if a kernel can be generated for it."""
     if found.form.pattern.replace is not None:
         return replacement(found, around)
     nodes = found.members
     if len(nodes) < 2:
-        return Obstacle("refused by lowering", "it is one operator, and one launch already")
+        return Misfit("refused by lowering", "it is one operator, and one launch already")
     if library := next((node for node in nodes if _is_library_call(node)), None):
         reason = f"`{called(library)}` stays a library call, outside of loops: no kernel takes it in"
-        return Obstacle("refused by lowering", reason, library, f"leave `{called(library)}` out, or {OR_REPLACE}")
+        return Misfit("refused by lowering", reason, library, f"leave `{called(library)}` out, or {OR_REPLACE}")
     calls = found.setting.table.calls
     joined, declined = around.known(calls.alike(nodes), lambda: (domain(nodes), why_not_lowered(nodes)))
-    return Obstacle("refused by lowering", declined, None, OR_REPLACE) if declined else Region(tuple(nodes), joined)
+    return Misfit("refused by lowering", declined, None, OR_REPLACE) if declined else Region(tuple(nodes), joined)
 
 
 def why_not_lowered(nodes: Sequence[Node]) -> str | None:

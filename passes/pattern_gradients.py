@@ -22,7 +22,7 @@ from fuse.graph.loop import Loop
 from fuse.passes.match_patterns import sound
 from fuse.rewrite import regions
 from fuse.rewrite.patterns import registry
-from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
+from fuse.rewrite.patterns.conditions import Misfit, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.exact import Found
 from fuse.rewrite.patterns.matching import match
@@ -55,8 +55,8 @@ def _set_apart(graph: GraphModule, patterns: Sequence[Pattern]) -> Iterator[Verd
         regions.sort(graph.graph)
 
 
-def prepare(found: Found, around: Surroundings) -> Obstacle | None:
+def prepare(found: Found, around: Surroundings) -> Misfit | None:
     """Why the gradients of a match are left to autograd, or None."""
     if reason := registry.refusal(found.form.pattern):
-        return Obstacle("refused", reason.removeprefix("refused: "))
+        return Misfit("refused", reason.removeprefix("refused: "))
     return own_gradients.why_not(found)

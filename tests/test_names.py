@@ -9,14 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 STILL_SHARED = {
-    "Call": 3,  # of a model, of an operator by a recipe, of a node by patterns
     "Form": 2,  # of loops, and of patterns
-    "Given": 2,  # to a backward graph, and to a pattern
     "Loop": 2,  # of a graph, and of a kernel
-    "Obstacle": 2,  # to a loop, and to a match
-    "Output": 2,  # of a kernel, and of a pattern
-    "Parameter": 2,  # of a formula, and of a pattern
-    "Product": 2,  # as a value, and as a stage of a loop
     "Program": 2,  # of a kernel as values, and of a graph as steps
 }
 """Names that more than one class has, and how many have each: a list that only gets shorter."""

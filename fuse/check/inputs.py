@@ -21,7 +21,7 @@ from fuse.graph.results import named_parts
 
 
 @dataclass(frozen=True)
-class Call:
+class CheckCall:
     """A model and the arguments of one call of it."""
 
     model: nn.Module
@@ -35,7 +35,7 @@ class Call:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that goes in, by a name for reports: arguments, parameters, buffers, other attributes.
 
-        >>> list(Call(nn.Linear(2, 2), (torch.ones(1, 2),), {}).tensors())
+        >>> list(CheckCall(nn.Linear(2, 2), (torch.ones(1, 2),), {}).tensors())
         ['argument [0]', 'parameter weight', 'parameter bias']
         """
         leaves, _ = pytree.tree_flatten_with_path(self.args)
@@ -53,7 +53,7 @@ class Call:
     def attributes(self) -> dict[str, Any]:
         """Everything that plain attributes of the model and its submodules hold, by how the user would spell it.
 
-        >>> Call(nn.Linear(2, 3), (), {}).attributes()
+        >>> CheckCall(nn.Linear(2, 3), (), {}).attributes()
         {'training': True, 'in_features': 2, 'out_features': 3}
         """
         return {
@@ -66,7 +66,7 @@ class Call:
         }
 
 
-def copied(call: Call) -> Call:
+def copied(call: CheckCall) -> CheckCall:
     """An independent copy of the whole call.
 
     Raises:
@@ -79,10 +79,10 @@ def copied(call: Call) -> Call:
         raise FuseError(f"{type(call.model).__name__} cannot be copied for comparison: {text}") from error
 
 
-def in_float64(call: Call) -> Call:
+def in_float64(call: CheckCall) -> CheckCall:
     """A copy in which every floating-point tensor is float64.
 
-    >>> call = in_float64(Call(nn.Linear(2, 2), (torch.ones(1, 2), torch.arange(3)), {}))
+    >>> call = in_float64(CheckCall(nn.Linear(2, 2), (torch.ones(1, 2), torch.arange(3)), {}))
     >>> call.model.weight.dtype, [argument.dtype for argument in call.args]
     (torch.float64, [torch.float64, torch.int64])
     """
@@ -92,7 +92,7 @@ def in_float64(call: Call) -> Call:
         for name, value in module.__dict__.items():
             if name not in INTERNAL:
                 module.__dict__[name] = pytree.tree_map_only(Tensor, widened, value)
-    return Call(twin.model, args, kwargs)
+    return CheckCall(twin.model, args, kwargs)
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.check.compare import Comparison, compare
 from fuse.check.draws import RecordedDraws, Replayed
-from fuse.check.inputs import Call, copied, in_float64
+from fuse.check.inputs import CheckCall, copied, in_float64
 from fuse.check.locate import first_difference
 from fuse.check.sizes import Jittered, sizes
 from fuse.cost.count import count_dispatches, count_graph
@@ -162,7 +162,7 @@ def check(
     >>> report.passed, report.observed
     (True, (2, 2))
     """
-    call = Call(model, tuple(args), dict(kwargs or {}))
+    call = CheckCall(model, tuple(args), dict(kwargs or {}))
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(train):
         counting, counting_backward = CountingMode(), CountingMode()
         eager_call, fused_call = copied(call), copied(call)
@@ -219,7 +219,7 @@ def check(
 
 
 def _outcome(
-    call: Call,
+    call: CheckCall,
     function: Any,
     seed: int,
     train: bool,
@@ -246,11 +246,11 @@ def _seed(seed: int) -> None:
         generator.seed(seed)
 
 
-def _gradients(call: Call) -> dict[str, Tensor]:
+def _gradients(call: CheckCall) -> dict[str, Tensor]:
     return {f"gradient of {n}": t.grad for n, t in call.tensors().items() if t.is_leaf and t.grad is not None}
 
 
-def _described(result: Any, call: Call, gradients: Mapping[str, Tensor]) -> _Outcome:
+def _described(result: Any, call: CheckCall, gradients: Mapping[str, Tensor]) -> _Outcome:
     results, inputs = named_parts(result), call.tensors()
     attributes = {f"attribute {name}": part for name, part in call.attributes().items()}
     return _Outcome(results, inputs, attributes, gradients, _aliases(results, inputs), _kinds(result))
@@ -290,7 +290,7 @@ def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
+def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
     """A later call of the compiled program, under a mode that counts what is sent to ATen."""
     _seed(seed)
     leaves = pytree.tree_leaves((call.args, call.kwargs))
@@ -318,7 +318,7 @@ def _again(call: Call, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
     return _described(result, call, _gradients(call)), counted
 
 
-def _memory(call: Call) -> dict[str, Tensor]:
+def _memory(call: CheckCall) -> dict[str, Tensor]:
     return {name: _bytes(t).clone() for name, t in call.tensors().items()}
 
 
@@ -333,7 +333,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _reference(
-    call: Call, eager: _Outcome, seed: int, train: bool, draws: RecordedDraws
+    call: CheckCall, eager: _Outcome, seed: int, train: bool, draws: RecordedDraws
 ) -> tuple[_Outcome | None, str]:
     """The call in float64 with what eager drew, or None and why there is none."""
     try:
@@ -388,7 +388,13 @@ def _values(outcome: _Outcome) -> dict[str, Tensor]:
 
 
 def _sizes(
-    call: Call, eager: _Outcome, exact: _Outcome | None, seed: int, train: bool, draws: RecordedDraws, rounding: float
+    call: CheckCall,
+    eager: _Outcome,
+    exact: _Outcome | None,
+    seed: int,
+    train: bool,
+    draws: RecordedDraws,
+    rounding: float,
 ) -> dict[str, Tensor]:
     """The size of each element that a run leaves behind; nothing where the run fails on moved numbers."""
     values = _values(exact or eager)
@@ -462,7 +468,7 @@ def _alias_text(name: str, alias: tuple[str, str, int]) -> str:
     return f"{where} from element {offset}"
 
 
-def _predicted(call: Call, compiled: Compiled | None, train: bool) -> tuple[int | None, int | None]:
+def _predicted(call: CheckCall, compiled: Compiled | None, train: bool) -> tuple[int | None, int | None]:
     profile = device_profile("cpu")
     try:
         if train:
@@ -486,7 +492,7 @@ def _count_problems(predicted: tuple[int | None, int | None], observed: tuple[in
     ]
 
 
-def _locate(call: Call, compiled: Compiled) -> str:
+def _locate(call: CheckCall, compiled: Compiled) -> str:
     captured = capture(call.model, call.args, call.kwargs)
     fresh = copied(call)
     leaves = pytree.tree_leaves((fresh.args, fresh.kwargs))

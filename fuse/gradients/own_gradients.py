@@ -24,7 +24,7 @@ from fuse.gradients.replaying import replay
 from fuse.graph.outputs import outputs_of
 from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns.backward import gradients, is_differentiable
-from fuse.rewrite.patterns.conditions import Obstacle
+from fuse.rewrite.patterns.conditions import Misfit
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.exact import Found
 from fuse.rewrite.patterns.language import Environment, ManySpec, running
@@ -106,13 +106,13 @@ def _turned_back(tensor: Tensor, dims: tuple[int, ...] | None) -> Tensor:
 # ---- in the graph --------------------------------------------------------------------------------------------------
 
 
-def why_not(found: Found) -> Obstacle | None:
+def why_not(found: Found) -> Misfit | None:
     """Why the gradients of a match cannot be taken by its pattern, or None."""
     traced = found.form.differentiated(found.setting.arguments, found.constants)
     if isinstance(traced, str):
-        return Obstacle("constraint", f"the gradients do not run on these tensors: {traced}")
+        return Misfit("constraint", f"the gradients do not run on these tensors: {traced}")
     if any(node.op == "call_function" and ops.is_random(node.target) for node in traced.graph.nodes):
-        return Obstacle("alias or mutation", "backward draws random numbers")
+        return Misfit("alias or mutation", "backward draws random numbers")
     return None
 
 

@@ -18,7 +18,7 @@ from fuse.graph.loop import LoopSpec
 from fuse.kernel.index import ZERO, Affine, NotAffine, Size, Stride, contiguous_strides
 from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
 from fuse.kernel.loop_sizes import sizes_of, strides_in
-from fuse.kernel.loop_stages import Product, StepValues
+from fuse.kernel.loop_stages import StepProduct, StepValues
 from fuse.kernel.schedule import schedule
 from fuse.kernel.values import Concat, Input, Output, Program, Value
 
@@ -168,5 +168,5 @@ def _renamed(statement: Statement, places: Mapping[str, Destination]) -> Stateme
 
 def multiplications(frame: Frame) -> int:
     """Multiplications of one step's products."""
-    products = [s for s in frame.step.stages if isinstance(s, Product)]
+    products = [s for s in frame.step.stages if isinstance(s, StepProduct)]
     return sum(math.prod(p.result.shape) * p.left.shape[1] for p in products)

@@ -1,8 +1,8 @@
-"""Placement products of a step: on weights that stay, a stage of packed panels; on anything else, sums of products.
+"""Products of a step: on weights that stay, a stage of packed panels; on anything else, sums of products.
 
-addmm(b, h, W.t())        ->   Product(h, W), its result plus b
+addmm(b, h, W.t())        ->   StepProduct(h, W), its result plus b
 bmm(q, k)                 ->   Reduce(sum, q * k)                        (:mod:`fuse.kernel.contractions`)
-convolution(h, W)         ->   Product(patches of h, W)                  (:mod:`fuse.kernel.convolutions`)
+convolution(h, W)         ->   StepProduct(patches of h, W)              (:mod:`fuse.kernel.convolutions`)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from fuse.kernel import contractions, convolutions
 from fuse.kernel.dtypes import register
-from fuse.kernel.loop_stages import Product, StepReader
+from fuse.kernel.loop_stages import StepProduct, StepReader
 from fuse.kernel.names import plain_name
 from fuse.kernel.placement import StridedPlace, placement
 from fuse.kernel.recipes import Unsupported, apply, convert
@@ -112,7 +112,7 @@ def _product_with_weight(reader: StepReader, node: Node, left: Value, weight: St
     strides = (reader.packing.padded(columns), 1)
     name = reader.name(f"{plain_name(node.name)}_sums")
     result = reader.input((left.shape[0], columns), left.dtype, strides, name)
-    reader.stages.append(Product(left, weight, result))
+    reader.stages.append(StepProduct(left, weight, result))
     return result
 
 

@@ -24,7 +24,7 @@ from fuse.kernel.values import Input, Shape, Value
 
 
 @dataclass(frozen=True)
-class Product:
+class StepProduct:
     """``result = left @ right`` in float or double.
 
     ``left`` is in memory, dense along its second dimension; ``right`` is the same in every step.
@@ -43,7 +43,7 @@ class Kept:
     result: Input
 
 
-Stage = Product | Kept
+Stage = StepProduct | Kept
 
 Cut = Literal["as needed", "concatenations", "reductions"]
 """What is in memory before something else reads it: what must be; concatenations of what is computed, too; the result

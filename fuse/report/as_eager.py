@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuse import ops
-from fuse.check.inputs import Call, copied
+from fuse.check.inputs import CheckCall, copied
 from fuse.graph.signature import Dispatch, Signature
 from fuse.graph.sources import user_line
 
@@ -33,7 +33,7 @@ def graphs_of_eager(
     >>> [str(one.op) for one in forward.meta["signature"].dispatches]
     ['aten.tanh.default']
     """
-    call = copied(Call(model, args, dict(kwargs)))
+    call = copied(CheckCall(model, args, dict(kwargs)))
     recording, backward = EagerRecording(user_line), EagerRecording(lambda: "")
     with torch.random.fork_rng(devices=[]):
         with torch.set_grad_enabled(train), recording:

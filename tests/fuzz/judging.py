@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 import fuse
 from fuse.check import oracle
 from fuse.check.draws import RecordedDraws
-from fuse.check.inputs import Call, copied
+from fuse.check.inputs import CheckCall, copied
 from fuse.errors import FuseError
 from fuse.kernel.cpu import emit, loop_kernel, loop_units
 from fuse.loops import distributing
@@ -113,7 +113,7 @@ def _in_turn(program: Program) -> tuple[str, int]:
     ran_eager = 0
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.train):
         for number, inputs in enumerate(program.calls):
-            call, fused_call = Call(theirs, copies(inputs), {}), Call(mine, copies(inputs), {})
+            call, fused_call = CheckCall(theirs, copies(inputs), {}), CheckCall(mine, copies(inputs), {})
             theirs.zero_grad()
             mine.zero_grad()
             before = copied(call)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.check.inputs import Call
+from fuse.check.inputs import CheckCall
 from fuse.check.oracle import check
 from tests.samples import Holder
 
@@ -246,7 +246,7 @@ def run_beside_eager(model: nn.Module, calls: list[tuple[Tensor, ...]], training
             actual.sum().backward()
             for mine, eagers in zip(model.parameters(), twin.parameters(), strict=True):
                 torch.testing.assert_close(mine.grad, eagers.grad)
-        same(Call(model, (), {}).attributes(), Call(twin, (), {}).attributes())
+        same(CheckCall(model, (), {}).attributes(), CheckCall(twin, (), {}).attributes())
         same(dict(model.named_buffers()), dict(twin.named_buffers()))
     return fused
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.check.draws import RecordedDraws, Replayed
-from fuse.check.inputs import Call, copied, in_float64
+from fuse.check.inputs import CheckCall, copied, in_float64
 from fuse.check.precision.errors import Errors, PrecisionTarget, errors
 from fuse.cost.count import count_graph
 from fuse.cost.profiles import get as device_profile
@@ -94,7 +94,7 @@ def recommend(
     Raises:
         FuseError: the model does not run in float64, or not in the dtype.
     """
-    call = Call(model, tuple(args), dict(kwargs))
+    call = CheckCall(model, tuple(args), dict(kwargs))
     trial, sites = _trials(call, dtype, seed)
     before = trial(())
     full = trial(tuple(sites))
@@ -151,7 +151,7 @@ class _Trials:
         return self.run.cache_info().misses
 
 
-def _trials(call: Call, dtype: str, seed: int) -> tuple[_Trials, list[str]]:
+def _trials(call: CheckCall, dtype: str, seed: int) -> tuple[_Trials, list[str]]:
     """Errors of the result for operators kept, and which operators there are."""
     watch = Watch()
     draws = RecordedDraws()
@@ -170,12 +170,12 @@ def _trials(call: Call, dtype: str, seed: int) -> tuple[_Trials, list[str]]:
     return _Trials(run), list(watch.sites)
 
 
-def _run(call: Call, precision: Precision, watch: Watch) -> Any:
+def _run(call: CheckCall, precision: Precision, watch: Watch) -> Any:
     fresh = copied(call)
     return fresh.run(in_precision(fresh.model, precision, watch))
 
 
-def _exact(call: Call, draws: RecordedDraws, seed: int) -> dict[str, Any]:
+def _exact(call: CheckCall, draws: RecordedDraws, seed: int) -> dict[str, Any]:
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
@@ -196,7 +196,7 @@ def _worst(results: Mapping[str, Any], exact: Mapping[str, Any]) -> Errors:
     return max(found, key=lambda one: one.relative, default=Errors(0.0, 0.0, 0.0, 1.0))
 
 
-def _fused(call: Call, precision: Precision, passes: Sequence[str] | None, seed: int) -> Errors:
+def _fused(call: CheckCall, precision: Precision, passes: Sequence[str] | None, seed: int) -> Errors:
     """Errors of the result of a fused run, with what eager draws."""
     draws = RecordedDraws()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -209,7 +209,7 @@ def _fused(call: Call, precision: Precision, passes: Sequence[str] | None, seed:
         return _worst(named_parts(fresh.run(fuse_compile(fresh.model, passes=passes, precision=precision))), exact)
 
 
-def _costs(call: Call, precision: Precision, passes: Sequence[str] | None) -> tuple[Cost, Cost]:
+def _costs(call: CheckCall, precision: Precision, passes: Sequence[str] | None) -> tuple[Cost, Cost]:
     """With nothing kept, and as recommended."""
     runs = []
     choices = [Precision(precision.dtype), precision] if precision.keep else [precision]
@@ -222,7 +222,7 @@ def _costs(call: Call, precision: Precision, passes: Sequence[str] | None) -> tu
     return costs[0], costs[-1]
 
 
-def _counted(call: Call, precision: Precision, passes: Sequence[str] | None) -> tuple[int, int]:
+def _counted(call: CheckCall, precision: Precision, passes: Sequence[str] | None) -> tuple[int, int]:
     fresh = copied(call)
     graph = capture(in_precision(fresh.model, precision), fresh.args, fresh.kwargs)
     run_passes(graph, passes)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fuse.check.inputs import Call, copied
+from fuse.check.inputs import CheckCall, copied
 from fuse.check.locate import isolated
 from fuse.check.precision.chains import Chain, Execute, measure
 from fuse.check.precision.exact import wide
@@ -44,7 +44,7 @@ def chains(
     >>> [one.op for one in eager.operators if one.op != "input"][-2:]
     ['aten.addmm.default', 'aten.tanh.default']
     """
-    call = copied(Call(model, tuple(args), dict(kwargs)))
+    call = copied(CheckCall(model, tuple(args), dict(kwargs)))
     watch = Watch()
     twin = in_precision(call.model, precision, watch)
     try:
@@ -64,7 +64,7 @@ def chains(
     return eager, measure(rewritten, given, [wide(t) for t in given], execute=execute, casts=casts, seed=seed)
 
 
-def inputs_of(graph: GraphModule, call: Call) -> list[Tensor]:
+def inputs_of(graph: GraphModule, call: CheckCall) -> list[Tensor]:
     """The tensors that a captured graph of ``call`` is called with."""
     signature: Signature = graph.meta["signature"]
     leaves = pytree.tree_leaves((call.args, call.kwargs))

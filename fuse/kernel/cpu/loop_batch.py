@@ -20,7 +20,7 @@ from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Accumulate, Accumulator, Declare, Fail, Load, Loop, Scope, Statement, Store
 from fuse.kernel.loop_nests import Frame, elements
-from fuse.kernel.loop_stages import Product
+from fuse.kernel.loop_stages import StepProduct
 
 
 def rows_of_batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:
@@ -60,7 +60,7 @@ def _own_rows(frame: Frame, batch: int) -> dict[str, int]:
     for stage in frame.step.stages:
         own[frame.name(stage.result)] = elements(stage.result) // batch
     shared = [elements(v) for v in (*frame.states, *(s.result for s in frame.step.stages))]
-    multiplied = [p.left.shape[0] for p in frame.step.stages if isinstance(p, Product)]
+    multiplied = [p.left.shape[0] for p in frame.step.stages if isinstance(p, StepProduct)]
     return {} if any(size % batch for size in (*shared, *multiplied)) else own
 
 

@@ -14,7 +14,7 @@ from fuse.kernel.cpu import cpp_types
 from fuse.kernel.extents import varies
 from fuse.kernel.index import ZERO
 from fuse.kernel.loop_nests import Frame, elements, operand_name, result_name
-from fuse.kernel.loop_stages import Kept, Product
+from fuse.kernel.loop_stages import Kept, StepProduct
 from fuse.kernel.placement import StridedPlace
 from fuse.kernel.values import Input
 
@@ -111,7 +111,7 @@ def state_pointers(frame: Frame, state: Input, time: str) -> list[str]:
     ]
 
 
-def stage_memory(frame: Frame, workspace: Workspace, stages: Iterable[Product | Kept]) -> None:
+def stage_memory(frame: Frame, workspace: Workspace, stages: Iterable[StepProduct | Kept]) -> None:
     """Workspace for the results of stages."""
     for stage in stages:
         result = stage.result

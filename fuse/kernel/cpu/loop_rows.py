@@ -33,7 +33,7 @@ from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import Statement
 from fuse.kernel.loop_nests import Destination, Frame, lasts_of, nest, results_of, starts_of
-from fuse.kernel.loop_stages import Kept, Product
+from fuse.kernel.loop_stages import Kept, StepProduct
 from fuse.kernel.values import Input, Map, Reduce, Value
 from fuse.kernel.walks import within_stage
 
@@ -54,13 +54,13 @@ def rows_text(frame: Frame, name: str) -> ThreadFunction:
     before = nest(sources, start_names, starts, {})
     after = nest(frame.states, step.names, lasts_of(frame), {})
     early = _early(frame)
-    stages: list[_Nest | Product] = [
-        stage if isinstance(stage, Product) else _nest(frame, [_kept(frame, stage), *early.get(number, [])])
+    stages: list[_Nest | StepProduct] = [
+        stage if isinstance(stage, StepProduct) else _nest(frame, [_kept(frame, stage), *early.get(number, [])])
         for number, stage in enumerate(step.stages)
     ]
     stages.append(_nest(frame, early[len(step.stages)]))
-    products = [s for s in stages if isinstance(s, Product)]
-    nests = [s for s in stages if not isinstance(s, Product)]
+    products = [s for s in stages if isinstance(s, StepProduct)]
+    nests = [s for s in stages if not isinstance(s, StepProduct)]
     stop = frame.spec.stop
     batch = rows_of_batch(frame, [before, after, *nests]) if stop is None else 1
 
@@ -86,7 +86,7 @@ def rows_text(frame: Frame, name: str) -> ThreadFunction:
     lines += indented(1, ["for (int64_t t = 0; t < steps; ++t) {"])
     lines += indented(2, step_pointers(frame))
     for stage in stages:
-        if isinstance(stage, Product):
+        if isinstance(stage, StepProduct):
             lines += indented(2, _multiplied(frame, products.index(stage), stage, batch))
         else:
             lines += text_of(share_of_rows(stage, batch), 2)
@@ -158,7 +158,7 @@ def _kept(frame: Frame, stage: Kept) -> Destination:
 # ---- products ------------------------------------------------------------------------------------------------------
 
 
-def _packed(frame: Frame, number: int, product: Product) -> list[str]:
+def _packed(frame: Frame, number: int, product: StepProduct) -> list[str]:
     """Lines that pack a weight, each thread some of its blocks."""
     columns, depth = product.result.shape[1], product.left.shape[1]
     panels = PACKING.panels_in_block(columns)
@@ -173,7 +173,7 @@ def _packed(frame: Frame, number: int, product: Product) -> list[str]:
     return [*lines, "}"]
 
 
-def _multiplied(frame: Frame, number: int, product: Product, batch: int) -> list[str]:
+def _multiplied(frame: Frame, number: int, product: StepProduct, batch: int) -> list[str]:
     """Lines that compute a product for the rows of this thread."""
     rows, depth = product.left.shape
     panels = PACKING.panels_in_block(product.result.shape[1])

@@ -37,7 +37,7 @@ from fuse.kernel.extents import larger, smaller, varies
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
 from fuse.kernel.ir import Buffer, Loop, Statement
 from fuse.kernel.loop_nests import Destination, Frame, lasts_of, multiplications, results_of, starts_of
-from fuse.kernel.loop_stages import Kept, Product
+from fuse.kernel.loop_stages import Kept, StepProduct
 from fuse.kernel.nest import Sink, store
 from fuse.kernel.values import Gather, Input, Value
 from fuse.kernel.walks import within_stage
@@ -60,7 +60,7 @@ class _Group:
     number: int
     phase: int
     left: Input
-    panels: list[tuple[Product, int]] = field(default_factory=list)
+    panels: list[tuple[StepProduct, int]] = field(default_factory=list)
     outlives: bool = False
 
     def sums(self, rows: int) -> int:
@@ -71,7 +71,7 @@ class _Group:
         """Whether a thread keeps the sums of one block at a time, and little of it."""
         return not (varies(rows) or self.outlives) and self.sums(rows) * self.left.dtype.itemsize <= LARGEST_ON_STACK
 
-    def panel(self, product: Product, distance: int) -> int:
+    def panel(self, product: StepProduct, distance: int) -> int:
         """The number of a panel, which is packed if nobody asked for it before."""
         if (product, distance) not in self.panels:
             self.panels.append((product, distance))
@@ -101,7 +101,7 @@ class _TileBuilder(Builder):
 
     domain: _Domain = _Domain(1, 1)
     phase: int = 0
-    sums: dict[int, tuple[Product, _Group]] = field(default_factory=dict)
+    sums: dict[int, tuple[StepProduct, _Group]] = field(default_factory=dict)
     in_progress: dict[int, Kept] = field(default_factory=dict)
 
     def _compute(self, value: Value, index: Index, guard: Expression | None) -> Expression:
@@ -115,7 +115,7 @@ class _TileBuilder(Builder):
             raise NotAffine("a look-up in a loop over units")
         return super()._compute(value, index, guard)
 
-    def _sum(self, product: Product, group: _Group, index: Index, guard: Expression | None) -> Expression:
+    def _sum(self, product: StepProduct, group: _Group, index: Index, guard: Expression | None) -> Expression:
         row, unit = self.domain.index
         distance = index[1] + unit * -1
         if index[0] != row or distance.terms:
@@ -193,7 +193,7 @@ def _domain(frame: Frame) -> _Domain:
     shapes = {r.shape for r in frame.step.results} | {s.value.shape for s in frame.step.stages if isinstance(s, Kept)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
         raise NotAffine("the step's results are not of one shape, rows and units")
-    if not any(isinstance(s, Product) for s in frame.step.stages):
+    if not any(isinstance(s, StepProduct) for s in frame.step.stages):
         raise NotAffine("there is no product to share out")
     return _Domain(*next(iter(shapes)))
 
@@ -206,7 +206,7 @@ def _phases(frame: Frame, domain: _Domain) -> list[_Phase]:
     step = frame.step
     computed: dict[int, int] = {}  # input position of a stage's result -> its phase
     groups: dict[tuple[int, int], _Group] = {}
-    sums: dict[int, tuple[Product, _Group]] = {}
+    sums: dict[int, tuple[StepProduct, _Group]] = {}
     kept: dict[int, list[Kept]] = {}
     for stage in step.stages:
         if isinstance(stage, Kept):
@@ -238,7 +238,7 @@ def _nest(
     domain: _Domain,
     phase: int,
     destinations: Sequence[Destination],
-    sums: dict[int, tuple[Product, _Group]],
+    sums: dict[int, tuple[StepProduct, _Group]],
     in_progress: dict[int, Kept],
 ) -> tuple[Statement, ...]:
     """Loops over blocks, rows and lanes that store ``destinations``."""

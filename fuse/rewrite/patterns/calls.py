@@ -41,7 +41,7 @@ class Shape:
     viewed: int
 
 
-class Call(NamedTuple):
+class NodeCall(NamedTuple):
     """What a node calls, and with what."""
 
     shape: Shape
@@ -58,7 +58,7 @@ class Calls:
         self._marks: dict[Node, int] = {}
         self._same_looks: dict[Any, Any] = {}
         self._layouts: dict[Node, Hashable] = {}
-        self._known: dict[Node, Call] = {}
+        self._known: dict[Node, NodeCall] = {}
         self._fills: dict[Node, Term | None] = {}
         self._shapes: dict[Hashable, Shape] = {}
 
@@ -96,7 +96,7 @@ class Calls:
             told.append((shape, tuple(given), names.setdefault(node, len(names)), self.layout(node), alone))
         return tuple(told)
 
-    def of(self, node: Node) -> Call:
+    def of(self, node: Node) -> NodeCall:
         """The call of a node whose term can be told."""
         call = self._known.get(node)
         if call is None:
@@ -112,7 +112,7 @@ class Calls:
             shape = self._shapes.get(key)
             if shape is None:
                 shape = self._shapes[key] = self._shape(node, operands)
-            call = self._known[node] = Call(shape, operands)
+            call = self._known[node] = NodeCall(shape, operands)
         return call
 
     def _mark(self, node: Node) -> int:

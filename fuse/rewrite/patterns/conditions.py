@@ -27,7 +27,7 @@ from fuse.graph.signature import Signature
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.patterns.definition import Failure, Match
 from fuse.rewrite.patterns.differences import called
-from fuse.rewrite.patterns.exact import Found, Given
+from fuse.rewrite.patterns.exact import Bound, Found
 from fuse.rewrite.patterns.forms import InputKey
 from fuse.rewrite.patterns.language import ManySpec, TensorSpec
 
@@ -53,7 +53,7 @@ MAX_WALK = 5000
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class Misfit:
     """Why a match is not used: its kind, the reason, the node it is seen at, and what to change in the pattern."""
 
     kind: Kind
@@ -109,7 +109,7 @@ class Surroundings:
         return self._fixed[node]
 
 
-def obstacle(found: Found, around: Surroundings) -> Obstacle | None:
+def obstacle(found: Found, around: Surroundings) -> Misfit | None:
     """The first reason not to rewrite ``found``."""
     return (
         _unmet(found, around)
@@ -124,16 +124,16 @@ def obstacle(found: Found, around: Surroundings) -> Obstacle | None:
 # ---- what the pattern demands --------------------------------------------------------------------------------------
 
 
-def _unmet(found: Found, around: Surroundings) -> Obstacle | None:
+def _unmet(found: Found, around: Surroundings) -> Misfit | None:
     known: dict[str, Any] = {}
     specs = found.form.pattern.constrained
     for (name, _), given in _in_order(found) if specs else ():
         if name in specs and (reason := _unlike(name, specs[name], given, known, around)):
-            return Obstacle("constraint", reason, given.node, f"another fuse.tensor(...) for {name!r}")
+            return Misfit("constraint", reason, given.node, f"another fuse.tensor(...) for {name!r}")
     return _rejected(found)
 
 
-def _rejected(found: Found) -> Obstacle | None:
+def _rejected(found: Found) -> Misfit | None:
     """What the pattern's own ``check`` says."""
     pattern = found.form.pattern
     if pattern.check is None:
@@ -149,8 +149,8 @@ def _rejected(found: Found) -> Obstacle | None:
     if answer is None:
         return None
     if not isinstance(answer, Failure):
-        return Obstacle("constraint", f"check gave {answer!r}, neither None nor m.fail(...)")
-    return Obstacle("constraint", answer.reason, answer.node, "another check(self, m)")
+        return Misfit("constraint", f"check gave {answer!r}, neither None nor m.fail(...)")
+    return Misfit("constraint", answer.reason, answer.node, "another check(self, m)")
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def _named_nodes(found: Found) -> Iterator[dict[str, Any]]:
     views: list[Node] = []
     names: dict[str, Any] = {}
 
-    def node_of(given: Given) -> Node:
+    def node_of(given: Bound) -> Node:
         if given.dims is None:
             return given.node
         views.append(surgery.insert(given.node.next, aten.permute.default, given.node, list(given.dims)))
@@ -177,7 +177,7 @@ def _named_nodes(found: Found) -> Iterator[dict[str, Any]]:
         surgery.erase(*views)
 
 
-def _unlike(name: str, spec: TensorSpec, given: Given, known: dict[str, Any], around: Surroundings) -> str | None:
+def _unlike(name: str, spec: TensorSpec, given: Bound, known: dict[str, Any], around: Surroundings) -> str | None:
     """Why a tensor is not what ``spec`` wants; ``known`` are the sizes and dtypes that names stand for so far."""
     value = given.value()
     dtypes, by_name = spec.dtypes, isinstance(spec.dtype, str)
@@ -223,22 +223,22 @@ _FORMATS: Mapping[str, torch.memory_format] = {
 # ---- what must not be lost -----------------------------------------------------------------------------------------
 
 
-def _impure(found: Found) -> Obstacle | None:
+def _impure(found: Found) -> Misfit | None:
     for node in found.inside:
         if not effects.is_pure(node):
             random = ops.is_random(node.target)
             reason = "draws random numbers, in an order that must stay" if random else "does more than give its value"
-            return Obstacle("alias or mutation", f"`{called(node)}` {reason}", node)
+            return Misfit("alias or mutation", f"`{called(node)}` {reason}", node)
     return None
 
 
-def _unread(found: Found) -> Obstacle | None:
+def _unread(found: Found) -> Misfit | None:
     if any(output.node.users for output in found.outputs if not output.is_input):
         return None
-    return Obstacle("used outside", "nothing reads the results", found.outputs[0].node)
+    return Misfit("used outside", "nothing reads the results", found.outputs[0].node)
 
 
-def _used_outside(found: Found, around: Surroundings) -> Obstacle | None:
+def _used_outside(found: Found, around: Surroundings) -> Misfit | None:
     """A value between inputs and results that someone else reads; views of results are the results' business."""
     inside = set(found.inside)
     results = {output.node for output in found.outputs}
@@ -252,7 +252,7 @@ def _used_outside(found: Found, around: Surroundings) -> Obstacle | None:
             continue  # a region gives the memory that the result is a view of
         reader = around.why_output(node) if user.op == "output" else f"`{called(user)}` reads it, too"
         change = "return it as one more result of the pattern"
-        return Obstacle("used outside", f"`{called(node)}` is used outside: {reader}", node, change)
+        return Misfit("used outside", f"`{called(node)}` is used outside: {reader}", node, change)
     return None
 
 
@@ -264,7 +264,7 @@ def _looks_at(node: Node, values: set[Node]) -> bool:
     return current is not None
 
 
-def _alias(found: Found, around: Surroundings) -> Obstacle | None:
+def _alias(found: Found, around: Surroundings) -> Misfit | None:
     """A result that is a view of an input: a replacement would have memory of its own."""
     if found.form.pattern.replace is None:
         return None
@@ -272,11 +272,11 @@ def _alias(found: Found, around: Surroundings) -> Obstacle | None:
     for output in found.outputs:
         seen = output.node in around.escaping and regions.owner(output.node) not in inside
         if seen and not output.is_input:
-            return Obstacle("alias or mutation", "a result is a view of an input, and the caller sees it", output.node)
+            return Misfit("alias or mutation", "a result is a view of an input, and the caller sees it", output.node)
     return None
 
 
-def _not_convex(found: Found, around: Surroundings) -> Obstacle | None:
+def _not_convex(found: Found, around: Surroundings) -> Misfit | None:
     """A path from a result around the pattern and back into it; a view of an input is as good as the input."""
     inside = set(found.inside)
     last = max(around.place[node] for node in inside)
@@ -286,15 +286,15 @@ def _not_convex(found: Found, around: Surroundings) -> Obstacle | None:
     while stack:
         node = stack.pop()
         if node in inside:
-            return Obstacle("not convex", "a path leads out of the pattern and back into it", node)
+            return Misfit("not convex", "a path leads out of the pattern and back into it", node)
         if node in seen or around.place.get(node, 0) > last:
             continue
         seen.add(node)
         if len(seen) > MAX_WALK:
-            return Obstacle("not convex", "its nodes lie too far apart to be sure that no path leads back into it")
+            return Misfit("not convex", "its nodes lie too far apart to be sure that no path leads back into it")
         stack.extend(node.users)
     return None
 
 
-def _in_order(found: Found) -> list[tuple[InputKey, Given]]:
+def _in_order(found: Found) -> list[tuple[InputKey, Bound]]:
     return sorted(found.inputs.items(), key=lambda item: item[0])

@@ -29,7 +29,7 @@ METHODS = frozenset(["pattern", "check", "replace", "backward", "examples"])
 
 
 @dataclass(frozen=True)
-class Parameter:
+class PatternParameter:
     """One tensor, or list of tensors, that the pattern is given."""
 
     name: str
@@ -53,7 +53,7 @@ class Pattern:
     finite: bool
     overlaps: tuple[str, ...]
     function: Callable[..., Any]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[PatternParameter, ...]
     check: Callable[[Match], Failure | None] | None
     replace: Callable[..., Any] | None
     backward: Callable[..., Any] | None
@@ -165,7 +165,7 @@ def pattern_of(
     )
 
 
-def _parameters(name: str, function: Callable[..., Any]) -> tuple[Parameter, ...]:
+def _parameters(name: str, function: Callable[..., Any]) -> tuple[PatternParameter, ...]:
     found = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
@@ -175,7 +175,7 @@ def _parameters(name: str, function: Callable[..., Any]) -> tuple[Parameter, ...
             raise FuseError(
                 f"pattern {name!r}: the default of {parameter.name!r} must be fuse.tensor(...) or fuse.many()"
             )
-        found.append(Parameter(parameter.name, spec))
+        found.append(PatternParameter(parameter.name, spec))
     if not found:
         raise FuseError(f"pattern {name!r} takes no tensor")
     return tuple(found)

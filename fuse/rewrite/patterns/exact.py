@@ -38,7 +38,7 @@ _UNREAD = torch.empty(1, device="meta")
 
 
 @dataclass(frozen=True)
-class Given:
+class Bound:
     """The value of an input: a node, with its dimensions in another order where ``dims`` says so."""
 
     node: Node
@@ -50,7 +50,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Output:
+class FoundResult:
     """One result of the pattern. ``node`` holds it, in another shape where ``reshaped``; an input may be a result."""
 
     node: Node
@@ -72,9 +72,9 @@ class Found:
     """A form that lies in the graph as it is: what it is given, what it gives, and the nodes between (``inside``)."""
 
     form: Form
-    inputs: Mapping[InputKey, Given]
+    inputs: Mapping[InputKey, Bound]
     constants: Mapping[str, Any]
-    outputs: tuple[Output, ...]
+    outputs: tuple[FoundResult, ...]
     inside: tuple[Node, ...]
     placement: Placement = field(repr=False)
     setting: Setting = field(repr=False)
@@ -102,7 +102,7 @@ class Attempt:
 
     form: Form
     placement: Placement
-    inputs: Mapping[InputKey, Given]
+    inputs: Mapping[InputKey, Bound]
     setting: Setting | str
 
 
@@ -128,9 +128,9 @@ def compare(form: Form, placement: Placement, index: GraphIndex) -> Found | tupl
     return reshaped or tuple(attempts)
 
 
-def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Given]]:
+def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Bound]]:
     """What the inputs may be, the likely first: each as many views away as in the form, or all of them some more."""
-    plain = {key: [Given(node) for node in nodes] for key, nodes in placement.inputs.items()}
+    plain = {key: [Bound(node) for node in nodes] for key, nodes in placement.inputs.items()}
     likely = {key: len(form.views_above(key)) for key in plain}
     first = {key: given[min(likely[key], len(given) - 1)] for key, given in plain.items()}
     yield first
@@ -153,7 +153,7 @@ def _bindings(form: Form, placement: Placement) -> Iterator[dict[InputKey, Given
             yield chosen
 
 
-def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Given]:
+def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Bound]:
     """Where the form turns an input before it reads it: the nodes turned back, for the graph may have turned before."""
     turn = next((term for term in form.views_above(key) if term.name == "permute"), None)
     if turn is None:
@@ -164,7 +164,7 @@ def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Given]:
     for node in nodes:
         lead = node.meta["val"].dim() - len(dims)
         if lead >= 0:
-            found.append(Given(node, (*range(lead), *(lead + dim for dim in back))))
+            found.append(Bound(node, (*range(lead), *(lead + dim for dim in back))))
     return found
 
 
@@ -191,7 +191,7 @@ class Setting:
 
 
 def _compare(
-    form: Form, placement: Placement, inputs: Mapping[InputKey, Given], constants: Mapping[str, Any], index: GraphIndex
+    form: Form, placement: Placement, inputs: Mapping[InputKey, Bound], constants: Mapping[str, Any], index: GraphIndex
 ) -> Found | Attempt:
     wanted = _wanted(form, inputs, constants, index)
     if isinstance(wanted, str):
@@ -209,7 +209,7 @@ def _compare(
 
 
 def _wanted(
-    form: Form, inputs: Mapping[InputKey, Given], constants: Mapping[str, Any], index: GraphIndex
+    form: Form, inputs: Mapping[InputKey, Bound], constants: Mapping[str, Any], index: GraphIndex
 ) -> Setting | str:
     """The pattern run on what it is given here, or why it does not run; done once for inputs of one kind."""
     numbers: dict[Node, int] = {}
@@ -243,7 +243,7 @@ def _wanted(
 def wanted_terms(
     traced: Traced,
     keys: Sequence[InputKey],
-    inputs: Mapping[InputKey, Given],
+    inputs: Mapping[InputKey, Bound],
     leaves: Mapping[InputKey, Term],
     terms: Terms,
 ) -> dict[Node, Term]:
@@ -256,7 +256,7 @@ def wanted_terms(
     return terms_of(traced, terms, given)
 
 
-def _arguments(form: Form, inputs: Mapping[InputKey, Given], unread: Tensor | None) -> list[Any]:
+def _arguments(form: Form, inputs: Mapping[InputKey, Bound], unread: Tensor | None) -> list[Any]:
     """What to run the pattern with, ``unread`` in the place of inputs that it does not read."""
     values = {key: inputs[key].value() if key in inputs else unread for key in form.keys}
     return [
@@ -267,7 +267,7 @@ def _arguments(form: Form, inputs: Mapping[InputKey, Given], unread: Tensor | No
     ]
 
 
-def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], index: GraphIndex) -> Iterator[Node]:
+def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Bound], index: GraphIndex) -> Iterator[Node]:
     """The nodes that may hold a result: that of its last step, then the views of it."""
     step = views.stripped(root)
     if step.name == LEAF:
@@ -285,17 +285,17 @@ def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Given], 
             nodes += itertools.islice(views_of, MAX_VIEWS)
 
 
-def output_of(cut: Cut, wanted: Term, nodes: Iterable[Node]) -> Output | None:
+def output_of(cut: Cut, wanted: Term, nodes: Iterable[Node]) -> FoundResult | None:
     """The node that holds ``wanted``, or else holds it in another shape, with the view left to the caller."""
     held = []
     for node in nodes:
         term = cut.term(node)
         if term is wanted:
-            return Output(node, False, node in cut.leaves)
+            return FoundResult(node, False, node in cut.leaves)
         held.append((node, term))
     for node, term in held:
         if _same_count(wanted, term) and views.reshape(cut.table.terms, wanted, term.shape) is term:
-            return Output(node, True, node in cut.leaves)
+            return FoundResult(node, True, node in cut.leaves)
     return None
 
 

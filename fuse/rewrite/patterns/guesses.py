@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
-from fuse.rewrite.patterns.definition import Parameter, Pattern
+from fuse.rewrite.patterns.definition import Pattern, PatternParameter
 from fuse.rewrite.patterns.language import UNSET, Environment, ManySpec, TensorSpec
 from fuse.rewrite.patterns.tracing import why_not
 
@@ -164,7 +164,7 @@ def _variants(value: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _arguments(parameters: Sequence[Parameter], count: int) -> Iterator[tuple[Any, ...]]:
+def _arguments(parameters: Sequence[PatternParameter], count: int) -> Iterator[tuple[Any, ...]]:
     """Arguments to try, the likely first."""
     for kinds in _by_surprise([_options(parameter) for parameter in parameters]):
         yield tuple(
@@ -173,7 +173,7 @@ def _arguments(parameters: Sequence[Parameter], count: int) -> Iterator[tuple[An
         )
 
 
-def _neighbours(parameters: Sequence[Parameter], arguments: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def _neighbours(parameters: Sequence[PatternParameter], arguments: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """``arguments`` with one tensor of another kind: one that is broadcast first, then others."""
     for place, (parameter, tensor) in enumerate(zip(parameters, arguments, strict=True)):
         if isinstance(tensor, Tensor):
@@ -195,7 +195,7 @@ def _by_surprise(options: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
                     yield found
 
 
-def _options(parameter: Parameter) -> tuple[Any, ...]:
+def _options(parameter: PatternParameter) -> tuple[Any, ...]:
     """The kinds that a parameter may be of, by what the pattern says of it."""
     spec = parameter.spec
     if not isinstance(spec, TensorSpec):

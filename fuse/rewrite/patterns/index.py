@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.graph.signature import Signature
 from fuse.rewrite.constants import given_constants
-from fuse.rewrite.patterns.calls import Call, Calls, Table
+from fuse.rewrite.patterns.calls import Calls, NodeCall, Table
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.fans import Fan, Read, fits
 from fuse.rewrite.patterns.rules import negated
@@ -82,7 +82,7 @@ class GraphIndex:
         self.graph = graph
         self.calls = Calls(self.constants)
         self.place: dict[Node, int] = {}
-        self._own: dict[Node, Call | None] = {}
+        self._own: dict[Node, NodeCall | None] = {}
         self._steps: dict[Node, tuple[Step, ...]] = {}
         self._held: dict[Node, Source] = {}
         self._pairings: dict[tuple[Term, Term], tuple[Pairs, ...]] = {}
@@ -183,7 +183,7 @@ class GraphIndex:
         arguments = (argument for node in operators for argument in node.args if isinstance(argument, (list, tuple)))
         return {len(argument) for argument in arguments if argument and isinstance(argument[0], Node)}
 
-    def own(self, node: Node) -> Call | None:
+    def own(self, node: Node) -> NodeCall | None:
         """The call of ``node``; None where it is no call of an operator."""
         call = self._own.get(node)
         if call is None and node not in self._own:

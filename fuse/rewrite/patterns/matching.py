@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.graph.collecting import without_collecting
 from fuse.rewrite.patterns import forms
-from fuse.rewrite.patterns.conditions import Kind, Obstacle, Surroundings, obstacle
+from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings, obstacle
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import Difference
 from fuse.rewrite.patterns.exact import Attempt, Drawing, Found, compare
@@ -40,7 +40,7 @@ MAX_LISTS = 16
 
 Known = TypeVar("Known")
 
-Prepare = Callable[[Found, Surroundings], "Any | Obstacle"]
+Prepare = Callable[[Found, Surroundings], "Any | Misfit"]
 """``prepare(found, surroundings)``: what is needed to rewrite a match, or why it cannot be."""
 
 
@@ -216,7 +216,7 @@ class _Matcher:
         total = len(found.form.operators)
         problem = obstacle(found, self.around) or self._overlap(found)
         prepared = self.prepare(found, self.around) if problem is None else problem
-        if not isinstance(prepared, Obstacle):
+        if not isinstance(prepared, Misfit):
             return Outcome(
                 self.pattern, step.node, "matched", matched=total, total=total, found=found, prepared=prepared
             )
@@ -230,13 +230,13 @@ class _Matcher:
         reason, change = self._overlapped_by(self.claimed[step.node])
         return Outcome(self.pattern, step.node, "overlapped", reason, step.node, change)
 
-    def _overlap(self, found: Found) -> Obstacle | None:
+    def _overlap(self, found: Found) -> Misfit | None:
         """That another match has taken a node of ``found``."""
         other = next((self.claimed[node] for node in found.members if node in self.claimed), None)
         if other is None:
             return None
         reason, change = self._overlapped_by(other)
-        return Obstacle("overlapped", reason, None, change)
+        return Misfit("overlapped", reason, None, change)
 
     def _overlapped_by(self, other: Pattern) -> tuple[str, str]:
         """Reason and change where a match of ``other`` was first."""

@@ -15,8 +15,8 @@ import torch
 from torch.fx import Node
 
 from fuse.rewrite import layouts, regions, surgery
-from fuse.rewrite.patterns.conditions import Obstacle, Surroundings
-from fuse.rewrite.patterns.exact import Found, Given, Output
+from fuse.rewrite.patterns.conditions import Misfit, Surroundings
+from fuse.rewrite.patterns.exact import Bound, Found, FoundResult
 from fuse.rewrite.patterns.terms import look_of
 from fuse.rewrite.patterns.tracing import Traced
 
@@ -29,22 +29,22 @@ class Replacement:
 
     found: Found
     traced: Traced
-    inputs: Mapping[Node, Given]
+    inputs: Mapping[Node, Bound]
 
 
-def replacement(found: Found, around: Surroundings) -> Replacement | Obstacle:
+def replacement(found: Found, around: Surroundings) -> Replacement | Misfit:
     """The replacement that the pattern of ``found`` gives, or why it cannot stand there."""
     traced = found.setting.replaced
     if isinstance(traced, str):
-        return Obstacle("constraint", f"replace does not run on these tensors: {traced}")
+        return Misfit("constraint", f"replace does not run on these tensors: {traced}")
     read = zip(found.form.keys, traced.inputs, strict=True)
     inputs = {inner: found.inputs[key] for key, inner in read if inner is not None}
     return _misfit(found, traced, around) or Replacement(found, traced, inputs)
 
 
-def _misfit(found: Found, traced: Traced, around: Surroundings) -> Obstacle | None:
+def _misfit(found: Found, traced: Traced, around: Surroundings) -> Misfit | None:
     if len(traced.outputs) != len(found.outputs):
-        return Obstacle("constraint", f"replace gives {len(traced.outputs)} results, the pattern {len(found.outputs)}")
+        return Misfit("constraint", f"replace gives {len(traced.outputs)} results, the pattern {len(found.outputs)}")
     for output, new in zip(found.outputs, traced.outputs, strict=True):
         old, value = output.node.meta["val"], new.meta["val"]
         if output.is_input:
@@ -52,16 +52,14 @@ def _misfit(found: Found, traced: Traced, around: Surroundings) -> Obstacle | No
         if output.reshaped:
             value = value.reshape(old.shape) if value.numel() == old.numel() else value
         if look_of(value) != look_of(old):
-            return Obstacle("constraint", f"replace gives {look_of(value)}, the pattern {look_of(old)}", output.node)
+            return Misfit("constraint", f"replace gives {look_of(value)}, the pattern {look_of(old)}", output.node)
         if value.stride() != old.stride() and not old.is_contiguous():
-            return Obstacle("constraint", "replace gives strides that no copy has", output.node)
+            return Misfit("constraint", "replace gives strides that no copy has", output.node)
     owners = [regions.owner(node) for node in traced.outputs]
     for output, own in zip(found.outputs, owners, strict=True):
         shared = own.op == "placeholder" or owners.count(own) > 1
         if shared and output.node in around.escaping and not output.is_input:
-            return Obstacle(
-                "alias or mutation", "the caller would see a result in another tensor's memory", output.node
-            )
+            return Misfit("alias or mutation", "the caller would see a result in another tensor's memory", output.node)
     return None
 
 
@@ -97,7 +95,7 @@ def latest(node: Node, moved: dict[Node, Node]) -> Node:
     return node
 
 
-def _in_layout(new: Node, output: Output, before: Node) -> Node:
+def _in_layout(new: Node, output: FoundResult, before: Node) -> Node:
     """``new`` in the shape and with the strides of the result that it is to stand for."""
     old = output.node.meta["val"]
     if output.reshaped:

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from fuse.rewrite.patterns.calls import Table
 from fuse.rewrite.patterns.differences import Difference, common, differences
-from fuse.rewrite.patterns.exact import Attempt, Cut, Drawing, Given, holders, output_of, wanted_terms
+from fuse.rewrite.patterns.exact import Attempt, Bound, Cut, Drawing, holders, output_of, wanted_terms
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.terms import Term, below
@@ -77,7 +77,7 @@ def _nothing(form: Form, reason: str) -> Near:
 
 
 def _drawn(
-    traced: Traced, known: Mapping[Node, Term], found: Sequence[Term], inputs: Mapping[InputKey, Given]
+    traced: Traced, known: Mapping[Node, Term], found: Sequence[Term], inputs: Mapping[InputKey, Bound]
 ) -> Drawing:
     """The pattern's nodes of which the graph has the very terms, each with the node that has it."""
     have = set(below(*found))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.check.inputs import Call
+from fuse.check.inputs import CheckCall
 from fuse.check.precision.errors import PrecisionTarget, errors
 from fuse.check.precision.keep import recommend
 from fuse.graph.precision import Precision, in_precision
@@ -64,7 +64,7 @@ def test_what_float32_cannot_reach_either_is_said() -> None:
 
 def test_the_model_is_left_alone() -> None:
     model = nn.BatchNorm1d(4)
-    call = Call(model, (torch.randn(8, 4),), {})
+    call = CheckCall(model, (torch.randn(8, 4),), {})
     recommend(model, call.args, {}, "bf16", PrecisionTarget("sqnr", 20.0))
     assert model.running_mean is not None
     assert not model.running_mean.any()

@@ -13,7 +13,7 @@ from torch.fx import Node
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from fuse.check.inputs import Call
+from fuse.check.inputs import CheckCall
 from fuse.check.precision.chains import measure
 from fuse.check.precision.exact import wide
 from fuse.check.precision.run import as_kernels, chains, inputs_of
@@ -185,7 +185,7 @@ def faulty(planted: Planted, target: Node) -> Callable[[Node, tuple[Any, ...], d
 def test_the_operator_that_is_wrong_is_named(planted: Planted) -> None:
     torch.manual_seed(0)
     make, inputs = MODELS[planted.model]
-    call = Call(make(), inputs(), {})
+    call = CheckCall(make(), inputs(), {})
     graph = capture(in_precision(call.model, Precision(planted.dtype)), call.args)
     given = inputs_of(graph, call)
     target = [node for node in graph.graph.nodes if node.target is planted.op][planted.which]
@@ -269,7 +269,7 @@ class Waves(nn.Module):
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_the_kernel_that_is_wrong_is_named(which: int) -> None:
     torch.manual_seed(0)
-    call = Call(Waves(), (torch.randn(4, 16),), {})
+    call = CheckCall(Waves(), (torch.randn(4, 16),), {})
     graph = capture(in_precision(call.model, Precision("bf16")), call.args)
     run_passes(graph)
     given = inputs_of(graph, call)

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fuse
 from fuse.rewrite.patterns import exact
 from fuse.rewrite.patterns.definition import define
-from fuse.rewrite.patterns.exact import Found, Output, holders
+from fuse.rewrite.patterns.exact import Found, FoundResult, holders
 from fuse.rewrite.patterns.forms import forms
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.matching import match
@@ -58,7 +58,7 @@ def test_a_match_ends_at_its_inputs(look):
 
 def test_a_result_is_a_node_of_its_shape_where_there_is_one(look):
     found = only(look(lambda x: torch.exp(x) * 2, lambda x: torch.exp(x) * 2, randn(3, 4)))
-    assert found.outputs == (Output(found.inside[-1], reshaped=False, is_input=False),)
+    assert found.outputs == (FoundResult(found.inside[-1], reshaped=False, is_input=False),)
 
 
 def test_a_result_may_be_held_in_another_shape(look):
@@ -66,7 +66,7 @@ def test_a_result_may_be_held_in_another_shape(look):
         return (torch.exp(x).sum(1, keepdim=True)) * 2
 
     found = only(look(kept, lambda x: torch.exp(x).sum(1) * 2, randn(3, 4)))
-    assert found.outputs == (Output(found.inside[-1], reshaped=True, is_input=False),)
+    assert found.outputs == (FoundResult(found.inside[-1], reshaped=True, is_input=False),)
 
 
 def test_an_input_may_be_a_result(look):

@@ -11,7 +11,7 @@ from torch import randn
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
 from fuse.rewrite.patterns import matching
-from fuse.rewrite.patterns.conditions import Obstacle
+from fuse.rewrite.patterns.conditions import Misfit
 from fuse.rewrite.patterns.definition import define
 from fuse.rewrite.patterns.matching import Outcome, match
 
@@ -46,7 +46,7 @@ def test_a_match_with_one_result_between_two_that_wait_for_each_other_is_kept():
 def test_what_is_declined_waits_for_nothing():
     def first_alone(found, around):
         is_first = any(given.node.name == "args_0" for given in found.inputs.values())
-        return found if is_first else Obstacle("refused by lowering", "it is not the first")
+        return found if is_first else Misfit("refused by lowering", "it is not the first")
 
     found = matched([pair], circle, first_alone)
     assert [one.kind for one in found] == ["matched", "refused by lowering"]
