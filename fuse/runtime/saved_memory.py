@@ -5,7 +5,8 @@
 
 New memory costs about as much as writing to it: the system makes each page when it is first touched, and takes large
 pieces back as soon as they are freed. A block is used again once nobody outside holds one of its tensors, or anything
-else that shares their memory: who keeps a graph keeps its block. Blocks are shared by all programs, and few are held
+else that shares their memory: who keeps a graph keeps its block. Gradients that do not lie as a backward program reads
+them are copied into blocks, too. Blocks are shared by all programs, and few are held
 that are not in use.
 """
 

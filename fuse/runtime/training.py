@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,10 +25,12 @@ from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sized import call_at_hand, lowering_of
+from fuse.runtime.call_code import empty
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
 from fuse.runtime.result_reconstruction import Playback, play_leaves
+from fuse.runtime.saved_memory import SavedMemory, can_be_used_again
 from fuse.runtime.steps import Fallback, Launches
 
 TWICE = (
@@ -96,6 +98,7 @@ class Training:
             for what, node in zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=True)
             if what.kind == "tangent"
         }
+        self._copies = {i: _new_like(layout) for i, layout in self._layouts.items()}
         self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
         # Inputs that get no gradient: autograd must not look for what they were made of.
         self._unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None)
@@ -155,10 +158,8 @@ class Training:
             return [None if i is None else values[i] for i in half.gradients]
         copies = 0
         for number, what in enumerate(given):
-            if what.kind == "tangent" and not _lies_as(inputs[number], layout := self._layouts[what.index]):
-                inputs[number] = torch.empty_strided(
-                    layout.shape, layout.stride(), dtype=layout.dtype, device="cpu"
-                ).copy_(inputs[number])
+            if what.kind == "tangent" and not _lies_as(inputs[number], self._layouts[what.index]):
+                inputs[number] = self._copies[what.index]().copy_(inputs[number])
                 copies += 1
         inputs += half.constants
         try:
@@ -229,6 +230,14 @@ class _Step(torch.autograd.Function):
 def _is_batched(tensor: Tensor) -> bool:
     functorch: Any = torch._C._functorch
     return bool(functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+
+
+def _new_like(layout: Tensor) -> Callable[[], Tensor]:
+    """Makes tensors that lie like ``layout``."""
+    if can_be_used_again([layout]):
+        memory = SavedMemory([layout])
+        return lambda: memory.take()[0]
+    return partial(empty, tuple(layout.shape), layout.stride(), layout.dtype)
 
 
 def _lies_as(tangent: Tensor, layout: Tensor) -> bool:

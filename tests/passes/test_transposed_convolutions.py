@@ -51,6 +51,8 @@ STRIDE_TWO = {
     "groups": (Block(8, 16, 3, stride=2, padding=1, groups=4, bias=False), (2, 8, 16, 16)),
     "along one dimension": (Block(8, 16, 3, stride=(2, 1), padding=1), (2, 8, 16, 16)),
     "5 x 5 at 4, dilated": (Block(8, 16, 5, stride=4, padding=3, dilation=2), (2, 8, 16, 16)),
+    "4 x 4": (Block(8, 16, 4, stride=2, padding=1), (2, 8, 16, 16)),
+    "2 x 2": (Block(8, 16, 2, stride=2), (2, 8, 16, 16)),
     "one place": (Block(8, 8, 3, stride=2, padding=1), (700, 8, 1, 1)),
 }
 
@@ -84,7 +86,6 @@ def test_with_a_larger_stride_channels_lie_side_by_side(name: str, train: bool) 
 
 
 NEAR_MISSES = {
-    "the stride divides the taps": (Block(8, 16, 4, stride=2, padding=1), (2, 8, 16, 16), "stride divides"),
     "few outputs": (Block(8, 3, 3, stride=2), (2, 8, 16, 16), "fewer than"),
     "a long weight": (Block(64, 64, 3, stride=2), (1, 64, 4, 4), "weight is larger"),
     "one channel a group": (Block(8, 8, 3, stride=2, groups=8), (2, 8, 10, 10), "no other layout"),
@@ -105,6 +106,14 @@ def test_near_misses_stay_and_are_right(name: str) -> None:
     checked = check(model, (x,))
     assert checked.passed, checked
     assert not checked.fallbacks
+
+
+@pytest.mark.parametrize("behind", [nn.Identity(), nn.Softmax(1), nn.Conv2d(16, 4, 1)])
+def test_where_the_stride_divides_the_taps_the_copy_has_to_join_what_follows(behind: nn.Module) -> None:
+    model, x = nn.Sequential(nn.ConvTranspose2d(8, 16, 2, stride=2), behind), torch.randn(2, 8, 16, 16)
+    assert not fired(model, x)
+    assert any("stride divides" in one for one in reasons(model, x))
+    assert check(model, (x,)).passed
 
 
 def test_an_image_in_an_order_of_its_own_stays() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
+from fuse.graph.function import Function
 from fuse.runtime import saved_memory
 
 ROWS, WIDTH = 64, 256  # 64 KB a value
@@ -64,7 +65,7 @@ def test_a_later_step_uses_the_memory_of_one_before(make: type[Gated]) -> None:
     for _ in range(4):
         y = fused(torch.randn(ROWS, WIDTH))
         places.append([t.data_ptr() for t in inner(y)])
-        y.sum().backward()
+        y.square().sum().backward()
         del y
     assert fused.last_run.fallbacks == ()
     assert len(saved_memory._blocks) == 1
@@ -77,6 +78,24 @@ def test_training_in_blocks_is_right(make: type[Gated]) -> None:
     report = check(make(), (torch.randn(ROWS, WIDTH),), train=True)
     assert report.passed, report
     assert not report.fallbacks
+
+
+def test_gradients_that_are_copied_lie_in_blocks_until_nobody_holds_them() -> None:
+    fused = fuse.compile(Function(lambda x: x + 1.0))
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    held = []
+    for number in range(3):
+        turned = torch.full((WIDTH, ROWS), float(number)).t()
+        held.append(torch.autograd.grad(fused(x), x, turned)[0])
+    for number, gradient in enumerate(held):
+        assert torch.equal(gradient, torch.full((ROWS, WIDTH), float(number)))
+    del gradient, held
+    before = len(saved_memory._blocks)
+    assert before >= 1
+    for _ in range(3):
+        fused(x).sum().backward()
+        x.grad = None
+    assert len(saved_memory._blocks) == before
 
 
 def test_a_graph_that_is_kept_keeps_its_memory() -> None:
@@ -172,7 +191,7 @@ def test_programs_of_about_one_size_share_a_block_and_others_have_one_of_their_o
     fused = fuse.compile(Gated(), dynamic_shapes=None)
     for rows in (64, 60, 56, 600, 64, 60):
         y = fused(torch.randn(rows, WIDTH))
-        y.sum().backward()
+        y.square().sum().backward()
         del y
     assert len(saved_memory._blocks) == 2
 
