@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.loops.reads import letter
+from fuse.loops.reads import token
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import given_constants
@@ -82,7 +82,7 @@ def with_numbers(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
     for node in graph.graph.nodes:
         others = arguments(node, known)[1:] if node.target in RULES else ()
         if any(type(argument) in (int, float) for argument in others):
-            alike.setdefault((letter(node), node.meta.get("source")), {})[node] = others
+            alike.setdefault((token(node), node.meta.get("source")), {})[node] = others
     return {
         node
         for nodes in alike.values()

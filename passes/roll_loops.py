@@ -62,13 +62,13 @@ def roll(
     step_by_step: bool = False,
 ) -> Iterator[Verdict]:
     """Roll the loops that meet no ``obstacle``; ``step_by_step``: those that have no kernel, too."""
-    nodes, letters = spelled(graph.graph, LEAST_STEPS)
+    nodes, tokens = spelled(graph.graph, LEAST_STEPS)
     place = {node: at for at, node in enumerate(nodes)}
     stretches = [(0, len(nodes), len(nodes))]  # from, to, and the period that loops in it stay below
     while stretches:
         start, end, below = stretches.pop()
-        for run in find_runs(letters[start:end], LEAST_STEPS, below):
-            for steps, found in loops_in(aligned(nodes, letters, start + run.start, run)):
+        for run in find_runs(tokens[start:end], LEAST_STEPS, below):
+            for steps, found in loops_in(aligned(nodes, tokens, start + run.start, run)):
                 if isinstance(found, Obstacle):
                     yield declined(steps[0], found.reason)
                     # layers that differ may each hold a loop
@@ -90,17 +90,17 @@ def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], Rolled
         yield steps, found
 
 
-def aligned(nodes: Sequence[Node], letters: Sequence[object], start: int, run: Run) -> list[list[Node]]:
+def aligned(nodes: Sequence[Node], tokens: Sequence[object], start: int, run: Run) -> list[list[Node]]:
     """The steps of a run that begins at ``start``, moved so that they begin where little is carried.
 
     Repeats may have been found from the middle of the user's step on, because the first one differs. A step that
-    begins where the letters do not go on to the end of the last one leaves a whole step outside, in pieces: it must
+    begins where the tokens do not go on to the end of the last one leaves a whole step outside, in pieces: it must
     carry much less.
     """
     period = run.period
     end = start + period * run.count
-    whole = 0  # letters of a further step behind the last one
-    while whole < period - 1 and letters[end + whole : end + whole + 1] == letters[start + whole : start + whole + 1]:
+    whole = 0  # tokens of a further step behind the last one
+    while whole < period - 1 and tokens[end + whole : end + whole + 1] == tokens[start + whole : start + whole + 1]:
         whole += 1
     carried = bytes_carried([nodes[at : at + period] for at in range(start, end, period)])
     cut = min(range(period), key=lambda k: (carried[k], k))

@@ -13,7 +13,7 @@ from collections.abc import Collection, Hashable
 
 from torch.fx import GraphModule, Node
 
-from fuse.loops.reads import Read, leaves, letter, read_of, tensors_of
+from fuse.loops.reads import Read, leaves, read_of, tensors_of, token
 from fuse.rewrite import effects
 from fuse.rewrite.evaluate import FILLS
 
@@ -43,7 +43,7 @@ def first_steps(graph: GraphModule, constants: Collection[Node] = ()) -> set[Nod
     for target in dict.fromkeys(node.target for node in firsts):
         for node in graph.graph.find_nodes(op="call_function", target=target, sort=False):
             if node in firsts or (node not in constants and tensors_of(node)):
-                alike.setdefault(letter(node), set()).add(node)
+                alike.setdefault(token(node), set()).add(node)
     found: set[Node] = set()
     for nodes in alike.values():
         filled, others = nodes & firsts.keys(), nodes - firsts.keys()
@@ -55,8 +55,8 @@ def first_steps(graph: GraphModule, constants: Collection[Node] = ()) -> set[Nod
 
 def some_alike(graph: GraphModule) -> bool:
     """Whether two operators on filled tensors may come to compute the same thing: otherwise none need be told apart."""
-    letters = [letter(node) for node in _begun(graph)]
-    return len(set(letters)) < len(letters)
+    tokens = [token(node) for node in _begun(graph)]
+    return len(set(tokens)) < len(tokens)
 
 
 def _reads(node: Node) -> Hashable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
-from fuse.loops.reads import letter
+from fuse.loops.reads import token
 from fuse.rewrite import effects
 
 FEWEST_OTHERS = 3
@@ -40,7 +40,7 @@ def last_steps(graph: GraphModule) -> set[Node]:
     for node in graph.graph.nodes if unread else ():
         source = node.meta.get("source")
         if node.op == "call_function" and node.target in targets and source:
-            key = letter(node), source
+            key = token(node), source
             if not node.users and effects.is_view(node):
                 continue  # it is of no step, and would keep what it looks at in use
             if node in unread:

@@ -1,9 +1,9 @@
 """What the steps of an unrolled loop read: operands as chains of views, and numbers that may change from step to step.
 
-    mul(h1, 0.5)     leaves: h1, 0.5             letter: mul of [3, 20] and a number
+    mul(h1, 0.5)     leaves: h1, 0.5             token: mul of [3, 20] and a number
     add(x[2], h1)    leaves: select(x, 0, 2), h1     read: (select, 0, 2) of x
 
-Two nodes with equal letters may be the same node of two steps of a loop: they differ in what they read only.
+Two nodes with equal tokens may be the same node of two steps of a loop: they differ in what they read only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Read:
 
 
 def anchors(graph: Graph) -> list[Node]:
-    """The nodes that compute something, in program order: the letters in which repeats are looked for."""
+    """The nodes that compute something, in program order: the tokens in which repeats are looked for."""
     return [
         node for node in graph.nodes if node.op == "call_function" and owner(node) is node and not is_constructor(node)
     ]
@@ -60,7 +60,7 @@ def may_be_ambient(node: Node) -> bool:
     return isinstance(node.meta["val"], torch.Tensor) and (ops.is_pointwise(target) or target in COLLECTORS)
 
 
-def letter(node: Node) -> object:
+def token(node: Node) -> object:
     """What two corresponding nodes have in common: operator, layouts, and constants that no tensor can stand for."""
     args: tuple[Any, ...] = node.args
     numbers = number_positions(node)
@@ -70,7 +70,7 @@ def letter(node: Node) -> object:
 
 
 def _shown(value: Any) -> object:
-    """An argument as letters have it: a node's layout, a constant as it is."""
+    """An argument as tokens have it: a node's layout, a constant as it is."""
     if isinstance(value, Node):
         return ("node", layout(value))
     if isinstance(value, (tuple, list)):

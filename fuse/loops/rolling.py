@@ -33,11 +33,11 @@ from fuse.loops.reads import (
     below,
     layout,
     leaves,
-    letter,
     may_be_ambient,
     parts,
     read_of,
     tensors_of,
+    token,
 )
 from fuse.loops.segments import transitions
 from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
@@ -277,8 +277,8 @@ def _computed(
     typical = reads[middle]
     if not depth or not may_be_ambient(typical.root):
         return None
-    kind = letter(typical.root), typical.links
-    odd = frozenset(k for k, read in enumerate(reads) if (letter(read.root), read.links) != kind)
+    kind = token(typical.root), typical.links
+    odd = frozenset(k for k, read in enumerate(reads) if (token(read.root), read.links) != kind)
     if odd:
         return Obstacle("is computed in another way in some steps", odd)
     slots = _operands([read.root for read in reads], place, depth - 1)

@@ -1,4 +1,4 @@
-"""A graph as a sequence of letters, in which loops are stretches that repeat.
+"""A graph as a sequence of tokens, in which loops are stretches that repeat.
 
     mm(h0, w)  k = exp(v)  add(k)  tanh  mm(h1, w)  add(k)  tanh     ->     mm add tanh  mm add tanh
 
@@ -16,32 +16,32 @@ from collections.abc import Mapping
 
 from torch.fx import Graph, Node
 
-from fuse.loops.reads import DEEPEST_AMBIENT, anchors, is_link, letter, may_be_ambient
+from fuse.loops.reads import DEEPEST_AMBIENT, anchors, is_link, may_be_ambient, token
 from fuse.rewrite import effects
 
 
 def spelled(graph: Graph, least: int) -> tuple[list[Node], list[int]]:
-    """The anchors among which loops of at least ``least`` steps are looked for, and their letters, as numbers."""
+    """The anchors among which loops of at least ``least`` steps are looked for, and their tokens, as numbers."""
     nodes = anchors(graph)
     alphabet: dict[object, int] = {}
-    letters = {node: alphabet.setdefault(letter(node), len(alphabet)) for node in nodes}
-    often = Counter(letters.values())
+    tokens = {node: alphabet.setdefault(token(node), len(alphabet)) for node in nodes}
+    often = Counter(tokens.values())
     readers = {node: _readers(node) for node in nodes}
-    ambient = {key for key, count in often.items() if count >= least} - _owned(graph, letters, readers, often, least)
-    left_out: set[Node] = {node for node in nodes if letters[node] in ambient}
+    ambient = {key for key, count in often.items() if count >= least} - _owned(graph, tokens, readers, often, least)
+    left_out: set[Node] = {node for node in nodes if tokens[node] in ambient}
     for node in reversed(nodes):
-        if often[letters[node]] < least and effects.is_pure(node) and readers[node]:
-            alike = Counter(letters[reader] for reader in readers[node] if reader in letters)
+        if often[tokens[node]] < least and effects.is_pure(node) and readers[node]:
+            alike = Counter(tokens[reader] for reader in readers[node] if reader in tokens)
             if readers[node] <= left_out or max(alike.values(), default=0) >= least:
                 left_out.add(node)
     found = [node for node in nodes if node not in left_out]
-    return found, [letters[node] for node in found]
+    return found, [tokens[node] for node in found]
 
 
 def _owned(
-    graph: Graph, letters: Mapping[Node, int], readers: Mapping[Node, set[Node]], often: Counter[int], least: int
+    graph: Graph, tokens: Mapping[Node, int], readers: Mapping[Node, set[Node]], often: Counter[int], least: int
 ) -> set[int]:
-    """The letters that belong to steps: of operators behind others of their kind, or behind others that belong there.
+    """The tokens that belong to steps: of operators behind others of their kind, or behind others that belong there.
 
     And of those that something else reads too.
     """
@@ -49,12 +49,12 @@ def _owned(
     found: set[int] = set()
     for node in graph.nodes:
         depth[node] = max((depth[operand] for operand in node.all_input_nodes), default=0)
-        if node in letters and often[letters[node]] >= least:
+        if node in tokens and often[tokens[node]] >= least:
             depth[node] += 1
-            by_steps = all(reader in letters and often[letters[reader]] >= least for reader in readers[node])
+            by_steps = all(reader in tokens and often[tokens[reader]] >= least for reader in readers[node])
             if depth[node] > DEEPEST_AMBIENT or not by_steps or not may_be_ambient(node):
-                found.add(letters[node])
-    reads = {(letters[reader], letters[node]) for node in letters for reader in readers[node] if reader in letters}
+                found.add(tokens[node])
+    reads = {(tokens[reader], tokens[node]) for node in tokens for reader in readers[node] if reader in tokens}
     known = 0
     while known < len(found):
         known = len(found)
