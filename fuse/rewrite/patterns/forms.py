@@ -20,6 +20,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -29,6 +30,7 @@ from fuse.errors import CaptureError, FuseError
 from fuse.graph.fake_mode import FakeMode
 from fuse.rewrite.patterns import guesses, kept
 from fuse.rewrite.patterns.backward import with_gradients
+from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.fans import Fan, fan_of
 from fuse.rewrite.patterns.language import Environment, ManySpec
@@ -273,9 +275,9 @@ def runs(
 def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], lists: int, mode: FakeTensorMode) -> Form:
     roots, results = _roots(pattern, run.arguments, Environment(run.constants, choices), mode)
     computing = [term for term in below(*roots) if term.computes]
-    if all(ops.is_view(_target(term)) for term in computing):
+    if all(_is_view(term) for term in computing):
         raise FuseError(f"pattern {pattern.name!r} computes nothing: views and casts alone are no pattern")
-    if by_strides := next((term for term in computing if _target(term) in BY_STRIDES), None):
+    if by_strides := next((term for term in computing if _target(term) in BY_STRIDES and _is_own(term)), None):
         raise FuseError(
             f"pattern {pattern.name!r} has `{by_strides.name}`, which depends on how tensors lie in memory; "
             "no pattern can say that, so take its result as a parameter"
@@ -297,6 +299,17 @@ def _form(pattern: Pattern, run: guesses.Guess, choices: Mapping[str, int], list
 def _target(term: Term) -> object:
     """The operator that a term was made for."""
     return term.origin.target if isinstance(term.origin, Node) else None
+
+
+def _is_view(term: Term) -> bool:
+    """Whether a step is an operator that computes nothing, such as ``diagonal``, which no rule knows as a view."""
+    return ops.is_view(_target(term)) and _is_own(term)
+
+
+def _is_own(term: Term) -> bool:
+    """Whether a step is what its operator computes: the view in ``tanh(x).view(4)`` makes a ``tanh``, too."""
+    target = _target(term)
+    return isinstance(target, OpOverload) and term.name in may_make(target)
 
 
 def _hangs_together(roots: Sequence[Term]) -> bool:

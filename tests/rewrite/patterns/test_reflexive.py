@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from benchmarks import op_db
-from benchmarks.reflexive import SETTINGS, sweep
+from benchmarks.reflexive import SETTINGS, _case, pattern_of, sweep
 
 FUNCTIONS = (
     "addmm clamp masked.cumsum nn.functional.cosine_similarity nn.functional.cross_entropy nn.functional.layer_norm "
@@ -27,6 +28,13 @@ def test_a_function_matches_itself_alone_in_a_larger_graph_and_in_a_loop(name: s
         found = sweep(op, samples=1)
         assert [one for one in found if not (one.matched or one.registration)] == []
         assert {one.setting for one in found} == set(SETTINGS)
+
+
+@pytest.mark.parametrize("last", [lambda x: x.view(2, 12), lambda x: x[None].squeeze(0).flatten()])
+def test_a_view_behind_what_is_computed_is_part_of_the_pattern(last) -> None:
+    given = (torch.randn(4, 6), torch.randn(6, 6))
+    for function in (lambda x, y: last(torch.tanh(x)) + 0 * y.sum(), lambda x, y: last(torch.relu(x @ y))):
+        assert _case("", 0, "alone", pattern_of(function, given), function, given).matched
 
 
 @pytest.mark.parametrize("name", ["ravel", "linalg.diagonal", "as_strided_scatter"])
