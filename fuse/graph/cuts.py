@@ -26,6 +26,7 @@ from fuse.graph.learned import Guard, bits, same_bits
 from fuse.graph.outside import Outside
 from fuse.graph.read_numbers import is_number
 from fuse.graph.results import is_constant
+from fuse.graph.signature import Dispatch
 
 Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
 """Dtype, size and strides."""
@@ -150,7 +151,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 class Watched:
     """How one call of a submodule was given its arguments, ``given`` with a slot for each tensor, and what it gave:
     ``returned``, whose slots count on behind the arguments' to tensors that it ``made``. ``gradients``: whether they
-    were on."""
+    were on. ``dispatches``: what it launched, where that was recorded."""
 
     path: str
     given: Any
@@ -158,6 +159,7 @@ class Watched:
     returned: Any
     made: tuple[Layout, ...]
     gradients: bool
+    dispatches: tuple[Dispatch, ...] = ()
 
 
 @dataclass(eq=False)

@@ -27,9 +27,13 @@ from fuse.graph.contents import attributes_of, class_dict, mro
 from fuse.graph.cuts import Journal, Keeping, Unsuitable, Watched, fault_of_result, layout_of, oddity, run, taken_apart
 from fuse.graph.locks import ForkedLock
 from fuse.graph.outside import Outside, reached_by
+from fuse.graph.signature import Dispatch
 
 Handler = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Makes a call of a submodule: told its path, its ``forward``, and what that is given."""
+
+Recording = Callable[[], contextlib.AbstractContextManager[list[Dispatch]]]
+"""Records operators as long as it lasts."""
 
 LARGEST_CALLS = 256
 """Calls of submodules that stay Python, in one call of the model."""
@@ -243,11 +247,12 @@ def rerun(journal: Journal, model: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 class Watching:
     """Watches the calls of submodules while a call of their model runs eager. ``unsuitable``: the first of them that
-    turned out not to be one that can stay Python in a program."""
+    turned out not to be one that can stay Python in a program. ``recording`` records what a submodule launches."""
 
-    def __init__(self, model: nn.Module, paths: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, paths: Sequence[str], recording: Recording | None = None) -> None:
         self.model = model
         self.paths = paths
+        self.recording = recording
         self.calls: list[Watched] = []
         self.unsuitable: Unsuitable | None = None
         self._journal = Journal()
@@ -285,7 +290,17 @@ class Watching:
             self._refuse(path, f"it is called more than {LARGEST_CALLS} times")
         if self.unsuitable is not None:
             return forward(*args, **kwargs)
-        noted = run(path, forward, (args, kwargs), self._shared[path], self._rest)
+        dispatches: list[Dispatch] = []
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if self.recording is None:
+                return forward(*args, **kwargs)
+            with self.recording() as launched:
+                result = forward(*args, **kwargs)
+            dispatches.extend(launched)
+            return result
+
+        noted = run(path, recorded, (args, kwargs), self._shared[path], self._rest)
         if noted.error is not None:
             self._refuse(path, "it raises")
             raise noted.error
@@ -294,7 +309,8 @@ class Watching:
             self._refuse(path, f"it {noted.problem or problem}")
             return noted.result
         layouts = tuple(map(layout_of, tensors))
-        self.calls.append(Watched(path, given, layouts, returned, tuple(map(layout_of, made)), torch.is_grad_enabled()))
+        gradients, launched = torch.is_grad_enabled(), tuple(dispatches)
+        self.calls.append(Watched(path, given, layouts, returned, tuple(map(layout_of, made)), gradients, launched))
         self._journal.noted.append(noted)
         self._keeping.add(noted)
         return noted.result

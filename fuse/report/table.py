@@ -143,7 +143,8 @@ def _sections(report: Report) -> Iterator[RenderableType]:
     if report.compiled:
         yield from _compiled(report.compiled)
     for fallback in report.fallbacks:
-        yield Text(f"runs eager as it is: {fallback.reason}")
+        what = f"{fallback.op} at {fallback.source} " if fallback.source else ""
+        yield Text(f"{what}runs eager as it is: {fallback.reason}")
     if report.host:
         yield from _host_stage(report.host)
     if report.reads:

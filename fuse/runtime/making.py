@@ -20,7 +20,7 @@ from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
 from fuse.gradients.differentiating import by_loops
 from fuse.graph.capture import capture
 from fuse.graph.cuts import Unsuitable
-from fuse.graph.cutting import Cuts, changer
+from fuse.graph.cutting import Cuts
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
 from fuse.graph.learned import truths_read
@@ -35,7 +35,7 @@ from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
 from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
-from fuse.runtime.pieces import Pieces
+from fuse.runtime.pieces import Pieces, blame
 from fuse.runtime.program import Program, begun, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import without_kernels
@@ -282,20 +282,11 @@ def _in_pieces(maker: Maker, declined: Compiled, error: CaptureError, kind: Hash
     if maker.needs_gradients(call.leaves):
         return declined
     assert declined.reason is not None
-    if isinstance(error, Assigns) and not error.module and _is_outside(maker.model, error.attributes):
-        args, kwargs = call.args, call.kwargs
-        error.module = changer(maker.model, (args, kwargs), lambda: capture(maker.model, args, kwargs, maker.kept))
+    blame(error, maker.model, (call.args, call.kwargs), maker.kept)
     path, why = maker.pieces.further(error, kind)
     hope = f"; the next such call is cut around {path}" if path else why and f"; {why}"
     reason = replace(declined.reason, reason=f"{declined.reason.reason}{hope}")
     return replace(declined, reason=reason, once=bool(path), watches=kind if path else None)
-
-
-def _is_outside(model: nn.Module, changed: Sequence[Attribute]) -> bool:
-    """Whether what a call changes may be outside of modules, and a submodule may be what changes it."""
-    held = {*model.__dict__, *model._parameters, *model._buffers}
-    own = (attribute.owner or attribute.name in held for attribute in changed)
-    return not any(own) and any(True for _ in model.children())
 
 
 def _tried_again(maker: Maker, declined: Compiled, call: ModelCall) -> Compiled:

@@ -7,15 +7,22 @@ the next such call    ->  cuts       captured around it; where that fails, furth
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from torch.fx import GraphModule
 
 from fuse.errors import CaptureError
+from fuse.graph.capture import capture
 from fuse.graph.cuts import NotAsWatched, Unsuitable
-from fuse.graph.cutting import Cuts, Watching, candidates, obstacle
+from fuse.graph.cutting import Cuts, Recording, Watching, candidates, changer, obstacle
+from fuse.graph.mutated_attributes import Assigns
+from fuse.graph.signature import Attribute
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a model is given."""
 
 LARGEST_ATTEMPTS = 8
 LARGEST_KINDS = 64
@@ -80,12 +87,18 @@ class Pieces:
             why = why or f"{path} cannot run by itself: {tried.refused[path]}"
         return "", why
 
-    def watched(self, kind: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def watched(
+        self,
+        kind: Hashable,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        recording: Recording | None = None,
+    ) -> Any:
         """The result of a call that runs eager, of which is noted how its submodules are called."""
         tried = self._tried[kind]
         if not tried.reasons:
             return self.model(*args, **kwargs)
-        watching = Watching(self.model, list(tried.reasons))
+        watching = Watching(self.model, list(tried.reasons), recording)
         result = watching.run(args, kwargs)
         if watching.unsuitable is not None:
             tried.refuse(watching.unsuitable)
@@ -93,3 +106,31 @@ class Pieces:
             tried.cuts = Cuts(dict(tried.reasons), tuple(watching.calls))
             self.are_cut = True
         return result
+
+
+def captured(model: nn.Module, call: Call, recording: Recording) -> GraphModule | None:
+    """A call of a model, which is run for it, as it is captured from the second time on; None where it runs eager.
+
+    ``recording`` records what submodules launch that stay Python.
+    """
+    model(*call[0], **call[1])  # which may fill a cache
+    pieces = Pieces(model)
+    while True:
+        try:
+            return capture(model, *call, cuts=pieces.cuts(None))
+        except Unsuitable as error:
+            pieces.refuse(error, None)
+        except CaptureError as error:
+            blame(error, model, call)
+            if not pieces.further(error, None)[0]:
+                return None
+            pieces.watched(None, *call, recording)
+
+
+def blame(error: CaptureError, model: nn.Module, call: Call, kept: Sequence[Attribute] = ()) -> None:
+    """Say which submodule it is that changes something outside of modules, where ``error`` says only what it is."""
+    if not isinstance(error, Assigns) or error.module:
+        return
+    held = {*model.__dict__, *model._parameters, *model._buffers}
+    if not any(attribute.name in held for attribute in error.attributes) and any(True for _ in model.children()):
+        error.module = changer(model, call, lambda: capture(model, *call, kept))

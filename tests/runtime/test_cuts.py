@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fuse
+from fuse.runtime.module import Fused
 from fuse.runtime.steps import Fallback
 
 Inputs = tuple[Any, ...]
@@ -84,7 +85,7 @@ def notes(module: nn.Module) -> list[list[float]]:
     return [m.seen for m in module.modules() if isinstance(m, Noting)]
 
 
-def run(module: nn.Module, calls: Sequence[Inputs], *, eager: bool = False) -> fuse.CompiledModule:
+def run(module: nn.Module, calls: Sequence[Inputs], *, eager: bool = False) -> Fused:
     """Every call beside eager's: results, what was noted, inputs, state and random numbers behind it; ``eager`` or cut
     in the end."""
     expected, fused = copy.deepcopy(module), fuse.compile(module)
@@ -639,3 +640,25 @@ def test_submodules_at_random(usual: list[int], where: int, unusual: list[int]) 
         assert torch.equal(torch.get_rng_state(), state)
         same(args, wanted)
         np.testing.assert_allclose(notes(module)[0], notes(expected)[0], rtol=1e-3, atol=1e-4)
+
+
+# ---- counted --------------------------------------------------------------------------------------------------------
+
+
+def test_show_counts_the_submodule_as_it_is_and_the_rest_fused() -> None:
+    module = model(lambda self, x: (x.sin() + 1).cos() * self.weight)
+    with torch.no_grad():
+        report = fuse.show(module, inputs()[0])
+    assert module.inner[0].seen == []
+    (piece,) = report.fallbacks
+    assert piece.op == "inner.0"
+    assert piece.source in str(report)
+    fused = fuse.compile(module)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in inputs():
+            fused(*call)
+    assert fused.last_run is not None
+    noting = 2  # double and sum
+    assert report.after.launches == fused.last_run.launches + 4 + noting
+    assert report.before.launches > report.after.launches
