@@ -296,6 +296,7 @@ class Recorder(TorchDispatchMode):
             raise refused
         self.context = tuple(before.variables.items())
         changes: list[Change] = []
+        dtype = left = torch.get_default_dtype()
         try:
             with standing_in(self.model, self._fake_of_state) as assigned, self.overlay.laid(self._fake_of_attribute):
                 yield
@@ -305,6 +306,10 @@ class Recorder(TorchDispatchMode):
             raise
         finally:
             changes = before.restore(self._is_twin)
+            left = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+        if left is not dtype:
+            raise CaptureError(f"forward sets the default dtype of torch to {left}; a graph cannot hold that")
         self.overlay.check()
         changes = [change for change in assigned() if change.attribute not in self.overlay.plan.attributes] + changes
         if changes:

@@ -164,16 +164,17 @@ class Watched:
 
 @dataclass(eq=False)
 class Noted:
-    """A call of a submodule that ran: what it was given and gave, or raised, and the state of torch's generator behind
-    it. ``written``: positions of tensors that it wrote to. ``problem``: what it did otherwise than when it was
-    watched, which is ``lasting`` where it cannot be undone."""
+    """A call of a submodule that ran: what it was given and gave (tensors that it ``made`` among it), or raised, and
+    the state of torch's generator behind it. ``written``: positions of tensors that it wrote to. ``problem``: what it
+    did otherwise than when it was watched, which is ``lasting`` where it cannot be undone."""
 
     path: str
     tensors: tuple[Tensor, ...]
     before: tuple[Tensor, ...]
     result: Any = None
     error: Exception | None = None
-    state: Tensor = field(default_factory=torch.get_rng_state)
+    made: tuple[Tensor, ...] = ()
+    state: Tensor | None = None
     written: tuple[int, ...] = ()
     after: tuple[Tensor, ...] = ()
     problem: str = ""
@@ -184,18 +185,44 @@ class Noted:
         for index in self.written:
             self.tensors[index].copy_(self.before[index])
 
+    def check(self, given: Sequence[Tensor]) -> None:
+        """Raise where a call in its place is given something else.
+
+        Raises:
+            Spoilt: it is, by more than roundings: Python took another way than when it ran.
+        """
+        pairs = list(zip(given, self.before, strict=False))
+        same = len(given) == len(self.before) and all(one.shape == other.shape for one, other in pairs)
+        if not same or not all(_near(one.detach(), other) for one, other in pairs):
+            raise Spoilt(f"{self.path} ran in this call already, and is called with other values when it is run again")
+
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the call gave, for one in its place that is given the like."""
+        assert self.state is not None
         torch.set_rng_state(self.state)
         given: list[Tensor] = []
-        if self.written:
-            taken_apart((args, tuple(kwargs.items())), given)
+        taken_apart((args, tuple(kwargs.items())), given)
+        self.check(given)
         with torch.no_grad():
             for index in self.written:
                 given[index].copy_(self.after[index])
         if self.error is not None:
             raise self.error
         return self.result
+
+
+def modes() -> tuple[Any, ...]:
+    """The modes of torch that a submodule may notice."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def run(
@@ -212,12 +239,15 @@ def run(
     with torch.no_grad():
         noted = Noted(path, tuple(tensors), tuple(tensor.detach().clone() for tensor in tensors))
     layouts = [layout_of(tensor) for tensor in tensors]
-    shared, versions = shared.again(), _versions(rest)
+    shared, versions, before = shared.again(), _versions(rest), modes()
     try:
         noted.result = forward(*given[0], **given[1])
     except Exception as error:  # of the user's code
         noted.error = error
     noted.state = torch.get_rng_state()
+    if modes() != before:
+        noted.problem, noted.lasting = "changes the modes of torch", True
+        return noted
     if [layout_of(tensor) for tensor in tensors] != layouts:
         noted.problem, noted.lasting = "reshapes what it is given in place", True
         return noted
@@ -236,39 +266,32 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
-def fault_of_result(noted: Noted, earlier: Sequence[Noted]) -> tuple[str, Any, list[Tensor]]:
-    """Why what a call gave cannot be used in a program (empty where it can), its template, and the tensors it made."""
+def fault_of_result(noted: Noted, earlier: Sequence[Noted]) -> tuple[str, Any]:
+    """Why what a call gave cannot be used in a program (empty where it can), and its template. Notes what it made."""
     tensors = list(noted.tensors)
     try:
         template = taken_apart(noted.result, tensors)
     except ValueError as what:
-        return f"returns {what}", None, []
-    made = tensors[len(noted.tensors) :]
+        return f"returns {what}", None
+    made = noted.made = tuple(tensors[len(noted.tensors) :])
     if kinds := [kind for tensor in made if (kind := oddity(tensor))]:
-        return f"returns {kinds[0]}", template, made
-    others = [*noted.tensors, *(tensor for one in earlier for tensor in (*one.tensors, *_made(one)))]
+        return f"returns {kinds[0]}", template
+    others = [*noted.tensors, *(tensor for one in earlier for tensor in (*one.tensors, *one.made))]
     for index, tensor in enumerate(made):
         if any(meet(tensor, other) for other in (*others, *made[:index])):
-            return "returns memory that it was given, or that it returned before", template, made
-    return "", template, made
-
-
-def _made(noted: Noted) -> list[Tensor]:
-    tensors = list(noted.tensors)
-    with contextlib.suppress(ValueError):
-        taken_apart(noted.result, tensors)
-    return tensors[len(noted.tensors) :]
+            return "returns memory that it was given, or that it returned before", template
+    return "", template
 
 
 class Keeping:
     """Copies of what calls were given and gave, to see whether a later call changes it.
 
-    >>> noted = Noted("odd", (torch.ones(2),), (torch.ones(2),), result=torch.zeros(2))
+    >>> noted = Noted("odd", (torch.ones(2),), (torch.ones(2),), made=(torch.zeros(2),))
     >>> keeping = Keeping()
     >>> keeping.add(noted)
     >>> keeping.is_unchanged()
     True
-    >>> _ = noted.result.add_(1)
+    >>> _ = noted.made[0].add_(1)
     >>> keeping.is_unchanged()
     False
     """
@@ -279,7 +302,7 @@ class Keeping:
     def add(self, noted: Noted) -> None:
         with torch.no_grad():
             self._held += zip(noted.tensors, noted.before, strict=True)
-            self._held += [(tensor, tensor.detach().clone()) for tensor in _made(noted)]
+            self._held += [(tensor, tensor.detach().clone()) for tensor in noted.made]
 
     def is_unchanged(self) -> bool:
         return all(same_bits(now.detach(), then) for now, then in self._held)
@@ -397,6 +420,9 @@ class CutCall:
         if noted is None:
             noted = self._run(here, tensors)
             here.noted.append(noted)
+        elif noted.state is not None:
+            noted.check(tensors)
+            torch.set_rng_state(noted.state)
         if noted.problem:
             if noted.lasting:
                 raise Spoilt(
@@ -406,7 +432,7 @@ class CutCall:
             raise Unforeseen(self.path, self.source, noted.problem)
         if noted.error is not None:
             raise noted.error
-        return tuple(_made(noted))
+        return noted.made
 
     def _run(self, here: Journal, tensors: Sequence[Tensor]) -> Noted:
         laid = [_in_layout(one, layout) for one, layout in zip(tensors, self.watched.tensors, strict=True)]
@@ -415,17 +441,25 @@ class CutCall:
             noted = run(self.path, self.module.forward, (args, dict(named)), self.shared, here.inputs)
         if noted.problem or noted.error is not None:
             return noted
-        noted.problem, template, made = fault_of_result(noted, here.noted)
-        same = alike(template, self.watched.returned) and tuple(map(layout_of, made)) == self.watched.made
+        noted.problem, template = fault_of_result(noted, here.noted)
+        same = alike(template, self.watched.returned) and tuple(map(layout_of, noted.made)) == self.watched.made
         if not noted.problem and not same:
             noted.problem = "returns something else"
-        if not noted.problem and any(meet(one, other) for one in made for other in here.kept):
+        if not noted.problem and any(meet(one, other) for one in noted.made for other in here.kept):
             noted.problem = "returns memory of an input that is written"
         if self.several:
             if self.last and not here.keeping.is_unchanged():
                 noted.problem, noted.lasting = "changes what an earlier call was given or gave", True
             here.keeping.add(noted)
         return noted
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors differ in roundings only, as those of eager and fused operators do."""
+    if one.dtype is not other.dtype or not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    largest = other.abs().nan_to_num(0, 0, 0).max().item() if other.numel() else 0.0
+    return torch.allclose(one, other, rtol=0.02, atol=0.02 * float(largest), equal_nan=True)
 
 
 def _in_layout(tensor: Tensor, layout: Layout) -> Tensor:

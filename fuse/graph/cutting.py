@@ -24,7 +24,18 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
 from fuse.graph.contents import attributes_of, class_dict, mro
-from fuse.graph.cuts import Journal, Keeping, Unsuitable, Watched, fault_of_result, layout_of, oddity, run, taken_apart
+from fuse.graph.cuts import (
+    Journal,
+    Keeping,
+    Unsuitable,
+    Watched,
+    fault_of_result,
+    layout_of,
+    modes,
+    oddity,
+    run,
+    taken_apart,
+)
 from fuse.graph.locks import ForkedLock
 from fuse.graph.outside import Outside, reached_by
 from fuse.graph.signature import Dispatch
@@ -256,7 +267,7 @@ class Watching:
         self.calls: list[Watched] = []
         self.unsuitable: Unsuitable | None = None
         self._journal = Journal()
-        self._modes = _modes()
+        self._modes = modes()
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the model."""
@@ -284,7 +295,7 @@ class Watching:
             self._refuse(path, f"it is given {what}")
         if self.unsuitable is None and (odd := next(filter(None, map(oddity, _without_gradients(tensors))), "")):
             self._refuse(path, f"it is given {odd}")
-        if self.unsuitable is None and _modes() != self._modes:
+        if self.unsuitable is None and modes() != self._modes:
             self._refuse(path, "it is called in other modes of torch than the model")
         if self.unsuitable is None and len(self.calls) == LARGEST_CALLS:
             self._refuse(path, f"it is called more than {LARGEST_CALLS} times")
@@ -304,13 +315,13 @@ class Watching:
         if noted.error is not None:
             self._refuse(path, "it raises")
             raise noted.error
-        problem, returned, made = fault_of_result(noted, self._journal.noted)
+        problem, returned = fault_of_result(noted, self._journal.noted)
         if noted.problem or problem:
             self._refuse(path, f"it {noted.problem or problem}")
             return noted.result
         layouts = tuple(map(layout_of, tensors))
-        gradients, launched = torch.is_grad_enabled(), tuple(dispatches)
-        self.calls.append(Watched(path, given, layouts, returned, tuple(map(layout_of, made)), gradients, launched))
+        made, launched = tuple(map(layout_of, noted.made)), tuple(dispatches)
+        self.calls.append(Watched(path, given, layouts, returned, made, torch.is_grad_enabled(), launched))
         self._journal.noted.append(noted)
         self._keeping.add(noted)
         return noted.result
@@ -320,17 +331,3 @@ def _without_gradients(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     """Parameters that need gradients may be given where none are recorded."""
     for tensor in tensors:
         yield tensor if torch.is_grad_enabled() or type(tensor) is not nn.Parameter else tensor.detach()
-
-
-def _modes() -> tuple[Any, ...]:
-    """The modes of torch that a submodule may notice."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-        torch.get_default_dtype(),
-        torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(),
-        torch.are_deterministic_algorithms_enabled(),
-    )

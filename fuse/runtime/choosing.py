@@ -8,10 +8,9 @@ Only where the values take under a tenth of the call, by the cost model, and no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -20,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.cost import profiles
-from fuse.cost.count import calls_of_graph
+from fuse.cost.count import CountedCall, calls_of_graph
 from fuse.graph.learned import Learning
 from fuse.graph.outputs import cone, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
@@ -88,15 +87,20 @@ def chooser_of(graph: GraphModule) -> Chooser | None:
         dispatches=(),
         kept=(),
     )
-    if _seconds(small) > LARGEST_SHARE * _seconds(graph):
+    if modelled_seconds(calls_of_graph(small)) > LARGEST_SHARE * modelled_seconds(calls_of_graph(graph)):
         return None
     return Chooser(small, positions, learning)
 
 
-def _seconds(graph: Any) -> float:
+def modelled_seconds(calls: Iterable[CountedCall]) -> float:
+    """What calls take on this machine, as the cost model has it.
+
+    >>> modelled_seconds([])
+    0
+    """
     profile = profiles.get("cpu")
     return sum(
         call.repeats
         * (call.launches * profile.launch_seconds + profile.seconds(call.work.flops, call.work.bytes, call.work.dtype))
-        for call in calls_of_graph(graph)
+        for call in calls
     )

@@ -35,7 +35,7 @@ from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
 from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
-from fuse.runtime.pieces import Pieces, blame
+from fuse.runtime.pieces import Pieces, blame, refuse_small
 from fuse.runtime.program import Program, begun, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import without_kernels
@@ -129,6 +129,8 @@ def make(
         else:
             cuts = maker.pieces.cuts(kind)
             graph = captured(maker, call, cuts)
+            if cuts is not None:
+                refuse_small(graph, cuts)
             signature = graph.meta["signature"]
             ending = ending_of(graph)
             if ending and (longer := _longer(ending, alike)):

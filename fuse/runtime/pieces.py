@@ -14,15 +14,21 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
+from fuse.cost.count import calls_of_dispatches, calls_of_graph
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
 from fuse.graph.cuts import NotAsWatched, Unsuitable
 from fuse.graph.cutting import Cuts, Recording, Watching, candidates, changer, obstacle
 from fuse.graph.mutated_attributes import Assigns
 from fuse.graph.signature import Attribute
+from fuse.runtime.choosing import modelled_seconds
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model is given."""
+
+SECONDS_OF_CALL = 20e-6
+"""What a call of a submodule between fused parts costs, as the cost model counts time: copies of what it is given,
+comparisons, Python."""
 
 LARGEST_ATTEMPTS = 8
 LARGEST_KINDS = 64
@@ -106,6 +112,17 @@ class Pieces:
             tried.cuts = Cuts(dict(tried.reasons), tuple(watching.calls))
             self.are_cut = True
         return result
+
+
+def refuse_small(graph: GraphModule, cuts: Cuts) -> None:
+    """Refuse a rewritten graph that saves less time than its cuts cost.
+
+    Raises:
+        Unsuitable: it does.
+    """
+    eager = modelled_seconds(calls_of_dispatches(graph.meta["signature"].dispatches))
+    if eager - modelled_seconds(calls_of_graph(graph)) < SECONDS_OF_CALL * len(cuts.calls):
+        raise Unsuitable(cuts.calls[-1].path, "fusing what lies around it would gain less than cutting costs")
 
 
 def captured(model: nn.Module, call: Call, recording: Recording) -> GraphModule | None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fuse
+from fuse.runtime import pieces
 from fuse.runtime.module import Fused
 from fuse.runtime.steps import Fallback
 
@@ -49,6 +50,12 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor, *rest: Any) -> Any:
         return self.between(self, self.before(x) + 1, *rest)
+
+
+@pytest.fixture(autouse=True)
+def _costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models as small as these are cut, too."""
+    monkeypatch.setattr(pieces, "SECONDS_OF_CALL", -1.0)
 
 
 def model(odd: Any = None, between: Any = None) -> Around:
@@ -265,6 +272,16 @@ def test_values_that_are_read_behind_it() -> None:
 
     calls = [(*one, torch.tensor([float(i % 3 - 1), 0.5])) for i, one in enumerate(inputs(16))]
     run(model(None, between), calls)
+
+
+def test_random_numbers_that_it_draws_are_drawn_once_where_a_value_behind_it_is_otherwise() -> None:
+    def between(self: Any, h: Tensor, t: Tensor) -> Tensor:
+        y = self.inner[0](h)
+        y = self.after(y) if t.sum() > 0 else y - 1
+        return y + self.inner[0](h)
+
+    calls = [(*one, torch.tensor([float(i % 2) - 0.5])) for i, one in enumerate(inputs(12))]
+    run(model(lambda self, x: torch.rand_like(x) + x, between), calls)
 
 
 def test_values_that_depend_on_it_are_not_read() -> None:
@@ -575,6 +592,23 @@ def test_a_result_that_the_next_call_changes() -> None:
     )
 
 
+def test_a_mode_of_torch_that_it_changes() -> None:
+    def odd(self: Any, x: Tensor) -> Tensor:
+        torch.set_default_dtype(torch.float64 if len(self.seen) % 2 else torch.float32)
+        return x.sin()
+
+    between = lambda self, h: self.after(self.inner[0](h)) * torch.full((16,), 0.3)  # noqa: E731
+    module = model(odd, between)
+    expected, fused = copy.deepcopy(module), fuse.compile(module)
+    try:
+        for (x,) in inputs():
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                same(fused(x), expected(x))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_gradients_modes_and_hooks_within() -> None:
     def between(self: Any, h: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -640,6 +674,13 @@ def test_submodules_at_random(usual: list[int], where: int, unusual: list[int]) 
         assert torch.equal(torch.get_rng_state(), state)
         same(args, wanted)
         np.testing.assert_allclose(notes(module)[0], notes(expected)[0], rtol=1e-3, atol=1e-4)
+
+
+def test_models_that_are_too_small_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "SECONDS_OF_CALL", 20e-6)
+    fused = run(model(), inputs(), eager=True)
+    assert fused.last_run is not None
+    assert "would gain less" in fused.last_run.fallbacks[0].reason
 
 
 # ---- counted --------------------------------------------------------------------------------------------------------
