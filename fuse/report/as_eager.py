@@ -58,7 +58,7 @@ def graph_in_pieces(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
         with (mode := EagerRecording(user_line)):
             yield mode.dispatches
 
-    call = copied(Call(model, args, dict(kwargs)))
+    call = copied(CheckCall(model, args, dict(kwargs)))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         return captured(call.model, (call.args, call.kwargs), recording)
 
