@@ -634,6 +634,26 @@ def overloaded(results: dict[str, Any]) -> bool:
     return bool(results["load_average"] > OVERLOADED * results["machine"]["cores"])
 
 
+def training_steps_table(results: dict[str, Any]) -> list[str]:
+    """A row a model, and one for all loops of the tests' table."""
+    lines = [
+        "| loop | call us | training step us | step / call | eager's step / call | launches |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    cells = [case for case in results["cases"] if case["target"].startswith("cell ")]
+    for case in results["cases"]:
+        if case not in cells:
+            taken, launches = case["fuse"]["quiet"], ", ".join(map(str, case["launches"]))
+            ratios = (f"{case[who]['ratio']['quiet']:.1f}" for who in ("fuse", "eager"))
+            lines.append(
+                f"| `{case['target']}` | {taken['call']:.0f} | {taken['step']:.0f} | {' | '.join(ratios)} | {launches} |"
+            )
+    found = {who: sorted(cell[who]["ratio"]["quiet"] for cell in cells) for who in ("fuse", "eager")}
+    told = [f"{statistics.median(one):.1f} ({one[0]:.1f} - {one[-1]:.1f})" for one in found.values()]
+    lines.append(f"| {len(cells)} small loops of the tests, median (least - most) |  |  | {' | '.join(told)} |  |")
+    return lines
+
+
 def ratio(quartiles: dict[str, float]) -> str:
     return f"{quartiles['median']:.2f} ({quartiles['lower_quartile']:.2f} - {quartiles['upper_quartile']:.2f})"
 
@@ -691,6 +711,7 @@ TABLES = {
     "study_launches": study_launches_table,
     "recurrent_in_short": short_recurrent_table,
     "training": speed_table,
+    "training_steps": training_steps_table,
     "zoo": zoo_table,
 }
 """Each from the results of its name; ``_in_short`` and ``_launches`` from those of the whole table."""

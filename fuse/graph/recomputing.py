@@ -7,7 +7,7 @@ A value leaves the saved ones where a few cheap elementwise operators give it fr
 that kernels take in read it: computing it again costs no launch and no memory traffic, and keeping it costs both.
 
 A step of a loop keeps what it saves once for each step, its states too, and all that reads it is in one kernel. There a
-value leaves where what has to be kept instead is at most half as large.
+value leaves where the states that have to be kept instead are at most half as large.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def computed_again_in_step(
 
     Args:
         reads: what the backward half of the step reads of the forward half, as roots of memory.
-        price: the bytes of a root that are kept for each step if it is read; 0 for what is there anyway.
+        price: the bytes of a root that are kept for each step if it is read; 0 for what is there anyway, if it is read:
+            what the caller owns may be written before the backward half runs, so that nothing more of it is read.
         stacked: roots that are needed for all steps side by side.
         root_of: the node whose memory a node lies in.
     """
@@ -64,7 +65,8 @@ def computed_again_in_step(
     found: dict[Node, None] = {}
     for candidate in candidates:
         made = _cone(candidate, there, root_of)
-        if made is None or 2 * sum(map(price, made.leaves)) > price(candidate):
+        prices = [price(leaf) for leaf in made.leaves] if made is not None else []
+        if made is None or not all(prices) or 2 * sum(prices) > price(candidate):
             there.add(candidate)
         else:
             there |= made.leaves

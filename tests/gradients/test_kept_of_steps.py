@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fuse
 from fuse.check.oracle import check
 from fuse.gradients import reversing
 from fuse.gradients.differentiating import by_loops
@@ -42,8 +43,8 @@ def selective(weight: Tensor, x: Tensor, h: Tensor) -> Tensor:
 
 def read_by_row(weight: Tensor, x: Tensor, h: Tensor) -> Tensor:
     """The next state is read by a product whose result is no gradient of a weight."""
-    h = torch.sigmoid(weight) * h + x.unsqueeze(2)
-    return h + torch.bmm(h, torch.tanh(x).unsqueeze(2))
+    h = torch.sigmoid(weight) * h + (x * x).unsqueeze(2)
+    return h + torch.bmm(h, x.unsqueeze(2))
 
 
 def joint_of(model: nn.Module, *args: Tensor) -> Joint:
@@ -78,15 +79,40 @@ def assert_right(model: nn.Module, *given: Tensor) -> None:
     assert not report.fallbacks
 
 
-def test_a_sum_of_a_state_and_a_weight_is_computed_again() -> None:
-    model, given = Scan(crf), args(WIDTH)
-    assert kept(joint_of(model, *given)) == [(BATCH, WIDTH), (BATCH, WIDTH)]  # the state and the logarithm
+def doubled(weight: Tensor, x: Tensor, h: Tensor) -> Tensor:
+    """The difference is as large as the weight for each row of the state, and its square is read too."""
+    difference = h.unsqueeze(2) - weight
+    return torch.tanh(difference * difference * weight).sum(1) / WIDTH + x
+
+
+def test_arithmetic_of_a_state_and_of_a_weight_that_is_read_is_done_again() -> None:
+    model, given = Scan(doubled), args(WIDTH)
+    assert kept(joint_of(model, *given)) == [(BATCH, WIDTH), (BATCH, WIDTH, WIDTH)]  # the state and the tanh
     assert_right(model, *given)
+
+
+def test_a_weight_that_eager_does_not_read_backwards_may_be_written_before() -> None:
+    found = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        model, given = Scan(crf), args(WIDTH)
+        run = fuse.compile(model) if compiled else model
+        for _ in range(2):
+            model.zero_grad()
+            result = run(*given)
+            with torch.no_grad():
+                model.weight.add_(1)
+            model.weight.data.mul_(2)
+            given[0].data.add_(3)
+            result.square().sum().backward()
+        found.append([model.weight.grad, *(a.grad for a in given)])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_the_next_state_is_computed_again_of_the_one_before() -> None:
     model, given = Scan(read_by_row), args(WIDTH, WIDTH)
-    assert kept(joint_of(model, *given)) == [(BATCH, WIDTH), (BATCH, WIDTH, WIDTH)]  # what is read, and one state
+    assert kept(joint_of(model, *given)) == [(BATCH, WIDTH, WIDTH)]  # the state alone
     assert_right(model, *given)
 
 
@@ -95,10 +121,12 @@ def test_the_next_state_is_computed_again_of_the_one_before() -> None:
     [
         # costly arithmetic is kept
         (lambda w, x, h: torch.exp(h.unsqueeze(2) + w).sum(1), [(BATCH, WIDTH, WIDTH)]),
+        # what eager does not read backwards may be written before, and is not read either
+        (lambda w, x, h: torch.logsumexp(h.unsqueeze(2) + w, 1) + x, [(BATCH, WIDTH), (BATCH, WIDTH, WIDTH)]),
         # what a product contracts for all steps at once is needed for all of them
         (lambda w, x, h: torch.tanh((h + x) @ w), [(BATCH, WIDTH), (BATCH, WIDTH)]),
     ],
-    ids=["costly", "contracted"],
+    ids=["costly", "of a weight that is not read", "contracted"],
 )
 def test_near_misses_are_kept(run: Callable[..., Tensor], sizes: list[tuple[int, ...]]) -> None:
     model, given = Scan(run), args(WIDTH)
