@@ -643,11 +643,11 @@ def training_steps_table(results: dict[str, Any]) -> list[str]:
     cells = [case for case in results["cases"] if case["target"].startswith("cell ")]
     for case in results["cases"]:
         if case not in cells:
-            taken, launches = case["fuse"]["quiet"], ", ".join(map(str, case["launches"]))
-            ratios = (f"{case[who]['ratio']['quiet']:.1f}" for who in ("fuse", "eager"))
-            lines.append(
-                f"| `{case['target']}` | {taken['call']:.0f} | {taken['step']:.0f} | {' | '.join(ratios)} | {launches} |"
-            )
+            name = f"`{case['target']}`"
+            taken = [f"{case['fuse']['quiet'][way]:.0f}" for way in ("call", "step")]
+            ratios = [f"{case[who]['ratio']['quiet']:.1f}" for who in ("fuse", "eager")]
+            launches = ", ".join(map(str, case["launches"]))
+            lines.append(f"| {' | '.join([name, *taken, *ratios, launches])} |")
     found = {who: sorted(cell[who]["ratio"]["quiet"] for cell in cells) for who in ("fuse", "eager")}
     told = [f"{statistics.median(one):.1f} ({one[0]:.1f} - {one[-1]:.1f})" for one in found.values()]
     lines.append(f"| {len(cells)} small loops of the tests, median (least - most) |  |  | {' | '.join(told)} |  |")
