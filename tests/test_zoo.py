@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fuse
+from benchmarks.zoo_world import compared
 from fuse.check.oracle import check
-
-ROOT = Path(__file__).parent.parent
 
 NEEDED = {
     "einops": "einops",
@@ -45,45 +41,6 @@ def installed(package: str) -> None:
         pytest.skip(f"{package} is not installed")
 
 
-def run(*arguments: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, *arguments], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return ran.stdout
-
-
-SCRIPT = """
-import hashlib, importlib, sys
-import torch
-from torch.utils import _pytree as pytree
-
-def built(name):
-    group, _, case = name.partition(":")
-    torch.manual_seed(0)
-    model, args, kwargs = importlib.import_module("benchmarks." + group).CASES[case](1)
-    return model.eval(), args, kwargs
-
-def digest(result):
-    leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-    return hashlib.sha256(b"".join(leaf.contiguous().numpy().tobytes() for leaf in leaves)).hexdigest()
-
-torch.set_num_threads(1)
-how, names = sys.argv[1], sys.argv[2:]
-with torch.no_grad():
-    if how == "after fuse":
-        import fuse
-        for name in names:
-            model, args, kwargs = built(name)
-            fused = fuse.compile(model)
-            fused(*args, **kwargs)
-            fused(*args, **kwargs)
-    for name in names:
-        model, args, kwargs = built(name)
-        print(name, digest(model(*args, **kwargs)))
-"""
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_a_model_of_a_package_is_right_and_fused(name: str) -> None:
     group, package, _ = name.split(":")
@@ -101,7 +58,7 @@ def test_a_process_that_ran_fuse_builds_and_runs_every_model_as_one_without_fuse
     names = [name for name in SMALL if importlib.util.find_spec(NEEDED[name.split(":")[1]]) is not None]
     if not names:
         pytest.skip("none of the packages is installed")
-    assert run("after fuse", *names) == run("without fuse", *names)
+    assert compared([(group, case) for group, _, case in (name.partition(":") for name in names)]) == []
 
 
 def test_einops_is_captured_in_the_first_call() -> None:
