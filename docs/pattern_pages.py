@@ -49,6 +49,12 @@ With `--patterns all`, batch 1, as `benchmarks/zoo.py` builds them (at most four
 
 {fires}
 
+## In other spellings, and in none
+
+`python -m benchmarks.respelled` spells operators of these structures otherwise: 20,600 cases, each of 61 steps taken at least 268 times. All of 12,035 that keep the meaning matched, and none of 8,565 that change it was rewritten wrongly. `python -m benchmarks.metamorphic` does it with random expressions: 4,000 cases, 89 steps at least 39 times each, 2,302 of 2,302 matched, none of 1,698 wrong. `python -m benchmarks.steps` sums up files of both.
+
+`python -m benchmarks.reflexive --samples 2` gives operators of PyTorch's own list to themselves, alone, in a larger graph, in a loop and under `train()`: 3,820 of 4,850 samples match, 998 are told with the reason when the pattern is registered or by what it may not do, 32 are missed (99.3 % match or are told). They are of 9 of 676 operators: in a loop, values that do not depend on the step of a loop are shared between the steps (`masked.mean`, `matrix_rank`, `take_along_dim`), and a call or two each of `einsum`, `pad` in circles, `quantile`, `slice_scatter` and `svd`.
+
 ## What needs no pattern
 
 The generic passes fuse neighbouring elementwise operators, reductions with what surrounds them, look-ups and movement, whatever they are called. A pattern for one of the following would find nothing to gain, and could keep a
