@@ -22,15 +22,12 @@ from torch.fx import GraphModule, Node
 
 from fuse.loops.first_steps import first_steps
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.constants import constant_nodes, fold_to_constant, given_constants
+from fuse.rewrite.constants import LARGEST_CONSTANT, constant_nodes, fold_to_constant, given_constants
 from fuse.rewrite.evaluate import FILLS, evaluate, is_uniform
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
-
-LARGEST_CONSTANT = 1 << 20
-"""Bytes that one folded constant may take, or as many as the constants that it is made of."""
 
 
 @register_pass(stage="clean", after="drop_roundings", before_gradients=False)  # constants would be new inputs

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.fx import GraphModule
 from torch.utils._pytree import TreeSpec
 
 from fuse.graph.learned import Learning
@@ -31,7 +32,8 @@ class InputSpec:
     ``name`` (qualified, as in ``state_dict``). ``attribute``: the flattened values that the attributes in ``kept`` that
     are read have before the call, at position ``index``. ``constant``: held in ``value``; a tensor made in
     ``forward`` from Python numbers, or one that the model holds without having registered it, whose numbers
-    ``may_change`` between calls.
+    ``may_change`` between calls. A constant that was computed from nothing but numbers has the graph of it as its
+    ``origin``.
     """
 
     kind: Literal["argument", "parameter", "buffer", "attribute", "constant"]
@@ -39,6 +41,7 @@ class InputSpec:
     index: int = -1
     value: torch.Tensor | None = field(default=None, compare=False)
     may_change: bool = field(default=False, repr=False)
+    origin: GraphModule | None = field(default=None, compare=False, repr=False)
 
 
 def held_tensor(spec: InputSpec, model: nn.Module) -> Tensor:

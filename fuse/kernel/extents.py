@@ -38,6 +38,8 @@ class Conditions:
     ``usual`` are the values of sizes that costs are estimated with. ``noted`` has each comparison as a Python
     expression over the names of sizes, and its outcome. ``quotients`` has the factors that are no sizes, divisions and
     remainders, by their text: each as a Python expression. A target has the functions that these texts call.
+    ``of_text``: extents are written as the names of sizes; else writing or hashing one pins it, as Python code does
+    that with the number.
     """
 
     sizes: tuple[str, ...] = ()
@@ -46,6 +48,7 @@ class Conditions:
     noted: dict[str, bool] = field(default_factory=dict)
     quotients: dict[str, str] = field(default_factory=dict)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False, compare=False)
+    of_text: bool = True
 
     def size(self, name: str, value: int, usual: int | None = None) -> Extent:
         """A new size, called ``name`` in kernels and in conditions; costs are estimated with its ``usual`` value."""
@@ -212,11 +215,15 @@ class Extent(int):
         return bool(self != 0)
 
     def __hash__(self) -> int:
+        if not self.conditions.of_text:
+            return hash(pinned(self))
         return _HASH  # equal for all: sets and dictionaries have to compare them
 
     # ---- text ----------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
+        if not self.conditions.of_text:
+            return str(pinned(self))
         parts = [" * ".join([*([str(c)] if c != 1 or not m else []), *m]) for m, c in reversed(self.terms)]
         text = " + ".join(parts).replace("+ -", "- ")
         is_single = len(parts) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1

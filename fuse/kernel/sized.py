@@ -99,7 +99,7 @@ def relation_of(
     >>> relation_of((7, 7.0), [(5, 5.0)])
     ((0, 1), (((('n0',), 1),), ((('n1',), 1),)))
     """
-    alike = [o for o in references if all(map(_are_alike, now, o))]
+    alike = [o for o in references if all(map(are_alike, now, o))]
     alike = alike or [o for o in references if all(map(_are_alike_but_for_ones, now, o))]
     columns = list(zip(now, *alike, strict=True))
     vary = {place for place, column in enumerate(columns) if len(set(column)) > 1}
@@ -131,14 +131,14 @@ def relation_of(
     return tuple(places), tuple(numbers)
 
 
-def _are_alike(a: Any, b: Any) -> bool:
+def are_alike(a: Any, b: Any) -> bool:
     """Whether two numbers may be one that varies: floats, and sizes that tell."""
     return a == b or isinstance(a, float) or min(a, b) >= TELLING
 
 
 def _are_alike_but_for_ones(now: Any, other: Any) -> bool:
     """Whether two numbers may be one that varies, and that tells now: the other call may have had one of it."""
-    return _are_alike(now, other) or (now >= TELLING and other >= LEAST)
+    return are_alike(now, other) or (now >= TELLING and other >= LEAST)
 
 
 Column = tuple[Any, ...]
@@ -164,9 +164,9 @@ def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
     return None
 
 
-def lifted(relation: Relation, sizes: Numbers, usual: Numbers) -> tuple[Conditions, Numbers]:
+def lifted(relation: Relation, sizes: Numbers, usual: Numbers, of_text: bool = True) -> tuple[Conditions, Numbers]:
     """The numbers of the call with these sizes, those that vary as extents."""
-    conditions = Conditions()
+    conditions = Conditions(of_text=of_text)
     values: dict[str, Any] = {}
     for i, (size, most) in enumerate(zip(sizes, usual, strict=True)):
         name = f"n{i}"

@@ -38,18 +38,18 @@ def spelled(
     lines = []
     places = {node: place for place, node in enumerate(region.graph.nodes)}
     for node in region.graph.nodes:
-        args = [_text_of(argument, places, varies, reals) for argument, varies in _arguments(node)]
-        for argument, varies in _arguments(node):
-            _mapped(argument, take if varies else _itself, reals=reals)
-        layouts = [_layout_text(value) for value in _parts(node.meta.get("val"))]
-        for value in _parts(node.meta.get("val")):
+        args = [_text_of(argument, places, varies, reals) for argument, varies in arguments_of(node)]
+        for argument, varies in arguments_of(node):
+            mapped(argument, take if varies else itself, reals=reals)
+        layouts = [_layout_text(value) for value in parts_of(node.meta.get("val"))]
+        for value in parts_of(node.meta.get("val")):
             _sized(value, take)
         source = node.meta.get("source", "")
         lines.append(
             f"{node.op} {name_of(node)} {node.target if node.op != 'placeholder' else ''} {args} {layouts} {source}"
         )
     lines.append(_text_of(beside, places))
-    _mapped(beside, take)
+    mapped(beside, take)
     return "\n".join(lines), tuple(numbers)
 
 
@@ -65,20 +65,20 @@ def with_numbers(
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in region.graph.nodes:
-        given = [_mapped(argument, take if varies else _itself, copies, reals) for argument, varies in _arguments(node)]
+        given = [mapped(argument, take if varies else itself, copies, reals) for argument, varies in arguments_of(node)]
         args, kwargs = tuple(given[: len(node.args)]), dict(zip(node.kwargs, given[len(node.args) :], strict=True))
         made = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
         made.meta = dict(node.meta)
         if "val" in node.meta:
             value = node.meta["val"]
-            parts = [_sized(part, take) for part in _parts(value)]
+            parts = [_sized(part, take) for part in parts_of(value)]
             made.meta["val"] = type(value)(parts) if isinstance(value, (tuple, list)) else parts[0]
         copies[node] = made
     # No code is written for the copy: written down, a number that the call tells would be taken for the one at hand.
-    return _LazyGraphModule(torch.nn.Module(), graph), _mapped(beside, take)
+    return _LazyGraphModule(torch.nn.Module(), graph), mapped(beside, take)
 
 
-def _arguments(node: Node) -> list[tuple[Any, bool]]:
+def arguments_of(node: Node) -> list[tuple[Any, bool]]:
     """The arguments of a node, each with whether its whole numbers may be sizes: a dimension, say, is none."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return [(argument, node.op == "output") for argument in (*node.args, *node.kwargs.values())]
@@ -104,7 +104,7 @@ def _innermost(kind: Any) -> str:
     return name
 
 
-def _itself(number: Any) -> Any:
+def itself(number: Any) -> Any:
     return number
 
 
@@ -113,11 +113,11 @@ def _is_real(argument: Any) -> bool:
     return type(argument) is float and math.isfinite(argument) and argument != 0
 
 
-def _parts(value: Any) -> Sequence[Any]:
+def parts_of(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (tuple, list)) else (value,)
 
 
-def _mapped(
+def mapped(
     argument: Any, take: Callable[[Any], Any], nodes: dict[Node, Node] | None = None, reals: bool = False
 ) -> Any:
     """An argument with every number replaced by what ``take`` gives for it, from left to right."""
@@ -128,9 +128,9 @@ def _mapped(
     if isinstance(argument, Node):
         return nodes[argument] if nodes is not None else argument
     if isinstance(argument, (tuple, list)):
-        return type(argument)([_mapped(item, take, nodes, reals) for item in argument])
+        return type(argument)([mapped(item, take, nodes, reals) for item in argument])
     if isinstance(argument, dict):
-        return {key: _mapped(item, take, nodes, reals) for key, item in argument.items()}
+        return {key: mapped(item, take, nodes, reals) for key, item in argument.items()}
     return argument
 
 

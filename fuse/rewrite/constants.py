@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from fuse.graph.outputs import outputs_of
 from fuse.rewrite import surgery
-from fuse.rewrite.evaluate import can_evaluate, laid_out
+from fuse.rewrite.evaluate import can_evaluate, evaluate, laid_out
+
+LARGEST_CONSTANT = 1 << 20
+"""Bytes that one folded constant may take, or as many as the constants that it is made of."""
 
 
 def given_constants(graph: GraphModule) -> dict[Node, Tensor | None]:
@@ -44,7 +49,52 @@ def constant_nodes(graph: GraphModule, given: Collection[Node], without: Set[Nod
 def fold_to_constant(graph: GraphModule, node: Node, value: Tensor, values: dict[Node, Tensor | None]) -> Node:
     """Let a new constant of the graph stand for ``node``, known to whatever is folded next."""
     val = node.meta["val"]
-    constant = surgery.add_constant(graph, laid_out(value, val.stride()).to(val.device), like=node)
+    origin = _origin(graph, node)
+    constant = surgery.add_constant(graph, laid_out(value, val.stride()).to(val.device), like=node, origin=origin)
     values[constant] = value
     surgery.replace(node, constant)
     return constant
+
+
+def value_of_origin(origin: GraphModule) -> Tensor | None:
+    """The constant that a graph without inputs computes, laid out as it says; None where that cannot be said."""
+    node = outputs_of(origin.graph)[0]
+    value = evaluate(node, {}, LARGEST_CONSTANT)
+    val = node.meta["val"]
+    return None if value is None else laid_out(value, val.stride()).to(val.device)
+
+
+def _origin(graph: GraphModule, node: Node) -> GraphModule | None:
+    """How a constant is computed from numbers alone: a graph without inputs; None where other constants are given."""
+    origins = {
+        place: spec.origin
+        for place, spec in zip(graph.graph.find_nodes(op="placeholder"), graph.meta["signature"].inputs, strict=True)
+    }
+    made, copies = Graph(), dict[Node, Node]()
+    for one in _needed(node):
+        if one.op == "placeholder":
+            if (origin := origins[one]) is None:
+                return None
+            inner: dict[Node, Node] = {}
+            made.graph_copy(origin.graph, inner)
+            for old, new in inner.items():
+                new.meta = dict(old.meta)
+            copies[one] = inner[outputs_of(origin.graph)[0]]
+        else:
+            copies[one] = made.node_copy(one, copies.__getitem__)
+            copies[one].meta = dict(one.meta)
+    made.output((copies[node],)).meta = {"val": (node.meta["val"],), "source": ""}
+    return _LazyGraphModule(nn.Module(), made)
+
+
+def _needed(node: Node) -> list[Node]:
+    """All that a node is computed from, and the node, in order."""
+    found: dict[Node, None] = {}
+    worklist = [node]
+    while worklist:
+        current = worklist[-1]
+        unknown = [operand for operand in current.all_input_nodes if operand not in found]
+        if not unknown or current in found:
+            found.setdefault(worklist.pop())
+        worklist.extend(unknown)
+    return list(found)

@@ -116,7 +116,7 @@ def hoist(nodes: Iterable[Node], before: Node) -> None:
         before.prepend(node)
 
 
-def add_constant(graph: GraphModule, tensor: torch.Tensor, like: Node) -> Node:
+def add_constant(graph: GraphModule, tensor: torch.Tensor, like: Node, origin: GraphModule | None = None) -> Node:
     """Append a placeholder that stands for ``tensor`` and describe it in the graph's signature."""
     signature: Signature = graph.meta["signature"]
     name = f"_constant_{sum(spec.kind == 'constant' for spec in signature.inputs)}"
@@ -125,7 +125,7 @@ def add_constant(graph: GraphModule, tensor: torch.Tensor, like: Node) -> Node:
         node = add_placeholder(graph.graph, name)
     node.meta["val"] = fake_mode(graph.graph).from_tensor(tensor)
     node.meta["source"] = like.meta.get("source", "")
-    spec = InputSpec("constant", name, value=tensor)
+    spec = InputSpec("constant", name, value=tensor, origin=origin)
     graph.meta["signature"] = dataclass_replace(signature, inputs=(*signature.inputs, spec))
     return node
 

@@ -5,6 +5,7 @@
                v
             capture -> passes -> program        what cannot be captured or built runs eager, with one warning
 
+A call whose sizes lie between captured ones needs no capture (:mod:`fuse.runtime.generalised`).
 :mod:`fuse.runtime.making` makes variants, :mod:`fuse.runtime.states` keeps them. A program that was specialised on
 values confirms them before anything of it is seen; several are kept (:mod:`fuse.runtime.specialised`).
 
@@ -35,6 +36,7 @@ from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import lowering_for
 from fuse.runtime.declared import check_declaration
+from fuse.runtime.generalised import Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import StateGuard, flatten, modes, overlaps
 from fuse.runtime.making import Maker, ModelCall, kind_of_cut, make
 from fuse.runtime.mutated_attributes import kind_of_call
@@ -91,6 +93,7 @@ class Engine:
         self._maker = Maker(model, freeze, passes, fuel, self._lock, self._pieces)
         self._sizes = SizesOfCalls(dynamic_shapes)
         self._patience = Patience()
+        self._kinds = KindsOfCalls()
         self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
 
     # ---- serving ---------------------------------------------------------------------------------------------------
@@ -117,9 +120,10 @@ class Engine:
                 or self._never_settles(call)
             ):
                 return self._eager(args, kwargs, reason)
-            if (seconds := self._better_later(call)) is not None:
+            between = self._between(call)
+            if (seconds := self._better_later(call, between is not None)) is not None:
                 return self._not_yet(call, seconds)
-            found = self._make(call)
+            found = self._make(call, between)
             if found[0].family is None:
                 return self._served(*found, args, kwargs)
             try:
@@ -292,31 +296,48 @@ class Engine:
 
     # ---- making ----------------------------------------------------------------------------------------------------
 
-    def _make(self, call: ModelCall) -> Found:
+    def _between(self, call: ModelCall) -> Between | None:
+        """What serves a call whose sizes lie between those that were captured; None where there is no such thing."""
+        if self.dynamic_shapes is None or self.freeze or self._maker.needs_gradients(call.leaves):
+            return None
+        states = [state.guard for state in self._states if state.guard.holds()]
+        of_call = self._kinds.find(states, call.leaves, call.spec, self._maker.tensors())
+        if of_call is None:
+            return None
+        with self._lock:
+            return of_call.between(layouts_of(call.leaves))
+
+    def _make(self, call: ModelCall, between: Between | None) -> Found:
         with self._lock:
             found = next(matching(self._states, call.leaves, call.spec, modes()), None)
             if found is None:  # no other thread has made it
+                if between is not None and not between.follow(self.model, call.args, call.kwargs):
+                    between = None
                 started = time.perf_counter()
                 with without_collecting(), unlogged(), lowering_for(varying(self._sizes, self._maker, call)):
-                    compiled = make(self._maker, call)
+                    compiled = make(self._maker, call, resized=between.graph() if between else None)
                 if compiled.program is not None:
                     size, seconds = kind_of_call(call.leaves, call.spec), time.perf_counter() - started
-                    self._patience.captured(kind(self._maker, call), size, seconds)
+                    self._patience.captured(kind(self._maker, call), size, seconds, compiled.resized)
                 if not (compiled.once or self._is_passing(compiled, call)):
-                    self._remember(compiled)
+                    state = self._remember(compiled)
+                    if not (self.freeze or self._maker.needs_gradients(call.leaves)):
+                        self._kinds.add(state.guard, compiled, call.leaves, self.model)
                 found = compiled, _given(compiled, call)
             return found
 
-    def _remember(self, compiled: Compiled) -> None:
+    def _remember(self, compiled: Compiled) -> ModelState:
         state = current(self._states, compiled)
         if state is None:
             state = ModelState(StateGuard(self.model, not self.freeze, compiled.unwatched, compiled.cuts))
-        if is_full(state) and (compiled.graph is not None or compiled.program is None):
+        captured = compiled.graph is not None and not compiled.resized
+        if is_full(state) and (captured or compiled.program is None):
             self._maker.warn(
                 f"{self._maker.name} was called with more than {len(state.variants)} different input signatures; "
                 "the oldest are forgotten and compiled again when they return: pad or bucket the inputs"
             )
         self._states = with_variant(self._states, state, compiled)
+        return state
 
     def _give_up(self, compiled: Compiled, reason: Fallback) -> Fallback:
         """Let the calls that ``compiled`` served run eager from now on, for ``reason``."""
@@ -342,14 +363,14 @@ class Engine:
 
     # ---- running eager ---------------------------------------------------------------------------------------------
 
-    def _better_later(self, call: ModelCall) -> float | None:
+    def _better_later(self, call: ModelCall, between: bool) -> float | None:
         """The seconds of a capture that is not worth it yet, as sizes keep changing; None where the call is captured.
 
         Who declares sizes, or that there are none, has captures.
         """
         if self.dynamic_shapes != "auto":
             return None
-        return self._patience.expected(kind(self._maker, call), kind_of_call(call.leaves, call.spec))
+        return self._patience.expected(kind(self._maker, call), kind_of_call(call.leaves, call.spec), between)
 
     def _not_yet(self, call: ModelCall, seconds: float) -> Any:
         """The result of a call that is captured once its size has come often enough."""

@@ -313,6 +313,14 @@ class CallGuard:
         tensors = self.pick((*leaves, *self.state))
         return tensors if self.check(*tensors) else None
 
+    def differs_in_sizes(self, other: CallGuard) -> bool:
+        """Whether calls of these two guards differ in nothing but what their tensors are."""
+        return (
+            (self.count, self.spec, self.modes, self.repeated) == (other.count, other.spec, other.modes, other.repeated)
+            and all(i == j and same_value(a, b) for (i, a), (j, b) in zip(self.values, other.values, strict=True))
+            and [(i, id(tensor)) for i, tensor in self.pinned] == [(i, id(tensor)) for i, tensor in other.pinned]
+        )
+
     def in_context(self) -> bool:
         """Whether the context variables have the values that they had."""
         for variable, value in self.context:

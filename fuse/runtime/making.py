@@ -111,9 +111,16 @@ def _outside() -> int:
 
 @stopped_on_interrupt()
 def make(
-    maker: Maker, call: ModelCall, family: Family[Compiled] | None = None, alike: Sequence[Compiled] = ()
+    maker: Maker,
+    call: ModelCall,
+    family: Family[Compiled] | None = None,
+    alike: Sequence[Compiled] = (),
+    resized: GraphModule | None = None,
 ) -> Compiled:
-    """A variant for calls like this one; one of the specialisations ``alike`` where it serves such calls, too."""
+    """A variant for calls like this one; one of the specialisations ``alike`` where it serves such calls, too.
+
+    ``resized`` is the graph of the call, where that is known without a capture.
+    """
     graph: GraphModule | None = None
     training: Training | None = None
     ending: Ending | None = None
@@ -122,7 +129,10 @@ def make(
     try:
         program: Program | Reference
         signature: Signature
-        if maker.needs_gradients(call.leaves):
+        if resized is not None:
+            graph, signature = resized, resized.meta["signature"]
+            program = _build(maker, resized)
+        elif maker.needs_gradients(call.leaves):
             graph, training = joint(maker, call)
             program = training.program if training else _build(maker, graph)
             signature = training.signature if training else graph.meta["signature"]
@@ -186,6 +196,7 @@ def make(
         family=family,
         ending=ending,
         cuts=tuple(cuts.reasons) if cuts else (),
+        resized=resized is not None,
     )
 
 

@@ -38,22 +38,29 @@ class Patience:
     """
 
     _captured: dict[Hashable, dict[Hashable, float]] = field(default_factory=dict)
+    _resized: dict[Hashable, float] = field(default_factory=dict)
     _eager: dict[Hashable, float] = field(default_factory=dict)
 
-    def captured(self, kind: Hashable, size: Hashable, seconds: float) -> None:
-        """A call of this kind and size was captured."""
+    def captured(self, kind: Hashable, size: Hashable, seconds: float, resized: bool = False) -> None:
+        """A call of this kind and size was captured, or got the graph of others."""
+        self._eager.pop(size, None)
+        if resized:
+            self._resized[kind] = seconds
+            return
         known = self._captured.setdefault(kind, {})
         known.pop(size, None)
         known[size] = seconds
         _shorten(known, LARGEST_CAPTURED)
-        self._eager.pop(size, None)
 
-    def expected(self, kind: Hashable, size: Hashable) -> float | None:
-        """The seconds that a capture is expected to take; None where a call of this size is captured now."""
+    def expected(self, kind: Hashable, size: Hashable, resized: bool = False) -> float | None:
+        """The seconds that a capture is expected to take, or the graph of other sizes (``resized``); None where a call
+        of this size has its program made now."""
         known = self._captured.get(kind, {})
-        if size in known or len(known) < SETTLED:
+        if resized and kind not in self._resized:
             return None
-        seconds = median(known.values())
+        if not resized and (size in known or len(known) < SETTLED):
+            return None
+        seconds = self._resized[kind] if resized else median(known.values())
         return seconds if self._eager.get(size, 0.0) < seconds else None
 
     def ran_eager(self, size: Hashable, seconds: float) -> None:

@@ -52,7 +52,7 @@ class Compiled:
     calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
     ``passing``: another call may not run eager. ``once``: another call is captured again. ``cuts``: submodules that run
     as Python in the program. ``watches``: the kind of call that is watched while it runs eager
-    (:mod:`fuse.runtime.pieces`)."""
+    (:mod:`fuse.runtime.pieces`). ``resized``: the graph is that of other sizes; no such call was captured."""
 
     guard: CallGuard
     program: Program | Reference | None
@@ -72,6 +72,7 @@ class Compiled:
     once: bool = False
     cuts: tuple[str, ...] = ()
     watches: Hashable = None
+    resized: bool = False
 
 
 def counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:

@@ -1,0 +1,95 @@
+"""Counts that know which size they are: ``range``, ``len`` and ``enumerate`` while sizes are followed.
+
+    for t in range(x.shape[0]):      t is 0, 1, 2, ... and in the last step n0 - 1
+        out.append(cell(x[t]))
+    if len(out) == 17:               len(out) is n0: a list that is as long as the size of which there is but one
+        return out[0]
+
+Only these count in Python without asking a size. In all but the last step a number counts from the start, so that what
+depends on it shows in the graph of every longer loop.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from fuse.kernel.extents import Extent
+
+_range, _len, _enumerate = builtins.range, builtins.len, builtins.enumerate
+
+
+@contextlib.contextmanager
+def counted(number: Callable[[int], int], known: Callable[[int], int]) -> Iterator[None]:
+    """As long as this lasts, Python's counts follow sizes.
+
+    ``number`` gives the size of a tensor as ``forward`` is to see it, ``known`` the length of a list: a size only if
+    some size has this value. Both give numbers back as they are to whom it does not concern, such as other threads.
+    """
+
+    def length(of: Any, /) -> int:
+        found = _len(of)
+        return number(found) if isinstance(of, Tensor) else known(found) if isinstance(of, (list, tuple)) else found
+
+    def numbered(of: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
+        if not isinstance(of, (Tensor, list, tuple)):
+            return _enumerate(of, start)
+        end, last = _len(of) - 1 + start, length(of) - 1 + start
+        return ((last if place == end else place, item) for place, item in _enumerate(of, start))
+
+    names: dict[str, Any] = {"range": _Range, "len": length, "enumerate": numbered}
+    for name, replaced in names.items():
+        setattr(builtins, name, replaced)
+    try:
+        yield
+    finally:
+        for name, own in (("range", _range), ("len", _len), ("enumerate", _enumerate)):
+            setattr(builtins, name, own)
+
+
+class _AsRange(type):
+    """What is a range is one of Python's own, or counts up to a size."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type(instance) in (_range, _Steps)
+
+    def __call__(cls, *bounds: Any) -> Any:
+        made = _range(*bounds)
+        return _Steps(made, bounds) if any(isinstance(bound, Extent) for bound in bounds) and made else made
+
+
+class _Range(metaclass=_AsRange):
+    """Stands for Python's ``range``."""
+
+
+class _Steps:
+    """The numbers of a range, the last of which follows from its bounds."""
+
+    def __init__(self, own: range, bounds: tuple[int, ...]) -> None:
+        start, stop = bounds[:2] if _len(bounds) > 1 else (0, bounds[0])
+        step = bounds[2] if _len(bounds) > 2 else 1
+        steps = (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
+        self._own = own
+        self._last = start + (steps - 1) * step
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._own[:-1]
+        yield self._last
+
+    def __reversed__(self) -> Iterator[int]:
+        yield self._last
+        yield from reversed(self._own[:-1])
+
+    def __len__(self) -> int:
+        return _len(self._own)
+
+    def __getitem__(self, place: Any) -> Any:
+        is_last = not isinstance(place, slice) and self._own[place] == self._own[-1]
+        return self._last if is_last else self._own[place]
+
+    def __contains__(self, number: object) -> bool:
+        return number in list(self)

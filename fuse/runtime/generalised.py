@@ -1,0 +1,334 @@
+"""One rewritten graph for all sizes between those that were captured.
+
+    x [50, 3, 64]   captured                        graph A of (50, 3)
+    x [20, 5, 64]   captured                        graph A of (20, 5)
+    x [61, 9, 64]   captured                        graph A of (61, 9)
+    x [33, 2, 64]   captured                        graph A of (33, 2)
+    x [37, 4, 64]   lies between: not captured      graph A of (37, 4): its loop takes 37 steps, its view is [148, 64]
+
+A new size gets the graph of others if all of this holds:
+
+- Graphs of at least ``FEWEST`` calls of this kind have one text, and all their numbers follow from the sizes of inputs.
+- ``forward`` run once more, with sizes that note how they are used (:mod:`fuse.runtime.size_reads`), compared or
+  divided them only in ways that come out the same for the new ones.
+- Each number of the new graph is neither smaller nor larger than it was in all of these graphs, and of each two numbers
+  the larger is the one that was in one of these graphs: whatever else compared numbers on the way (a pass, an operator
+  that takes itself apart) had either answer before, and the text is the same.
+
+Kernels are found or made for the new numbers as for those of a capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fuse.errors import FuseError
+from fuse.kernel.extents import Conditions, plain, terms_of
+from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
+from fuse.kernel.spelled import Numbers
+from fuse.runtime.guards import CallGuard, StateGuard, call_guard, sources_of
+from fuse.runtime.program import Program
+from fuse.runtime.resized import NotResized, arguments_in, resized, spelled_graph
+from fuse.runtime.size_reads import UNKNOWN, Unfollowed, size_conditions
+from fuse.runtime.variants import Compiled
+
+FEWEST = 4
+"""Calls that have to agree: with fewer, a formula that fits all may be another one."""
+FEWEST_VALUES = 3
+"""Values that each size has to have had: two points lie on any line."""
+MOST_CAPTURED = 48
+"""Captured calls of a kind that are compared; beyond, the oldest is forgotten."""
+MOST_KINDS = 8
+MOST_FOLLOWED = 3
+"""How often ``forward`` is run to follow its sizes, where that was in vain."""
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """The rewritten graph of one captured call, its text, its numbers, and how many of them the arguments have."""
+
+    graph: GraphModule
+    text: str
+    numbers: Numbers
+    arguments: int
+
+
+def captured_graph(graph: GraphModule) -> CapturedGraph | None:
+    """A captured and rewritten graph, to be compared with others; None where that cannot be done."""
+    try:
+        text, numbers = spelled_graph(graph)
+    except NotResized:
+        return None
+    return CapturedGraph(graph, text, numbers, arguments_in(graph))
+
+
+def layouts_of(leaves: Sequence[Any]) -> Numbers:
+    """Sizes and strides of the tensors of a call, as a graph of it begins with.
+
+    >>> layouts_of([torch.ones(2, 3), 4, torch.ones(5)])
+    (2, 3, 3, 1, 5, 1)
+    """
+    tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
+    return tuple(number for tensor in tensors.values() for number in (*tensor.shape, *tensor.stride()))
+
+
+@dataclass(eq=False)
+class Generalised:
+    """What graphs of one text have in common; see :func:`generalised`.
+
+    ``others``: graphs of calls of this kind that have another text.
+    ``relation`` and ``evaluate``: each number as a formula in sizes, and all of them for given ones. ``places``: for
+    each size a number of the arguments that is ``factor`` times the size and ``shift`` more. ``columns``: distinct
+    numbers, by the place of one, with the least and the largest value. ``orders``: of pairs of columns, the signs that
+    their difference had. ``met``: whether ``forward`` takes the same way with other sizes; None before it was followed.
+    """
+
+    members: tuple[CapturedGraph, ...]
+    others: tuple[CapturedGraph, ...]
+    relation: Relation
+    evaluate: Callable[..., Numbers]
+    places: tuple[tuple[int, int, int], ...]
+    columns: tuple[tuple[int, int, int], ...]
+    orders: tuple[tuple[int, int, frozenset[int]], ...]
+    met: Callable[..., bool] | None = None
+
+    def sizes(self, given: Numbers) -> tuple[int, ...] | None:
+        """The sizes of a call whose inputs have these layouts; None where they do not follow from sizes."""
+        found = []
+        for place, factor, shift in self.places:
+            size, rest = divmod(given[place] - shift, factor)
+            if rest or size < 1:
+                return None
+            found.append(size)
+        return tuple(found) if self.evaluate(*found)[: len(given)] == given else None
+
+    def covers(self, sizes: Sequence[int]) -> bool:
+        """Whether the numbers of a graph for these sizes lie between those of the members, and in an order that some
+        member has."""
+        numbers = self.evaluate(*sizes)
+        if any(not low <= numbers[place] <= high for place, low, high in self.columns):
+            return False
+        return all(_sign(numbers[a] - numbers[b]) in seen for a, b, seen in self.orders)
+
+    def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
+        """Find out what ``forward`` compares sizes with, from a call that has these; whether all members agree."""
+        conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False)
+        formulas: dict[int, int] = {}
+        several: set[int] = set()
+        for place, _, _ in self.columns:
+            number = numbers[place]
+            if terms_of(formulas.setdefault(plain(number), number)) != terms_of(number):
+                several.add(plain(number))
+        for number in several:  # which formula it is cannot be said
+            del formulas[number]
+        names = conditions.sizes
+        try:
+            size_conditions(model, args, kwargs, formulas, conditions)
+        except (Unfollowed, FuseError):
+            return False
+        noted = {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
+        return self.decide(Conditions(names, sizes, noted=noted).met())
+
+    def decide(self, met: Callable[..., bool]) -> bool:
+        """Take ``met`` for what tells the way of ``forward``; whether it says so of all members, and of no other graph
+        between them."""
+
+        def tells(one: CapturedGraph) -> bool:
+            sizes = self.sizes(one.numbers[: one.arguments])
+            return sizes is not None and met(*sizes) and self.covers(sizes)
+
+        agree = all(map(tells, self.members)) and not any(map(tells, self.others))
+        self.met = met if agree else None
+        return agree
+
+
+def generalised(graphs: Sequence[CapturedGraph]) -> Generalised | None:
+    """What graphs of calls of one kind have in common with the last of them; None where too few do."""
+    last = graphs[-1]
+    alike = (one for one in graphs if one.text == last.text and all(map(are_alike, one.numbers, last.numbers)))
+    same = [one for one in alike if _same_constants(one.graph, last.graph)]
+    if len(same) < FEWEST:
+        return None
+    found = relation_of(last.numbers, [one.numbers for one in same[:-1]])
+    if found is None:
+        return None
+    relation = found[1]
+    names = [f"n{i}" for i in range(len(found[0]))]
+    if any(len({one.numbers[place] for one in same}) < FEWEST_VALUES for place in found[0]):
+        return None
+    places = [_place_of(name, relation[: last.arguments]) for name in names]
+    if not all(places):
+        return None
+    conditions = Conditions(tuple(names))
+    expected = ", ".join(conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
+    columns: dict[Numbers, int] = {}
+    for place, column in enumerate(zip(*(one.numbers for one in same), strict=True)):
+        columns.setdefault(column, place)
+    return Generalised(
+        tuple(same),
+        tuple(one for one in graphs if one.text != last.text and one.arguments == last.arguments),
+        relation,
+        conditions.function(f"({expected},)"),
+        tuple(place for place in places if place),
+        tuple((place, min(column), max(column)) for column, place in columns.items()),
+        tuple(_orders(columns)),
+    )
+
+
+def _same_constants(one: GraphModule, other: GraphModule) -> bool:
+    """Whether graphs of one text have the same numbers where these follow from no sizes."""
+    pairs = zip(one.meta["signature"].inputs, other.meta["signature"].inputs, strict=True)
+    made = ((a.value, b.value) for a, b in pairs if a.value is not None and a.origin is None)
+    return all(a is b or (b is not None and a.dtype == b.dtype and torch.equal(a, b)) for a, b in made)
+
+
+def _place_of(name: str, relation: Relation) -> tuple[int, int, int] | None:
+    """A number that is a multiple of a size and a few more: its place, the factor and the rest."""
+    for place, terms in enumerate(relation):
+        if isinstance(terms, tuple):
+            factors = dict(terms)
+            shift = factors.pop((), 0)
+            if list(factors) == [(name,)]:
+                return place, factors[name,], shift
+    return None
+
+
+def _orders(columns: Mapping[Numbers, int]) -> list[tuple[int, int, frozenset[int]]]:
+    """Of pairs of columns that overlap, which of the two was the larger."""
+    found = []
+    for (one, place), (other, another) in combinations(columns.items(), 2):
+        if max(one) >= min(other) and max(other) >= min(one):
+            found.append((place, another, frozenset(_sign(a - b) for a, b in zip(one, other, strict=True))))
+    return found
+
+
+def _sign(number: int) -> int:
+    return (number > 0) - (number < 0)
+
+
+@dataclass(eq=False)
+class KindOfCalls:
+    """Captured calls that differ in sizes only, and what their graphs have in common.
+
+    ``facts`` are those of the tensors of a call that are no sizes. ``sources``: where the placeholders' tensors come
+    from.
+    """
+
+    guard: CallGuard
+    facts: tuple[Any, ...]
+    sources: tuple[int | Tensor, ...]
+    _waiting: list[GraphModule] = field(default_factory=list)
+    _captured: list[CapturedGraph] = field(default_factory=list)
+    _common: list[Generalised] = field(default_factory=list)
+    _in_vain: int = 0
+
+    def add(self, graph: GraphModule) -> None:
+        """A call was captured; its graph is spelled once a call of another size comes."""
+        self._waiting.append(graph)
+
+    def between(self, given: Numbers) -> Between | None:
+        """What serves a call whose tensors have these layouts."""
+        if self._waiting and self._in_vain < MOST_FOLLOWED:
+            spelled = [one for graph in self._waiting if (one := captured_graph(graph)) is not None]
+            self._captured = [*self._captured, *spelled][-MOST_CAPTURED:]
+            texts = dict.fromkeys(one.text for one in reversed(self._captured))
+            ordered = (sorted(self._captured, key=lambda one: one.text == text) for text in texts)
+            made = [common for graphs in ordered if (common := generalised(graphs)) is not None]
+            self._common = [common for common in made if self._as_before(common)]
+        self._waiting.clear()
+        for common in self._common:
+            sizes = common.sizes(given)
+            if sizes is not None and (common.met is None or common.met(*sizes)) and common.covers(sizes):
+                return Between(self, common, sizes)
+        return None
+
+    def _as_before(self, common: Generalised) -> bool:
+        """Whether what was found of ``forward`` before holds with one more graph; True where nothing was."""
+        for before in self._common:
+            same = before.members[-1].text == common.members[-1].text and before.relation == common.relation
+            if same and before.met is not None:
+                return common.decide(before.met)
+        return True
+
+    def give_up(self, common: Generalised) -> None:
+        """No graph for other sizes comes of it."""
+        self._common.remove(common)
+        self._in_vain += 1
+
+
+@dataclass(frozen=True)
+class Between:
+    """What serves a call whose sizes lie between those of captured calls."""
+
+    kind: KindOfCalls
+    common: Generalised
+    sizes: tuple[int, ...]
+
+    def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether ``forward`` may use sizes as it does; where nobody knows yet, it is run for this call."""
+        if self.common.met is None and not self.common.follow(model, args, kwargs, self.sizes):
+            self.kind.give_up(self.common)
+            return False
+        return True
+
+    def graph(self) -> GraphModule | None:
+        """The graph of the call; None where its views are others than the formulas say: it has to be captured."""
+        try:
+            return resized(self.common.members[-1].graph, self.common.evaluate(*self.sizes))
+        except NotResized:
+            self.kind.give_up(self.common)
+            return None
+
+
+class KindsOfCalls:
+    """The kinds of calls of a model that were captured, by the state that it was in."""
+
+    def __init__(self) -> None:
+        self._by_state: WeakKeyDictionary[StateGuard, list[KindOfCalls]] = WeakKeyDictionary()
+
+    def add(self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module) -> None:
+        """A call with these leaves was captured, and nothing but sizes tells such calls apart."""
+        graph = compiled.graph
+        apart = compiled.training or compiled.carried or compiled.learning or compiled.cuts or compiled.resized
+        if graph is None or apart or graph.meta["failed"] or not isinstance(compiled.program, Program):
+            return
+        kinds = self._by_state.setdefault(state, [])
+        facts = facts_of(leaves)
+        found = next((one for one in kinds if one.facts == facts and one.guard.differs_in_sizes(compiled.guard)), None)
+        if found is None:
+            sources = sources_of(graph.meta["signature"].inputs, model, len(leaves))
+            found = KindOfCalls(compiled.guard, facts, tuple(sources))
+            kinds.insert(0, found)
+            del kinds[MOST_KINDS:]
+        found.add(graph)
+
+    def find(
+        self, states: Iterable[StateGuard], leaves: Sequence[Any], spec: Any, held: Sequence[Tensor]
+    ) -> KindOfCalls | None:
+        """The kind of a call with these leaves and this structure, the model holding these tensors."""
+        facts = facts_of(leaves)
+        for state in states:
+            for kind in self._by_state.get(state, ()):
+                if kind.facts == facts and kind.guard.in_context():
+                    guard = call_guard(leaves, spec, kind.sources, held, kind.guard.context)
+                    if kind.guard.differs_in_sizes(guard):
+                        return kind
+        return None
+
+
+def facts_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """What operators look at of the tensors of a call, but for sizes."""
+    return tuple(
+        (type(leaf), leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad, torch._C._dispatch_keys(leaf))
+        if isinstance(leaf, Tensor)
+        else None
+        for leaf in leaves
+    )

@@ -1,0 +1,222 @@
+"""A rewritten graph as a text without its sizes, and a copy of it for other sizes.
+
+    x [50, 3, 64]   loop of 50 steps   view [150, 64]        "x float32 3, loop #, view [#, #]",  (50, 3, 64, 9600, ...)
+    x [37, 3, 64]   loop of 37 steps   view [111, 64]        its copy with  (37, 3, 64, 7104, ...)
+
+Nothing of the model runs for a copy, and no pass: its values are made from their shapes and strides, and views are
+taken of them anew. Where a view comes out otherwise than the numbers say, there is no copy.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+from fuse import ops
+from fuse.graph.fakes import FakeRunner, Recipe, TensorMetadata, mode_of
+from fuse.graph.loop import Loop, LoopSpec
+from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.signature import InputSpec, OutputSpec, Signature
+from fuse.kernel.spelled import Numbers, arguments_of, itself, mapped, parts_of, spelled
+from fuse.rewrite.constants import value_of_origin
+
+
+class NotResized(Exception):
+    """A graph has no copy for other sizes."""
+
+
+def spelled_graph(graph: GraphModule) -> tuple[str, Numbers]:
+    """A captured and rewritten graph, its regions and loops, what its signature says of results, and how its constants
+    are computed, as a text without sizes; and these.
+
+    Raises:
+        NotResized: the graph holds something that is not spelled.
+    """
+    lines: list[str] = []
+    numbers: list[Any] = []
+    signature: Signature = graph.meta["signature"]
+    origins = (_walked(spec.origin, None) for spec in signature.inputs if spec.origin is not None)
+    for part, beside in chain(_walked(graph, _beside_whole(signature)), *origins):
+        text, found = spelled(part, lambda node: "", beside)
+        lines.append(text)
+        numbers += found
+    return "\n\n".join(lines), tuple(numbers)
+
+
+def arguments_in(graph: GraphModule) -> int:
+    """How many of the first numbers of a graph are those of its arguments: sizes and strides, in order."""
+    inputs = zip(graph.meta["signature"].inputs, graph.graph.find_nodes(op="placeholder"), strict=True)
+    return sum(2 * node.meta["val"].dim() for spec, node in inputs if spec.kind == "argument")
+
+
+def resized(graph: GraphModule, numbers: Numbers) -> GraphModule:
+    """A copy of a graph whose numbers are these, in the order of :func:`spelled_graph`.
+
+    Raises:
+        NotResized: a view of what has these sizes is another than the numbers say.
+    """
+    first = next(iter(graph.graph.nodes))
+    copier = _Copier(iter(numbers), FakeRunner(mode_of(first.meta["val"])))
+    signature: Signature = graph.meta["signature"]
+    copy, (_, layouts) = copier.graph(graph, _beside_whole(signature))
+    outputs = tuple(map(_output_with, signature.outputs, layouts))
+    inputs = tuple(spec if spec.origin is None else _constant(spec, copier) for spec in signature.inputs)
+    copy.meta["signature"] = replace(signature, inputs=inputs, outputs=outputs, dispatches=(), eagers=False)
+    return copy
+
+
+def _constant(spec: InputSpec, copier: _Copier) -> InputSpec:
+    """A constant, computed for other sizes."""
+    assert spec.origin is not None
+    origin, _ = copier.graph(spec.origin, None)
+    value = value_of_origin(origin)
+    if value is None:
+        raise NotResized(f"{spec.name} is too large")
+    return replace(spec, value=value, origin=origin)
+
+
+def _walked(graph: GraphModule, beside: Any) -> Iterator[tuple[GraphModule, Any]]:
+    """A graph and those within it, each with what stands beside it."""
+    yield graph, beside
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            raise NotResized(f"{node.name} is an attribute")
+        if node.op == "call_module":
+            inside, found = _inside(graph.get_submodule(str(node.target)))
+            yield from _walked(inside, found)
+
+
+def _inside(module: nn.Module) -> tuple[GraphModule, Any]:
+    """The graph that a called module runs, and what else of it holds sizes."""
+    if isinstance(module, Loop):
+        if module.truths is not None or module.spec.stop is not None:
+            raise NotResized("a loop may end early")
+        return module.body, _beside_loop(module)
+    if isinstance(module, LoopWithEnds):
+        return module.whole, None
+    if isinstance(module, GraphModule) and module.meta.get("kind") == "region":
+        return module, None
+    raise NotResized(f"{type(module).__name__} is not known")
+
+
+def _beside_loop(loop: Loop) -> Any:
+    """What of a loop is in the text, the sizes as numbers."""
+    spec = loop.spec
+    fixed = replace(spec, trip_count=0, step_inputs=())
+    dims = [read.dim for read in spec.step_inputs]
+    ends = [(read.start, read.step) for read in spec.step_inputs]
+    return repr((fixed, dims)), spec.trip_count, ends, loop.strides
+
+
+def _loop_with(loop: Loop, body: GraphModule, beside: Any) -> Loop:
+    _, trip_count, ends, strides = beside
+    reads = (replace(read, start=a, step=b) for read, (a, b) in zip(loop.spec.step_inputs, ends, strict=True))
+    spec: LoopSpec = replace(loop.spec, trip_count=trip_count, step_inputs=tuple(reads))
+    made = Loop(body, spec)
+    made.strides = strides
+    return made
+
+
+def _beside_whole(signature: Signature) -> Any:
+    """What of a signature is in the text, the sizes of results as numbers."""
+    inputs = [(spec.kind, spec.name, spec.index, spec.origin is not None) for spec in signature.inputs]
+    outputs = [(spec.kind, spec.index, spec.view is not None) for spec in signature.outputs]
+    fixed = inputs, outputs, signature.out_spec, signature.mutations
+    return repr(fixed), list(map(_numbers_of, signature.outputs))
+
+
+def _numbers_of(output: OutputSpec) -> Any:
+    view = output.view
+    layout = (view.size, view.stride, view.offset) if view is not None else ()
+    return layout, output.value if type(output.value) is int else repr(output.value)
+
+
+def _output_with(output: OutputSpec, numbers: Any) -> OutputSpec:
+    layout, value = numbers
+    view = replace(output.view, size=layout[0], stride=layout[1], offset=layout[2]) if output.view else None
+    return replace(output, view=view, value=value if type(output.value) is int else output.value)
+
+
+class _Copier:
+    """Copies graphs, taking one number after the other."""
+
+    def __init__(self, numbers: Iterator[Any], runner: FakeRunner) -> None:
+        self._numbers = numbers
+        self._runner = runner
+
+    def take(self, _: Any) -> Any:
+        return next(self._numbers)
+
+    def graph(self, graph: GraphModule, beside: Any) -> tuple[GraphModule, Any]:
+        """A copy of a graph, of the modules that it calls, and of what stands ``beside`` it."""
+        made = Graph()
+        copies: dict[Node, Node] = {}
+        for node in graph.graph.nodes:
+            given = [mapped(one, self.take if varies else itself, copies) for one, varies in arguments_of(node)]
+            args, kwargs = tuple(given[: len(node.args)]), dict(zip(node.kwargs, given[len(node.args) :], strict=True))
+            # torch.fx looks through arguments that come with a new node for symbolic sizes, a third of its time.
+            copy = made.create_node(node.op, node.target, name=node.name)
+            copy._update_args_kwargs(args, kwargs)
+            copy.meta = dict(node.meta)
+            if "val" in node.meta:
+                copy.meta["val"] = self._value(node, copy)
+            copies[node] = copy
+        beside = mapped(beside, self.take)
+        called = nn.Module()
+        for node in graph.graph.find_nodes(op="call_module"):
+            called.add_module(str(node.target), self._module(graph.get_submodule(str(node.target))))
+        module = _LazyGraphModule(called, made)
+        module.meta = dict(graph.meta)
+        return module, beside
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        """A copy of a region or a loop."""
+        inside, beside = self.graph(*_inside(module))
+        if isinstance(module, Loop):
+            return _loop_with(module, inside, beside)
+        return LoopWithEnds(inside) if isinstance(module, LoopWithEnds) else inside
+
+    def _value(self, node: Node, copy: Node) -> Any:
+        """The values of a copied node, which have the layouts that the numbers say."""
+        value = node.meta["val"]
+        layouts = [self._layout(part) for part in parts_of(value)]
+        if node.op == "output":
+            return tuple(argument.meta["val"] for argument in copy.args[0])  # type: ignore[union-attr]
+        if node.target is operator.getitem:
+            source, index = copy.args
+            found = source.meta["val"][index]  # type: ignore[union-attr]
+        elif node.op == "call_function" and ops.is_view(node.target):
+            arguments = torch.fx.node.map_arg((copy.args, dict(copy.kwargs)), lambda n: n.meta["val"])
+            try:
+                found = self._runner.run(node.target, *arguments)  # type: ignore[arg-type]
+            except RuntimeError as error:
+                raise NotResized(f"{node.name}: {error}") from error
+        else:
+            made = [self._made(part, layout) for part, layout in zip(parts_of(value), layouts, strict=True)]
+            return type(value)(made) if isinstance(value, (tuple, list)) else made[0]
+        for part, layout in zip(parts_of(found), layouts, strict=True):
+            if isinstance(part, Tensor) and (tuple(part.shape), part.stride()) != layout:
+                raise NotResized(f"{node.name} is {tuple(part.shape)}, {part.stride()}, and not {layout}")
+        return found
+
+    def _layout(self, value: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        if not isinstance(value, Tensor):
+            return None
+        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            raise NotResized("a tensor is no plain one")
+        return tuple(map(self.take, value.shape)), tuple(map(self.take, value.stride()))
+
+    def _made(self, value: Any, layout: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Any:
+        if layout is None:
+            return value
+        size, stride = layout
+        look = TensorMetadata(value.dtype, size, stride, 0, value.device, -1, False)
+        return self._runner.make(Recipe(look), ())

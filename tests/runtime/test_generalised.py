@@ -1,0 +1,361 @@
+"""Sizes between those that were captured: right at every size, whatever ``forward`` does with sizes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fuse
+from fuse.runtime import patience
+from tests.fuzz.sizes import WIDTH, Model, attention, branch, mean_by_hand, several, windows
+from tests.runtime.test_sizes_at_random import coincidence, counter, slices
+
+
+@pytest.fixture(autouse=True)
+def _made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every new size gets its program at its first call."""
+    monkeypatch.setattr(patience.Patience, "expected", lambda *_: None)
+
+
+def loop(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    out = []
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.first(x[t]) + h)
+        out.append(h)
+    return torch.stack(out)
+
+
+def plain(m: Model, x: Tensor) -> Tensor:
+    return F.gelu(m.first(x)).softmax(-1)
+
+
+def positions(m: Model, x: Tensor) -> Tensor:
+    places = torch.arange(x.shape[0], dtype=x.dtype)[:, None, None]
+    return m.first(x) * torch.sin(places / 100.0)
+
+
+def count_too(m: Model, x: Tensor) -> tuple[Tensor, int]:
+    return m.first(x).sum((0, 1)), x.shape[0] * x.shape[1]
+
+
+def halves(m: Model, x: Tensor) -> Tensor:
+    return m.first(x[: x.shape[0] // 2]).relu()
+
+
+def odd(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).relu() if x.shape[0] % 2 else m.first(x).tanh()
+
+
+def every_seventh(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).relu() + (x.shape[0] % 7 == 3)
+
+
+def one_number(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.size(0) == 17 else m.first(x).tanh()
+
+
+def one_length(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if len(x) == 17 else m.first(x).tanh()
+
+
+def one_count(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.numel() == 17 * 3 * WIDTH else m.first(x).tanh()
+
+
+def one_stride(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.stride(0) == 3 * WIDTH else m.first(x).tanh()
+
+
+def by_table(m: Model, x: Tensor) -> Tensor:
+    return m.first(x) * {17: 2.0, 18: 3.0}.get(x.shape[0], 1.0)
+
+
+def inner_size(m: Model, x: Tensor) -> Tensor:
+    y = m.first(x)[1:]
+    return y.exp() if y.shape[0] == 16 else y.tanh()
+
+
+def unseen_size(m: Model, x: Tensor) -> Tensor:
+    """A size that is in no value of the graph: what has it is used by nobody."""
+    y = torch.cat([x, x, x])[5:]
+    return m.first(x).exp() if y.shape[0] == 3 * 17 - 5 else m.first(x).tanh()
+
+
+def root(m: Model, x: Tensor) -> Tensor:
+    return m.first(x) / math.sqrt(x.shape[0])
+
+
+def text(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if str(x.shape[0]) == "17" else m.first(x).tanh()
+
+
+def shape_of_two(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.shape == (17, 3, WIDTH) else m.first(x).tanh()
+
+
+def grown(m: Model, x: Tensor) -> Tensor:
+    return F.pad(m.first(x), (0, 0, 0, 0, 0, max(0, 20 - x.shape[0])))
+
+
+def reshaped(m: Model, x: Tensor) -> Tensor:
+    return m.first(x.flatten(0, 1)).view(x.shape[0], -1)
+
+
+def reversed_loop(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t in range(x.shape[0] - 1, -1, -1):
+        h = torch.tanh(m.first(x[t]) + h)
+    return h
+
+
+def last_apart(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.first(x[t]) + h)
+        if t == x.shape[0] - 1:
+            h = h * 3
+    return h
+
+
+def elements_of_shape(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.shape[:2].numel() == 51 else m.first(x).tanh()
+
+
+def bytes_of(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.nbytes == 51 * WIDTH * x.itemsize else m.first(x).tanh()
+
+
+def among(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.shape[0] in (17, 21) else m.first(x).tanh()
+
+
+def among_set(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.shape[0] in {17, 21} else m.first(x).tanh()
+
+
+def larger(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if max(x.shape[0], 16) == 17 else m.first(x).tanh()
+
+
+def sorted_sizes(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if sorted(x.shape) == [3, WIDTH, 17] else m.first(x).tanh()
+
+
+def rounded_up(m: Model, x: Tensor) -> Tensor:
+    rest = -x.shape[0] % 4
+    return F.pad(m.first(x), (0, 0, 0, 0, 0, rest)).unflatten(0, (-1, 4)).amax(1)
+
+
+def true_division(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.shape[0] / 2 == 8.5 else m.first(x).tanh()
+
+
+def converted(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if int(x.shape[0]) == 17 else m.first(x).tanh()
+
+
+def with_numpy(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if np.prod(x.shape[:2]) == 51 else m.first(x).tanh()
+
+
+def of_a_part(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.chunk(2)[0].shape[0] == 9 else m.first(x).tanh()
+
+
+@functools.lru_cache(maxsize=64)
+def table(length: int) -> float:
+    return 2.0 if length == 17 else 1.0
+
+
+def cached(m: Model, x: Tensor) -> Tensor:
+    return m.first(x) * table(x.shape[0])
+
+
+def strange_mask(m: Model, x: Tensor) -> Tensor:
+    mask = torch.arange(x.shape[0]) % 5 == 2
+    return m.first(x).masked_fill(mask[:, None, None], 0.0)
+
+
+def blocks(m: Model, x: Tensor) -> Tensor:
+    h, out = x.new_zeros(x.shape[1], WIDTH), []
+    for part in x.split(4):
+        h = torch.tanh(m.first(part.sum(0)) + h)
+        out.append(h)
+    return torch.stack(out)
+
+
+def after_the_loop(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.first(x[t]) + h)
+    return h.exp() if t == 16 else h
+
+
+def every_other(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t in range(1, x.shape[0], 2):
+        h = torch.tanh(m.first(x[t]) + h)
+    return h.exp() if t == 15 else h
+
+
+def length_of_list(m: Model, x: Tensor) -> Tensor:
+    out = []
+    for step in x:
+        out.append(torch.tanh(m.first(step)))
+    return out[0] if len(out) == 17 else torch.stack(out)
+
+
+def counted_last(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    t = 0
+    for t, step in enumerate(x):  # noqa: B007 (used behind the loop)
+        h = torch.tanh(m.first(step) + h)
+    return h.exp() if t == 16 else h
+
+
+def by_length(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t in range(len(x)):
+        h = torch.tanh(m.first(x[t]) + h)
+    return h
+
+
+def numbered(m: Model, x: Tensor) -> Tensor:
+    out = []
+    for t, step in enumerate(x):
+        out.append(m.first(step) + (out[t - 1] if t else 0))
+    return torch.stack(out)
+
+
+def infer(model: nn.Module, double: nn.Module, fused: Any, x: Tensor) -> None:
+    with torch.no_grad():
+        got, eager, exact = (as_list(m(y)) for m, y in ((fused, x), (model, x), (double, x.double())))
+    for one, own, right in zip(got, eager, exact, strict=True):
+        assert type(one) is type(own)
+        if isinstance(one, Tensor):
+            torch.testing.assert_close(one.double(), right, rtol=1e-4, atol=1e-5)
+            assert (one.shape, one.stride(), one.dtype) == (own.shape, own.stride(), own.dtype)
+        else:
+            assert one == own
+
+
+def as_list(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+SERVED = [loop, plain, attention, positions, count_too, reshaped, reversed_loop, one_number, by_length]
+OTHERS = [
+    branch, windows, mean_by_hand, several, coincidence, counter, slices, halves, odd, every_seventh, one_length,
+    one_count, one_stride, inner_size, unseen_size, by_table, root, text, shape_of_two, grown, last_apart,
+    elements_of_shape, bytes_of, among, among_set, larger, sorted_sizes, rounded_up, true_division, converted,
+    numbered, after_the_loop, every_other, length_of_list, counted_last, with_numpy, of_a_part, cached,
+    strange_mask, blocks,
+]  # fmt: skip
+
+
+def shapes(count: int, seed: int) -> list[tuple[int, int]]:
+    numbers = random.Random(seed)
+    corners = [(3, 2), (40, 6), (4, 5), (39, 2)]
+    found = [(numbers.randint(3, 40), numbers.randint(2, 6)) for _ in range(count)]
+    return [*corners, *found, (17, 3), (16, 3), (18, 3), (5, 5), (22, 4)]
+
+
+@pytest.mark.parametrize("function", SERVED + OTHERS)
+def test_every_size_is_right(function: Callable[..., Any]) -> None:
+    model = Model(function).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    resized = 0
+    for shape in shapes(8, seed=3):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+        assert not fused.last_run.fallbacks
+        resized += fused.compiled.resized
+    assert resized >= 4 or function not in SERVED
+
+
+class Stateful(nn.Module):
+    """A weight, a buffer that calls write, and a list of tensors that nobody registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("total", torch.zeros(WIDTH))
+        self.held = [torch.ones(WIDTH)]
+        self.factor = 1.0
+
+    def forward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        h = self.inner(x) * self.held[0] * self.factor * scale
+        self.total += h.sum((0, 1))
+        y.mul_(2.0)
+        return h + y.sum()
+
+
+def test_state_inputs_and_attributes_are_followed_between_captured_sizes() -> None:
+    model = Stateful().eval()
+    other, fused = copy.deepcopy(model), fuse.compile(model)
+    numbers, resized = random.Random(5), 0
+    with torch.no_grad():
+        for call in range(60):
+            x = torch.randn(numbers.randint(3, 40), numbers.randint(2, 6), WIDTH)
+            y = torch.randn(numbers.randint(3, 9))
+            if call % 10 == 9:
+                for m in (model, other):
+                    m.held[0].mul_(1.5)
+                    m.inner.weight.mul_(0.9)
+            if call == 45:
+                model.factor = other.factor = 2.0
+            scale = 0.5 if call % 7 == 0 else 1.0
+            mine, theirs = y.clone(), y.clone()
+            torch.testing.assert_close(fused(x, mine, scale), other(x, theirs, scale), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mine, theirs)
+            torch.testing.assert_close(model.total, other.total, rtol=1e-4, atol=1e-3)
+            resized += fused.compiled.resized
+    assert resized >= 10
+
+
+@pytest.mark.parametrize(
+    "arrange", [lambda x: x.transpose(0, 1), lambda x: x[:, :, ::2], lambda x: x[:, :1].expand(-1, 3, -1)]
+)
+def test_layouts_are_eagers_between_captured_sizes(arrange: Callable[[Tensor], Tensor]) -> None:
+    model = Model(lambda m, x: m.first(x.flip(-1) if x.shape[-1] == WIDTH else x.repeat(1, 1, 2)).relu()).eval()
+    fused, numbers = fuse.compile(model), random.Random(2)
+    with torch.no_grad():
+        for _ in range(30):
+            x = arrange(torch.randn(numbers.randint(3, 30), numbers.choice([1, 4]), WIDTH))
+            got, want = fused(x), model(x)
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+
+
+def test_one_tensor_given_twice_is_no_member() -> None:
+    model = Model(lambda m, x, y: y.add_(m.first(x)) + x).eval()
+    model.forward = lambda x, y: y.add_(model.first(x)) + x  # type: ignore[method-assign]
+    fused, numbers = fuse.compile(model), random.Random(2)
+    with torch.no_grad():
+        for call in range(40):
+            x = torch.randn(numbers.randint(3, 30), numbers.randint(2, 5), WIDTH)
+            y = x if call > 20 and call % 2 else torch.randn_like(x)
+            mine = x.clone()
+            other = mine if y is x else y.clone()
+            torch.testing.assert_close(fused(x, y), model(mine, other))
+            torch.testing.assert_close(y, other)
+
+
+def test_an_error_of_one_size_is_eagers() -> None:
+    model = Model(lambda m, x: m.first(x).view(x.shape[0] // 2, 2, 3 * WIDTH)).eval()
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for length in (2, 4, 8, 10, 16, 20, 22, 30, 6, 12, 14):
+            assert fused(torch.randn(length, 3, WIDTH)).shape == (length // 2, 2, 3 * WIDTH)
+        with pytest.raises(RuntimeError, match="invalid for input of size"):
+            fused(torch.randn(7, 3, WIDTH))
