@@ -7,14 +7,16 @@ The submodule does not run. Its results are what it gave when it was watched, as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fuse.graph.aliases import Base
+from fuse.graph.cut_reading import untouched
 from fuse.graph.cuts import CutCall, Known, NotAsWatched, Unsuitable, alike, layout_of, put_together, taken_apart
 from fuse.graph.cutting import Cuts, diverted, shared_with_rest
 from fuse.graph.functional import Functionalizer
@@ -48,20 +50,32 @@ class CutRecording:
             for path in cuts.reasons
         }
         self._calls: list[CutCall] = []
+        self._refused: Unsuitable | None = None
         self._bases: list[tuple[str, Base, int]] = []  # what is given and made, and how often it was written before
 
-    def diverted(self) -> AbstractContextManager[None]:
-        """As long as this lasts, calls of the submodules are recorded."""
-        return diverted(self.model, list(self.cuts.reasons), self._call)
+    @contextmanager
+    def diverted(self) -> Iterator[None]:
+        """As long as this lasts, calls of the submodules are recorded, and nothing else may be asked of them."""
+        with ExitStack() as stack:
+            stack.enter_context(diverted(self.model, list(self.cuts.reasons), self._call))
+            for path in self.cuts.reasons:
+                stack.enter_context(untouched(self.model.get_submodule(path), partial(self._refuse, path)))
+            yield
+
+    def _refuse(self, path: str, what: str) -> None:
+        self._refused = Unsuitable(path, f"the rest of the model {what}")
+        raise self._refused  # which forward may catch
 
     def check(self, assigned: Sequence[Attribute], inputs: Iterable[Tensor]) -> None:
         """Refuse what the finished record cannot hold.
 
         Raises:
-            Unsuitable: the fused part draws random numbers, whose order would not be eager's, assigns attributes that
-                a submodule may read, reads memory that one holds, or writes to what one was given or made.
+            Unsuitable: the fused part draws random numbers, whose order would not be eager's, asks for attributes of a
+                submodule, reads memory that one holds, or writes to what one was given or made.
             NotAsWatched: not all of the calls came that were watched.
         """
+        if self._refused is not None:
+            raise self._refused
         if len(self._calls) != len(self.cuts.calls):
             raise NotAsWatched("forward calls its submodules otherwise than when they were watched")
         storages = {tensor.untyped_storage()._cdata for tensor in inputs}

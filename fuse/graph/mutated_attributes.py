@@ -283,7 +283,7 @@ class Overlay:
 
     def _slot(self, attribute: Attribute, twin: Callable[[Tensor, str], Tensor]) -> _Slot:
         module = self.model.get_submodule(attribute.owner)
-        if not attribute.entries and (custom := _custom(type(module))):
+        if not attribute.entries and (custom := custom_method(type(module))):
             raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
         value = current(module, attribute.name)
         if attribute.entries and type(value) is not dict:
@@ -346,7 +346,7 @@ def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Over
     return made
 
 
-def _custom(cls: type) -> str:
+def custom_method(cls: type) -> str:
     """The method of a class, if any, for which an overlay would make a difference."""
     for name in ("__setattr__", "__delattr__", "__getattribute__", "__init_subclass__"):
         if any(name in base.__dict__ for base in cls.__mro__ if base not in (nn.Module, object)):

@@ -502,6 +502,45 @@ def test_python_state_that_the_rest_reads() -> None:
     run(module, inputs(), eager=True)
 
 
+def counting(self: Any, x: Tensor) -> Tensor:
+    self.steps += 1
+    self.big = self.steps % 3 == 0
+    return x.sin()
+
+
+def setting_back(self: Any, h: Tensor) -> Tensor:
+    y = self.after(self.inner[0](h))
+    self.inner[0].steps = 0
+    return y
+
+
+def asking_if_it_may(self: Any, h: Tensor) -> Tensor:
+    y = self.after(self.inner[0](h))
+    try:
+        return y * self.inner[0].steps
+    except Exception:
+        return y
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda self, h: self.after(self.inner[0](h)) * self.inner[0].steps,
+        lambda self, h: self.after(self.inner[0](h * (self.inner[0].steps + 1))),
+        lambda self, h: self.after(self.inner[0](h)) * len(self.inner[0].seen),
+        lambda self, h: self.after(self.inner[0](h)) * (2 if self.inner[0].big else 3),
+        lambda self, h: self.after(self.inner[0](h)) * (2 if getattr(self.inner[0], "big", False) else 3),
+        setting_back,
+        asking_if_it_may,
+    ],
+)
+def test_what_the_rest_asks_of_the_submodule(between: Any) -> None:
+    module = model(counting, between)
+    module.inner[0].steps, module.inner[0].big = 1, False
+    run(module, inputs(), eager=True)
+    assert type(module.inner[0]) is Noting
+
+
 def test_a_submodule_that_reaches_the_rest() -> None:
     module = model(lambda self, x: self.others[0].before(x))
     module.inner[0].others = (module,)
