@@ -257,8 +257,14 @@ class Extent(int):
     def __floor__(self) -> int:
         return self
 
+    def __round__(self, digits: Any = None) -> int:
+        return self if digits is None or digits >= 0 else round(pinned(self), digits)
+
     def bit_length(self) -> int:
         return pinned(self).bit_length()
+
+    def bit_count(self) -> int:
+        return pinned(self).bit_count()
 
     def _pins(self, *others: object) -> NoReturn:
         raise NeedsNumber("a size is used bit by bit")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from fuse.kernel.extents import Extent
 
+_LONG = (list, tuple, dict, set, deque)
 _range, _len, _enumerate = builtins.range, builtins.len, builtins.enumerate
 
 
@@ -33,7 +35,7 @@ def counted(number: Callable[[int], int], known: Callable[[int], int]) -> Iterat
 
     def length(of: Any, /) -> int:
         found = _len(of)
-        return number(found) if isinstance(of, Tensor) else known(found) if isinstance(of, (list, tuple)) else found
+        return number(found) if isinstance(of, Tensor) else known(found) if isinstance(of, _LONG) else found
 
     def numbered(of: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
         if not isinstance(of, (Tensor, list, tuple)):
@@ -88,8 +90,9 @@ class _Steps:
         return _len(self._own)
 
     def __getitem__(self, place: Any) -> Any:
-        is_last = not isinstance(place, slice) and self._own[place] == self._own[-1]
-        return self._last if is_last else self._own[place]
+        if isinstance(place, slice):
+            return list(self)[place]
+        return self._last if self._own[place] == self._own[-1] else self._own[place]
 
     def __contains__(self, number: object) -> bool:
         return number in list(self)

@@ -11,6 +11,8 @@ A new size gets the graph of others if all of this holds:
 - Graphs of at least ``FEWEST`` calls of this kind have one text, and all their numbers follow from the sizes of inputs.
 - ``forward`` run once more, with sizes that note how they are used (:mod:`fuse.runtime.size_reads`), compared or
   divided them only in ways that come out the same for the new ones.
+- Each of its sizes differs from theirs by a multiple of what theirs differ by: where all were even, nothing is known of
+  odd ones.
 - Each number of the new graph is neither smaller nor larger than it was in all of these graphs, and of each two numbers
   the larger is the one that was in one of these graphs: whatever else compared numbers on the way (a pass, an operator
   that takes itself apart) had either answer before, and the text is the same.
@@ -20,6 +22,7 @@ Kernels are found or made for the new numbers as for those of a capture.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -86,7 +89,8 @@ class Generalised:
 
     ``others``: graphs of calls of this kind that have another text.
     ``relation`` and ``evaluate``: each number as a formula in sizes, and all of them for given ones. ``places``: for
-    each size a number of the arguments that is ``factor`` times the size and ``shift`` more. ``columns``: distinct
+    each size a number of the arguments that is ``factor`` times the size and ``shift`` more. ``steps``: for each size
+    one that it had, and the greatest number of which all that it had differ by a multiple. ``columns``: distinct
     numbers, by the place of one, with the least and the largest value. ``orders``: of pairs of columns, the signs that
     their difference had. ``met``: whether ``forward`` takes the same way with other sizes; None before it was followed.
     """
@@ -96,6 +100,7 @@ class Generalised:
     relation: Relation
     evaluate: Callable[..., Numbers]
     places: tuple[tuple[int, int, int], ...]
+    steps: tuple[tuple[int, int], ...]
     columns: tuple[tuple[int, int, int], ...]
     orders: tuple[tuple[int, int, frozenset[int]], ...]
     met: Callable[..., bool] | None = None
@@ -113,6 +118,8 @@ class Generalised:
     def covers(self, sizes: Sequence[int]) -> bool:
         """Whether the numbers of a graph for these sizes lie between those of the members, and in an order that some
         member has."""
+        if any((size - had) % step for size, (had, step) in zip(sizes, self.steps, strict=True)):
+            return False
         numbers = self.evaluate(*sizes)
         if any(not low <= numbers[place] <= high for place, low, high in self.columns):
             return False
@@ -178,6 +185,7 @@ def generalised(graphs: Sequence[CapturedGraph]) -> Generalised | None:
         relation,
         conditions.function(f"({expected},)"),
         tuple(place for place in places if place),
+        tuple(_steps([one.numbers[place] for one in same]) for place in found[0]),
         tuple((place, min(column), max(column)) for column, place in columns.items()),
         tuple(_orders(columns)),
     )
@@ -188,6 +196,15 @@ def _same_constants(one: GraphModule, other: GraphModule) -> bool:
     pairs = zip(one.meta["signature"].inputs, other.meta["signature"].inputs, strict=True)
     made = ((a.value, b.value) for a, b in pairs if a.value is not None and a.origin is None)
     return all(a is b or (b is not None and a.dtype == b.dtype and torch.equal(a, b)) for a, b in made)
+
+
+def _steps(had: Sequence[int]) -> tuple[int, int]:
+    """One of several numbers, and the greatest number of which all differ by a multiple.
+
+    >>> _steps([24, 8, 40])
+    (24, 16)
+    """
+    return had[0], math.gcd(*(one - had[0] for one in had))
 
 
 def _place_of(name: str, relation: Relation) -> tuple[int, int, int] | None:

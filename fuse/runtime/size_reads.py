@@ -7,7 +7,8 @@
     return h / math.sqrt(x.shape[0])   noted: n0 == 37, so that nothing is known of other sizes
 
 Sizes are followed in the Python code of the model and of the libraries it calls, until an operator is dispatched;
-``counting.py`` does so where Python counts. The graph that is recorded is thrown away.
+``counting.py`` does so where Python counts, and ``unnoted.py`` refuses what leaves no note. The graph that is recorded
+is thrown away.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fuse.graph.capture import Recorder, prepared
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.kernel.extents import Conditions
 from fuse.runtime.counting import counted
+from fuse.runtime.unnoted import noted
 
 UNKNOWN = "unknown"
 """What the names of sizes begin with that follow from no formula."""
@@ -69,6 +71,7 @@ class _Following:
         self._unknown: dict[int, Any] = {}
         self._thread = threading.get_ident()
         self._plain = 1
+        self._refused: list[str] = []
 
     def number(self, number: int) -> Any:
         """A size as ``forward`` sees it."""
@@ -86,6 +89,8 @@ class _Following:
 
     def check(self) -> None:
         """Raise ``Unfollowed`` where something was asked that was not noted."""
+        if self._refused:
+            raise Unfollowed(self._refused[0])
         if sum(UNKNOWN in text for text in self._conditions.noted) > len(self._unknown):  # each is noted to be a size
             raise Unfollowed("a size is compared of which no formula is known")
 
@@ -97,7 +102,7 @@ class _Following:
             setattr(FakeTensor, name, answer(self))
         self._plain -= 1
         try:
-            with counted(self.number, self.known):
+            with counted(self.number, self.known), noted(self._refused.append, lambda: self._plain > 0):
                 yield
         finally:
             self._plain += 1

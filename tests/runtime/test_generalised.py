@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import random
+import sys
 from collections.abc import Callable
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -238,6 +241,56 @@ def numbered(m: Model, x: Tensor) -> Tensor:
     return torch.stack(out)
 
 
+def counted_by_hand(m: Model, x: Tensor) -> Tensor:
+    h, steps = x.new_zeros(x.shape[1], WIDTH), 0
+    for step in x:
+        h = torch.tanh(m.first(step) + h)
+        steps += 1
+    return h.exp() if steps == 17 else h
+
+
+def counted_by_sum(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if sum(1 for _ in x) == 17 else m.first(x).tanh()
+
+
+def counted_on(m: Model, x: Tensor) -> Tensor:
+    t = 0
+    for t, _ in zip(itertools.count(), x):  # noqa: B007 (used behind the loop)
+        pass
+    return m.first(x).exp() if t == 16 else m.first(x).tanh()
+
+
+def power_of_two(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if math.log2(x.shape[0]).is_integer() else m.first(x).tanh()
+
+
+def power_by_its_name(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if log2(x.shape[0]).is_integer() else m.first(x).tanh()
+
+
+def common_factor(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if math.gcd(x.shape[0], 34) == 17 else m.first(x).tanh()
+
+
+def bits(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if bin(x.shape[0]).count("1") == 1 else m.first(x).tanh()
+
+
+def rounded(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if round(x.shape[0], -1) == 20 else m.first(x).tanh()
+
+
+def asked_by_function(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if torch.numel(x) == 51 * WIDTH else m.first(x).tanh()
+
+
+def part_of_range(m: Model, x: Tensor) -> Tensor:
+    t = 0
+    for t in range(x.shape[0])[1:]:  # noqa: B007 (used behind the loop)
+        pass
+    return m.first(x).exp() if t == 16 else m.first(x).tanh()
+
+
 def infer(model: nn.Module, double: nn.Module, fused: Any, x: Tensor) -> None:
     with torch.no_grad():
         got, eager, exact = (as_list(m(y)) for m, y in ((fused, x), (model, x), (double, x.double())))
@@ -260,7 +313,8 @@ OTHERS = [
     one_count, one_stride, inner_size, unseen_size, by_table, root, text, shape_of_two, grown, last_apart,
     elements_of_shape, bytes_of, among, among_set, larger, sorted_sizes, rounded_up, true_division, converted,
     numbered, after_the_loop, every_other, length_of_list, counted_last, with_numpy, of_a_part, cached,
-    strange_mask, blocks,
+    strange_mask, blocks, counted_by_hand, counted_by_sum, counted_on, power_of_two, power_by_its_name, common_factor,
+    bits, rounded, asked_by_function, part_of_range,
 ]  # fmt: skip
 
 
@@ -359,3 +413,17 @@ def test_an_error_of_one_size_is_eagers() -> None:
             assert fused(torch.randn(length, 3, WIDTH)).shape == (length // 2, 2, 3 * WIDTH)
         with pytest.raises(RuntimeError, match="invalid for input of size"):
             fused(torch.randn(7, 3, WIDTH))
+
+
+def test_even_sizes_say_nothing_of_odd_ones() -> None:
+    factors = [1.0, 3.0] * 21
+    model = Model(lambda m, x: m.first(x) * factors[x.shape[0]]).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in [(10, 2), (40, 6), (20, 3), (30, 5), (12, 4), (17, 3), (25, 4)]:
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+
+
+def test_functions_of_python_are_its_own_again() -> None:
+    before = [math.log2, math.gcd, bin, range, len, enumerate, sys.getprofile()]
+    test_every_size_is_right(plain)
+    assert [math.log2, math.gcd, bin, range, len, enumerate, sys.getprofile()] == before

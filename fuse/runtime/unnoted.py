@@ -1,0 +1,115 @@
+"""Ways of Python to look at a size, or to count its steps, that leave no note: they are noted here, or refused.
+
+    math.log2(x.shape[0])            C code reads the number itself: noted as n0 == 37
+    from math import log2            the same by its own name: refused, as nobody sees what it is given
+    for step in x: steps += 1        counts without asking a size: refused
+    torch.numel(x)                   asks past what fake tensors answer: refused
+
+What is refused has its calls captured at each size.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from fuse.kernel.extents import pinned
+
+_READING = {
+    math: ("comb", "factorial", "gcd", "isqrt", "lcm", "log", "log10", "log2", "perm"),
+    builtins: ("bin", "chr", "hex", "oct"),
+}
+_OWN = {(module, name): getattr(module, name) for module, names in _READING.items() for name in names}
+_READERS = frozenset(_OWN.values())
+_ASKING = frozenset({"is_same_size", "numel", "nelement", "size", "storage_offset", "stride", "untyped_storage"})
+"""Methods of tensors, called as functions, which answer with plain numbers."""
+
+
+@contextlib.contextmanager
+def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool]) -> Iterator[None]:
+    """As long as this lasts, functions that read numbers in C note it, and ``refuse`` is told what cannot be noted.
+
+    ``is_plain`` says whether sizes are plain numbers right now.
+    """
+    if sys.getprofile() is not None:
+        refuse("a profiler looks at calls")
+        yield
+        return
+
+    def watch(frame: FrameType, event: str, called: Any) -> None:
+        if event not in ("call", "c_call") or is_plain():
+            return
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        if module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__"):
+            return
+        if event == "call":
+            if _counts(frame.f_code) or _counts_on(frame):
+                refuse(f"{frame.f_code.co_name} counts")
+        elif called in _READERS or called.__name__ in _ASKING or (called.__module__ or "").startswith("numpy"):
+            refuse(f"{frame.f_code.co_name} calls {called.__name__}")
+
+    for (of, name), own in _OWN.items():
+        setattr(of, name, _noting(own))
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        for (of, name), own in _OWN.items():
+            setattr(of, name, own)
+
+
+def _noting(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def noting(*numbers: Any) -> Any:
+        return own(*map(pinned, numbers))
+
+    return noting
+
+
+def _counts_on(frame: FrameType) -> bool:
+    names = frame.f_code.co_names
+    return "count" in names and ("itertools" in names or frame.f_globals.get("count") is itertools.count)
+
+
+@functools.lru_cache(maxsize=4096)
+def _counts(code: CodeType) -> bool:
+    """Whether code adds a plain number to another once a step, or gives one per step.
+
+    >>> def steps(x):
+    ...     n = 0
+    ...     for _ in x:
+    ...         n += 1
+    ...     return n
+    >>> def last(x):
+    ...     n = len(x) - 1
+    ...     for y in x:
+    ...         y = y * 2
+    ...     return y + n
+    >>> _counts(steps.__code__), _counts(last.__code__)
+    (True, False)
+    """
+    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    loops = [(one.argval, one.offset) for one in found if "JUMP_BACKWARD" in one.opname]
+    for place, one in enumerate(found[:-1]):
+        if not one.opname.startswith("LOAD_") or type(one.argval) is not int or "CONST" not in one.opname:
+            continue
+        then, stored = found[place + 1], found[place + 2] if place + 2 < len(found) else None
+        if then.opname in ("YIELD_VALUE", "LIST_APPEND"):
+            return True
+        if then.opname != "BINARY_OP" or stored is None:
+            continue
+        inside = any(start <= one.offset <= end for start, end in loops)
+        again = stored.opname.startswith("STORE_") and place and found[place - 1].argval == stored.argval
+        lasting = stored.opname in ("STORE_DEREF", "STORE_GLOBAL", "SWAP")
+        if (then.argrepr in ("+=", "-=") and (inside or lasting)) or (then.argrepr in ("+", "-") and inside and again):
+            return True
+    return False
