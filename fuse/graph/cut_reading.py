@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from fuse.graph.contents import is_special
-from fuse.graph.mutated_attributes import custom_method
+from fuse.graph.mutated_attributes import asked_by_torch, custom_method
 
 _UNTOLD = frozenset(nn.Module.__dict__) | (frozenset(nn.Module().__dict__) - {"training"})
 """Names that every module has."""
@@ -64,6 +64,8 @@ def _noticing(module: nn.Module, refuse: Callable[[str], None]) -> type:
     def __getattribute__(self: Any, name: str) -> Any:
         if name == "__class__":
             return cls
+        if name == "__dict__" and self is module and threading.get_ident() == thread and not asked_by_torch():
+            refuse("reads its __dict__")
         found = cls.__getattribute__(self, name)
         if not (isinstance(found, types.MethodType) and found.__self__ is self):  # what a method reads is noticed, too
             look(self, name, "reads")

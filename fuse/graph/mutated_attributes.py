@@ -323,7 +323,7 @@ def _watched(cls: Any, module: nn.Module, slots: dict[str, _Slot], overlay: Over
                 return slot.now
         elif name == "__class__":
             return cls
-        elif name == "__dict__" and threading.get_ident() == thread and not _asked_by_torch():
+        elif name == "__dict__" and threading.get_ident() == thread and not asked_by_torch():
             overlay.trouble = f"forward reads the __dict__ of {cls.__name__}, of which it assigns {next(iter(slots))}"
         return cls.__getattribute__(self, name)
 
@@ -354,7 +354,8 @@ def custom_method(cls: type) -> str:
     return ""
 
 
-def _asked_by_torch() -> bool:
+def asked_by_torch() -> bool:
+    """Whether the caller of who asks this is a module of torch, or this package."""
     asking: str = sys._getframe(2).f_globals.get("__name__", "")
     return asking.startswith(("torch.nn.modules.", "fuse.graph."))
 

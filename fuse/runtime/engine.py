@@ -58,7 +58,7 @@ from fuse.runtime.states import (
     without,
 )
 from fuse.runtime.steps import Fallback, Launches
-from fuse.runtime.training import Ran
+from fuse.runtime.training import RaisedByHook, Ran
 from fuse.runtime.variants import Compiled, LastRun, counted
 
 LARGEST_CARRIED = 4
@@ -157,6 +157,8 @@ class Engine:
                 if compiled.confirmation is not None:
                     launches = compiled.confirmation.launched(values, launches)
                 result, ran = compiled.rebuild(values, tensors), None
+        except RaisedByHook as raised_by_hook:  # the user's: eager would call it, too
+            raise raised_by_hook.error from raised_by_hook.error.__cause__
         except Exception as error:  # nothing was written: writes to inputs are a program's last steps
             if generator is not None:
                 torch.set_rng_state(generator)

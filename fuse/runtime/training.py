@@ -119,7 +119,12 @@ class Training:
         linked = list(tensors)
         for i in self._unlinked:
             linked[i] = tensors[i].detach()
-        leaves = _Step.apply(call, *linked)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        try:
+            leaves = _Step.apply(call, *linked)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        except Exception as error:
+            if call.saves:
+                raise RaisedByHook(error) from error
+            raise
         for mutation in self.signature.mutations:
             torch.autograd.graph.increment_version(tensors[mutation.input_index])
         return self.rebuild(leaves, tensors), call.launches, ran
@@ -202,6 +207,15 @@ class _Call:
     training: Training
     ran: Ran
     launches: Launches | int = 0
+    saves: bool = False  # whether the program has run, and autograd saves tensors
+
+
+class RaisedByHook(Exception):
+    """A hook of saved tensors raised ``error``, as ``torch.utils.checkpoint`` does where it has what it wants."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _Step(torch.autograd.Function):
@@ -216,6 +230,7 @@ class _Step(torch.autograd.Function):
         given = (what for what in training.given if what.kind != "tangent")
         ctx.save_for_backward(*(tensors[g.index] if g.kind == "input" else values[g.index] for g in given))
         ctx.training, ctx.ran = training, call.ran
+        call.saves = True
         return leaves
 
     @staticmethod

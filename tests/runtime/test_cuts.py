@@ -530,6 +530,7 @@ def asking_if_it_may(self: Any, h: Tensor) -> Tensor:
         lambda self, h: self.after(self.inner[0](h)) * len(self.inner[0].seen),
         lambda self, h: self.after(self.inner[0](h)) * (2 if self.inner[0].big else 3),
         lambda self, h: self.after(self.inner[0](h)) * (2 if getattr(self.inner[0], "big", False) else 3),
+        lambda self, h: self.after(self.inner[0](h)) * vars(self.inner[0])["steps"],
         setting_back,
         asking_if_it_may,
     ],

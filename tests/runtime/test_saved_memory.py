@@ -6,10 +6,12 @@ import copy
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fuse
 from fuse.check.oracle import check
@@ -214,3 +216,29 @@ def test_little_that_is_saved_lies_in_no_block() -> None:
     fused = fuse.compile(Gated())
     fused(torch.randn(3, WIDTH)).sum().backward()
     assert not saved_memory._blocks
+
+
+def test_a_hook_of_saved_tensors_that_raises() -> None:
+    """The call has run: it does not run eager once more, and the hook's error is the caller's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 8))
+    expected, fused = copy.deepcopy(model), fuse.compile(model)
+    for module in (fused, expected):
+        module(torch.ones(4, 8)).sum().backward()  # calls with such hooks are served, not recorded
+    for seed in range(3):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+        for module in (fused, expected):
+            module.zero_grad()
+            checkpoint(module, x, use_reentrant=False).square().sum().backward()
+        for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    assert fused.last_run is not None
+    assert fused.last_run.kernels > 0
+    steps = model[1].num_batches_tracked.clone()
+
+    def refuse(_: Tensor) -> Any:
+        raise KeyError("no room")
+
+    with pytest.raises(KeyError, match="no room"), torch.autograd.graph.saved_tensors_hooks(refuse, refuse):
+        fused(x)
+    assert model[1].num_batches_tracked == steps + 1
