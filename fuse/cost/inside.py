@@ -2,7 +2,8 @@
 
     _transformer_encoder_layer_fwd   queries, keys and values twice (as multiplied, as attention reads them), or the
                                      hidden layer; with the norm first also what it gives
-    transposed convolution           its result twice more: as oneDNN lays it out, and in between
+    transposed convolution           its result twice more: as oneDNN lays it out, and in between; once more where
+                                     channels lie side by side, as oneDNN has them
 
 Read from what torch's allocator was asked for (torch 2.13). Of other operators nothing is known, and nothing counted.
 """
@@ -33,7 +34,8 @@ def inside_bytes(op: Any, args: Sequence[Any], result: Any) -> int:
     if op is aten._transformer_encoder_layer_fwd.default:
         return _of_encoder_layer(args)
     if op is aten.convolution.default and args[6] and _is_for_onednn(args[0]):
-        return 2 * int(result.numel()) * int(result.itemsize)
+        beside = result.dim() == 4 and result.is_contiguous(memory_format=torch.channels_last)
+        return (1 if beside else 2) * int(result.numel()) * int(result.itemsize)
     return 0
 
 
