@@ -12,7 +12,6 @@ depends on it shows in the graph of every longer loop.
 from __future__ import annotations
 
 import builtins
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,9 +24,8 @@ _LONG = (list, tuple, dict, set, deque)
 _range, _len, _enumerate = builtins.range, builtins.len, builtins.enumerate
 
 
-@contextlib.contextmanager
-def counted(number: Callable[[int], int], known: Callable[[int], int]) -> Iterator[None]:
-    """As long as this lasts, Python's counts follow sizes.
+def counting(number: Callable[[int], int], known: Callable[[int], int]) -> dict[str, Any]:
+    """What stands for Python's functions, by their names.
 
     ``number`` gives the size of a tensor as ``forward`` is to see it, ``known`` the length of a list: a size only if
     some size has this value. Both give numbers back as they are to whom it does not concern, such as other threads.
@@ -43,14 +41,7 @@ def counted(number: Callable[[int], int], known: Callable[[int], int]) -> Iterat
         end, last = _len(of) - 1 + start, length(of) - 1 + start
         return ((last if place == end else place, item) for place, item in _enumerate(of, start))
 
-    names: dict[str, Any] = {"range": _Range, "len": length, "enumerate": numbered}
-    for name, replaced in names.items():
-        setattr(builtins, name, replaced)
-    try:
-        yield
-    finally:
-        for name, own in (("range", _range), ("len", _len), ("enumerate", _enumerate)):
-            setattr(builtins, name, own)
+    return {"range": _Range, "len": length, "enumerate": numbered}
 
 
 class _AsRange(type):

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fuse.graph.capture import Recorder, prepared
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.kernel.extents import Conditions
-from fuse.runtime.counting import counted
+from fuse.runtime.counting import counting
 from fuse.runtime.unnoted import noted
 
 UNKNOWN = "unknown"
@@ -102,7 +102,8 @@ class _Following:
             setattr(FakeTensor, name, answer(self))
         self._plain -= 1
         try:
-            with counted(self.number, self.known), noted(self._refused.append, lambda: self._plain > 0):
+            names = counting(self.number, self.known)
+            with noted(self._refused.append, lambda: self._plain > 0, names):
                 yield
         finally:
             self._plain += 1

@@ -17,28 +17,28 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 from fuse.kernel.extents import pinned
 
-_READING = {
-    math: ("comb", "factorial", "gcd", "isqrt", "lcm", "log", "log10", "log2", "perm"),
-    builtins: ("bin", "chr", "hex", "oct"),
-}
-_OWN = {(module, name): getattr(module, name) for module, names in _READING.items() for name in names}
-_READERS = frozenset(_OWN.values())
+_MATH = {n: getattr(math, n) for n in ("comb", "factorial", "gcd", "isqrt", "lcm", "log", "log10", "log2", "perm")}
+_BUILTIN = {name: getattr(builtins, name) for name in ("bin", "chr", "hex", "oct")}
+_READERS = frozenset({*_MATH.values(), *_BUILTIN.values()})
 _ASKING = frozenset({"is_same_size", "numel", "nelement", "size", "storage_offset", "stride", "untyped_storage"})
 """Methods of tensors, called as functions, which answer with plain numbers."""
 
 
 @contextlib.contextmanager
-def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool]) -> Iterator[None]:
+def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting: Mapping[str, Any]) -> Iterator[None]:
     """As long as this lasts, functions that read numbers in C note it, and ``refuse`` is told what cannot be noted.
 
-    ``is_plain`` says whether sizes are plain numbers right now.
+    ``is_plain`` says whether sizes are plain numbers right now. ``counting`` are Python's functions that count, by
+    name: they are put among the globals of the code that runs, so that the rest of the process has its own.
     """
+    names = {**counting, **{name: _noting(own) for name, own in _BUILTIN.items()}}
+    given: dict[int, tuple[dict[str, Any], list[str]]] = {}
     if sys.getprofile() is not None:
         refuse("a profiler looks at calls")
         yield
@@ -51,20 +51,28 @@ def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool]) -> Iterat
         if module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__"):
             return
         if event == "call":
+            if id(frame.f_globals) not in given:
+                added = [name for name in names if name not in frame.f_globals]
+                given[id(frame.f_globals)] = frame.f_globals, added
+                frame.f_globals.update({name: names[name] for name in added})
             if _counts(frame.f_code) or _counts_on(frame):
                 refuse(f"{frame.f_code.co_name} counts")
         elif called in _READERS or called.__name__ in _ASKING or (called.__module__ or "").startswith("numpy"):
             refuse(f"{frame.f_code.co_name} calls {called.__name__}")
 
-    for (of, name), own in _OWN.items():
-        setattr(of, name, _noting(own))
+    for name, own in _MATH.items():
+        setattr(math, name, _noting(own))
     sys.setprofile(watch)
     try:
         yield
     finally:
         sys.setprofile(None)
-        for (of, name), own in _OWN.items():
-            setattr(of, name, own)
+        for name, own in _MATH.items():
+            setattr(math, name, own)
+        for of, added in given.values():
+            for name in added:
+                if of.get(name) is names[name]:
+                    del of[name]
 
 
 def _noting(own: Callable[..., Any]) -> Callable[..., Any]:
