@@ -33,14 +33,13 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fuse.errors import FuseError
 from fuse.kernel.extents import Conditions, plain, terms_of
 from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
 from fuse.kernel.spelled import Numbers
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, sources_of
 from fuse.runtime.program import Program
-from fuse.runtime.resized import NotResized, arguments_in, resized, spelled_graph
-from fuse.runtime.size_reads import UNKNOWN, Unfollowed, size_conditions
+from fuse.runtime.resized import arguments_in, resized, spelled_graph
+from fuse.runtime.size_reads import UNKNOWN, size_conditions
 from fuse.runtime.variants import Compiled
 
 FEWEST = 4
@@ -49,6 +48,8 @@ FEWEST_VALUES = 3
 """Values that each size has to have had: two points lie on any line."""
 MOST_CAPTURED = 48
 """Captured calls of a kind that are compared; beyond, the oldest is forgotten."""
+MOST_COLUMNS = 256
+"""Distinct numbers of a graph whose order is compared pair by pair; graphs with more are captured at each size."""
 MOST_KINDS = 8
 MOST_FOLLOWED = 3
 """How often ``forward`` is run to follow its sizes, where that was in vain."""
@@ -68,7 +69,7 @@ def captured_graph(graph: GraphModule) -> CapturedGraph | None:
     """A captured and rewritten graph, to be compared with others; None where that cannot be done."""
     try:
         text, numbers = spelled_graph(graph)
-    except NotResized:
+    except Exception:  # a fault of ours must not become the user's: every size is captured
         return None
     return CapturedGraph(graph, text, numbers, arguments_in(graph))
 
@@ -139,7 +140,7 @@ class Generalised:
         names = conditions.sizes
         try:
             size_conditions(model, args, kwargs, formulas, conditions)
-        except (Unfollowed, FuseError):
+        except Exception:  # of the user's code, or a fault of ours, which must not become the user's
             return False
         noted = {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
         return self.decide(Conditions(names, sizes, noted=noted).met())
@@ -179,6 +180,8 @@ def generalised(graphs: Sequence[CapturedGraph]) -> Generalised | None:
     columns: dict[Numbers, int] = {}
     for place, column in enumerate(zip(*(one.numbers for one in same), strict=True)):
         columns.setdefault(column, place)
+    if len(columns) > MOST_COLUMNS:
+        return None
     return Generalised(
         tuple(same),
         tuple(one for one in graphs if one.text != last.text and one.arguments == last.arguments),
@@ -277,7 +280,7 @@ class KindOfCalls:
 
     def give_up(self, common: Generalised) -> None:
         """No graph for other sizes comes of it."""
-        self._common.remove(common)
+        self._common = [one for one in self._common if one is not common]
         self._in_vain += 1
 
 
@@ -300,7 +303,7 @@ class Between:
         """The graph of the call; None where its views are others than the formulas say: it has to be captured."""
         try:
             return resized(self.common.members[-1].graph, self.common.evaluate(*self.sizes))
-        except NotResized:
+        except Exception:  # NotResized, or a fault of ours, which must not become the user's
             self.kind.give_up(self.common)
             return None
 
