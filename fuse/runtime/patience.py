@@ -1,7 +1,7 @@
 """Whether a call with sizes that are new is worth a capture yet.
 
-    the first eight sizes of a kind of call      captured, each at its first call
-    further ones                                 eager, until that has taken as long as a capture takes
+    the first eight sizes of a kind of call      captured, or given the graph of others, each at its first call
+    further ones                                 eager, until that has taken as long as either takes
 
 Batches cut at their own length seldom have one size twice, and a capture takes as long as many eager calls: whoever
 captured each size would be slower with fuse than without. A size that returns is worth its capture. Which those are
@@ -38,16 +38,13 @@ class Patience:
     """
 
     _captured: dict[Hashable, dict[Hashable, float]] = field(default_factory=dict)
-    _resized: dict[Hashable, float] = field(default_factory=dict)
+    _resized: dict[Hashable, dict[Hashable, float]] = field(default_factory=dict)
     _eager: dict[Hashable, float] = field(default_factory=dict)
 
     def captured(self, kind: Hashable, size: Hashable, seconds: float, resized: bool = False) -> None:
-        """A call of this kind and size was captured, or got the graph of others."""
+        """A call of this kind and size was captured, or got the graph of others (``resized``)."""
         self._eager.pop(size, None)
-        if resized:
-            self._resized[kind] = seconds
-            return
-        known = self._captured.setdefault(kind, {})
+        known = (self._resized if resized else self._captured).setdefault(kind, {})
         known.pop(size, None)
         known[size] = seconds
         _shorten(known, LARGEST_CAPTURED)
@@ -55,12 +52,11 @@ class Patience:
     def expected(self, kind: Hashable, size: Hashable, resized: bool = False) -> float | None:
         """The seconds that a capture is expected to take, or the graph of other sizes (``resized``); None where a call
         of this size has its program made now."""
-        known = self._captured.get(kind, {})
-        if resized and kind not in self._resized:
+        captured, graphs = self._captured.get(kind, {}), self._resized.get(kind, {})
+        known = graphs if resized else captured
+        if size in captured or not known or len(captured) + len(graphs) < SETTLED:
             return None
-        if not resized and (size in known or len(known) < SETTLED):
-            return None
-        seconds = self._resized[kind] if resized else median(known.values())
+        seconds = median(known.values())
         return seconds if self._eager.get(size, 0.0) < seconds else None
 
     def ran_eager(self, size: Hashable, seconds: float) -> None:

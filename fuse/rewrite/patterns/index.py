@@ -166,7 +166,8 @@ class GraphIndex:
     def rarest(self, fans: Iterable[Fan]) -> Fan | None:
         """The fan that the fewest steps fit; what is rare by its name alone is not held against what is common.
 
-        >>> GraphIndex(GraphModule({}, torch.fx.Graph())).rarest([Fan("add", 2, ("mul",))])
+        >>> from torch.fx import Graph
+        >>> GraphIndex(GraphModule({}, Graph())).rarest([Fan("add", 2, ("mul",))])
         Fan(name='add', operands=2, read=('mul',))
         """
         best, fewest = None, math.inf
