@@ -40,6 +40,15 @@ def test_a_wrong_tiny_element_is_found_beside_a_large_one() -> None:
     assert not compare("y", wrong, x, exact).problem  # without sizes all are held to the largest
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_error_of_a_tenth_is_found_in_half_precision(dtype: torch.dtype) -> None:
+    x = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    eager = torch.tanh(x) * 2
+    exact, size = torch.tanh(x.double()) * 2, 2 * torch.tanh(x.double()).abs()
+    assert not compare("y", (torch.tanh(x.float()) * 2).to(dtype), eager, exact, size=lambda: size).problem
+    assert compare("y", torch.tanh(x) * 2.2, eager, exact, size=lambda: size).problem
+
+
 def test_a_sum_whose_terms_cancel_is_held_to_the_terms() -> None:
     exact, size = sizes_of(lambda x: x.sum(0), torch.tensor([[1e3, 1.0], [-1e3, 1.0]]))
     assert exact.tolist() == [0.0, 2.0]
