@@ -48,7 +48,7 @@ BLOCK_BYTES = 48 * 1024
 SCHEDULE = "blocks of whole rows of scores, which stay in cache from the first product to the second"
 MOST_ROWS, FEWEST_ROWS = 96, 6
 DEEPEST = 512
-"""Elements of a query: deeper sums would be rounded more than those of other products (``FUSE_DEPTH_AT_ONCE``)."""
+"""Elements of a query, over which sums are held in registers: deeper ones would be rounded too much."""
 
 
 def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Written:

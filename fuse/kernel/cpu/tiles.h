@@ -12,7 +12,7 @@
 #include <omp.h>
 #endif
 
-enum : int64_t { FUSE_DEPTH_AT_ONCE = 512 };
+enum : int64_t { FUSE_DEPTH_AT_ONCE = 128 };
 
 // Epilogues are called, not copied into the tiles of every size: half the time of the compiler, and nothing beside a tile.
 #define FUSE_APART __attribute__((noinline))
