@@ -162,16 +162,18 @@ def _stack(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: 
 
 
 def _grouped_product(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Rows [rows, k] times the matrix [k, n] of the group of each, in every dtype that eager multiplies."""
+    """Products of groups of rows, in every dtype that eager multiplies: rows [rows, k] times the matrix [k, n] of the
+    group of each, or the columns of each group times its rows, as the gradients of the matrices are."""
     if kwargs or len(args) != 3 or not all(_plain(mode, arg) for arg in args):
         return NotImplemented
-    rows, matrices, _ = args
-    fits = rows.dim() == 2 and matrices.dim() == 3 and rows.shape[1] == matrices.shape[1]
-    if not fits or rows.dtype is not matrices.dtype:
+    one, other, ends = args
+    of_rows, of_matrices = (one.dim(), other.dim()) == (2, 3), (one.dim(), other.dim()) == (2, 2)
+    if not (of_rows or of_matrices) or one.shape[1] != other.shape[-2] or one.dtype is not other.dtype:
         return NotImplemented
-    if matrices.shape[2] * rows.itemsize % 16:  # eager pads the rows of the result
+    if ends.dim() != 1 or other.shape[-1] * one.itemsize % 16:  # eager pads the rows of the result
         return NotImplemented
-    return _made(mode, (rows.shape[0], matrices.shape[2]), rows.dtype)
+    size = (one.shape[0], other.shape[-1])
+    return _made(mode, size if of_rows else (ends.shape[0], *size), one.dtype)
 
 
 def _same(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

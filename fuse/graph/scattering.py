@@ -3,17 +3,20 @@
     h.max(1, keepdim=True)       backward   scatter(zeros, 1, i, g)      ->    where(arange(n) == i, g, 0)
     p.gather(1, target)          backward   scatter_add(zeros, 1, i, g)  ->    0 + where(arange(n) == i, g, 0)
     nll_loss(p, target)          backward   nll_loss_backward(g, ...)    ->    where(arange(n) == target, -w * g, 0)
+    h[mask] = row                backward   sum(index(g, [mask]), 0)     ->    sum(where(mask, g, 0), 0)
 
 For the backward pass only: what forward looked up lies within the tensor, or forward raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 aten = torch.ops.aten
 
@@ -60,6 +63,44 @@ def of_target(
     return torch.where(here, -gradient, torch.zeros((), dtype=whole.dtype, device=whole.device))
 
 
+def chosen_by_mask(gradient: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """``gradient[mask]`` as far as sums over what the mask chose go: zeros stand where it chose nothing.
+
+    >>> chosen_by_mask(torch.ones(2, 2), [torch.tensor([[True, False], [False, True]])])
+    tensor([1., 0., 0., 1.])
+    """
+    dim, mask = _only_mask(indices)
+    shape = [1] * dim + list(mask.shape) + [1] * (gradient.dim() - dim - mask.dim())
+    chosen = torch.where(mask.reshape(shape), gradient, torch.zeros((), dtype=gradient.dtype, device=gradient.device))
+    return chosen.flatten(dim, dim + mask.dim() - 1)
+
+
+def _is_summed(gradient: Tensor, indices: Sequence[Tensor | None]) -> bool:
+    """Whether autograd takes the gradient of values that were written to all that a mask chose, where they were one."""
+    node = torch._C._current_autograd_node()
+    if node is None or node.name() not in _WRITES or len(node.next_functions) != 2 or _runs_python():
+        return False
+    dim, mask = _only_mask(indices)
+    if sum(one is not None for one in indices) != 1 or mask.dtype is not torch.bool or not mask.dim():
+        return False
+    values, place = node.next_functions[1]
+    shape = tuple(values._input_metadata[place].shape) if values is not None else None
+    behind = gradient.dim() - dim - mask.dim()
+    return shape is not None and (len(shape) <= behind or shape[-behind - 1] == 1)
+
+
+def _runs_python() -> bool:
+    """Whether gradients of the user's own are taken: a node for a write into a view holds one of any kind."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _only_mask(indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:
+    return next((dim, one) for dim, one in enumerate(indices) if one is not None)
+
+
 def _here(whole: Tensor, dim: int, index: Tensor) -> Tensor:
     size = whole.shape[dim]
     places = torch.arange(size, device=whole.device)
@@ -70,6 +111,9 @@ _MEAN = 1
 """``reduction="mean"`` as ATen has it."""
 
 FORMULAS: dict[Any, Callable[..., Tensor]] = {aten.scatter.src: scattered, aten.scatter_add.default: scatter_added}
+_WRITES = ("IndexPutBackward0", "torch::autograd::CopySlices")
+"""Nodes of autograd for ``index_put``, into a tensor and into a view of one."""
+
 LOSSES = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 
 
@@ -77,6 +121,8 @@ def formula(op: Any, args: tuple[Any, ...]) -> Callable[..., Tensor] | None:
     """How ``op(*args)`` is computed where each row has one place, or None."""
     if op in LOSSES:
         return of_target
+    if op is aten.index.Tensor:
+        return chosen_by_mask if _is_summed(*args) else None
     found = FORMULAS.get(op)
     if found is None or len(args) != 4:
         return None

@@ -423,6 +423,14 @@ def test_products_of_groups_are_captured_in_every_dtype_that_eager_has() -> None
     assert report.observed[0] == report.observed[1] == 3
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_groups_are_trained_in_every_dtype_that_eager_has(turned: bool) -> None:
+    ends = torch.tensor([2, 2, 6], dtype=torch.int32)
+    matrices = torch.randn(3, 8, 4).transpose(1, 2) if turned else torch.randn(3, 4, 8)
+    report = check(Grouped(), (torch.randn(6, 4, requires_grad=True), matrices.requires_grad_(), ends), train=True)
+    assert (report.problems, report.fallbacks) == ((), ())
+
+
 class TwoDtypes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.bmm(x, x.bfloat16())

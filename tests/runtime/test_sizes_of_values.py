@@ -245,3 +245,80 @@ def test_what_a_size_decides_unseen_is_right_at_every_size(
             result, expected = fused(x, y, m), function(x, y, m)
             torch.testing.assert_close(result, expected)
             assert result.stride() == expected.stride()
+
+
+class Marked(nn.Module):
+    """Rows of a hidden state are replaced by one that is learned, as masked models of speech and images do."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.write, self.layer, self.row = write, nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
+        return torch.tanh(self.write(self.layer(x), m, self.row))
+
+
+def _replaced(h: Tensor, m: Tensor, row: Tensor) -> Tensor:
+    h[m] = row
+    return h
+
+
+def _replaced_behind(h: Tensor, m: Tensor, row: Tensor) -> Tensor:
+    h = h * 2
+    h[:, m[0]] = row * 3
+    return h
+
+
+def _replaced_in_part(h: Tensor, m: Tensor, row: Tensor) -> Tensor:
+    h[1, m[1]] = row[2]
+    return h
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        _replaced,
+        _replaced_behind,
+        _replaced_in_part,
+        lambda h, m, row: torch.index_put(h, (m,), row[None], accumulate=True),
+        lambda h, m, row: torch.index_put(h, ((row > 0).expand(h.shape),), row[0]),
+    ],
+)
+def test_one_row_that_a_mask_writes_everywhere_is_trained_whatever_the_mask_chooses(
+    write: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> None:
+    model = Marked(write)
+    x, m = torch.randn(3, ROWS, WIDTH), torch.rand(3, ROWS) < 0.5
+    report = check(model, (x, m), train=True)
+    assert (report.problems, report.fallbacks) == ((), ())
+    fused = fuse.compile(model)
+    for mask in (m, ~m, torch.zeros_like(m), torch.ones_like(m)):
+        gradients = []
+        for one in (fused, model):
+            model.zero_grad()
+            one(x, mask).square().sum().backward()
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        torch.testing.assert_close(*gradients)
+    assert fused.last_run.fallbacks == ()
+
+
+def _least_of_chosen(h: Tensor, m: Tensor, row: Tensor) -> Tensor:
+    """Writes a row where a mask is true; the gradient of it is said to be the least of what the mask chose."""
+
+    class Writing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, row: Tensor) -> Tensor:
+            ctx.mark_dirty(x)
+            x[m] = row
+            return x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            return gradients[0], gradients[0][m].amin(0)
+
+    return Writing.apply(h.view(h.shape), row)
+
+
+def test_gradients_of_ones_own_that_a_mask_chooses_are_not_taken_for_sums() -> None:
+    x, m = torch.randn(3, ROWS, WIDTH), torch.rand(3, ROWS) < 0.5
+    assert check(Marked(_least_of_chosen), (x, m), train=True).problems == ()
