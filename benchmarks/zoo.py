@@ -7,7 +7,7 @@
 ``pip install -c constraints.txt -e '.[zoo]'`` installs the packages. Weights are random, widths are published ones, and
 stacks have at most four layers where the package lets one choose. Each model runs in a process of its own with a time
 limit, so that none stops the others. ``check`` compares with float64, ``train`` does so with gradients, ``bench`` times
-eager and fuse, ``compile`` times ``torch.compile`` too.
+eager and fuse, ``compile`` times ``torch.compile`` too. Each figure names the commit of the engine that it holds for.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import importlib
 import json
 import multiprocessing
 import resource
+import subprocess
 import sys
 import time
 import traceback
 import warnings
 from typing import Any
 
-from benchmarks.common import RESULTS, save
+from benchmarks.common import RESULTS, ROOT, save
 
 GROUPS = ("zoo_text", "zoo_images", "zoo_sequences")
 """Modules with ``CASES``: a name and what builds the model and the arguments of a call for a batch size."""
@@ -87,6 +88,15 @@ def run(context: Any, limit: float, measure: Any, *case: Any) -> dict[str, Any]:
         process.join()
 
 
+def engine_commit() -> str:
+    """The last commit of the engine's files, with a plus sign where they were changed after it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    return git("log", "-1", "--format=%h", "--", "fuse") + "+" * bool(git("status", "--porcelain", "--", "fuse"))
+
+
 def told(name: str, what: str, batch: int, found: dict[str, Any]) -> str:
     """One line on one figure."""
     if "failed" in found:
@@ -115,7 +125,7 @@ def main() -> None:
     given = parser.parse_args()
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([f"benchmarks.{group}" for group in GROUPS])
-    known = names()
+    known, commit = names(), engine_commit()
     chosen = {name: group for name, group in known.items() if not given.words or any(w in name for w in given.words)}
     if given.list:
         print("\n".join(known))
@@ -127,9 +137,8 @@ def main() -> None:
         figures = {}
         for what in given.what.split(","):
             for batch in map(int, given.batches.split(",")):
-                figures[f"{what}_{batch}"] = found = run(
-                    context, given.limit, measured, name, group, what, batch, given.seconds
-                )
+                found = run(context, given.limit, measured, name, group, what, batch, given.seconds)
+                figures[f"{what}_{batch}"] = {**found, "commit": commit}
                 print(told(name, what, batch, found), flush=True)
         cases = {case["name"]: case for case in known_cases() if case["name"] in known}
         cases[name] = {"name": name, **cases.get(name, {}), **figures}
