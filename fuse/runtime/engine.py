@@ -292,8 +292,9 @@ class Engine:
             assert one.confirmation is not None
             assert compiled.confirmation is not None
             compiled.confirmation.serve(one.confirmation.served)
-        self._states = without(self._states, shorter)
-        compiled.family.joined(len(shorter))
+        if shorter:
+            self._states = without(self._states, shorter)
+            compiled.family.joined(len(shorter))
         self._remember(compiled)
 
     # ---- making ----------------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 
 import fuse
 from benchmarks.reading_models import KINDS, PATTERNS, WIDTH, Block
-from fuse.runtime.specialised import LARGEST_FAMILY
+from fuse.runtime import engine
+from fuse.runtime.specialised import LARGEST_FAMILY, LARGEST_UNUSED, PATIENCE, Family
 from tests.samples import outcome
 
 CALLS = 7
@@ -146,6 +149,56 @@ def test_values_that_never_repeat_end_in_eager_with_one_message_that_names_the_l
             torch.testing.assert_close(fused(torch.ones(3), n), torch.ones(3) * len(f"{n.sum()}") * float(n.sum()))
     assert [str(w.message) for w in told if "test_reads.py" in str(w.message)] == [str(told[-1].message)]
     assert "differs from call to call" in fused.last_run.fallbacks[0].reason
+
+
+def test_a_family_that_has_ended_runs_no_program_and_is_captured_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, served = MagicMock(side_effect=engine.make), MagicMock(side_effect=engine.Engine._served, autospec=True)
+    monkeypatch.setattr(engine, "make", made)
+    monkeypatch.setattr(engine.Engine, "_served", lambda *given: served(*given))
+    function = lambda x, n: x * int(f"{n.item()}")  # noqa: E731
+    fused, x = fuse.compile(Calls(function)), torch.randn(3)
+
+    def called(x: Tensor, number: int) -> tuple[int, int, tuple[str, ...]]:
+        """How many captures there were so far, how many programs ran, and why the call ran eager."""
+        torch.testing.assert_close(fused(x, torch.tensor(number)), function(x, torch.tensor(number)))
+        return made.call_count, served.call_count, tuple(one.reason for one in fused.last_run.fallbacks)
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        captured = [called(x, number) for number in range(LARGEST_UNUSED)]
+        assert [made for made, _, reason in captured if not reason] == [1, 2, 3, 4]
+        in_vain = [called(x, number) for number in range(LARGEST_UNUSED, 2 * LARGEST_UNUSED)]
+        (reason,) = in_vain[0][2]
+        assert "test_reads.py" in reason
+        assert "differs from call to call" in reason
+        programs = [programs for _, programs, _ in in_vain]
+        assert [after - before for before, after in itertools.pairwise(programs)] == [1, 1, 1]  # it tells of the others
+        # It has ended. Even a value that has a program runs eager: what each call reads is compared with nothing.
+        ended = [called(x, number) for number in (99, 0, LARGEST_UNUSED - 1, 99)]
+        assert ended == [(LARGEST_UNUSED, programs[-1], (reason,))] * 4
+        # Calls of another kind are another family.
+        assert [called(x.double(), number)[2] for number in (0, 0, 1, 0)] == [()] * 4
+
+
+@pytest.mark.parametrize("served", [0, 1, 5, 3 * PATIENCE])
+def test_a_family_ends_when_it_misses_more_calls_than_it_serves(served: int) -> None:
+    family: Family[str] = Family(made=1)
+    for _ in range(served):
+        family.served("one")
+    before = LARGEST_UNUSED if not served else PATIENCE + min(served, PATIENCE)
+    for _ in range(before - 1):
+        family.in_vain("model", None)
+        assert family.reason is None
+    family.in_vain("model", None)
+    assert family.reason is not None
+
+
+def test_a_family_that_serves_every_second_call_does_not_end() -> None:
+    family: Family[str] = Family(made=1)
+    for _ in range(10 * PATIENCE):
+        family.served("one")
+        family.in_vain("model", None)
+    assert family.reason is None
 
 
 def test_a_number_that_goes_back_to_tensors_is_no_guard() -> None:
