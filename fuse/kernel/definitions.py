@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fuse.graph.loop import Loop as LoopNode
-from fuse.graph.loop import Stop
+from fuse.graph.loop import Loop, Stop
 from fuse.kernel import contractions
 from fuse.kernel.convolutions import Window, patches
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size, contiguous_strides, offset
@@ -25,10 +24,10 @@ from fuse.kernel.ir import (
     Buffer,
     Comment,
     Declare,
+    For,
     Indirect,
     KernelBody,
     Load,
-    Loop,
     Scope,
     Statement,
     Store,
@@ -51,7 +50,7 @@ from fuse.kernel.packing import Packing
 from fuse.kernel.placement import StridedPlace, placement
 from fuse.kernel.products import products_below
 from fuse.kernel.schedule import schedule
-from fuse.kernel.values import Input, Patches, PatchRows, Program, Reindex, Shape, Value, expand, permute, view
+from fuse.kernel.values import Computation, Input, Patches, PatchRows, Reindex, Shape, Value, expand, permute, view
 
 UNPACKED = Packing(panel=1, most_panels=1, largest_block=1 << 20)
 """Products here read their right operand as it lies."""
@@ -60,23 +59,23 @@ CUTS: tuple[Cut, ...] = ("as needed", "concatenations", "reductions")
 """What of a step is in memory before it is read: as little as there are loops for."""
 
 
-def defined(program: Program) -> KernelBody:
+def defined(computation: Computation) -> KernelBody:
     """A region in the IR, products among its loops.
 
     Raises:
         NotAffine, Unsupported: it has no such loops; the message is a reason.
     """
-    roots = [output.value for output in program.outputs]
+    roots = [output.value for output in computation.outputs]
     products = products_below(roots)
     if not products:
-        return schedule(program)
-    first = len(program.inputs)
+        return schedule(computation)
+    first = len(computation.inputs)
     operands = [_as_rows(operand) for product in products for operand in (product.left, product.right)]
-    values, names = read_from_memory([*roots, *operands], products, first, program.value_names)
+    values, names = read_from_memory([*roots, *operands], products, first, computation.value_names)
     held = [Input(p.shape, p.dtype, first + i, contiguous_strides(p.shape)) for i, p in enumerate(products)]
-    inputs = (*program.inputs, *held)
-    called = _free("product", program.names.values())
-    names_of_inputs = {**program.names, **{h.position: f"{called}_{i}" for i, h in enumerate(held)}}
+    inputs = (*computation.inputs, *held)
+    called = _free("product", computation.names.values())
+    names_of_inputs = {**computation.names, **{h.position: f"{called}_{i}" for i, h in enumerate(held)}}
     pairs = zip(values[len(roots) :: 2], values[len(roots) + 1 :: 2], strict=True)
     statements: list[Statement] = []
     for memory, (left, right) in zip(held, pairs, strict=True):
@@ -84,8 +83,8 @@ def defined(program: Program) -> KernelBody:
         buffer = Buffer(name, memory.dtype, "scratch", math.prod(memory.shape))
         to = Destination(_contracted(left, right), name, memory.strides)
         statements += [Declare(buffer), *_block(nest(inputs, names_of_inputs, [to], names))]
-    outputs = tuple(replace(output, value=value) for output, value in zip(program.outputs, values, strict=False))
-    body = schedule(Program(inputs, outputs, names_of_inputs, names, program.lines))
+    outputs = tuple(replace(output, value=value) for output, value in zip(computation.outputs, values, strict=False))
+    body = schedule(Computation(inputs, outputs, names_of_inputs, names, computation.lines))
     return replace(body, inputs=body.inputs[:first], statements=(*statements, *body.statements))
 
 
@@ -114,7 +113,7 @@ def _repeated(matrices: Value, images: int) -> Value:
 
 def _block(statements: Sequence[Statement]) -> list[Statement]:
     """Statements whose names are seen by no others."""
-    return [Scope(tuple(statements))] if any(not isinstance(s, (Loop, Scope)) for s in statements) else [*statements]
+    return [Scope(tuple(statements))] if any(not isinstance(s, (For, Scope)) for s in statements) else [*statements]
 
 
 def _as_rows(operand: Value) -> Value:
@@ -151,7 +150,7 @@ STEP = "step"
 
 
 def defined_loop(
-    loop: LoopNode,
+    loop: Loop,
     operands: Sequence[Tensor],
     results: Sequence[Tensor],
     is_kept: Callable[[str], bool] = lambda name: False,
@@ -190,7 +189,7 @@ def _driven(frame: Frame) -> KernelBody:
     each.append(_nest(frame.states, next_names, states))
     if spec.stop is not None:
         each.append([_end(spec.stop, step.result_names[spec.carries + spec.stop.collected])])
-    steps = Loop(STEP, spec.trip_count, tuple(statement for statements in each for statement in statements))
+    steps = For(STEP, spec.trip_count, tuple(statement for statements in each for statement in statements))
     last = _nest(frame.states, step.names, lasts_of(frame))
     places = {buffer.name: (buffer, ZERO) for buffer in (*inputs, *outputs, *own)} | _parts(frame, inputs, outputs)
     sizes = {size.name: size.value for size in frame.sizes}
@@ -228,7 +227,7 @@ def _parts(frame: Frame, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) ->
 
 def _placed(statement: Statement, places: Mapping[str, tuple[Buffer, Affine]], sizes: Mapping[str, int]) -> Statement:
     """The statement with the memory that names stand for, and numbers in place of sizes."""
-    if isinstance(statement, (Loop, Scope)):
+    if isinstance(statement, (For, Scope)):
         return replace(statement, body=tuple(_placed(s, places, sizes) for s in statement.body))
     if not isinstance(statement, (Load, Store)):
         return statement

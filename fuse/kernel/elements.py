@@ -29,7 +29,7 @@ from fuse.kernel.expressions import (
     select,
 )
 from fuse.kernel.index import Affine, Index, NotAffine, offset
-from fuse.kernel.ir import Accumulator, Buffer, Indirect, Let, Load, Loop, LoopKind, Statement
+from fuse.kernel.ir import Accumulator, Buffer, For, Indirect, Let, Load, LoopKind, Statement
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Product, Reduce, Reindex, Value
 
 MAX_PIECES_IN_EXPRESSION = 8
@@ -119,7 +119,7 @@ class Builder:
             for outer, known in zip(self.blocks, block.before, strict=True):
                 outer.known = known
         statements = without_branches(block.statements) if block.kind == "vector" else block.statements
-        loop = Loop(block.atom, extent, tuple(statements), block.kind, reduces, bounds)
+        loop = For(block.atom, extent, tuple(statements), block.kind, reduces, bounds)
         self.blocks[-1].statements.append(loop)
 
     def add(self, statement: Statement) -> None:

@@ -167,7 +167,7 @@ class Comment:
 
 
 @dataclass(frozen=True)
-class Loop:
+class For:
     """``for atom in range(extent)``; ``reduces`` names the accumulators that a vector loop combines lane by lane.
 
     ``bounds`` are the first iteration and the one behind the last, where only a share of them is run.
@@ -188,7 +188,7 @@ class Scope:
     body: tuple[Statement, ...]
 
 
-Statement = Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | Fail | Comment | Loop | Scope
+Statement = Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | Fail | Comment | For | Scope
 
 
 @dataclass(frozen=True)

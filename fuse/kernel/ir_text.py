@@ -21,11 +21,11 @@ from fuse.kernel.ir import (
     Comment,
     Declare,
     Fail,
+    For,
     Indirect,
     KernelBody,
     Let,
     Load,
-    Loop,
     Pointer,
     Scope,
     Statement,
@@ -46,7 +46,7 @@ def text_of_body(body: KernelBody, name: str) -> str:
     >>> from fuse.kernel.index import Affine
     >>> x, y = Buffer("x", torch.float32, "input"), Buffer("y", torch.float32, "output")
     >>> load = Load("x_at", x, Affine.of("i") * 2)
-    >>> loop = Loop("i", 8, (load, Store(y, Affine.of("i"), fn.tanh(load.variable))), "vector")
+    >>> loop = For("i", 8, (load, Store(y, Affine.of("i"), fn.tanh(load.variable))), "vector")
     >>> print(text_of_body(KernelBody((x,), (y,), (loop,), ("model.py:3  tanh",)), "example"))
     # model.py:3  tanh
     kernel example(x: float32) -> (y: float32)
@@ -92,7 +92,7 @@ def _lines(statement: Statement) -> list[str]:
             return [f"# {statement.text}"]
         case Scope():
             return ["nest:", *_block(statement.body)]
-        case Loop():
+        case For():
             return [_heading(statement), *_block(statement.body)]
 
 
@@ -104,7 +104,7 @@ def _looked_up(term: Indirect) -> str:
     return f"{term.stride} * {term.position}" if term.stride != 1 else str(term.position)
 
 
-def _heading(loop: Loop) -> str:
+def _heading(loop: For) -> str:
     reduced = ", ".join(accumulator.name for accumulator in loop.reduces)
     kinds = [*([loop.kind] if loop.kind != "serial" else []), *([f"reduces {reduced}"] if reduced else [])]
     first_and_last = f"{loop.bounds[0]} ... {loop.bounds[1]} - 1" if loop.bounds else str(loop.extent)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fuse.graph.loop import LoopSpec
 from fuse.kernel.index import ZERO, Affine, NotAffine, Size, Stride, contiguous_strides
-from fuse.kernel.ir import Buffer, Loop, Scope, Statement, Store
+from fuse.kernel.ir import Buffer, For, Scope, Statement, Store
 from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_stages import StepProduct, StepValues
 from fuse.kernel.schedule import schedule
-from fuse.kernel.values import Concat, Input, Output, Program, Value
+from fuse.kernel.values import Computation, Concat, Input, Output, Value
 
 MOST_PIECES = 16
 """Pieces of concatenations that are stored by the nests of other results: many are written one after another."""
@@ -145,7 +145,7 @@ def nest(
 
     def stored(destinations: Sequence[Destination]) -> list[Statement]:
         outputs = tuple(Output(d.value, d.strides) for d in destinations)
-        body = schedule(Program(tuple(inputs), outputs, names, value_names))
+        body = schedule(Computation(tuple(inputs), outputs, names, value_names))
         places = {f"out{i}": d for i, d in enumerate(destinations)}
         return [_renamed(s, places) for s in body.statements]
 
@@ -157,7 +157,7 @@ def nest(
 
 
 def _renamed(statement: Statement, places: Mapping[str, Destination]) -> Statement:
-    if isinstance(statement, (Loop, Scope)):
+    if isinstance(statement, (For, Scope)):
         return replace(statement, body=tuple(_renamed(s, places) for s in statement.body))
     if isinstance(statement, Store) and statement.buffer.role == "output":
         buffer, place = statement.buffer, places[statement.buffer.name]

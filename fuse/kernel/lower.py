@@ -24,16 +24,16 @@ from torch.fx import GraphModule, Node, map_arg
 from fuse import ops
 from fuse.errors import FaultWarning, reason_of_fault
 from fuse.graph.outputs import outputs_of
+from fuse.kernel.config import DEFAULT, Config, Threads
 from fuse.kernel.extents import Conditions, NeedsNumber
-from fuse.kernel.form import DEFAULT, Form, Threads
 from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.names import plain_name
-from fuse.kernel.reading import parts_of, program_of, values_of
+from fuse.kernel.reading import computation_of, parts_of, values_of
 from fuse.kernel.recipes import Unsupported, find_recipe
 from fuse.kernel.sized import Lower, Text, call_at_hand
 from fuse.kernel.spelled import Numbers, spelled, with_numbers
 from fuse.kernel.target import Target, target_of
-from fuse.kernel.values import Concat, Map, Program, Value
+from fuse.kernel.values import Computation, Concat, Map, Value
 from fuse.kernel.walks import children
 
 Made = TypeVar("Made")
@@ -80,8 +80,8 @@ def can_lower(node: Node) -> bool:
 _KERNELS: dict[str, Kernel | Declined] = {}
 
 
-def lower(region: GraphModule, threads: Threads = "if worth it", form: Form = DEFAULT) -> Kernel | Declined:
-    """The kernel of ``region``, or the reason why there is none. ``threads``: see :mod:`fuse.kernel.form`.
+def lower(region: GraphModule, threads: Threads = "if worth it", config: Config = DEFAULT) -> Kernel | Declined:
+    """The kernel of ``region``, or the reason why there is none. ``threads``: see :mod:`fuse.kernel.config`.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: (torch.tanh(x) + 1,), tracing_mode="fake")(torch.randn(4, 8))
@@ -89,12 +89,12 @@ def lower(region: GraphModule, threads: Threads = "if worth it", form: Form = DE
     >>> kernel.name.rsplit("_", 1)[0], kernel.in_place
     ('tanh_add', frozenset({(0, 0)}))
     """
-    key = f"{structure(region)}\n{threads}" + (f" {form}" if form != DEFAULT else "")
+    key = f"{structure(region)}\n{threads}" + (f" {config}" if config != DEFAULT else "")
     known = _KERNELS.get(key)
     if known is None:
-        known = _for_sizes(region) if (threads, form) == ("if worth it", DEFAULT) else None
+        known = _for_sizes(region) if (threads, config) == ("if worth it", DEFAULT) else None
     if known is None:
-        known = _KERNELS[key] = attempt(lambda: _lower(region, key, threads, form))
+        known = _KERNELS[key] = attempt(lambda: _lower(region, key, threads, config))
     return known
 
 
@@ -189,11 +189,11 @@ def _deep_recursion() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def _lower(region: GraphModule, key: str, threads: Threads, form: Form) -> Kernel:
-    program = program_of(region)
+def _lower(region: GraphModule, key: str, threads: Threads, config: Config) -> Kernel:
+    computation = computation_of(region)
     name = f"{readable_name(region)}_{hashlib.sha256(key.encode()).hexdigest()[:8]}"
-    made = _target(region).write(program, name, threads, form)
-    in_place = _in_place_pairs(program)
+    made = _target(region).write(computation, name, threads, config)
+    in_place = _in_place_pairs(computation)
     return Kernel(
         name, made.source, in_place, made.parallel, made.workspace_bytes, (), made.headers, schedule=made.schedule
     )
@@ -208,19 +208,19 @@ def values_of_call(node: Node) -> list[Value] | Declined:
     return attempt(lambda: values_of(node))
 
 
-def _in_place_pairs(program: Program) -> frozenset[tuple[int, int]]:
+def _in_place_pairs(computation: Computation) -> frozenset[tuple[int, int]]:
     """Pairs for which every read of the input is at the very element that the output stores, in one pointwise nest."""
-    values = [output.value for output in program.outputs]
+    values = [output.value for output in computation.outputs]
     if not _pointwise(values) or len({value.shape for value in values}) != 1:
         return frozenset()
-    if len({o.strides for o in program.outputs}) != 1:
+    if len({o.strides for o in computation.outputs}) != 1:
         return frozenset()
     elsewhere = _read_elsewhere(values)
     pairs = set()
-    for value in program.inputs:
+    for value in computation.inputs:
         if id(value) in elsewhere:
             continue
-        for position, output in enumerate(program.outputs):
+        for position, output in enumerate(computation.outputs):
             same = value.shape == output.value.shape and value.strides == output.strides
             if same and value.dtype.itemsize == output.value.dtype.itemsize:
                 pairs.add((value.position, position))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fuse.kernel.values import Program
+from fuse.kernel.values import Computation
 
 
 def plain_name(name: str) -> str:
@@ -18,10 +18,10 @@ def plain_name(name: str) -> str:
     return re.sub(r"\W", "_", re.sub(r"(_\d+)+$", "", name)).strip("_") or "value"
 
 
-def fit_names(program: Program, is_kept: Callable[[str], bool]) -> Program:
-    """``program`` with other names where a target keeps those that it has for itself."""
+def fit_names(computation: Computation, is_kept: Callable[[str], bool]) -> Computation:
+    """``computation`` with other names where a target keeps those that it has for itself."""
 
     def fit(names: Mapping[int, str]) -> dict[int, str]:
         return {key: f"{name}_" if is_kept(name) else name for key, name in names.items()}
 
-    return replace(program, names=fit(program.names), value_names=fit(program.value_names))
+    return replace(computation, names=fit(computation.names), value_names=fit(computation.value_names))

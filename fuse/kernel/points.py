@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from fuse.kernel.extents import estimate
 from fuse.kernel.index import Affine, Size
-from fuse.kernel.ir import Buffer, Declare, Let, Load, Loop, Scope, Statement, Store
+from fuse.kernel.ir import Buffer, Declare, For, Let, Load, Scope, Statement, Store
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.values import Output
 
@@ -155,7 +155,7 @@ def _parts(first: int, last: int, extent: int) -> list[Part]:
 
 def _size(statements: Sequence[Statement]) -> int:
     """How many statements there are, at any depth."""
-    return sum(1 + (_size(s.body) if isinstance(s, (Loop, Scope)) else 0) for s in statements)
+    return sum(1 + (_size(s.body) if isinstance(s, (For, Scope)) else 0) for s in statements)
 
 
 def _strided(statements: Sequence[Statement]) -> int:
@@ -163,10 +163,10 @@ def _strided(statements: Sequence[Statement]) -> int:
     found = 0
     for statement in statements:
         match statement:
-            case Loop(kind="vector"):
+            case For(kind="vector"):
                 steps = (s.offset.step(statement.atom) for s in statement.body if isinstance(s, (Load, Store)))
                 found += sum(bool(step.sized) or abs(step.constant) >= ELEMENTS_OF_A_LINE for step in steps)
-            case Loop() | Scope():
+            case For() | Scope():
                 found += _strided(statement.body)
             case _:
                 pass
@@ -178,7 +178,7 @@ def _goes_along(statements: Sequence[Statement], atom: str, last: str) -> bool:
     found = True
     for statement in statements:
         match statement:
-            case Loop() | Scope():
+            case For() | Scope():
                 found &= _goes_along(statement.body, atom, last)
             case Load() | Store():
                 inner, outer = statement.offset.step(last), statement.offset.step(atom)
@@ -199,16 +199,16 @@ def _staged(statements: Sequence[Statement]) -> list[Statement]:
     found: list[Statement] = []
     for statement in statements:
         match statement:
-            case Loop(kind="vector") if not statement.bounds and statement.extent <= LARGEST_BLOCK:
+            case For(kind="vector") if not statement.bounds and statement.extent <= LARGEST_BLOCK:
                 found += _staged_loop(statement)
-            case Loop() | Scope():
+            case For() | Scope():
                 found.append(replace(statement, body=tuple(_staged(statement.body))))
             case _:
                 found.append(statement)
     return found
 
 
-def _staged_loop(loop: Loop) -> list[Statement]:
+def _staged_loop(loop: For) -> list[Statement]:
     if sum(isinstance(s, Let) for s in loop.body) < WORTH_STAGING:
         return [loop]
     before: list[Statement] = []
@@ -219,7 +219,7 @@ def _staged_loop(loop: Loop) -> list[Statement]:
             if not step.sized and abs(step.constant) >= ELEMENTS_OF_A_LINE:
                 lines = Buffer(f"{statement.name}_lines", statement.buffer.dtype, "scratch", loop.extent)
                 copied = Store(lines, Affine.of(loop.atom), statement.variable)
-                before += [Declare(lines), Loop(loop.atom, loop.extent, (statement, copied), "vector")]
+                before += [Declare(lines), For(loop.atom, loop.extent, (statement, copied), "vector")]
                 statement = replace(statement, buffer=lines, offset=Affine.of(loop.atom))
         body.append(statement)
     return [*before, replace(loop, body=tuple(body))] if before else [loop]

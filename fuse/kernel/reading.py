@@ -35,7 +35,7 @@ from fuse.kernel.index import Stride
 from fuse.kernel.names import plain_name
 from fuse.kernel.recipes import Result, Unsupported, translate
 from fuse.kernel.target import TARGETS
-from fuse.kernel.values import Input, Map, Output, Program, Value
+from fuse.kernel.values import Computation, Input, Map, Output, Value
 
 MAX_RANK = 16
 
@@ -131,9 +131,9 @@ def _strides(value: torch.Tensor, name: str) -> tuple[Stride, ...]:
     return tuple(value.stride())
 
 
-def program_of(
+def computation_of(
     region: GraphModule, strides_of: Callable[[torch.Tensor, str], tuple[Stride, ...]] = _strides
-) -> Program:
+) -> Computation:
     """A region as values; ``strides_of`` gives the strides of an input, which has that name.
 
     Raises:
@@ -161,7 +161,7 @@ def program_of(
 
     found = read(region.graph, given, computed)
     outputs = tuple(map(_output, found.nodes, found.results))
-    return Program(tuple(inputs), outputs, names, value_names, found.lines)
+    return Computation(tuple(inputs), outputs, names, value_names, found.lines)
 
 
 def values_of(node: Node) -> list[Value]:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.dtypes import register
 from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import either
 from fuse.kernel.extents import is_one
-from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded, contiguous_strides
 from fuse.kernel.ir import (
     Accumulate,
@@ -28,8 +28,8 @@ from fuse.kernel.ir import (
     BufferRole,
     Declare,
     Fail,
+    For,
     KernelBody,
-    Loop,
     Scope,
     Statement,
 )
@@ -39,25 +39,25 @@ from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest
 from fuse.kernel.scans import scan_nest
 from fuse.kernel.tidy import tidy
-from fuse.kernel.values import Concat, Gather, Map, Output, Program, Reduce, Scan, Shape, view
+from fuse.kernel.values import Computation, Concat, Gather, Map, Output, Reduce, Scan, Shape, view
 from fuse.kernel.walks import WORTH_KEEPING, reductions_below, within_stage
 
 MAX_SPLITS = 32
 
 
-def schedule(program: Program, form: Form = DEFAULT) -> KernelBody:
+def schedule(computation: Computation, config: Config = DEFAULT) -> KernelBody:
     """The loops of a whole region.
 
     Raises:
         NotAffine: the region has no such loops; the message is a reason.
     """
-    input_buffers = tuple(_argument(f"in{i}", v.dtype, "input") for i, v in enumerate(program.inputs))
-    output_buffers = tuple(_argument(f"out{i}", o.value.dtype, "output") for i, o in enumerate(program.outputs))
-    input_buffers = tuple(_renamed(b, program.names.get(i)) for i, b in enumerate(input_buffers))
-    statements = range_checks(program, list(input_buffers))
-    stores = list(zip(map(_squeezed, program.outputs), output_buffers, strict=True))
-    statements += _levels(stores, list(input_buffers), program.value_names, form)
-    return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), program.lines)
+    input_buffers = tuple(_argument(f"in{i}", v.dtype, "input") for i, v in enumerate(computation.inputs))
+    output_buffers = tuple(_argument(f"out{i}", o.value.dtype, "output") for i, o in enumerate(computation.outputs))
+    input_buffers = tuple(_renamed(b, computation.names.get(i)) for i, b in enumerate(input_buffers))
+    statements = range_checks(computation, list(input_buffers))
+    stores = list(zip(map(_squeezed, computation.outputs), output_buffers, strict=True))
+    statements += _levels(stores, list(input_buffers), computation.value_names, config)
+    return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), computation.lines)
 
 
 Names = Mapping[int, str]
@@ -65,11 +65,11 @@ Stores = Sequence[tuple[Output, Buffer]]
 """Outputs and where they go."""
 
 
-def _levels(stores: Stores, inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
+def _levels(stores: Stores, inputs: list[Buffer], names: Names, config: Config) -> list[Statement]:
     """The nests of all outputs: those of the first level, then what reads the reductions that it holds."""
     level = first_level([output.value for output, _ in stores])
     if level is None:
-        return _nests(stores, inputs, names, form)
+        return _nests(stores, inputs, names, config)
     held = [_held(value, len(inputs) + i) for i, value in enumerate(level.held)]
     known = [*inputs, *(buffer for _, buffer in held)]
     now = [store for i, store in enumerate(stores) if i not in level.later]
@@ -77,7 +77,7 @@ def _levels(stores: Stores, inputs: list[Buffer], names: Names, form: Form) -> l
     values, names_then = read_from_memory([o.value for o, _ in later], level.held, len(inputs), names)
     then = [(Output(v, output.strides), buffer) for v, (output, buffer) in zip(values, later, strict=True)]
     declared = [Declare(buffer) for _, buffer in held]
-    return [Scope((*declared, *_nests([*now, *held], known, names, form), *_levels(then, known, names_then, form)))]
+    return [Scope((*declared, *_nests([*now, *held], known, names, config), *_levels(then, known, names_then, config)))]
 
 
 def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
@@ -86,14 +86,14 @@ def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
     return Output(value, contiguous_strides(value.shape)), buffer
 
 
-def _nests(stores: Stores, inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
+def _nests(stores: Stores, inputs: list[Buffer], names: Names, config: Config) -> list[Statement]:
     """The nests of one level."""
     outputs = [output for output, _ in stores]
     targets = [Sink(output.value, buffer, output.strides) for output, buffer in stores]
 
     def nests(any_order: bool) -> list[Statement]:
         groups = [[targets[i] for i in group] for group in _groups(outputs, any_order)]
-        return [s for group in groups for s in _scoped(_nest(group, inputs, names, form))]
+        return [s for group in groups for s in _scoped(_nest(group, inputs, names, config))]
 
     try:
         return nests(any_order=True)
@@ -101,11 +101,11 @@ def _nests(stores: Stores, inputs: list[Buffer], names: Names, form: Form) -> li
         return nests(any_order=False)
 
 
-def range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
+def range_checks(computation: Computation, inputs: list[Buffer]) -> list[Statement]:
     """One loop over each tensor of positions, before anything is written: eager refuses a position out of range."""
     statements: list[Statement] = []
     seen: set[tuple[int, int]] = set()
-    for value in within_stage([o.value for o in program.outputs], through_reductions=True):
+    for value in within_stage([o.value for o in computation.outputs], through_reductions=True):
         if not isinstance(value, Gather):
             continue
         extent = value.table.shape[value.dim]
@@ -116,7 +116,7 @@ def range_checks(program: Program, inputs: list[Buffer]) -> list[Statement]:
         number = len(seen)
         shape = value.positions.shape
         atoms = [f"p{number}_{d}" for d in range(len(shape))]
-        builder = Builder(inputs, dict(zip(atoms, shape, strict=True)), program.value_names)
+        builder = Builder(inputs, dict(zip(atoms, shape, strict=True)), computation.value_names)
         outside = Accumulator(f"out_of_range_{number}", torch.bool, "any")
         builder.add(outside)
         for i, atom in enumerate(atoms):
@@ -182,25 +182,25 @@ def _share_costly_work(one: Output, other: Output) -> bool:
     return sum(v.cost for v in within_stage([one.value]) if id(v) in shared and isinstance(v, Map)) >= WORTH_KEEPING
 
 
-def _nest(targets: list[Sink], inputs: list[Buffer], names: Names, form: Form) -> list[Statement]:
+def _nest(targets: list[Sink], inputs: list[Buffer], names: Names, config: Config) -> list[Statement]:
     """The loops of outputs that share them."""
     reductions = reductions_below(t.value for t in targets)
     if reductions:
         shape = max((r.source.shape for r in reductions), key=math.prod)
-        rows = RowNest(targets, inputs, names, reductions, form.lanes)
+        rows = RowNest(targets, inputs, names, reductions, config.lanes)
         return with_splits(shape, rows.build)
     first = targets[0]
     if isinstance(first.value, Scan):
         return with_splits(first.value.shape, lambda d: scan_nest(first, inputs, names, d))
     if isinstance(first.value, Concat):
         pieces = _pieces(first)
-        return [s for piece in pieces for s in _scoped(_nest([piece], inputs, names, form))]
-    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, names, d, form.order))
+        return [s for piece in pieces for s in _scoped(_nest([piece], inputs, names, config))]
+    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, names, d, config.order))
 
 
 def _scoped(statements: list[Statement]) -> list[Statement]:
     """The statements of one nest, in a scope when they define names outside of loops."""
-    return statements if all(isinstance(s, (Loop, Scope)) for s in statements) else [Scope(tuple(statements))]
+    return statements if all(isinstance(s, (For, Scope)) for s in statements) else [Scope(tuple(statements))]
 
 
 def _pieces(target: Sink) -> list[Sink]:

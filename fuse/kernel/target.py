@@ -19,9 +19,9 @@ from torch.fx import GraphModule
 
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
-from fuse.kernel.form import Form, Threads
+from fuse.kernel.config import Config, Threads
 from fuse.kernel.packing import Packing
-from fuse.kernel.values import Program
+from fuse.kernel.values import Computation
 
 if TYPE_CHECKING:
     from fuse.kernel.lower import Declined, Kernel
@@ -52,7 +52,7 @@ LoopKernels = dict[Hashable, "Kernel | Declined"]
 class Target:
     """What writes kernels for one kind of device.
 
-    ``write`` is given a region as values, the kernel's name, whether threads share it out, and the form of its loops.
+    ``write`` is given a region as values, the kernel's name, whether threads share it out, and the config of its loops.
     It raises ``Unsupported`` or ``NotAffine``, with a reason, where there is no such kernel. ``write_loop``,
     ``write_with_ends`` and ``write_end`` are what :mod:`fuse.kernel.lower_loops` asks; they return reasons. A target
     without loop kernels declines. ``packing`` says how its products read their right operand. ``with_sizes`` is given a
@@ -62,7 +62,7 @@ class Target:
 
     device: str
     packing: Packing
-    write: Callable[[Program, str, Threads, Form], Written]
+    write: Callable[[Computation, str, Threads, Config], Written]
     write_loop: Callable[[Loop, Sequence[Tensor], Sequence[Tensor], LoopKernels | None], Kernel | Declined]
     write_with_ends: Callable[[LoopWithEnds, LoopKernels | None], Kernel | Declined]
     write_end: Callable[[GraphModule], Kernel | Declined]

@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from fuse.kernel.expressions import names_in
 from fuse.kernel.index import Affine
-from fuse.kernel.ir import Accumulate, Let, Load, Loop, Scope, Statement, Store
+from fuse.kernel.ir import Accumulate, For, Let, Load, Scope, Statement, Store
 
 
 def tidy(statements: Sequence[Statement]) -> list[Statement]:
     """``statements`` with mergeable loops merged, innermost first."""
     result: list[Statement] = []
     for statement in statements:
-        if isinstance(statement, Loop):
+        if isinstance(statement, For):
             statement = merged(replace(statement, body=tuple(tidy(statement.body))))
         elif isinstance(statement, Scope):
             statement = Scope(tuple(tidy(statement.body)))
@@ -29,9 +29,9 @@ def tidy(statements: Sequence[Statement]) -> list[Statement]:
     return result
 
 
-def merged(loop: Loop) -> Loop:
+def merged(loop: For) -> For:
     """The loop and its only statement, a loop too, as one loop, where no offset tells them apart."""
-    if len(loop.body) != 1 or not isinstance(loop.body[0], Loop):
+    if len(loop.body) != 1 or not isinstance(loop.body[0], For):
         return loop
     inner = loop.body[0]
     if loop.bounds or inner.bounds:  # shares of iterations do not follow one another
@@ -39,7 +39,7 @@ def merged(loop: Loop) -> Loop:
     if inner.reduces or loop.reduces or not all(_mergeable(s, loop.atom, inner) for s in inner.body):
         return loop
     body = tuple(_without(s, loop.atom) for s in inner.body)
-    return Loop(inner.atom, loop.extent * inner.extent, body, inner.kind)
+    return For(inner.atom, loop.extent * inner.extent, body, inner.kind)
 
 
 def _offsets(statement: Statement) -> list[Affine]:
@@ -52,7 +52,7 @@ def _offsets(statement: Statement) -> list[Affine]:
             return []
 
 
-def _mergeable(statement: Statement, outer: str, inner: Loop) -> bool:
+def _mergeable(statement: Statement, outer: str, inner: For) -> bool:
     if isinstance(statement, Let):
         return not {outer, inner.atom} & names_in(statement.value)
     if not isinstance(statement, (Load, Store)):

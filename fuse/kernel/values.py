@@ -178,7 +178,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Program:
+class Computation:
     """A region as values: what to read, what to store, names for the source, and the user's lines for its comments.
 
     ``names`` are those of the inputs by position, ``value_names`` those of values by ``id``.

@@ -15,7 +15,7 @@ from fuse.kernel.ir import KernelBody
 from fuse.kernel.ir_text import text_of_body
 from fuse.kernel.lower import Declined, Kernel, attempt, lower
 from fuse.kernel.lower_loops import lower_loop, lower_with_ends
-from fuse.kernel.reading import program_of
+from fuse.kernel.reading import computation_of
 from fuse.kernel.target import LoopKernels
 from fuse.rewrite.nested import called_module, kind, walk
 
@@ -137,4 +137,4 @@ def _body(call: Node) -> KernelBody:
         operands = [operand.meta["val"] for operand in call.args if isinstance(operand, Node)]
         return defined_loop(module, operands, call.meta["val"])
     assert isinstance(module, GraphModule)
-    return defined(program_of(module))
+    return defined(computation_of(module))

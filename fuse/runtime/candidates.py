@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
+from fuse.kernel.config import DEFAULT, LANES, Config, Threads
 from fuse.kernel.cpu.emit import EARLY_WORK, PARALLEL_WORK, works
 from fuse.kernel.cpu.product_frame import HEADERS, MOST_PANELS, PARALLEL_PRODUCT
 from fuse.kernel.cpu.tiled_products import by_cost_of_panels
-from fuse.kernel.form import DEFAULT, LANES, Form, Threads
 from fuse.kernel.lower import Kernel, lower
-from fuse.kernel.reading import program_of
+from fuse.kernel.reading import computation_of
 from fuse.kernel.schedule import schedule
 
 aten = torch.ops.aten
@@ -44,13 +44,13 @@ def holds_product(kernel: Kernel) -> bool:
 
 def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
     """The kernels that may be the fastest for ``region``, whose kernel is ``usual``, by name; equal ones once."""
-    forms = _products(region) if holds_product(usual) else _loops(region)
+    configs = _products(region) if holds_product(usual) else _loops(region)
     found: dict[str, Kernel] = {}
     texts = set()
-    for name, threads, form in forms:
-        if torch.get_num_threads() == 1 and (threads, form.lanes) != ("if worth it", LANES):
+    for name, threads, config in configs:
+        if torch.get_num_threads() == 1 and (threads, config.lanes) != ("if worth it", LANES):
             continue
-        kernel = lower(region, threads, form)
+        kernel = lower(region, threads, config)
         if isinstance(kernel, Kernel) and (text := kernel.source.replace(kernel.name, "")) not in texts:
             texts.add(text)
             found[name] = kernel
@@ -59,7 +59,7 @@ def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
     return found
 
 
-Ways = Iterator[tuple[str, Threads, Form]]
+Ways = Iterator[tuple[str, Threads, Config]]
 
 
 def _products(region: GraphModule) -> Ways:
@@ -70,17 +70,17 @@ def _products(region: GraphModule) -> Ways:
     panels: Sequence[int] = range(1, MOST_PANELS + 1)
     if node and node.target is aten.convolution.default:
         for share in range(1, MOST_SHARES):
-            yield f"share {share + 1}", "if worth it", Form(share=share)
+            yield f"share {share + 1}", "if worth it", Config(share=share)
     elif node:
         depth, columns = node.args[-1].meta["val"].shape
         panels = by_cost_of_panels(columns, depth, node.meta["val"].itemsize)[:MOST_PANEL_NUMBERS]
     for number in panels:
-        yield f"{number} panels", "if worth it", Form(panels=number)
+        yield f"{number} panels", "if worth it", Config(panels=number)
 
 
 def _loops(region: GraphModule) -> Ways:
     yield USUAL, "if worth it", DEFAULT
-    most = max(works(schedule(program_of(region))), default=0)
+    most = max(works(schedule(computation_of(region))), default=0)
     if most < EARLY_WORK:
         return
     if most < PARALLEL_WORK:
@@ -89,9 +89,9 @@ def _loops(region: GraphModule) -> Ways:
         yield "threads inside", "inside", DEFAULT
     if PARALLEL_WORK <= most < MOST_WORK * PARALLEL_WORK:
         yield "one thread", "one", DEFAULT
-    yield "other order", "if worth it", Form(order=1)
+    yield "other order", "if worth it", Config(order=1)
     for part in (2, 4, 8):
-        yield f"{LANES // part} lanes", "if worth it", Form(lanes=LANES // part)
+        yield f"{LANES // part} lanes", "if worth it", Config(lanes=LANES // part)
 
 
 def _multiplications(node: Node) -> int:

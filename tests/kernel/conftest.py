@@ -19,7 +19,7 @@ from fuse.check.inputs import widened
 from fuse.graph.capture import capture
 from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.lower import Declined, Kernel, lower
-from fuse.kernel.reading import program_of
+from fuse.kernel.reading import computation_of
 from fuse.runtime.compiler import build
 from tests.kernel.evaluating import NotEvaluated, evaluated, multiplies_and_adds
 
@@ -82,15 +82,15 @@ class Ran:
                 assert not problem, f"{problem}\n{self.kernel.source}"
 
     def _check_recipes(self, exact: bool, reference: tuple[Tensor, ...] | None) -> None:
-        program = program_of(self.case.graph)
+        computation = computation_of(self.case.graph)
         try:
-            own = evaluated(program, self.case.inputs)
-            wide = evaluated(program, self.case.inputs, widened=True)
+            own = evaluated(computation, self.case.inputs)
+            wide = evaluated(computation, self.case.inputs, widened=True)
         except NotEvaluated:
             return
         for position, (mine, theirs) in enumerate(zip(own, self.eager, strict=True)):
             assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
-            if exact and not multiplies_and_adds(program):
+            if exact and not multiplies_and_adds(computation):
                 assert torch.equal(bits(mine), bits(theirs)), f"the recipe says {mine}\ninstead of\n{theirs}"
                 continue
             for result in (mine, wide[position]):

@@ -11,6 +11,7 @@ from fuse.kernel.evaluate import evaluate
 from fuse.kernel.expressions import Operation, Position, parts, position
 from fuse.kernel.index import Affine, Index
 from fuse.kernel.values import (
+    Computation,
     Concat,
     Constant,
     Gather,
@@ -19,7 +20,6 @@ from fuse.kernel.values import (
     Map,
     Pad,
     Product,
-    Program,
     Reduce,
     Reindex,
     Reshaped,
@@ -32,18 +32,18 @@ class NotEvaluated(Exception):
     """There is no evaluation of such a value."""
 
 
-def evaluated(program: Program, inputs: Sequence[Tensor], widened: bool = False) -> list[Tensor]:
+def evaluated(computation: Computation, inputs: Sequence[Tensor], widened: bool = False) -> list[Tensor]:
     """The results of a region, in its own dtypes or with floats widened to float64."""
     known: dict[int, Tensor] = {}
-    outputs = [output.value for output in program.outputs]
+    outputs = [output.value for output in computation.outputs]
     for value in within_stage(outputs, through_reductions=True):
         known[id(value)] = _value(value, inputs, known, widened)
     return [known[id(value)].expand(value.shape) for value in outputs]
 
 
-def multiplies_and_adds(program: Program) -> bool:
+def multiplies_and_adds(computation: Computation) -> bool:
     """Whether a multiplication and an addition are rounded once, which torch has no operator for."""
-    values = within_stage([output.value for output in program.outputs], through_reductions=True)
+    values = within_stage([output.value for output in computation.outputs], through_reductions=True)
     formulas = (value.formula for value in values if isinstance(value, Map))
     return any(isinstance(p, Operation) and p.operator == "fma" for formula in formulas for p in parts(formula))
 

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fuse.graph.loop import Loop as LoopNode
+from fuse.graph.loop import Loop
+from fuse.kernel.config import Config, Threads
 from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.dtypes import register
 from fuse.kernel.evaluate import evaluate
@@ -38,17 +39,16 @@ from fuse.kernel.expressions import (
     name_of,
     render,
 )
-from fuse.kernel.form import Form, Threads
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,
     Comment,
     Declare,
     Fail,
+    For,
     KernelBody,
     Let,
     Load,
-    Loop,
     Scope,
     Statement,
     Store,
@@ -60,7 +60,7 @@ from fuse.kernel.lower import Declined, Kernel, attempt
 from fuse.kernel.names import fit_names
 from fuse.kernel.packing import Packing
 from fuse.kernel.target import LoopKernels, Target, Written
-from fuse.kernel.values import Program
+from fuse.kernel.values import Computation
 
 NUMPY: Mapping[torch.dtype, type[Any]] = {
     torch.float64: np.float64,
@@ -137,7 +137,7 @@ def _lines(statement: Statement) -> list[str]:
             return [f"if {statement.condition}: return False"]
         case Comment():
             return [f"# {statement.text}"]
-        case Loop():
+        case For():
             first, last = map(text, statement.bounds) if statement.bounds else ("0", str(statement.extent))
             return [f"for {statement.atom} in range({first}, {last}):", *_block(statement.body)]
         case Scope():
@@ -216,13 +216,13 @@ def _memory(tensor: Tensor) -> Any:
     return (flat.view(torch.uint16) if tensor.dtype is torch.bfloat16 else flat).numpy()
 
 
-def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
+def write(computation: Computation, name: str, threads: Threads, config: Config) -> Written:
     """The Python of a region; its products are sums."""
-    return Written(python_of(defined(fit_names(program, keyword.iskeyword))))
+    return Written(python_of(defined(fit_names(computation, keyword.iskeyword))))
 
 
 def write_loop(
-    loop: LoopNode, operands: Sequence[Tensor], results: Sequence[Tensor], made: LoopKernels | None = None
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], made: LoopKernels | None = None
 ) -> Kernel | Declined:
     """The Python of a loop, time outermost."""
     if loop.spec.stop is not None:

@@ -15,8 +15,8 @@ from fuse.check.compare import compare
 from fuse.graph.capture import capture
 from fuse.graph.loop import StepInput, Stop
 from fuse.kernel.definitions import defined, defined_loop
-from fuse.kernel.ir import Comment, Loop
-from fuse.kernel.reading import program_of
+from fuse.kernel.ir import Comment, For
+from fuse.kernel.reading import computation_of
 from tests.kernel.python_target import run
 from tests.kernel.test_loop_kernel import Example, lstm
 from tests.kernel.test_python_target import Function, numbers
@@ -54,7 +54,7 @@ def test_a_region_with_products_is_defined_by_its_sums(name: str) -> None:
     inputs = [args[s.index] if s.kind == "argument" else s.value for s in graph.meta["signature"].inputs]
     (expected,) = torch.utils._pytree.tree_leaves(function(*args))
     out = torch.empty_strided(expected.shape, expected.stride()).fill_(7)
-    assert run(defined(program_of(graph)), [*inputs, out])
+    assert run(defined(computation_of(graph)), [*inputs, out])
     assert not (problem := compare("", out, expected).problem), problem
 
 
@@ -96,6 +96,6 @@ def test_a_loop_that_may_end_early_says_when() -> None:
     loop = example.loop()
     loop.spec = replace(loop.spec, stop=Stop(0, goes_on=False, whole=True))
     body = defined_loop(loop, example.operands, loop(*example.operands))
-    (steps,) = (s for s in body.statements if isinstance(s, Loop) and s.atom == "step")
+    (steps,) = (s for s in body.statements if isinstance(s, For) and s.atom == "step")
     assert isinstance(steps.body[-1], Comment)
     assert steps.body[-1].text.endswith("is True: the last states are those behind that step")

@@ -18,11 +18,11 @@ from fuse.kernel.ir import (
     Buffer,
     Comment,
     Fail,
+    For,
     Indirect,
     KernelBody,
     Let,
     Load,
-    Loop,
     Scope,
     Store,
 )
@@ -42,7 +42,7 @@ def call(body: KernelBody, *tensors: Tensor) -> int:
 
 
 def test_a_vector_loop_loads_computes_and_stores() -> None:
-    loop = Loop("i", 10, (Load("a", X, AT_I * 2), Let("b", A + 1), Store(OUT, AT_I, B)), "vector")
+    loop = For("i", 10, (Load("a", X, AT_I * 2), Let("b", A + 1), Store(OUT, AT_I, B)), "vector")
     x, out = torch.randn(20), torch.zeros(10)
     assert call(KernelBody((X,), (OUT,), (loop,), ("model.py:7  add",)), x, out) == 0
     assert torch.equal(out, x[::2] + 1)
@@ -58,19 +58,19 @@ def test_a_guarded_load_does_not_touch_memory_where_the_guard_is_false() -> None
     inside = Let("inside", position("i") < 1)
     body = (inside, Load("a", X, AT_I * 10**9, guard=inside.variable), Store(OUT, AT_I, A))
     x, out = torch.ones(1), torch.full((5,), 7.0)
-    call(KernelBody((X,), (OUT,), (Loop("i", 5, body),)), x, out)
+    call(KernelBody((X,), (OUT,), (For("i", 5, body),)), x, out)
     assert out.tolist() == [1, 0, 0, 0, 0]
 
 
 def test_an_indirect_load_looks_its_row_up() -> None:
     rows = Buffer("rows", torch.int64, "input")
-    inner = Loop(
+    inner = For(
         "j",
         4,
         (Load("a", X, AT_J, (Indirect(Variable(torch.int64, "row"), 4, 5),)), Store(OUT, AT_I * 4 + AT_J, A)),
         "vector",
     )
-    loop = Loop("i", 3, (Load("row", rows, AT_I), inner))
+    loop = For("i", 3, (Load("row", rows, AT_I), inner))
     x, positions, out = torch.randn(5, 4), torch.tensor([4, 0, 4]), torch.zeros(3, 4)
     call(KernelBody((X, rows), (OUT,), (loop,)), x, positions, out)
     assert torch.equal(out, x[positions])
@@ -92,7 +92,7 @@ def test_a_kernel_that_fails_says_so_and_writes_nothing() -> None:
 def test_accumulators_start_from_their_identity(op: str, expected: object) -> None:
     so_far = Accumulator("so_far", torch.float64, op)
     wide, result = Buffer("x", torch.float64, "input"), Buffer("out", torch.float64, "output")
-    loop = Loop("i", 33, (Load("a", wide, AT_I), Accumulate(so_far, Variable(torch.float64, "a"))), "vector", (so_far,))
+    loop = For("i", 33, (Load("a", wide, AT_I), Accumulate(so_far, Variable(torch.float64, "a"))), "vector", (so_far,))
     x, out = torch.randn(33, dtype=torch.float64) - 5, torch.zeros(1, dtype=torch.float64)
     call(KernelBody((wide,), (result,), (so_far, loop, Store(result, Affine(), so_far.result))), x, out)
     torch.testing.assert_close(out[0], expected(x))
@@ -107,7 +107,7 @@ def test_scopes_side_by_side_may_use_the_same_names() -> None:
 
 def test_only_a_long_loop_asks_for_threads() -> None:
     def body(extent: int) -> KernelBody:
-        return KernelBody((X,), (OUT,), (Loop("i", extent, (Load("a", X, AT_I), Store(OUT, AT_I, A)), "vector"),))
+        return KernelBody((X,), (OUT,), (For("i", extent, (Load("a", X, AT_I), Store(OUT, AT_I, A)), "vector"),))
 
     assert not is_parallel(body(64))
     assert is_parallel(body(PARALLEL_WORK))

@@ -14,11 +14,11 @@ from fuse.kernel.ir import (
     Comment,
     Declare,
     Fail,
+    For,
     Indirect,
     KernelBody,
     Let,
     Load,
-    Loop,
     Pointer,
     Scope,
     Statement,
@@ -45,8 +45,8 @@ STATEMENTS: dict[str, Statement] = {
     "memory held: 64 of float64": Declare(Buffer("held", torch.float64, "scratch", 64)),
     "fail if outside": Fail("outside"),
     "# a remark": Comment("a remark"),
-    "for i in 8 (vector, reduces total):": Loop("i", 8, (), "vector", (TOTAL,)),
-    "for i in first ... last - 1:": Loop("i", 8, (), bounds=(FIRST, LAST)),
+    "for i in 8 (vector, reduces total):": For("i", 8, (), "vector", (TOTAL,)),
+    "for i in first ... last - 1:": For("i", 8, (), bounds=(FIRST, LAST)),
     "nest:": Scope(()),
 }
 
@@ -58,7 +58,7 @@ def test_a_statement_reads_like_this(line: str) -> None:
 
 
 def test_what_loops_and_nests_hold_is_indented() -> None:
-    loop = Loop("i", 4, (Scope((Comment("inside"),)),))
+    loop = For("i", 4, (Scope((Comment("inside"),)),))
     text = text_of_body(KernelBody((), (), (loop,), ("model.py:7  add",)), "example")
     assert text.splitlines() == [
         "# model.py:7  add",

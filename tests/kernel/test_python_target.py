@@ -20,7 +20,7 @@ from fuse.kernel import target
 from fuse.kernel.ir import KernelBody
 from fuse.kernel.lower import Declined, Kernel, lower
 from fuse.kernel.lower_loops import lower_loop
-from fuse.kernel.reading import program_of
+from fuse.kernel.reading import computation_of
 from fuse.kernel.schedule import schedule
 from fuse.rewrite.pipeline import run_passes
 from tests.kernel.python_target import python_of, run, run_source
@@ -73,7 +73,7 @@ def loops_of(function: Any, *args: Tensor) -> tuple[KernelBody, list[Tensor]]:
     """The loops of a function, and what they read."""
     graph = capture(Function(function), args)
     inputs = [args[s.index] if s.kind == "argument" else s.value for s in graph.meta["signature"].inputs]
-    return schedule(program_of(graph)), inputs
+    return schedule(computation_of(graph)), inputs
 
 
 @pytest.mark.parametrize("name", list(CASES))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import (
@@ -31,7 +32,6 @@ from fuse.kernel.cpu.product_frame import (
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, taken_apart
 from fuse.kernel.extents import is_one, larger, smaller
-from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import NotAffine
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
@@ -40,7 +40,7 @@ from fuse.kernel.products import products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
-from fuse.kernel.values import Product, Program, Value, permute, view
+from fuse.kernel.values import Computation, Product, Value, permute, view
 from fuse.kernel.walks import reductions_below
 
 BLOCK_BYTES = 48 * 1024
@@ -51,16 +51,16 @@ DEEPEST = 512
 """Elements of a query, over which sums are held in registers: deeper ones would be rounded too much."""
 
 
-def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Written:
+def attention(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
     """The kernel of a region with two products, one of what is made of the other.
 
     Raises:
         Unsupported, NotAffine: there is no such kernel; the message is a reason.
     """
-    first, second = _products(program)
-    frame = ProductFrame.of(program)
+    first, second = _products(computation)
+    frame = ProductFrame.of(computation)
     real, itemsize = cpp_types.storage(first.dtype), first.dtype.itemsize
-    maker = _Operands(program, frame.inputs, real)
+    maker = _Operands(computation, frame.inputs, real)
     queries, keys, values = (
         maker.queries(_batch(first.left)),
         maker.matrix("keys", permute(_batch(first.right), (0, 2, 1)), turned=True),
@@ -70,7 +70,9 @@ def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAUL
     _, length, columns = _batch(second.right).shape
     if depth > DEEPEST:
         raise Unsupported(f"queries of more than {DEEPEST} elements are left to the library")
-    of_keys, of_values = (form.panels or panels_of(*shape, itemsize) for shape in ((length, depth), (columns, length)))
+    of_keys, of_values = (
+        config.panels or panels_of(*shape, itemsize) for shape in ((length, depth), (columns, length))
+    )
     padded = [
         -(-extent // (PANEL * count)) * PANEL * count for extent, count in ((length, of_keys), (columns, of_values))
     ]
@@ -88,11 +90,11 @@ def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAUL
         *keys.lines,
         *values.lines,
         f"    const auto weigh = [&](int64_t image, int64_t first_row, int64_t last_row, {real} *block) FUSE_APART {{",
-        *("    " + line for line in _between(program, first, second, frame.inputs, stride)),
+        *("    " + line for line in _between(computation, first, second, frame.inputs, stride)),
         "    };",
         "    const auto epilogue = [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
         f"                              int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
-        *("    " + line for line in epilogue_of(program, second, frame.inputs, frame.outputs)),
+        *("    " + line for line in epilogue_of(computation, second, frame.inputs, frame.outputs)),
         "    };",
         f"    fuse_attention<{of_keys}, {of_values}, {real}>({{{sizes}}}, {frame.workspace}, "
         f"{threads}, {share_bytes}, queries, keys,",
@@ -102,9 +104,9 @@ def attention(program: Program, name: str, one_thread: bool, form: Form = DEFAUL
     return Written(frame.around(name, lines), memory, several(threads), (*HEADERS, "attention.h"), SCHEDULE)
 
 
-def _products(program: Program) -> tuple[Product, Product]:
+def _products(computation: Computation) -> tuple[Product, Product]:
     """The product of queries and keys, and the one of what becomes of it and the values."""
-    found = products_below([output.value for output in program.outputs])
+    found = products_below([output.value for output in computation.outputs])
     if len(found) != 2:
         raise Unsupported(f"{len(found)} products in one kernel")
     first, second = found
@@ -141,7 +143,7 @@ class _Operand:
 class _Operands:
     """Writes down how operands are read."""
 
-    program: Program
+    computation: Computation
     inputs: list[Buffer]
     real: str
 
@@ -182,7 +184,7 @@ class _Operands:
         own = Buffer("own", value.dtype, "scratch")
 
         def build(dimensions: list[Dimension]) -> list[Statement]:
-            builder = builder_for(dimensions, self.inputs, self.program.value_names)
+            builder = builder_for(dimensions, self.inputs, self.computation.value_names)
             builder.used_names.update(dict.fromkeys(NAMES, 1))
             image, row, column = ([*zip(d.atoms, d.extents, strict=True)] for d in dimensions)
             atoms = [atom for d in dimensions for atom in d.atoms]
@@ -200,12 +202,12 @@ class _Operands:
 # ---- between the products --------------------------------------------------------------------------------------------
 
 
-def _between(program: Program, first: Product, second: Product, inputs: list[Buffer], stride: int) -> list[str]:
+def _between(computation: Computation, first: Product, second: Product, inputs: list[Buffer], stride: int) -> list[str]:
     """Lines that turn scores into the left operand of the second product, in place."""
     reductions = reductions_below([second.left])
     scores = Buffer("scores", first.dtype, "scratch")
     target = Sink(second.left, scores, (*(0 for _ in second.left.shape[1:]), 1))
-    nest = ProductRows([target], first, scores, inputs, program.value_names, reductions)
+    nest = ProductRows([target], first, scores, inputs, computation.value_names, reductions)
 
     def build(dimensions: list[Dimension]) -> list[Statement]:
         statements = nest.build(dimensions)

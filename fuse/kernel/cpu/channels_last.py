@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fuse.kernel.config import Config, by_cost
 from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
     HEADERS,
@@ -27,7 +28,6 @@ from fuse.kernel.cpu.product_frame import (
     threads_for,
     window_text,
 )
-from fuse.kernel.form import Form, by_cost
 from fuse.kernel.values import PatchRows, Product
 
 LARGEST_FIELD = 256 * 1024
@@ -101,7 +101,7 @@ class ConvolutionCosts:
         return by_cost(shares, lambda share: self.cycles(share, threads), place)
 
 
-def walk(product: Product, image: Operand, right: Right, frame: ProductFrame, one_thread: bool, form: Form) -> Walk:
+def walk(product: Product, image: Operand, right: Right, frame: ProductFrame, one_thread: bool, config: Config) -> Walk:
     """The walk over the tiles of a convolution of ``image``, whose weights are ``right`` [taps * channels, outputs]."""
     patches = product.left
     assert isinstance(patches, PatchRows)
@@ -110,7 +110,7 @@ def walk(product: Product, image: Operand, right: Right, frame: ProductFrame, on
     in_place = not any(patches.padding) and image.strides[1] == 1 and image.strides[3] == channels
     of = ConvolutionCosts(patches, -(-outputs // width), width, in_place)
     threads = threads_for(math.prod(patches.shape) * outputs, of.tasks(ChannelsLastShare(1, of.blocks)), one_thread)
-    share = of.best(threads, form.share)
+    share = of.best(threads, config.share)
     threads = min(threads, of.tasks(share))
     field = aligned(of.numbers(share.rows) * itemsize)
     sizes = ", ".join(map(str, (images, channels, outputs, height, across, *image.strides)))

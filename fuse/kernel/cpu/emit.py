@@ -13,11 +13,11 @@ from typing import cast
 
 import torch
 
+from fuse.kernel.config import Threads
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.printer import calls, text
 from fuse.kernel.expressions import Expression, Variable, position
 from fuse.kernel.extents import divides, is_one, unless_below
-from fuse.kernel.form import Threads
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
@@ -26,10 +26,10 @@ from fuse.kernel.ir import (
     Comment,
     Declare,
     Fail,
+    For,
     KernelBody,
     Let,
     Load,
-    Loop,
     Pointer,
     Scope,
     Statement,
@@ -107,7 +107,7 @@ def works(body: KernelBody) -> list[int]:
         statement = stack.pop()
         if isinstance(statement, Scope):
             stack.extend(statement.body)
-        elif isinstance(statement, Loop):
+        elif isinstance(statement, For):
             found.append(work(statement))
     return found
 
@@ -120,7 +120,7 @@ def _least_work(threads: Threads) -> int:
 def work(statement: Statement) -> int:
     """Statements executed, those that call functions counted several times: a rough measure of time."""
     match statement:
-        case Loop():
+        case For():
             return statement.extent * sum(work(s) for s in statement.body)
         case Scope():
             return sum(work(s) for s in statement.body)
@@ -157,11 +157,11 @@ def _statement(statement: Statement, depth: int, threads: Threads = "one") -> li
         case Scope():
             inner = [line for s in statement.body for line in _statement(s, depth + 1, threads)]
             return [f"{pad}{{", *inner, f"{pad}}}"]
-        case Loop():
+        case For():
             return _loop(statement, depth, threads)
 
 
-def _loop(loop: Loop, depth: int, threads: Threads) -> list[str]:
+def _loop(loop: For, depth: int, threads: Threads) -> list[str]:
     pad = _INDENT * depth
     lines = []
     if _reduces_in_lanes(loop, threads):
@@ -179,7 +179,7 @@ def _loop(loop: Loop, depth: int, threads: Threads) -> list[str]:
     return lines
 
 
-def _splits(loop: Loop, threads: Threads) -> bool:
+def _splits(loop: For, threads: Threads) -> bool:
     """Whether the loop may be split over threads."""
     splits = threads == "asked in the call" or (threads != "one" and work(loop) >= _least_work(threads))
     splits = splits and not (threads == "inside" and _uneven(loop))
@@ -190,23 +190,23 @@ def _splits(loop: Loop, threads: Threads) -> bool:
     return not alone or unless_below(work(loop), PARALLEL_WORK, 2, loop.extent) > 1
 
 
-def _uneven(loop: Loop) -> bool:
+def _uneven(loop: For) -> bool:
     """Whether some processors would have more of few iterations than others."""
     processors, iterations = os.cpu_count() or 1, loop.extent
     for _ in range(_perfectly_nested(loop) - 1):
-        loop = cast(Loop, loop.body[0])
+        loop = cast(For, loop.body[0])
         iterations *= loop.extent
     return loop.kind == "parallel" and iterations < FEW_ROWS * processors and iterations % processors > 0
 
 
-def _reduces_in_lanes(loop: Loop, threads: Threads) -> bool:
+def _reduces_in_lanes(loop: For, threads: Threads) -> bool:
     """Whether a vector loop keeps its sums in lanes of our own."""
     whole = loop.kind == "vector" and loop.bounds is None and divides(_LANES, loop.extent)
     known = all(a.op in _IN_LANES and a.dtype.is_floating_point for a in loop.reduces)
     return bool(whole and known and loop.reduces and not _splits(loop, threads))
 
 
-def _in_lanes(loop: Loop) -> list[str]:
+def _in_lanes(loop: For) -> list[str]:
     """A vector at a time, a partial result in every lane of it, and what the lanes come to."""
     first = f"{loop.atom}_first"
     lines, after, before, body = [], [], [], []
@@ -243,7 +243,7 @@ def _in_lanes(loop: Loop) -> list[str]:
     ]
 
 
-def _sums_to_share_out(loop: Loop, threads: Threads) -> list[Accumulator]:
+def _sums_to_share_out(loop: For, threads: Threads) -> list[Accumulator]:
     """What a loop that is split over threads adds up, where the order of rounding matters."""
     common = _common_sums(loop) if threads == "inside" else None
     sums = list(loop.reduces) if common is None and _splits(loop, threads) else common or []
@@ -252,7 +252,7 @@ def _sums_to_share_out(loop: Loop, threads: Threads) -> list[Accumulator]:
     return sums if rounded and not in_order else []
 
 
-def _in_chunks(loop: Loop, sums: Sequence[Accumulator], threads: Threads) -> list[str]:
+def _in_chunks(loop: For, sums: Sequence[Accumulator], threads: Threads) -> list[str]:
     """Each chunk of the iterations comes to sums of its own, which are added up in order."""
     chunk = f"{loop.atom}_chunk"
     first = Affine.of(chunk) * loop.extent
@@ -287,7 +287,7 @@ def _reads_truths(load: Load, atom: str) -> bool:
     )
 
 
-def _pragma(loop: Loop, threads: Threads) -> str:
+def _pragma(loop: For, threads: Threads) -> str:
     asked = threads == "asked in the call"
     splits = _splits(loop, threads)
     sequential = any(a.op in ("argmax", "argmin") for a in loop.reduces)
@@ -306,12 +306,12 @@ def _pragma(loop: Loop, threads: Threads) -> str:
     return "simd" + clauses if simd else ""
 
 
-def _heading(loop: Loop) -> str:
+def _heading(loop: For) -> str:
     first, last = loop.bounds or (position(0), position(loop.extent))
     return f"for (int64_t {loop.atom} = {text(first)}; {text(position(loop.atom) < last)}; ++{loop.atom}) {{"
 
 
-def _common_sums(loop: Loop) -> list[Accumulator] | None:
+def _common_sums(loop: For) -> list[Accumulator] | None:
     """What the iterations of a serial loop reduce together; None where one has more to do with another."""
     if loop.kind != "serial" or loop.bounds is not None or work(loop) < PARALLEL_WORK:
         return None
@@ -319,25 +319,25 @@ def _common_sums(loop: Loop) -> list[Accumulator] | None:
     own = any(isinstance(s, (Accumulator, Declare)) for s in inside)
     loaded = {s.buffer.name for s in inside if isinstance(s, Load)}
     stored = {s.buffer.name for s in inside if isinstance(s, Store)}
-    sums = {a.name: a for s in inside if isinstance(s, Loop) for a in s.reduces}
+    sums = {a.name: a for s in inside if isinstance(s, For) for a in s.reduces}
     in_order = any(a.op in ("argmax", "argmin") for a in sums.values())
     return None if own or in_order or loaded & stored else list(sums.values())
 
 
-def _statements(loop: Loop) -> Iterator[Statement]:
+def _statements(loop: For) -> Iterator[Statement]:
     """All statements inside ``loop``, at any depth."""
     for statement in loop.body:
         yield statement
-        if isinstance(statement, Loop):
+        if isinstance(statement, For):
             yield from _statements(statement)
         elif isinstance(statement, Scope):
-            yield from _statements(Loop("", 1, statement.body))
+            yield from _statements(For("", 1, statement.body))
 
 
-def _perfectly_nested(loop: Loop) -> int:
+def _perfectly_nested(loop: For) -> int:
     """How many parallel loops stand directly inside one another, from ``loop`` on."""
     levels = 1
-    while len(loop.body) == 1 and isinstance(loop.body[0], Loop) and loop.body[0].kind == "parallel":
+    while len(loop.body) == 1 and isinstance(loop.body[0], For) and loop.body[0].kind == "parallel":
         loop = loop.body[0]
         levels += 1
     return levels

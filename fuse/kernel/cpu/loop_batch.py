@@ -18,7 +18,7 @@ from dataclasses import replace
 from fuse.kernel.expressions import position
 from fuse.kernel.extents import is_one
 from fuse.kernel.index import Affine
-from fuse.kernel.ir import Accumulate, Accumulator, Declare, Fail, Load, Loop, Scope, Statement, Store
+from fuse.kernel.ir import Accumulate, Accumulator, Declare, Fail, For, Load, Scope, Statement, Store
 from fuse.kernel.loop_nests import Frame, elements
 from fuse.kernel.loop_stages import StepProduct
 
@@ -42,7 +42,7 @@ def _share(statement: Statement, batch: int) -> Statement:
     match statement:
         case Scope():
             return Scope(tuple(_share(s, batch) for s in statement.body))
-        case Loop():
+        case For():
             trips = statement.extent // batch
             first, last = (position(Affine.of(name) * trips) for name in ("first_row", "last_row"))
             return replace(statement, bounds=(first, last))
@@ -77,7 +77,7 @@ def _row_by_row(statement: Statement, batch: int, own: Mapping[str, int], checks
             own = {**own, **{buffer.name: buffer.extent // batch for buffer in scratch}}
             checks = {s.condition for s in statement.body if isinstance(s, Fail)}
             return all(_row_by_row(s, batch, own, checks) for s in statement.body)
-        case Loop():
+        case For():
             return _loop_over_rows(statement, batch, own, checks)
         case Load() | Store():
             return statement.buffer.name not in own
@@ -85,7 +85,7 @@ def _row_by_row(statement: Statement, batch: int, own: Mapping[str, int], checks
             return True
 
 
-def _loop_over_rows(loop: Loop, batch: int, own: Mapping[str, int], checks: Set[str]) -> bool:
+def _loop_over_rows(loop: For, batch: int, own: Mapping[str, int], checks: Set[str]) -> bool:
     if loop.extent % batch or not _reduced_outside(loop) <= checks:
         return False
     trips = loop.extent // batch
@@ -100,12 +100,12 @@ def _loop_over_rows(loop: Loop, batch: int, own: Mapping[str, int], checks: Set[
     return True
 
 
-def _reduced_outside(loop: Loop) -> set[str]:
+def _reduced_outside(loop: For) -> set[str]:
     """The accumulators outside of the loop that it adds to: those of all its rows together."""
     inside, added, stack = set(), set(), list(loop.body)
     while stack:
         statement = stack.pop()
-        if isinstance(statement, (Loop, Scope)):
+        if isinstance(statement, (For, Scope)):
             stack += statement.body
         elif isinstance(statement, Accumulator):
             inside.add(statement.name)
@@ -114,11 +114,11 @@ def _reduced_outside(loop: Loop) -> set[str]:
     return added - inside
 
 
-def _accesses(statement: Loop | Scope, outside: Mapping[str, int]) -> Iterator[tuple[Load | Store, Mapping[str, int]]]:
+def _accesses(statement: For | Scope, outside: Mapping[str, int]) -> Iterator[tuple[Load | Store, Mapping[str, int]]]:
     """Every access to memory inside, with the extents of the loops around it."""
-    extents = {**outside, statement.atom: statement.extent} if isinstance(statement, Loop) else outside
+    extents = {**outside, statement.atom: statement.extent} if isinstance(statement, For) else outside
     for inner in statement.body:
-        if isinstance(inner, (Loop, Scope)):
+        if isinstance(inner, (For, Scope)):
             yield from _accesses(inner, extents)
         elif isinstance(inner, (Load, Store)):
             yield inner, extents

@@ -31,7 +31,7 @@ from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.lower import Declined, Kernel, attempt, readable_name, structure
 from fuse.kernel.names import fit_names
 from fuse.kernel.products import products_below
-from fuse.kernel.reading import program_of
+from fuse.kernel.reading import computation_of
 from fuse.kernel.schedule import schedule
 from fuse.kernel.target import LoopKernels
 
@@ -44,15 +44,15 @@ def end_kernel(region: GraphModule) -> Kernel | Declined:
 
 
 def _lowered_end(region: GraphModule) -> Kernel | Declined:
-    program = fit_names(program_of(region, strides_in), is_kept)
-    if products_below([output.value for output in program.outputs]):
+    computation = fit_names(computation_of(region, strides_in), is_kept)
+    if products_below([output.value for output in computation.outputs]):
         return Declined("it multiplies matrices, which takes threads of its own")
-    body = schedule(program)
+    body = schedule(computation)
     if is_parallel(body):
         return Declined("it is worth threads of its own")
     name = f"{readable_name(region)}_{hashlib.sha256(structure(region).encode()).hexdigest()[:8]}"
-    sizes = [s for value in program.inputs for s in value.strides if isinstance(s, Size)]
-    text = _told(emit(body, name, "one"), sizes, len(program.inputs) + len(program.outputs))
+    sizes = [s for value in computation.inputs for s in value.strides if isinstance(s, Size)]
+    text = _told(emit(body, name, "one"), sizes, len(computation.inputs) + len(computation.outputs))
     values = tuple((size.name, size.value) for size in sizes)
     return Kernel(name, text, frozenset(), parallel=False, sizes=values)
 

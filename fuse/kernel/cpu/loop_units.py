@@ -35,7 +35,7 @@ from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import Expression
 from fuse.kernel.extents import larger, smaller, varies
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Stride, offset
-from fuse.kernel.ir import Buffer, Loop, Statement
+from fuse.kernel.ir import Buffer, For, Statement
 from fuse.kernel.loop_nests import Destination, Frame, lasts_of, multiplications, results_of, starts_of
 from fuse.kernel.loop_stages import Kept, StepProduct
 from fuse.kernel.nest import Sink, store
@@ -175,9 +175,7 @@ def units_text(frame: Frame, name: str) -> ThreadFunction:
     lines += indented(2, step_pointers(frame))
     for phase in phases:
         text = _phase_text(frame, phase, groups, domain)
-        named = any(
-            not isinstance(statement, Loop) for statement in phase.statements
-        )  # another phase may name the same
+        named = any(not isinstance(statement, For) for statement in phase.statements)  # another phase may name the same
         lines += [*indented(2, ["{"]), *indented(1, text), *indented(2, ["}"])] if named else text
         lines += indented(2, wait)
     lines += indented(1, ["}"])
@@ -291,7 +289,7 @@ def _phase_text(frame: Frame, phase: _Phase, groups: Sequence[_Group], domain: _
     """One phase of a step: its products a block at a time, each followed by the nest."""
     lines: list[str] = []
     for statement in phase.statements:
-        if not isinstance(statement, Loop) or statement.atom != "block":
+        if not isinstance(statement, For) or statement.atom != "block":
             lines += text_of([statement], 2)
             continue
         lines += indented(2, ["for (int64_t block = first_block; block < last_block; ++block) {"])
@@ -331,7 +329,7 @@ def _rows_and_lanes(statements: Sequence[Statement], domain: _Domain, depth: int
     """Lines of what stands inside the loop over blocks; the last block may have fewer lanes."""
     lines: list[str] = []
     for statement in statements:
-        if not isinstance(statement, Loop):
+        if not isinstance(statement, For):
             lines += text_of([statement], depth)
         elif statement.atom == "row":
             lines += indented(depth, [f"for (int64_t row = 0; row < {domain.rows}; ++row) {{"])

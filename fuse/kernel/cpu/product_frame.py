@@ -21,7 +21,7 @@ from fuse.kernel.index import Affine
 from fuse.kernel.ir import Buffer
 from fuse.kernel.packing import Packing
 from fuse.kernel.schedule import range_checks
-from fuse.kernel.values import Patches, Program
+from fuse.kernel.values import Computation, Patches
 
 HEADERS = ("products.h", "tiles.h")
 """What the source of such a kernel needs behind the prelude."""
@@ -95,20 +95,19 @@ class Walk:
 
 @dataclass(frozen=True)
 class ProductFrame:
-    """The kernel of ``program``, but for what it does."""
+    """The kernel of ``computation``, but for what it does."""
 
-    program: Program
+    computation: Computation
     inputs: list[Buffer]
     outputs: list[Buffer]
 
     @staticmethod
-    def of(program: Program) -> ProductFrame:
-        names = [program.names.get(i, f"in{i}") for i in range(len(program.inputs))]
-        inputs = [
-            Buffer(f"{n}_" if n in NAMES else n, v.dtype, "input") for n, v in zip(names, program.inputs, strict=True)
-        ]
-        outputs = [Buffer(f"out{i}", o.value.dtype, "output") for i, o in enumerate(program.outputs)]
-        return ProductFrame(program, inputs, outputs)
+    def of(computation: Computation) -> ProductFrame:
+        names = [computation.names.get(i, f"in{i}") for i in range(len(computation.inputs))]
+        fit = [f"{name}_" if name in NAMES else name for name in names]
+        inputs = [Buffer(n, v.dtype, "input") for n, v in zip(fit, computation.inputs, strict=True)]
+        outputs = [Buffer(f"out{i}", o.value.dtype, "output") for i, o in enumerate(computation.outputs)]
+        return ProductFrame(computation, inputs, outputs)
 
     @property
     def workspace(self) -> str:
@@ -117,11 +116,11 @@ class ProductFrame:
 
     def around(self, name: str, body: Sequence[str]) -> str:
         """The source of the kernel that runs ``body``, where no look-up is out of range."""
-        lines = [f"// {line}" for line in self.program.lines]
+        lines = [f"// {line}" for line in self.computation.lines]
         lines.append(f'extern "C" int {name}(char *const *args) {{')
         arguments = enumerate((*self.inputs, *self.outputs))
         lines += [f"    {argument(buffer, number)}" for number, buffer in arguments]
-        lines += [*text_of(range_checks(self.program, self.inputs), 1), *body, "    return 0;", "}"]
+        lines += [*text_of(range_checks(self.computation, self.inputs), 1), *body, "    return 0;", "}"]
         return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fuse.kernel.cpu.product_frame import NAMES, OF_BLOCK
 from fuse.kernel.cpu.tiled_products import digits_of, place_of_product, taken_apart
 from fuse.kernel.index import ZERO, NotAffine
-from fuse.kernel.ir import Buffer, Loop, Pointer, Statement
+from fuse.kernel.ir import Buffer, For, Pointer, Statement
 from fuse.kernel.nest import Sink
 from fuse.kernel.rows import RowNest
 from fuse.kernel.values import Product, Reduce, Value
@@ -63,12 +63,12 @@ def by_rows(statements: Sequence[Statement], images: Digits, rows: Digits, point
     """``statements`` without their loops over images and rows, in one loop over the rows of a block."""
     outer = {atom for atom, _ in (*images, *rows)}
     body = (*taken_apart("row", rows), pointer, *_peeled(statements, outer))
-    return [*taken_apart("image", images), Loop("row", 0, body, bounds=OF_BLOCK)]
+    return [*taken_apart("image", images), For("row", 0, body, bounds=OF_BLOCK)]
 
 
 def _peeled(statements: Sequence[Statement], atoms: Collection[str]) -> Iterator[Statement]:
     for statement in statements:
-        if isinstance(statement, Loop) and statement.atom in atoms:
+        if isinstance(statement, For) and statement.atom in atoms:
             yield from _peeled(statement.body, atoms)
         else:
             yield statement

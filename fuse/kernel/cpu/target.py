@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fuse.kernel.config import Config, Threads
 from fuse.kernel.cpu.attention import attention
 from fuse.kernel.cpu.emit import emit, is_parallel
 from fuse.kernel.cpu.loop_ends import end_kernel, kernel_with_ends
@@ -12,26 +13,25 @@ from fuse.kernel.cpu.names import is_kept
 from fuse.kernel.cpu.product_frame import PACKING
 from fuse.kernel.cpu.tiled_products import tiled
 from fuse.kernel.cpu.whole_rows import whole_rows
-from fuse.kernel.form import Form, Threads
 from fuse.kernel.names import fit_names
 from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.schedule import schedule
 from fuse.kernel.target import Target, Written
-from fuse.kernel.values import Program
+from fuse.kernel.values import Computation
 
 
-def write(program: Program, name: str, threads: Threads, form: Form) -> Written:
+def write(computation: Computation, name: str, threads: Threads, config: Config) -> Written:
     """The C++ of a region."""
-    program = fit_names(program, is_kept)
-    values = [output.value for output in program.outputs]
+    computation = fit_names(computation, is_kept)
+    values = [output.value for output in computation.outputs]
     products = products_below(values)
     if not products:
-        body = schedule(program, form)
+        body = schedule(computation, config)
         return Written(emit(body, name, threads), parallel=is_parallel(body, threads))
     one_thread = threads == "one"
     if len(products) > 1:
-        return attention(program, name, one_thread, form)
-    return (whole_rows if any(map(is_reduced, values)) else tiled)(program, name, one_thread, form)
+        return attention(computation, name, one_thread, config)
+    return (whole_rows if any(map(is_reduced, values)) else tiled)(computation, name, one_thread, config)
 
 
 def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequence[str] = ()) -> str:

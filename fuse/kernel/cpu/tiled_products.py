@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.cpu import channels_last, cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import (
@@ -37,16 +38,15 @@ from fuse.kernel.cpu.product_frame import (
 from fuse.kernel.cpu.windows import windowed
 from fuse.kernel.expressions import position, select
 from fuse.kernel.extents import always_equal, estimate, is_one
-from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size
-from fuse.kernel.ir import Buffer, Let, Loop, Pointer, Statement
+from fuse.kernel.ir import Buffer, For, Let, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.placement import Blocks, blocks, placement
 from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
-from fuse.kernel.values import Concat, Map, Output, Patches, PatchRows, Product, Program, Reindex, Scan, Value
+from fuse.kernel.values import Computation, Concat, Map, Output, Patches, PatchRows, Product, Reindex, Scan, Value
 
 LARGEST_PANEL = 128 * 1024
 """Bytes of some rows of a left operand that lies turned over, beside a block of the right one in the same cache."""
@@ -58,18 +58,18 @@ WIDER_IS_BETTER = 0.25
 """How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
 
 
-def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Written:
+def tiled(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
     """The kernel of a region that multiplies once.
 
     Raises:
         Unsupported, NotAffine: there is no such kernel; the message is a reason.
     """
-    product, *more = products_below([o.value for o in program.outputs])
+    product, *more = products_below([o.value for o in computation.outputs])
     if more:
         raise Unsupported("two products in one kernel")
-    frame = ProductFrame.of(program)
-    epilogue = epilogue_of(program, product, frame.inputs, frame.outputs)
-    walk = _walk(product, frame, one_thread, form)
+    frame = ProductFrame.of(computation)
+    epilogue = epilogue_of(computation, product, frame.inputs, frame.outputs)
+    walk = _walk(product, frame, one_thread, config)
     real = cpp_types.storage(product.dtype)
     lines = [
         *walk.lines,
@@ -82,19 +82,19 @@ def tiled(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -
     return Written(source, walk.workspace_bytes, several(walk.threads), walk.headers, walk.schedule)
 
 
-def _walk(product: Product, frame: ProductFrame, one_thread: bool, form: Form) -> Walk:
+def _walk(product: Product, frame: ProductFrame, one_thread: bool, config: Config) -> Walk:
     """The walk over the tiles of a product or a convolution."""
     if isinstance(product.left, PatchRows):
         image = operand_of(product.left.source, frame.inputs)
-        return channels_last.walk(product, image, _right(product, frame, form), frame, one_thread, form)
+        return channels_last.walk(product, image, _right(product, frame, config), frame, one_thread, config)
     left = operand_of(product.left, frame.inputs)
     in_rows = left.strides[-1] == 1 or is_one(product.left.shape[-1])
     if not in_rows and (isinstance(product.right, Patches) or not _in_columns(product, left)):
         raise Unsupported("neither the rows nor the columns of the left operand lie in order in memory")
     if isinstance(product.right, Patches):
-        return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, form)
+        return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, config)
     if len(product.shape) == 2:
-        return _packed(product, left, in_rows, _right(product, frame, form), frame, one_thread)
+        return _packed(product, left, in_rows, _right(product, frame, config), frame, one_thread)
     raise Unsupported("a batch of products is left to the library")
 
 
@@ -125,14 +125,14 @@ def _packed(
     return Walk(lines, threads * (right.block_bytes + panel_bytes) + ALIGNMENT, threads, SCHEDULE)
 
 
-def _right(product: Product, frame: ProductFrame, form: Form) -> Right:
+def _right(product: Product, frame: ProductFrame, config: Config) -> Right:
     """The right operand of a product, a matrix that is packed in the call or before."""
     (depth, columns), itemsize = product.right.shape, product.dtype.itemsize
     if before := _packed_before(product.right):
         name = frame.inputs[before.source.position].name
         text = f"fuse_prepacked<{cpp_types.storage(product.dtype)}> right = {{{name}, {depth}}}"
         return Right(text, before.width // PANEL, 0)
-    panels = form.panels or panels_of(columns, depth, itemsize)
+    panels = config.panels or panels_of(columns, depth, itemsize)
     return Right(matrix(product, frame.inputs), panels, aligned(depth * panels * PANEL * itemsize))
 
 
@@ -179,15 +179,15 @@ def by_cost_of_panels(columns: int, depth: int, itemsize: int) -> list[int]:
 # ---- epilogue --------------------------------------------------------------------------------------------------------
 
 
-def epilogue_of(program: Program, product: Product, inputs: list[Buffer], outputs: list[Buffer]) -> list[str]:
+def epilogue_of(computation: Computation, product: Product, inputs: list[Buffer], outputs: list[Buffer]) -> list[str]:
     """The lines that store what is computed from one tile: a nest for the outputs of each shape and order."""
     groups: dict[tuple[int, ...], list[Sink]] = {}
-    for output, buffer in zip(program.outputs, outputs, strict=True):
+    for output, buffer in zip(computation.outputs, outputs, strict=True):
         _check(output, product)
         groups.setdefault(output.value.shape, []).append(Sink(output.value, buffer, output.strides))
     lines: list[str] = []
     for shape, targets in groups.items():
-        statements = with_splits(shape, lambda d, t=targets: _nest(d, t, program, product, inputs))  # type: ignore[misc]  # no type for a default
+        statements = with_splits(shape, lambda d, t=targets: _nest(d, t, computation, product, inputs))  # type: ignore[misc]  # no type for a default
         text = text_of(statements, 1)
         lines += text if len(groups) == 1 else ["    {", *("    " + line for line in text), "    }"]
     return lines
@@ -205,12 +205,12 @@ def _check(output: Output, product: Product) -> None:
 def _nest(
     dimensions: Sequence[Dimension],
     targets: Sequence[Sink],
-    program: Program,
+    computation: Computation,
     product: Product,
     inputs: list[Buffer],
 ) -> list[Statement]:
     """Loops over the rows and columns of one tile that store ``targets``."""
-    builder = builder_for(dimensions, inputs, program.value_names)
+    builder = builder_for(dimensions, inputs, computation.value_names)
     builder.used_names.update(dict.fromkeys(NAMES, 1))
     index = tuple(d.index() for d in dimensions)
     place = place_of_product([(target.value, index) for target in targets], product, builder.extents)
@@ -273,8 +273,8 @@ def _unwrapped(statements: Sequence[Statement], loops: int) -> tuple[list[Statem
     """What stands outside of so many loops around one another, and what they repeat."""
     if not loops:
         return [], list(statements)
-    outside: list[Statement] = [s for s in statements if not isinstance(s, Loop)]
-    (loop,) = (s for s in statements if isinstance(s, Loop))
+    outside: list[Statement] = [s for s in statements if not isinstance(s, For)]
+    (loop,) = (s for s in statements if isinstance(s, For))
     between, body = _unwrapped(loop.body, loops - 1)
     return outside, [*between, *body]
 
@@ -284,7 +284,7 @@ def _rows(product: Product, atoms: Sequence[tuple[str, int]], body: Sequence[Sta
     digits = taken_apart("row", atoms)
     start = ROW_OF_BLOCK.times(Size("tile_stride", 0)) + Affine.of("first_column") * -1
     digits.append(Pointer("sums", "tile", start))
-    return Loop("row", product.shape[-2], (*digits, *body), bounds=OF_BLOCK)
+    return For("row", product.shape[-2], (*digits, *body), bounds=OF_BLOCK)
 
 
 def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
@@ -303,7 +303,7 @@ def _columns(body: Sequence[Statement], atoms: Sequence[tuple[str, int]]) -> lis
     found: list[Statement] = []
     first, last = (position(name) for name in ("first_column", "last_column"))
     for statement in body:
-        if isinstance(statement, Loop) and statement.atom == atoms[0][0]:
+        if isinstance(statement, For) and statement.atom == atoms[0][0]:
             if len(atoms) == 1:
                 found.append(replace(statement, bounds=(first, last)))
                 continue
@@ -314,7 +314,7 @@ def _columns(body: Sequence[Statement], atoms: Sequence[tuple[str, int]]) -> lis
                 select(last < position(start + extent), position(Affine.of("last_column") + start * -1), extent),
             )
             within = tuple(
-                replace(s, bounds=bounds) if isinstance(s, Loop) and s.atom == inner else s for s in statement.body
+                replace(s, bounds=bounds) if isinstance(s, For) and s.atom == inner else s for s in statement.body
             )
             all_bounds = (first // extent, position(Affine.of("last_column") + (extent - 1)) // extent)
             found.append(replace(statement, body=within, bounds=all_bounds))

@@ -10,20 +10,20 @@ has to be small enough to stay in the cache of one core.
 
 from __future__ import annotations
 
+from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.emit import text_of
 from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS, PANEL, ROW_OF_BLOCK, ProductFrame, several, threads_for
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import operand_of, panels_of
 from fuse.kernel.extents import is_one
-from fuse.kernel.form import DEFAULT, Form
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink
 from fuse.kernel.products import products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
-from fuse.kernel.values import Concat, Patches, Program, Scan
+from fuse.kernel.values import Computation, Concat, Patches, Scan
 from fuse.kernel.walks import reductions_below
 
 LARGEST_MATRIX = 256 * 1024
@@ -35,14 +35,14 @@ FEWEST_ROWS = 64
 from here on, 0.85 times with 4 rows."""
 
 
-def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAULT) -> Written:
+def whole_rows(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
     """The kernel of a region in which what is made of one product is reduced over its columns.
 
     Raises:
         Unsupported, NotAffine: there is no such kernel; the message is a reason.
     """
-    (product,) = products_below([output.value for output in program.outputs])
-    if any(isinstance(output.value, (Concat, Scan)) for output in program.outputs):
+    (product,) = products_below([output.value for output in computation.outputs])
+    if any(isinstance(output.value, (Concat, Scan)) for output in computation.outputs):
         raise Unsupported("a product's result is concatenated or scanned")
     if len(product.shape) != 2 or isinstance(product.right, Patches):
         raise Unsupported("the result of a convolution or of a batch of products is reduced")
@@ -50,18 +50,18 @@ def whole_rows(program: Program, name: str, one_thread: bool, form: Form = DEFAU
     if rows < FEWEST_ROWS:
         raise Unsupported(f"a product's result is reduced, and has fewer than {FEWEST_ROWS} rows")
     real, itemsize = cpp_types.storage(product.dtype), product.dtype.itemsize
-    panels = form.panels or panels_of(columns, depth, itemsize)
+    panels = config.panels or panels_of(columns, depth, itemsize)
     padded = -(-columns // (PANEL * panels)) * PANEL * panels
     if padded * depth * itemsize > LARGEST_MATRIX:
         raise Unsupported("a product's result is reduced, and its matrix too large to multiply whole rows at a time")
-    frame = ProductFrame.of(program)
+    frame = ProductFrame.of(computation)
     left, right = operand_of(product.left, frame.inputs), operand_of(product.right, frame.inputs)
     if left.strides[1] != 1 and not is_one(depth):
         raise Unsupported("the rows of the left operand do not lie in order in memory")
-    targets = [Sink(o.value, buffer, o.strides) for o, buffer in zip(program.outputs, frame.outputs, strict=True)]
+    targets = [Sink(o.value, buffer, o.strides) for o, buffer in zip(computation.outputs, frame.outputs, strict=True)]
     reductions = reductions_below(target.value for target in targets)
     sums = Buffer("scores", product.dtype, "scratch")
-    nest = ProductRows(targets, product, sums, frame.inputs, program.value_names, reductions)
+    nest = ProductRows(targets, product, sums, frame.inputs, computation.value_names, reductions)
     stride = padded + PANEL
 
     def build(dimensions: list[Dimension]) -> list[Statement]:

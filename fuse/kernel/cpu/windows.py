@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from fuse.kernel.config import Config, by_cost
 from fuse.kernel.cpu.product_frame import (
     ALIGNMENT,
     HEADERS,
@@ -28,7 +29,6 @@ from fuse.kernel.cpu.product_frame import (
     window_text,
 )
 from fuse.kernel.extents import estimate, larger, smaller, varies
-from fuse.kernel.form import Form, by_cost
 from fuse.kernel.values import Patches, Product, Value
 
 LARGEST_PLANES = 384 * 1024
@@ -151,7 +151,7 @@ class Convolution:
 
 
 def windowed(
-    product: Product, left: Operand, image: Operand, frame: ProductFrame, one_thread: bool, form: Form
+    product: Product, left: Operand, image: Operand, frame: ProductFrame, one_thread: bool, config: Config
 ) -> Walk:
     """The walk over the tiles of a convolution, whose weights are ``left`` [outputs, depth], one for each group."""
     patches = product.right
@@ -160,9 +160,9 @@ def windowed(
     groups = product.left.shape[0] if len(product.left.shape) > 2 else 1
     of = Convolution(patches, outputs)
     threads = threads_for(of.multiplied(), of.images * patches.places[0] * outputs, one_thread)
-    share = of.shared(threads, form.share)
+    share = of.shared(threads, config.share)
     threads, pitch, itemsize = smaller(threads, of.tasks(share)), of.pitch(share.columns), product.dtype.itemsize
-    most = form.panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
+    most = config.panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
     panels = min(1 << int(math.log2(most)), 1 << (-(-estimate(of.spots(share)) // PANEL) - 1).bit_length())
     slack = (panels * PANEL + max(of.beyond) + pitch) * itemsize
     distances, planes = aligned(depth * 4), aligned(of.bytes_of_planes(share) + slack)

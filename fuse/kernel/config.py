@@ -21,7 +21,7 @@ LANES = 128
 
 
 @dataclass(frozen=True)
-class Form:
+class Config:
     """One of the ways to run through the same work; the default is the one that the cost model takes.
 
     ``panels``: how many a block of a product has. ``share``: the place, in the order of their cost, of what a thread
@@ -35,7 +35,7 @@ class Form:
     lanes: int = LANES
 
 
-DEFAULT = Form()
+DEFAULT = Config()
 
 
 def by_cost(ways: Iterable[Way], cost: Callable[[Way], float], place: int = 0) -> Way:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fuse.kernel.form import DEFAULT, Form, Threads
+from fuse.kernel.config import DEFAULT, Config, Threads
 from fuse.kernel.lower import Kernel, lower
 
 
@@ -22,9 +22,11 @@ def region_of(function: Callable[..., Any], *args: Tensor) -> GraphModule:
     return graph
 
 
-def shared_out(function: Callable[..., Any], *args: Tensor, threads: Threads = "inside", form: Form = DEFAULT) -> str:
+def shared_out(
+    function: Callable[..., Any], *args: Tensor, threads: Threads = "inside", config: Config = DEFAULT
+) -> str:
     """The source of another way to run through the loops, and the lines that ask for threads."""
-    kernel = lower(region_of(function, *args), threads, form)
+    kernel = lower(region_of(function, *args), threads, config)
     assert isinstance(kernel, Kernel)
     return "\n".join(line.strip() for line in kernel.source.splitlines() if "omp parallel" in line)
 
@@ -54,12 +56,12 @@ def test_threads_may_be_woken_for_less() -> None:
 
 
 def test_columns_may_be_reduced_in_smaller_blocks() -> None:
-    assert shared_out(lambda x: x.sum(0), torch.ones(4000, 128), threads="if worth it", form=Form(lanes=64))
+    assert shared_out(lambda x: x.sum(0), torch.ones(4000, 128), threads="if worth it", config=Config(lanes=64))
 
 
 def test_loops_may_run_in_the_next_best_order() -> None:
     graph = region_of(lambda x: x.t().contiguous() + 1, torch.ones(30, 40))
-    one, other = (lower(graph, form=Form(order=place)) for place in (0, 1))
+    one, other = (lower(graph, config=Config(order=place)) for place in (0, 1))
     assert isinstance(one, Kernel)
     assert isinstance(other, Kernel)
     assert one.source.index("i0 <") < one.source.index("i1 <")
