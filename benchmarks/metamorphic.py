@@ -4,9 +4,9 @@
     preserved   y.add(F.softmax(x / 0.4, 1))       some operators in another spelling: must match
     changed     softmax(x * 2.6, -1) + y           one operator computes something else: must not match wrongly
 
-Every step has a name, and every case a seed: the seed says which step the case is for, so that all steps come in turn,
-those that change the meaning twice as often, for they come alone. A preserved case that does not match names its steps,
-which is the rule that is missing. Every match is run: what the pattern computes of the values that it is given there
+Every step has a name, and every case a seed. The seed says which steps the case is for: one that changes the meaning
+comes alone, of those that keep it two come together. Over as many seeds as ``IN_TURN`` is long, each step comes twice at
+least. A preserved case that does not match names its steps, which is the rule that is missing. Every match is run: what the pattern computes of the values that it is given there
 must be the value that the graph has, so that a changed case may match a part of it that means the same. Run it as::
 
     python -m benchmarks.metamorphic [--cases 2000] [--seed 0] [-o FILE.json]
@@ -253,11 +253,17 @@ OPERATORS = {
 }
 
 
-IN_TURN = [
-    *((True, name, way) for name, one in OPERATORS.items() for way in one.spellings if way),
-    *((False, name, way) for name, one in OPERATORS.items() for way in one.changes for _ in range(2)),
+Step = tuple[str, str]
+"""An operator, and what a spelling or a change of it is called."""
+
+KEEPING = [(name, way) for name, one in OPERATORS.items() for way in one.spellings if way]
+CHANGING = [(name, way) for name, one in OPERATORS.items() for way in one.changes]
+random.Random(0).shuffle(KEEPING)
+IN_TURN: list[tuple[bool, tuple[Step, ...]]] = [
+    *((True, (step, KEEPING[place - 1])) for place, step in enumerate(KEEPING)),
+    *((False, (step,)) for step in CHANGING for _ in range(2)),
 ]
-"""Whether a step keeps the meaning, its operator, and what it is called: one for each seed, over and over."""
+"""Whether the meaning is kept, and the steps that are taken: one for each seed, over and over."""
 random.Random(0).shuffle(IN_TURN)
 
 
@@ -301,12 +307,12 @@ def applied(name: str, draw: random.Random, depth: int, count: list[int]) -> Exp
     return Expression(name, tuple(operands), count[0])
 
 
-def with_operator(name: str, draw: random.Random) -> Expression:
-    """A random expression that has the operator ``name``, and another one at least where that computes nothing."""
+def with_operators(names: Sequence[str], draw: random.Random) -> Expression:
+    """A random expression that has the operators ``names``, and another one at least where those compute nothing."""
     while True:
         whole = applied(draw.choice(list(OPERATORS)), draw, draw.randint(1, 4), [0])
-        found = {one.operator for one in parts(whole)}
-        if name in found and found != {"same"}:
+        found = Counter(one.operator for one in parts(whole))
+        if Counter(names) <= found and found.keys() != {"same"}:
             return whole
 
 
@@ -334,20 +340,25 @@ def inputs() -> tuple[Tensor, ...]:
 
 
 def case(seed: int) -> Case:
-    """The case of one seed: the step whose turn it is, and further ones where it keeps the meaning."""
+    """The case of one seed: the steps whose turn it is, and perhaps a further one where they keep the meaning."""
     draw = random.Random(seed)
-    preserves, operator, wanted = IN_TURN[seed % len(IN_TURN)]
-    whole = with_operator(operator, draw)
-    found = parts(whole)
-    first = draw.choice([one for one in found if one.operator == operator])
-    others = [one for one in found if one is not first]
-    count = min(len(others), draw.randint(0, STEPS - 1)) if preserves else 0
+    preserves, wanted = IN_TURN[seed % len(IN_TURN)]
+    whole = with_operators([name for name, _ in wanted], draw)
+    left = parts(whole)
+    draw.shuffle(left)
+    taken: list[tuple[Expression, str]] = []
+    for operator, way in wanted:
+        one = next(one for one in left if one.operator == operator)
+        left.remove(one)
+        taken.append((one, way))
+    if preserves:
+        further = left[: draw.randint(0, STEPS - len(wanted))]
+        taken += [(one, draw.choice([way for way in OPERATORS[one.operator].spellings if way])) for one in further]
     steps, spelled = [], {}
-    for one in [first, *draw.sample(others, count)]:
+    for one, way in taken:
+        steps.append(f"{one.operator}: {way}")
         ways = OPERATORS[one.operator].spellings if preserves else OPERATORS[one.operator].changes
-        name = wanted if one is first else draw.choice([way for way in ways if way])
-        steps.append(f"{one.operator}: {name}")
-        spelled[one.name] = ways[name]
+        spelled[one.name] = ways[way]
     given = inputs()
     plain, other = computed(whole, {}), computed(whole, spelled)
     with quiet():

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fuse.rewrite.patterns.canonical import term_of_node
-from fuse.rewrite.patterns.terms import FILL, LEAF, Look, Term, Terms, below, look_of
+from fuse.rewrite.patterns.terms import FILL, KNOWN, LEAF, NUMBER, Look, Term, Terms, below, look_of
 from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
 
@@ -31,6 +31,7 @@ class Shape:
 
     ``viewed`` is the place of the leaf that the call is a view of, or -1 where it computes something. ``last`` are the
     steps whose value it is: a second one where an operand is a tensor of equal elements, which may be read as a number.
+    ``names`` are what those are called, and ``number`` where the value is one.
     """
 
     term: Term
@@ -39,6 +40,7 @@ class Shape:
     reading: tuple[tuple[Term, ...], ...]
     within: Mapping[Term, tuple[Term, ...]]
     viewed: int
+    names: tuple[str, ...]
 
 
 class NodeCall(NamedTuple):
@@ -60,6 +62,7 @@ class Calls:
         self._layouts: dict[Node, Hashable] = {}
         self._known: dict[Node, NodeCall] = {}
         self._fills: dict[Node, Term | None] = {}
+        self._makers: dict[int, bool] = {}  # by the target's id: hashing a target costs more
         self._shapes: dict[Hashable, Shape] = {}
 
     def look(self, node: Node) -> Any:
@@ -102,7 +105,11 @@ class Calls:
         if call is None:
             places: dict[Node, int] = {}
             args = [
-                ("operand", places.setdefault(one, len(places))) if isinstance(one, Node) else _said(one, places)
+                ("operand", places.setdefault(one, len(places)))
+                if isinstance(one, Node)
+                else one  # nothing else in a key is a bare int
+                if type(one) is int
+                else _said(one, places)
                 for one in node.args
             ]
             kwargs = node.kwargs
@@ -140,21 +147,35 @@ class Calls:
         reading = tuple(tuple(reading_of[leaf]) for leaf in leaves.values())
         within = {one: tuple(reading_of[one]) for one in steps}
         base = stripped(term)
-        return Shape(term, last, steps, reading, within, base.value[0] if base.name == LEAF else -1)
+        viewed = base.value[0] if base.name == LEAF else -1
+        names = (*[one.name for one in last], *(NUMBER,) * (base.name in KNOWN))
+        return Shape(term, last, steps, reading, within, viewed, names)
 
     def _fill(self, node: Node) -> Term | None:
         """The term of a node that makes equal elements, or is given one that is known."""
+        if node.op == "call_function":
+            maker = self._makers.get(id(node.target))
+            if maker is None:
+                maker = self._makers[id(node.target)] = _makes_from_numbers(node.target)
+            if not maker:
+                return None
         if node not in self._fills:
-            value = self.constants.get(node)
-            if value is not None and value.numel() == 1:
-                self._fills[node] = self.terms.constant(value, self.look(node))
-                return self._fills[node]
-            makes = (
-                isinstance(node.target, OpOverload) and not node.all_input_nodes and isinstance(self.look(node), Look)
-            )
-            term = term_of_node(self.terms, node, dict[Node, Term]().__getitem__) if makes else None
-            self._fills[node] = term if term is not None and term.name == FILL else None
+            self._fills[node] = self._found_fill(node)
         return self._fills[node]
+
+    def _found_fill(self, node: Node) -> Term | None:
+        value = self.constants.get(node)
+        if value is not None and value.numel() == 1:
+            return self.terms.constant(value, self.look(node))
+        if not isinstance(node.target, OpOverload) or not isinstance(self.look(node), Look):
+            return None
+        term = term_of_node(self.terms, node, dict[Node, Term]().__getitem__)
+        return term if term.name == FILL else None
+
+
+def _makes_from_numbers(target: object) -> bool:
+    """Whether the operator takes no tensor: ``full``, ``zeros``, ``arange``."""
+    return isinstance(target, OpOverload) and not any("Tensor" in str(one.type) for one in target._schema.arguments)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -85,13 +86,16 @@ class Surroundings:
         answer: Answer = self._known[key]
         return answer
 
-    def why_output(self, node: Node) -> str:
-        """Why the graph has ``node`` among its outputs."""
+    @cached_property
+    def _returned(self) -> set[Node]:
+        """The outputs of the graph but for those that are written to its inputs."""
         signature: Signature | None = self.graph.meta.get("signature")
         written = {mutation.value_index for mutation in signature.mutations} if signature else set()
-        outputs = outputs_of(self.graph.graph)
-        places = [place for place, output in enumerate(outputs) if output is node]
-        return "it is written to an input of the model" if set(places) <= written else "the model returns it"
+        return {output for place, output in enumerate(outputs_of(self.graph.graph)) if place not in written}
+
+    def why_output(self, node: Node) -> str:
+        """Why the graph has ``node`` among its outputs."""
+        return "the model returns it" if node in self._returned else "it is written to an input of the model"
 
     def is_fixed(self, node: Node) -> bool:
         """Whether ``node`` has the same value in every call, as long as no weight is changed."""

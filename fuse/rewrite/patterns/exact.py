@@ -14,7 +14,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,8 +37,7 @@ MAX_VIEWS = 16
 _UNREAD = torch.empty(1, device="meta")
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """The value of an input: a node, with its dimensions in another order where ``dims`` says so."""
 
     node: Node
@@ -346,5 +345,7 @@ class Cut:
             node = stack.pop()
             if node not in found and self._is_inside(node):
                 found.add(node)
-                stack.extend(node.all_input_nodes)
+                own = self.index.own(node)
+                assert own is not None  # for it is inside
+                stack.extend(own.operands)
         return tuple(sorted(found))

@@ -160,7 +160,10 @@ class GraphIndex:
         """The names of the steps that the value of ``node`` may come from."""
         known = self._names.get(node)
         if known is None:
-            known = self._names[node] = _names(self._held.get(node) or self._source(node))
+            call = self.own(node)
+            while call is not None and call.shape.viewed >= 0:
+                call = self.own(call.operands[call.shape.viewed])
+            known = self._names[node] = () if call is None else call.shape.names
         return known
 
     def rarest(self, fans: Iterable[Fan]) -> Fan | None:

@@ -114,7 +114,7 @@ def _lacking(needed: Collection[Fan], index: GraphIndex) -> Fan | None:
     return rarest if rarest is not None and not index.steps_like(rarest) else None
 
 
-FEW = 64
+FEW = 32
 """Candidates of a pattern that are each explained by themselves where nothing matches; of more, one of each kind is."""
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from benchmarks.metamorphic import run
+from benchmarks.metamorphic import CHANGING, IN_TURN, KEEPING, run
+
+
+def test_every_step_comes_twice_in_a_turn() -> None:
+    assert Counter(step for _, steps in IN_TURN for step in steps) == dict.fromkeys([*KEEPING, *CHANGING], 2)
 
 
 @pytest.mark.parametrize("seed", [0, 20_000])
