@@ -5,9 +5,10 @@
     changed     softmax(x * 2.6, -1) + y           one operator computes something else: must not match wrongly
 
 Every step has a name, and every case a seed. The seed says which steps the case is for: one that changes the meaning
-comes alone, of those that keep it two come together. Over as many seeds as ``IN_TURN`` is long, each step comes twice at
-least. A preserved case that does not match names its steps, which is the rule that is missing. Every match is run: what the pattern computes of the values that it is given there
-must be the value that the graph has, so that a changed case may match a part of it that means the same. Run it as::
+comes alone, of those that keep it two come together. Over as many seeds as ``IN_TURN`` is long, each step comes twice
+at least. A preserved case that does not match names its steps, which is the rule that is missing. Every match is run:
+what the pattern computes of the values that it is given there must be the value that the graph has, so that a changed
+case may match a part of it that means the same. Run it as::
 
     python -m benchmarks.metamorphic [--cases 2000] [--seed 0] [-o FILE.json]
 
