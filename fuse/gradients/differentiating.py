@@ -158,7 +158,7 @@ class _Replay(JointRecorder):
         if any(what.kind == "input" and what.index in written for what in joint.given):
             raise NotReversible("gradients need an input as it was before the call writes it")
         given = tuple(replace(g, index=wanted[g.index]) if g.kind == "tangent" else g for g in joint.given)
-        return replace(joint, given=given, trained=trained, detached=detached, rolled=True)
+        return replace(joint, given=given, trained=trained, detached=detached, rolled=True, own_gradients=False)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
         """As for a model; ``args`` are what the graph is given."""

@@ -142,6 +142,21 @@ class FakeRunner:
             meta = torch.empty_strided(result.shape, strides, dtype=dtype, device="meta")
             return FakeTensor(self._mode, meta, result.fake_device)
 
+    def view(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a view operator makes of its first argument: torch's own arithmetic on a tensor without data.
+
+        Raises:
+            RuntimeError: there is no such view.
+        """
+        whole = args[0]
+        with torch._C._DisableTorchDispatch():
+            plain = torch.empty(0, dtype=whole.dtype, device="meta")
+            plain.set_(whole.untyped_storage(), whole.storage_offset(), whole.shape, whole.stride())
+            made = op(plain, *args[1:], **kwargs)
+            if isinstance(made, Tensor):
+                return self._fake(made, whole.fake_device)
+            return type(made)([self._fake(part, whole.fake_device) for part in made])
+
     def forget(self, tensor: Tensor) -> None:
         """``tensor`` is about to change its shape in place."""
         self._looks.pop(id(tensor), None)

@@ -51,7 +51,8 @@ class Joint:
     ``backward``: None where no result needs gradients. ``given``: its placeholders in order. ``gradients``: for each
     forward placeholder the position in ``backward``'s output, or None. ``trained``: the leaves of the result that need
     gradients. ``detached``: those that are a view of an input that needs gradients, and need none.
-    ``rolled``: gradients were taken loop by loop, and not as eager takes them.
+    ``rolled``: gradients were taken loop by loop, and not as eager takes them. ``own_gradients``: some are the user's
+    own (``torch.autograd.Function``).
     """
 
     forward: GraphModule
@@ -61,6 +62,7 @@ class Joint:
     trained: frozenset[int] = frozenset()
     detached: frozenset[int] = frozenset()
     rolled: bool = False
+    own_gradients: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ class JointRecorder(Recorder):
         )
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs)))
-        return Joint(forward, backward, given, gradients, frozenset(trained), detached)
+        own = has_own_gradients(self.leaves)
+        return Joint(forward, backward, given, gradients, frozenset(trained), detached, own_gradients=own)
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -301,7 +301,7 @@ class Engine:
 
     def _between(self, call: ModelCall) -> Between | None:
         """What serves a call whose sizes lie between those that were captured; None where there is no such thing."""
-        if self.dynamic_shapes is None or self.freeze or self._maker.needs_gradients(call.leaves):
+        if self.dynamic_shapes is None or self.freeze:
             return None
         states = [state.guard for state in self._states if state.guard.holds()]
         of_call = self._kinds.find(states, call.leaves, call.spec, self._maker.tensors())
@@ -318,13 +318,13 @@ class Engine:
                     between = None
                 started = time.perf_counter()
                 with without_collecting(), unlogged(), lowering_for(varying(self._sizes, self._maker, call)):
-                    compiled = make(self._maker, call, resized=between.graph() if between else None)
+                    compiled = make(self._maker, call, resized=between.captured() if between else None)
                 if compiled.program is not None:
                     size, seconds = kind_of_call(call.leaves, call.spec), time.perf_counter() - started
                     self._patience.captured(kind(self._maker, call), size, seconds, compiled.resized)
                 if not (compiled.once or self._is_passing(compiled, call)):
                     state = self._remember(compiled)
-                    if not (self.freeze or self._maker.needs_gradients(call.leaves)):
+                    if not self.freeze:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model)
                 found = compiled, _given(compiled, call)
             return found

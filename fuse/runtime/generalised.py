@@ -9,8 +9,8 @@
 A new size gets the graph of others if all of this holds:
 
 - Graphs of at least ``FEWEST`` calls of this kind have one text, and all their numbers follow from the sizes of inputs.
-- ``forward`` run once more, with sizes that note how they are used (:mod:`fuse.runtime.size_reads`), compared or
-  divided them only in ways that come out the same for the new ones.
+- ``forward`` run at three sizes (:mod:`fuse.runtime.telling`) that note how they are used
+  (:mod:`fuse.runtime.size_reads`) compared or divided them only in ways that come out the same for the new ones.
 - Each of its sizes differs from theirs by a multiple of what theirs differ by: where all were even, nothing is known of
   odd ones.
 - Each number of the new graph is neither smaller nor larger than it was in all of these graphs, and of each two numbers
@@ -38,8 +38,10 @@ from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
 from fuse.kernel.spelled import Numbers
 from fuse.runtime.guards import CallGuard, StateGuard, call_guard, sources_of
 from fuse.runtime.program import Program
-from fuse.runtime.resized import arguments_in, resized, spelled_graph
+from fuse.runtime.resized import arguments_in, resized, spelled_graphs
 from fuse.runtime.size_reads import UNKNOWN, size_conditions
+from fuse.runtime.telling import arguments_at, telling
+from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled
 
 FEWEST = 4
@@ -56,22 +58,43 @@ MOST_FOLLOWED = 3
 
 
 @dataclass(frozen=True)
-class CapturedGraph:
-    """The rewritten graph of one captured call, its text, its numbers, and how many of them the arguments have."""
+class CapturedCall:
+    """One captured call: its rewritten graphs, with those of its ``training`` where it needs gradients; or one of other
+    sizes, with the training of a captured call."""
 
-    graph: GraphModule
+    graphs: tuple[GraphModule, ...]
+    training: Training | None = None
+
+    @staticmethod
+    def of(compiled: Compiled) -> CapturedCall | None:
+        """The call that a variant was made for; None where more than sizes tells such calls apart."""
+        training, graph = compiled.training, compiled.graph
+        apart = compiled.carried or compiled.learning or compiled.cuts or compiled.resized
+        if graph is None or apart or not isinstance(compiled.program, Program):
+            return None
+        if training is not None and training.joint.own_gradients:  # they are Python that nobody follows
+            return None
+        graphs = training.graphs() if training else (graph,)
+        return None if any(graph.meta.get("failed") for graph in graphs) else CapturedCall(graphs, training)
+
+    def spelled(self) -> CapturedGraphs | None:
+        """Its graphs, to be compared with others; None where that cannot be done."""
+        try:
+            text, numbers = spelled_graphs(self.graphs)
+            arguments = arguments_in(self.graphs[0])
+        except Exception:  # a fault of ours must not become the user's: every size is captured
+            return None
+        return CapturedGraphs(self, text + (self.training.beside() if self.training else ""), numbers, arguments)
+
+
+@dataclass(frozen=True)
+class CapturedGraphs:
+    """The rewritten graphs of one captured call, their text, their numbers, and how many of them the arguments have."""
+
+    call: CapturedCall
     text: str
     numbers: Numbers
     arguments: int
-
-
-def captured_graph(graph: GraphModule) -> CapturedGraph | None:
-    """A captured and rewritten graph, to be compared with others; None where that cannot be done."""
-    try:
-        text, numbers = spelled_graph(graph)
-    except Exception:  # a fault of ours must not become the user's: every size is captured
-        return None
-    return CapturedGraph(graph, text, numbers, arguments_in(graph))
 
 
 def layouts_of(leaves: Sequence[Any]) -> Numbers:
@@ -96,8 +119,8 @@ class Generalised:
     their difference had. ``met``: whether ``forward`` takes the same way with other sizes; None before it was followed.
     """
 
-    members: tuple[CapturedGraph, ...]
-    others: tuple[CapturedGraph, ...]
+    members: tuple[CapturedGraphs, ...]
+    others: tuple[CapturedGraphs, ...]
     relation: Relation
     evaluate: Callable[..., Numbers]
     places: tuple[tuple[int, int, int], ...]
@@ -127,7 +150,26 @@ class Generalised:
         return all(_sign(numbers[a] - numbers[b]) in seen for a, b, seen in self.orders)
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
-        """Find out what ``forward`` compares sizes with, from a call that has these; whether all members agree."""
+        """Find out what ``forward`` compares sizes with, in a call that has these and at others; whether all members
+        agree."""
+        had = [found for one in self.members if (found := self.sizes(one.numbers[: one.arguments]))]
+        bounds = [(min(one), max(one), step) for one, (_, step) in zip(zip(*had, strict=True), self.steps, strict=True)]
+        further = telling(bounds, lambda one: one != sizes and self.covers(one), self.evaluate)
+        noted: dict[str, bool] = {}
+        for one in (sizes, *further):
+            try:
+                found = self._noted(model, *arguments_at(args, kwargs, self.evaluate(*one)), one)
+            except Exception:  # of the user's code, or a fault of ours, which must not become the user's
+                return False
+            if any(noted.setdefault(text, outcome) is not outcome for text, outcome in found.items()):
+                return False
+        names = tuple(f"n{i}" for i in range(len(sizes)))
+        return bool(further) and self.decide(Conditions(names, sizes, noted=noted).met())
+
+    def _noted(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers
+    ) -> dict[str, bool]:
+        """What ``forward`` compares sizes with in one call, and the outcomes."""
         conditions, numbers = lifted(self.relation, sizes, sizes, of_text=False)
         formulas: dict[int, int] = {}
         several: set[int] = set()
@@ -137,19 +179,14 @@ class Generalised:
                 several.add(plain(number))
         for number in several:  # which formula it is cannot be said
             del formulas[number]
-        names = conditions.sizes
-        try:
-            size_conditions(model, args, kwargs, formulas, conditions)
-        except Exception:  # of the user's code, or a fault of ours, which must not become the user's
-            return False
-        noted = {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
-        return self.decide(Conditions(names, sizes, noted=noted).met())
+        size_conditions(model, args, kwargs, formulas, conditions, self.members[-1].call.training is not None)
+        return {text: outcome for text, outcome in conditions.noted.items() if UNKNOWN not in text}
 
     def decide(self, met: Callable[..., bool]) -> bool:
         """Take ``met`` for what tells the way of ``forward``; whether it says so of all members, and of no other graph
         between them."""
 
-        def tells(one: CapturedGraph) -> bool:
+        def tells(one: CapturedGraphs) -> bool:
             sizes = self.sizes(one.numbers[: one.arguments])
             return sizes is not None and met(*sizes) and self.covers(sizes)
 
@@ -158,11 +195,11 @@ class Generalised:
         return agree
 
 
-def generalised(graphs: Sequence[CapturedGraph]) -> Generalised | None:
+def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
     """What graphs of calls of one kind have in common with the last of them; None where too few do."""
     last = graphs[-1]
     alike = (one for one in graphs if one.text == last.text and all(map(are_alike, one.numbers, last.numbers)))
-    same = [one for one in alike if _same_constants(one.graph, last.graph)]
+    same = [one for one in alike if all(map(_same_constants, one.call.graphs, last.call.graphs))]
     if len(same) < FEWEST:
         return None
     found = relation_of(last.numbers, [one.numbers for one in same[:-1]])
@@ -239,25 +276,33 @@ class KindOfCalls:
     """Captured calls that differ in sizes only, and what their graphs have in common.
 
     ``facts`` are those of the tensors of a call that are no sizes. ``sources``: where the placeholders' tensors come
-    from.
+    from. ``_held``: those that do not come with a call, with the facts of each, sizes among them: ``module.double()``
+    changes these.
     """
 
     guard: CallGuard
     facts: tuple[Any, ...]
     sources: tuple[int | Tensor, ...]
-    _waiting: list[GraphModule] = field(default_factory=list)
-    _captured: list[CapturedGraph] = field(default_factory=list)
+    _held: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
+    _waiting: list[CapturedCall] = field(default_factory=list)
+    _captured: list[CapturedGraphs] = field(default_factory=list)
     _common: list[Generalised] = field(default_factory=list)
     _in_vain: int = 0
 
-    def add(self, graph: GraphModule) -> None:
-        """A call was captured; its graph is spelled once a call of another size comes."""
-        self._waiting.append(graph)
+    def add(self, captured: CapturedCall, held: Sequence[Tensor]) -> None:
+        """A call was captured; its graphs are spelled once a call of another size comes. ``held`` are tensors that do
+        not come with the call."""
+        self._waiting.append(captured)
+        self._held |= {id(tensor): (tensor, _facts_of_held(tensor)) for tensor in held}
+
+    def holds(self) -> bool:
+        """Whether tensors that do not come with a call are what they were."""
+        return all(_facts_of_held(tensor) == facts for tensor, facts in self._held.values())
 
     def between(self, given: Numbers) -> Between | None:
         """What serves a call whose tensors have these layouts."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
-            spelled = [one for graph in self._waiting if (one := captured_graph(graph)) is not None]
+            spelled = [one for call in self._waiting if (one := call.spelled()) is not None]
             self._captured = [*self._captured, *spelled][-MOST_CAPTURED:]
             texts = dict.fromkeys(one.text for one in reversed(self._captured))
             ordered = (sorted(self._captured, key=lambda one: one.text == text) for text in texts)
@@ -299,10 +344,12 @@ class Between:
             return False
         return True
 
-    def graph(self) -> GraphModule | None:
-        """The graph of the call; None where its views are others than the formulas say: it has to be captured."""
+    def captured(self) -> CapturedCall | None:
+        """The call as if it had been captured, its graphs not built; None where its views are others than the formulas
+        say."""
+        like = self.common.members[-1].call
         try:
-            return resized(self.common.members[-1].graph, self.common.evaluate(*self.sizes))
+            return CapturedCall(resized(like.graphs, self.common.evaluate(*self.sizes)), like.training)
         except Exception:  # NotResized, or a fault of ours, which must not become the user's
             self.kind.give_up(self.common)
             return None
@@ -316,19 +363,19 @@ class KindsOfCalls:
 
     def add(self, state: StateGuard, compiled: Compiled, leaves: Sequence[Any], model: nn.Module) -> None:
         """A call with these leaves was captured, and nothing but sizes tells such calls apart."""
-        graph = compiled.graph
-        apart = compiled.training or compiled.carried or compiled.learning or compiled.cuts or compiled.resized
-        if graph is None or apart or graph.meta["failed"] or not isinstance(compiled.program, Program):
+        captured = CapturedCall.of(compiled)
+        if captured is None:
             return
         kinds = self._by_state.setdefault(state, [])
         facts = facts_of(leaves)
-        found = next((one for one in kinds if one.facts == facts and one.guard.differs_in_sizes(compiled.guard)), None)
+        alike = (one for one in kinds if one.facts == facts and one.guard.differs_in_sizes(compiled.guard))
+        found = next((one for one in alike if one.holds()), None)
         if found is None:
-            sources = sources_of(graph.meta["signature"].inputs, model, len(leaves))
+            sources = sources_of(captured.graphs[0].meta["signature"].inputs, model, len(leaves))
             found = KindOfCalls(compiled.guard, facts, tuple(sources))
             kinds.insert(0, found)
             del kinds[MOST_KINDS:]
-        found.add(graph)
+        found.add(captured, compiled.guard.state)
 
     def find(
         self, states: Iterable[StateGuard], leaves: Sequence[Any], spec: Any, held: Sequence[Tensor]
@@ -337,7 +384,7 @@ class KindsOfCalls:
         facts = facts_of(leaves)
         for state in states:
             for kind in self._by_state.get(state, ()):
-                if kind.facts == facts and kind.guard.in_context():
+                if kind.facts == facts and kind.guard.in_context() and kind.holds():
                     guard = call_guard(leaves, spec, kind.sources, held, kind.guard.context)
                     if kind.guard.differs_in_sizes(guard):
                         return kind
@@ -352,3 +399,7 @@ def facts_of(leaves: Sequence[Any]) -> tuple[Any, ...]:
         else None
         for leaf in leaves
     )
+
+
+def _facts_of_held(tensor: Tensor) -> tuple[Any, ...]:
+    return facts_of([tensor]), tuple(tensor.shape), tensor.stride()

@@ -32,6 +32,7 @@ from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.choosing import chooser_of
 from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.ending import Ending, ending_of
+from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
 from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
@@ -115,11 +116,11 @@ def make(
     call: ModelCall,
     family: Family[Compiled] | None = None,
     alike: Sequence[Compiled] = (),
-    resized: GraphModule | None = None,
+    resized: CapturedCall | None = None,
 ) -> Compiled:
     """A variant for calls like this one; one of the specialisations ``alike`` where it serves such calls, too.
 
-    ``resized`` is the graph of the call, where that is known without a capture.
+    ``resized`` has the graphs of the call, where these are known without a capture.
     """
     graph: GraphModule | None = None
     training: Training | None = None
@@ -130,8 +131,9 @@ def make(
         program: Program | Reference
         signature: Signature
         if resized is not None:
-            graph, signature = resized, resized.meta["signature"]
-            program = _build(maker, resized)
+            graph, signature = resized.graphs[0], resized.graphs[0].meta["signature"]
+            training = resized.training.with_graphs(resized.graphs) if resized.training else None
+            program = training.program if training else _build(maker, graph)
         elif maker.needs_gradients(call.leaves):
             graph, training = joint(maker, call)
             program = training.program if training else _build(maker, graph)

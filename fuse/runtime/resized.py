@@ -1,4 +1,4 @@
-"""A rewritten graph as a text without its sizes, and a copy of it for other sizes.
+"""Rewritten graphs as a text without their sizes, and copies of them for other sizes.
 
     x [50, 3, 64]   loop of 50 steps   view [150, 64]        "x float32 3, loop #, view [#, #]",  (50, 3, 64, 9600, ...)
     x [37, 3, 64]   loop of 37 steps   view [111, 64]        its copy with  (37, 3, 64, 7104, ...)
@@ -10,7 +10,7 @@ taken of them anew. Where a view comes out otherwise than the numbers say, there
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -33,21 +33,22 @@ class NotResized(Exception):
     """A graph has no copy for other sizes."""
 
 
-def spelled_graph(graph: GraphModule) -> tuple[str, Numbers]:
-    """A captured and rewritten graph, its regions and loops, what its signature says of results, and how its constants
-    are computed, as a text without sizes; and these.
+def spelled_graphs(graphs: Sequence[GraphModule]) -> tuple[str, Numbers]:
+    """Captured and rewritten graphs, their regions and loops, what their signatures say of results, and how their
+    constants are computed, as a text without sizes; and these.
 
     Raises:
-        NotResized: the graph holds something that is not spelled.
+        NotResized: a graph holds something that is not spelled.
     """
     lines: list[str] = []
     numbers: list[Any] = []
-    signature: Signature = graph.meta["signature"]
-    origins = (_walked(spec.origin, None) for spec in signature.inputs if spec.origin is not None)
-    for part, beside in chain(_walked(graph, _beside_whole(signature)), *origins):
-        text, found = spelled(part, lambda node: "", beside)
-        lines.append(text)
-        numbers += found
+    for graph in graphs:
+        signature: Signature = graph.meta["signature"]
+        origins = (_walked(spec.origin, None) for spec in signature.inputs if spec.origin is not None)
+        for part, beside in chain(_walked(graph, _beside_whole(signature)), *origins):
+            text, found = spelled(part, lambda node: "", beside)
+            lines.append(text)
+            numbers += found
     return "\n\n".join(lines), tuple(numbers)
 
 
@@ -57,14 +58,18 @@ def arguments_in(graph: GraphModule) -> int:
     return sum(2 * node.meta["val"].dim() for spec, node in inputs if spec.kind == "argument")
 
 
-def resized(graph: GraphModule, numbers: Numbers) -> GraphModule:
-    """A copy of a graph whose numbers are these, in the order of :func:`spelled_graph`.
+def resized(graphs: Sequence[GraphModule], numbers: Numbers) -> tuple[GraphModule, ...]:
+    """Copies of graphs whose numbers are these, in the order of :func:`spelled_graphs`.
 
     Raises:
         NotResized: a view of what has these sizes is another than the numbers say.
     """
-    first = next(iter(graph.graph.nodes))
+    first = next(iter(graphs[0].graph.nodes))
     copier = _Copier(iter(numbers), FakeRunner(mode_of(first.meta["val"])))
+    return tuple(_copied(graph, copier) for graph in graphs)
+
+
+def _copied(graph: GraphModule, copier: _Copier) -> GraphModule:
     signature: Signature = graph.meta["signature"]
     copy, (_, layouts) = copier.graph(graph, _beside_whole(signature))
     outputs = tuple(map(_output_with, signature.outputs, layouts))
@@ -196,8 +201,8 @@ class _Copier:
         elif node.op == "call_function" and ops.is_view(node.target):
             arguments = torch.fx.node.map_arg((copy.args, dict(copy.kwargs)), lambda n: n.meta["val"])
             try:
-                found = self._runner.run(node.target, *arguments)  # type: ignore[arg-type]
-            except RuntimeError as error:
+                found = self._runner.view(node.target, *arguments)  # type: ignore[arg-type]
+            except (RuntimeError, IndexError) as error:
                 raise NotResized(f"{node.name}: {error}") from error
         else:
             made = [self._made(part, layout) for part, layout in zip(parts_of(value), layouts, strict=True)]

@@ -7,6 +7,7 @@ import operator
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
 def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
@@ -25,7 +26,7 @@ def region_of(node: Node) -> tuple[GraphModule, list[Node]]:
             result.meta = {"val": value, "source": ""}
     output = body.output(tuple(results))
     output.meta = {"val": tuple(values.values()), "source": ""}
-    region = GraphModule(torch.nn.Module(), body)
+    region = _LazyGraphModule(torch.nn.Module(), body)
     region.meta["kind"] = "region"
     return region, list(inputs)
 

@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fuse.graph.capture import Recorder, prepared
+from fuse.graph.joint import JointRecorder
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.kernel.extents import Conditions
 from fuse.runtime.counting import counting
@@ -44,9 +45,15 @@ Formulas = Mapping[int, Any]
 
 
 def size_conditions(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], formulas: Formulas, conditions: Conditions
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    formulas: Formulas,
+    conditions: Conditions,
+    gradients: bool,
 ) -> None:
-    """Run ``forward`` on fake tensors; what it compares sizes with is noted in ``conditions``.
+    """Run ``forward`` on fake tensors; what it compares sizes with is noted in ``conditions``. With ``gradients`` these
+    are recorded, which it may ask for.
 
     Raises:
         Unfollowed: it compared a size of which no formula is known.
@@ -56,7 +63,8 @@ def size_conditions(
 
     def record(plan: Plan) -> Any:
         with prepared(model, args, kwargs) as fake_mode:
-            return _Follower(model, fake_mode, plan, following).run(args, dict(kwargs))
+            follower = _TrainedFollower if gradients else _Follower
+            return follower(model, fake_mode, plan, following).run(args, dict(kwargs))
 
     settled(record, ())
     following.check()
@@ -203,3 +211,7 @@ class _Follower(Recorder):
     def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with self._following.plainly():
             return super()._dispatched(op, args, kwargs)
+
+
+class _TrainedFollower(_Follower, JointRecorder):
+    """The same where gradients are recorded."""

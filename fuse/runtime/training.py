@@ -11,7 +11,7 @@ somebody writes to it in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from fuse.gradients.absent import without
 from fuse.gradients.saved import settle
+from fuse.graph.halves import Given
 from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
@@ -66,19 +67,30 @@ class _Backward:
         return self.finish()
 
 
+@dataclass(frozen=True)
+class Rewritten:
+    """What the passes made of a call with gradients: ``backward`` is for a loss of all results. ``gradients`` are those
+    of :class:`_Backward`."""
+
+    given: tuple[Given, ...]
+    backward: GraphModule
+    gradients: tuple[int | None, ...]
+
+
 @dataclass(eq=False)
 class Training:
     """One call's forward and backward half, built.
 
     ``rewrite`` runs the passes on a graph, ``begin`` begins to make a program of it; both are called once more for each
     choice of results that a loss is made of. While the forward kernels are compiled, the backward half for a loss of
-    all results is rewritten and its kernels begun.
+    all results is rewritten and its kernels begun. With ``rewritten``, the forward graph and that half are ready.
     """
 
     joint: Joint
     rewrite: Callable[[GraphModule], None]
     begin: Begin
     lock: ForkedLock
+    rewritten: Rewritten | None = None
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
     rebuild: Playback = field(init=False)
@@ -87,15 +99,18 @@ class Training:
         joint, forward = self.joint, self.joint.forward
         self._call = call_at_hand()
         assert joint.backward is not None
-        self.rewrite(forward)
+        if self.rewritten is None:
+            self.rewrite(forward)
         self.signature = forward.meta["signature"]
-        self.given = settle(forward, joint.backward, joint.given)
+        ready = self.rewritten
+        self.given = ready.given if ready else settle(forward, joint.backward, joint.given)
         finish = self.begin(forward)
         self.rebuild = play_leaves(self.signature, joint.detached)
         self._halves: dict[frozenset[int], _Backward] = {}
+        # Behind what it is given, a graph that was rewritten takes constants of passes.
         self._layouts = {
             what.index: node.meta["val"]
-            for what, node in zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=True)
+            for what, node in zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=ready is None)
             if what.kind == "tangent"
         }
         self._copies = {i: _new_like(layout) for i, layout in self._layouts.items()}
@@ -106,7 +121,9 @@ class Training:
         bases = [self.signature.outputs[i].index for i in self._leaves]
         saved = {what.index for what in self.given if what.kind == "saved"}
         self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
-        self._halves[frozenset()] = self._make_half(frozenset())
+        half = self._begun(ready.backward, ready.gradients) if ready else self._make_half(frozenset())
+        self._halves[frozenset()] = half
+        self.rewritten = Rewritten(self.given, half.graph, half.gradients)
         self.program = finish()
         if isinstance(self.program, Program):
             written = (mutation.value_index for mutation in self.signature.mutations)
@@ -196,8 +213,34 @@ class Training:
         inputs = self.signature.inputs
         gradients = tuple(None if i is None else kept[i] for i in self.joint.gradients)
         added = (None,) * (len(inputs) - len(gradients))  # constants of passes
+        return self._begun(graph, gradients + added)
+
+    def _begun(self, graph: GraphModule, gradients: tuple[int | None, ...]) -> _Backward:
         constants = tuple(spec.value for spec in graph.meta["signature"].inputs if spec.value is not None)
-        return _Backward(self.begin(graph), graph, gradients + added, constants)
+        return _Backward(self.begin(graph), graph, gradients, constants)
+
+    # ---- other sizes -----------------------------------------------------------------------------------------------
+
+    def graphs(self) -> tuple[GraphModule, ...]:
+        """The graphs that differ between sizes: the forward half, the backward half for a loss of all results, and what
+        that was made of, where others may be made of it."""
+        assert self.rewritten is not None
+        assert self.joint.backward is not None
+        own = () if self.joint.backward is self.rewritten.backward else (self.joint.backward,)
+        return self.joint.forward, self.rewritten.backward, *own
+
+    def beside(self) -> str:
+        """What else has to be the same for calls of other sizes."""
+        assert self.rewritten is not None
+        joint, ready = self.joint, self.rewritten
+        return repr((joint.gradients, sorted(joint.trained), sorted(joint.detached), ready.given, ready.gradients))
+
+    def with_graphs(self, graphs: Sequence[GraphModule]) -> Training:
+        """The same call at other sizes, of which these are the :meth:`graphs`."""
+        assert self.rewritten is not None
+        forward, backward, *own = graphs
+        joint = replace(self.joint, forward=forward, backward=own[0] if own else backward)
+        return Training(joint, self.rewrite, self.begin, self.lock, replace(self.rewritten, backward=backward))
 
 
 @dataclass

@@ -4,6 +4,7 @@
     from math import log2            the same by its own name: refused, as nobody sees what it is given
     for step in x: steps += 1        counts without asking a size: refused
     torch.numel(x)                   asks past what fake tensors answer: refused
+    with saved_tensors_hooks(p, u)   u is called in the backward pass, which is not followed: refused
 
 What is refused has its calls captured at each size.
 """
@@ -28,6 +29,7 @@ _BUILTIN = {name: getattr(builtins, name) for name in ("bin", "chr", "hex", "oct
 _READERS = frozenset({*_MATH.values(), *_BUILTIN.values()})
 _ASKING = frozenset({"is_same_size", "numel", "nelement", "size", "storage_offset", "stride", "untyped_storage"})
 """Methods of tensors, called as functions, which answer with plain numbers."""
+_HOOKING = "_push_saved_tensors_default_hooks"
 
 
 @contextlib.contextmanager
@@ -47,6 +49,8 @@ def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting:
     def watch(frame: FrameType, event: str, called: Any) -> None:
         if event not in ("call", "c_call") or is_plain():
             return
+        if event == "c_call" and called.__name__ == _HOOKING:
+            refuse("saved tensors have hooks")
         module = frame.f_globals.get("__name__", "").partition(".")[0]
         if module in ("fuse", "torch") or (module in sys.stdlib_module_names and module != "__main__"):
             return

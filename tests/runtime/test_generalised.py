@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fuse
 from fuse.runtime import patience
@@ -337,6 +338,135 @@ def test_every_size_is_right(function: Callable[..., Any]) -> None:
     assert resized >= 2 or function not in SERVED
 
 
+@pytest.mark.parametrize("length", [7, 15, 16])
+def test_a_size_that_is_another_by_chance_is_not_taken_for_it(length: int) -> None:
+    """Half of 7 or 15 steps, rounded up, is the batch size or a width."""
+    model = Model(of_a_part).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in [(3, 2), (40, 6), (5, 5), (39, 3), (length, 4), (17, 3), (18, 4)]:
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+class Doubled(torch.autograd.Function):
+    """A gradient of the user's own, which looks at a size in the backward pass only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]  # as torch calls it
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]  # as torch calls it
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() * (2.0 if x.shape[0] == 17 else 1.0)
+
+
+def own_gradient(m: Model, x: Tensor) -> Tensor:
+    return Doubled.apply(m.first(x)).tanh()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def unpacked(saved: Tensor) -> Tensor:
+    return saved * 2 if saved.dim() == 3 and saved.shape[0] == 17 else saved
+
+
+def hooks_of_saved(m: Model, x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpacked):
+        return m.first(x).sin()
+
+
+def checkpointed(m: Model, x: Tensor) -> Tensor:
+    return checkpoint(lambda y: m.first(y).tanh() if y.shape[0] > 16 else m.first(y).exp(), x, use_reentrant=False)
+
+
+def detached_at(m: Model, x: Tensor) -> Tensor:
+    y = m.first(x)
+    return (y.detach() if x.shape[0] == 17 else y).tanh() * x
+
+
+def asks_for_gradients(m: Model, x: Tensor) -> Tensor:
+    y = m.first(x)
+    return y.exp() if y.requires_grad and x.shape[0] == 17 else y.tanh()
+
+
+def two_results(m: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    h, out = x.new_zeros(x.shape[1], WIDTH), []
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.first(x[t]) * h + x[t])
+        out.append(h)
+    return torch.stack(out), h.exp()
+
+
+def mean(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).mean(0) + x.mean((0, 1))
+
+
+def dropped(m: Model, x: Tensor) -> Tensor:
+    return F.dropout(m.first(x), 0.3, training=True).tanh()
+
+
+TRAINED = [loop, attention, two_results, mean, dropped]
+OTHERS_TRAINED = [
+    branch, inner_size, own_gradient, hooks_of_saved, checkpointed, detached_at, asks_for_gradients
+]  # fmt: skip
+
+
+def train(model: nn.Module, reference: nn.Module, fused: Any, x: Tensor, wanted: int) -> None:
+    """One training step, the loss made of the results that ``wanted`` has a bit for."""
+    found = []
+    for one, own in ((fused, x.clone()), (reference, x.to(next(reference.parameters()).dtype))):
+        one.zero_grad()
+        own.requires_grad_()
+        torch.manual_seed(len(x))
+        results = as_list(one(own))
+        chosen = [r for i, r in enumerate(results) if len(results) == 1 or wanted >> i & 1]
+        sum((r * torch.linspace(0, 1, r.numel(), dtype=r.dtype).view(r.shape)).sum() for r in chosen).backward()
+        found.append([*results, own.grad, *(p.grad for p in one.parameters())])
+    for mine, right in zip(*found, strict=True):
+        assert (mine is None) == (right is None)
+        if mine is not None:
+            torch.testing.assert_close(mine.double(), right.double(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("function", TRAINED + OTHERS_TRAINED)
+def test_gradients_are_right_at_every_size(function: Callable[..., Any]) -> None:
+    model = Model(function)
+    double = model if function is dropped else copy.deepcopy(model).double()  # masks are drawn for floats
+    fused, resized = fuse.compile(model), 0
+    for number, shape in enumerate(shapes(0, seed=3)):
+        train(model, double, fused, torch.randn(*shape, WIDTH), 1 + number % 3)
+        assert not fused.last_run.fallbacks
+        resized += fused.compiled.resized
+    assert resized or function not in TRAINED
+    assert not resized or function not in (own_gradient, hooks_of_saved, checkpointed)
+
+
+def test_weights_are_frozen_and_trained_between_captured_sizes() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
+    other, numbers, resized = copy.deepcopy(model), random.Random(7), 0
+    fused = fuse.compile(model)
+    for call in range(42):
+        x = torch.randn(numbers.randint(3, 90), WIDTH)
+        for one in (model, other):
+            one[0].weight.requires_grad_(call // 14 != 1)
+            one.zero_grad()
+        for one in (fused, other):
+            one(x).square().sum().backward()
+        for mine, own in zip(model.parameters(), other.parameters(), strict=True):
+            assert (mine.grad is None) == (own.grad is None)
+            if own.grad is not None:
+                torch.testing.assert_close(mine.grad, own.grad, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(model[1].running_var, other[1].running_var)
+        assert model[1].num_batches_tracked == other[1].num_batches_tracked
+        resized += fused.compiled.resized
+    assert resized >= 10
+
+
+# ---- what else changes -----------------------------------------------------------------------------------------------
+
+
 class Stateful(nn.Module):
     """A weight, a buffer that calls write, and a list of tensors that nobody registered."""
 
@@ -389,6 +519,48 @@ def test_layouts_are_eagers_between_captured_sizes(arrange: Callable[[Tensor], T
             got, want = fused(x), model(x)
             torch.testing.assert_close(got, want)
             assert got.stride() == want.stride()
+
+
+class Embedded(nn.Module):
+    """Whole numbers as arguments, and a weight that nobody registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.inner = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.held = [torch.ones(WIDTH)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.inner(self.table(x)) * self.held[0])
+
+
+def double(model: Embedded) -> None:
+    model.double()
+
+
+def other_strides(model: Embedded) -> None:
+    model.inner.weight.data = torch.randn(2 * WIDTH, WIDTH)[::2]
+
+
+def other_shape(model: Embedded) -> None:
+    model.inner.weight.data, model.inner.bias.data = torch.randn(1, WIDTH), torch.randn(1)
+
+
+def unregistered(model: Embedded) -> None:
+    model.held[0].data = torch.full((WIDTH,), 2.0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("change", [double, other_strides, other_shape, unregistered])
+def test_tensors_of_the_model_may_change_between_captured_sizes(change: Callable[[Embedded], None]) -> None:
+    model, numbers = Embedded().eval(), random.Random(1)
+    fused, resized = fuse.compile(model), 0
+    with torch.no_grad():
+        for call in range(22):
+            if call == 14:
+                assert resized >= 3
+                change(model)
+            x = torch.randint(0, 50, (numbers.randint(3, 40), numbers.randint(2, 6)))
+            torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-5)
+            resized += fused.compiled.resized
 
 
 def test_one_tensor_given_twice_is_no_member() -> None:

@@ -1,0 +1,95 @@
+"""Other sizes of a call at which it shows how ``forward`` uses sizes.
+
+    x [16, 4, 8]    half of 16 is 8, which is also the width: whatever is compared with it seems to be always the same
+    x [37, 5, 8]    half of 37 is no size of anything: what is compared with it is noted
+
+A number of one call may be another one's by chance. So ``forward`` is followed at further sizes, too, at which few
+numbers that code computes from sizes are those that a graph has.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fuse.kernel.spelled import Numbers
+
+CANDIDATES = 24
+"""Lots of sizes, small and large ones, of each of which the best is taken."""
+
+
+def telling(
+    bounds: Sequence[tuple[int, int, int]], fits: Callable[[Numbers], bool], numbers: Callable[..., Numbers]
+) -> list[Numbers]:
+    """Two lots of sizes, smaller and larger ones, fewer where none fit.
+
+    Args:
+        bounds: the least and the largest value of each size, and the step between values.
+        fits: whether a graph for such sizes may be like those that are known.
+        numbers: the numbers of a graph for sizes.
+    """
+    draw = random.Random(0)
+    found: list[Numbers] = []
+    for half in range(2):
+        tried = [tuple(_drawn(draw, half, *bound) for bound in bounds) for _ in range(CANDIDATES)]
+        fitting = filter(fits, dict.fromkeys(tried))
+        found += sorted(fitting, key=lambda sizes: _by_chance(sizes, numbers(*sizes)))[:1]
+    return found
+
+
+def _drawn(draw: random.Random, half: int, least: int, largest: int, step: int) -> int:
+    steps = (largest - least) // step
+    return least + step * draw.randint(half * steps // 2, (half + 1) * steps // 2)
+
+
+def _by_chance(sizes: Numbers, numbers: Numbers) -> int:
+    """How many numbers that code may compute from sizes are among the numbers of a graph."""
+    known = {number for number in numbers if type(number) is int}
+    return sum(number in known for number in _computed(sizes))
+
+
+def _computed(sizes: Sequence[int]) -> Iterator[int]:
+    """Numbers that code may compute from sizes, but for 0 and 1.
+
+    >>> sorted(set(_computed([7])))[:6]
+    [2, 3, 4, 5, 6, 8]
+    """
+    for place, size in enumerate(sizes):
+        made = [found for k in range(2, 9) for found in (size // k, -(-size // k), size % k, size * k)]
+        made += [size + k for k in range(-8, 9) if k]
+        made += [found for other in sizes[:place] for found in (size + other, abs(size - other), size * other)]
+        made += [1 << size.bit_length(), math.isqrt(size)]
+        yield from (number for number in made if number > 1 and number != size)
+
+
+def arguments_at(args: tuple[Any, ...], kwargs: Mapping[str, Any], numbers: Numbers) -> Any:
+    """The arguments of a call with tensors of other layouts, whose sizes and strides ``numbers`` begin with.
+
+    >>> (x,), kwargs = arguments_at((torch.ones(2, 3),), {}, (5, 3, 3, 1))
+    >>> x.shape
+    torch.Size([5, 3])
+    """
+    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    rest = iter(numbers)
+    made: dict[int, Tensor] = {}
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and id(leaf) not in made:
+            size, stride = (tuple(next(rest) for _ in range(leaf.dim())) for _ in range(2))
+            made[id(leaf)] = _laid_out(leaf, size, stride)
+    return pytree.tree_unflatten([made.get(id(leaf), leaf) for leaf in leaves], structure)
+
+
+def _laid_out(leaf: Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """A tensor like another one with this layout."""
+    if (tuple(leaf.shape), leaf.stride()) == (size, stride):
+        return leaf
+    if type(leaf) is not Tensor:
+        raise TypeError(f"{type(leaf).__name__} is not made up")
+    made = torch.empty_strided(size, stride, dtype=leaf.dtype, device=leaf.device)
+    return made.requires_grad_(leaf.requires_grad)
