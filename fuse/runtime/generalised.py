@@ -152,8 +152,8 @@ class Generalised:
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
         """Find out what ``forward`` compares sizes with, in a call that has these and at others; whether all members
         agree."""
-        had = [found for one in self.members if (found := self.sizes(one.numbers[: one.arguments]))]
-        bounds = [(min(one), max(one), step) for one, (_, step) in zip(zip(*had, strict=True), self.steps, strict=True)]
+        had = [own for one in self.members if (own := self.sizes(one.numbers[: one.arguments]))]
+        bounds = [(min(of), max(of), step) for of, (_, step) in zip(zip(*had, strict=True), self.steps, strict=True)]
         further = telling(bounds, lambda one: one != sizes and self.covers(one), self.evaluate)
         noted: dict[str, bool] = {}
         for one in (sizes, *further):

@@ -68,7 +68,9 @@ def _computed(sizes: Sequence[int]) -> Iterator[int]:
         yield from (number for number in made if number > 1 and number != size)
 
 
-def arguments_at(args: tuple[Any, ...], kwargs: Mapping[str, Any], numbers: Numbers) -> Any:
+def arguments_at(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], numbers: Numbers
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call with tensors of other layouts, whose sizes and strides ``numbers`` begin with.
 
     >>> (x,), kwargs = arguments_at((torch.ones(2, 3),), {}, (5, 3, 3, 1))
@@ -82,7 +84,9 @@ def arguments_at(args: tuple[Any, ...], kwargs: Mapping[str, Any], numbers: Numb
         if isinstance(leaf, Tensor) and id(leaf) not in made:
             size, stride = (tuple(next(rest) for _ in range(leaf.dim())) for _ in range(2))
             made[id(leaf)] = _laid_out(leaf, size, stride)
-    return pytree.tree_unflatten([made.get(id(leaf), leaf) for leaf in leaves], structure)
+    made_up: tuple[tuple[Any, ...], dict[str, Any]]
+    made_up = pytree.tree_unflatten([made.get(id(leaf), leaf) for leaf in leaves], structure)
+    return made_up
 
 
 def _laid_out(leaf: Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
