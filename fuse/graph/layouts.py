@@ -46,6 +46,8 @@ def eager_strides(
     name = op._schema.name.removeprefix("aten::")
     if name in _BATCH_NORMS:
         return _batch_norm(args[0]) if result.shape == args[0].shape else None
+    if name == "native_batch_norm_backward":
+        return _batch_norm_backward(args[0], args[1]) if result.shape == args[1].shape else None
     if op is aten.native_group_norm.default:
         return _of_format(result.shape, suggest_memory_format(args[0])) if result.shape == args[0].shape else None
     if op is aten.native_layer_norm.default:
@@ -153,6 +155,19 @@ def _batch_norm(values: Tensor) -> tuple[int, ...]:
     else:
         memory_format = suggest_memory_format(values)
     return _of_format(values.shape, memory_format)
+
+
+def _batch_norm_backward(gradient: Tensor, values: Tensor) -> tuple[int, ...]:
+    """In the values' own order where both are dense and of one format; else in the format that the values suggest."""
+    formats = suggest_memory_format(gradient), suggest_memory_format(values)
+    if formats[0] is formats[1] and _has_format(gradient) and _has_format(values):
+        return contiguous_strides(values.shape) if values.is_contiguous() else _batch_norm(values)
+    return _of_format(values.shape, formats[1])
+
+
+def _has_format(tensor: Tensor) -> bool:
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    return tensor.is_contiguous() or tensor.is_contiguous(memory_format=channels_last)
 
 
 def _of_format(shape: Sequence[int], memory_format: torch.memory_format) -> tuple[int, ...]:

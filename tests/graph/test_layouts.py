@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuse import ops
 from fuse.graph.capture import capture
 from fuse.graph.fakes import FakeRunner
+from fuse.graph.layouts import eager_strides
 from fuse.kernel import lower  # noqa: F401  (importing registers the recipes)
 from fuse.kernel.recipes import find_recipe
 from tests.samples import Holder
@@ -117,6 +118,21 @@ def test_batch_norm_lies_as_in_eager(
     x = torch.randn([size[d] for d in order]).permute([order.index(d) for d in range(4)])
     mean, variance = torch.zeros(size[1]), torch.ones(size[1])
     same_function(lambda x: F.batch_norm(x, mean.clone(), variance.clone(), training=training) * 2, x, exact=False)
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (1, 3, 4, 4), (2, 1, 4, 4), (2, 3, 1, 1)])
+def test_the_gradient_of_batch_norm_lies_as_in_eager(size: tuple[int, ...], order: tuple[int, ...]) -> None:
+    def laid(order: tuple[int, ...]) -> Tensor:
+        return torch.randn([size[d] for d in order]).permute([order.index(d) for d in range(4)])
+
+    op, weight = aten.native_batch_norm_backward.default, torch.ones(size[1])
+    for values in (laid(order), laid((1, 2, 0, 3))):
+        for gradient in (*map(laid, ORDERS.values()), torch.ones(()).expand(size)):
+            statistics = values.mean((0, 2, 3)), values.std((0, 2, 3), correction=0)
+            args = (gradient, values, weight, None, None, *statistics, True, 1e-5, [True, True, True])
+            result = op(*args)[0]
+            assert eager_strides(op, args, {}, result) == result.stride()
 
 
 OF_IMAGES: dict[str, Any] = {
