@@ -496,6 +496,7 @@ class Recorder(TorchDispatchMode):
         output.meta["source"] = ""
         module = _LazyGraphModule(self.modules, self.graph)
         module.meta["may_stop"] = not self.gradients  # loops, where what was learned says so: loops/stopping.py
+        module.meta["settings"] = self.cut.settings if self.cut else ()
         module.meta["signature"] = Signature(
             tuple(self.inputs),
             outputs,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.graph.aliases import Base
-from fuse.graph.cut_reading import untouched
+from fuse.graph.cut_reading import Setting, untouched
 from fuse.graph.cuts import CutCall, Known, NotAsWatched, Unsuitable, alike, layout_of, put_together, taken_apart
 from fuse.graph.cutting import Cuts, diverted, shared_with_rest
 from fuse.graph.functional import Functionalizer
@@ -51,20 +51,30 @@ class CutRecording:
         }
         self._calls: list[CutCall] = []
         self._refused: Unsuitable | None = None
+        self._read: dict[tuple[str, str], Setting] = {}  # what the rest reads of the submodules
         self._bases: list[tuple[str, Base, int]] = []  # what is given and made, and how often it was written before
 
     @contextmanager
     def diverted(self) -> Iterator[None]:
-        """As long as this lasts, calls of the submodules are recorded, and nothing else may be asked of them."""
+        """As long as this lasts, calls of the submodules are recorded, and only settings may be asked of them."""
         with ExitStack() as stack:
             stack.enter_context(diverted(self.model, list(self.cuts.reasons), self._call))
             for path in self.cuts.reasons:
-                stack.enter_context(untouched(self.model.get_submodule(path), partial(self._refuse, path)))
+                module = self.model.get_submodule(path)
+                stack.enter_context(untouched(module, partial(self._refuse, path), self.cuts.steady, self._note))
             yield
+
+    def _note(self, setting: Setting) -> None:
+        self._read[setting.path, setting.name] = setting
 
     def _refuse(self, path: str, what: str) -> None:
         self._refused = Unsuitable(path, f"the rest of the model {what}")
         raise self._refused  # which forward may catch
+
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """What the rest reads of the submodules: paths of modules, and names."""
+        return tuple(self._read)
 
     def check(self, assigned: Sequence[Attribute], inputs: Iterable[Tensor]) -> None:
         """Refuse what the finished record cannot hold.
@@ -91,6 +101,7 @@ class CutRecording:
                 raise Unsuitable(path, "the rest of the model writes to what it is given or gives")
         for call in self._calls:
             call.several = len(self._calls) > 1
+            call.settings = tuple(self._read.values())
         if self._calls:
             self._calls[-1].last = True
 

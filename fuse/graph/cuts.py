@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fuse.errors import CaptureError, FuseError
+from fuse.graph.cut_reading import Setting
 from fuse.graph.learned import Guard, bits, same_bits
 from fuse.graph.outside import Outside
 from fuse.graph.read_numbers import is_number
@@ -165,8 +166,9 @@ class Watched:
 @dataclass(eq=False)
 class Noted:
     """A call of a submodule that ran: what it was given and gave (tensors that it ``made`` among it), or raised, and
-    the state of torch's generator behind it. ``written``: positions of tensors that it wrote to. ``problem``: what it
-    did otherwise than when it was watched, which is ``lasting`` where it cannot be undone."""
+    the state of torch's generator behind it. ``written``: positions of tensors that it wrote to. ``assigned``: settings
+    that the rest of the model reads, and what it assigned to them. ``problem``: what it did otherwise than when it was
+    watched, which is ``lasting`` where it cannot be undone."""
 
     path: str
     tensors: tuple[Tensor, ...]
@@ -177,13 +179,16 @@ class Noted:
     state: Tensor | None = None
     written: tuple[int, ...] = ()
     after: tuple[Tensor, ...] = ()
+    assigned: tuple[tuple[Setting, Any], ...] = ()
     problem: str = ""
     lasting: bool = False
 
     def undo(self) -> None:
-        """Let the tensors that it was given hold what they held before it."""
+        """Let the tensors that it was given, and settings, be what they were before it."""
         for index in self.written:
             self.tensors[index].copy_(self.before[index])
+        for setting, _ in self.assigned:
+            setting.assign(setting.value)
 
     def check(self, given: Sequence[Tensor]) -> None:
         """Raise where a call in its place is given something else.
@@ -206,6 +211,8 @@ class Noted:
         with torch.no_grad():
             for index in self.written:
                 given[index].copy_(self.after[index])
+        for setting, value in self.assigned:
+            setting.assign(value)
         if self.error is not None:
             raise self.error
         return self.result
@@ -379,7 +386,8 @@ class Known:
 class CutCall:
     """The operator of a node that calls a submodule: of the values that were learned before it, and of tensors.
 
-    ``shared``: what the submodule and the rest of the model reach. ``several``: there are other such calls in the
+    ``shared``: what the submodule and the rest of the model reach. ``settings``: what the rest reads of all submodules
+    that stay Python. ``several``: there are other such calls in the
     graph, and this is the ``last`` of them. ``reason``: why it is not captured.
     """
 
@@ -390,6 +398,7 @@ class CutCall:
     shared: Outside
     source: str
     reason: str
+    settings: tuple[Setting, ...] = ()
     several: bool = False
     last: bool = False
 
@@ -439,6 +448,9 @@ class CutCall:
         args, named = put_together(self.watched.given, laid)
         with torch.set_grad_enabled(self.watched.gradients):
             noted = run(self.path, self.module.forward, (args, dict(named)), self.shared, here.inputs)
+        noted.assigned = tuple((one, one.now()) for one in self.settings if not one.holds())
+        if noted.assigned and not noted.problem:
+            noted.problem = f"changes its attribute {noted.assigned[0][0].name}, which the rest of the model reads"
         if noted.problem or noted.error is not None:
             return noted
         noted.problem, template = fault_of_result(noted, here.noted)

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
 from fuse.graph.contents import attributes_of, class_dict, mro
+from fuse.graph.cut_reading import Setting, settings_of
 from fuse.graph.cuts import (
     Journal,
     Keeping,
@@ -54,10 +55,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True)
 class Cuts:
-    """Submodules that stay Python in calls of one kind, why, and how each of their calls was, in order."""
+    """Submodules that stay Python in calls of one kind, why, and how each of their calls was, in order. ``steady``:
+    settings of theirs that no call changed."""
 
     reasons: Mapping[str, str]
     calls: tuple[Watched, ...]
+    steady: tuple[Setting, ...] = ()
 
 
 def candidates(error: BaseException, model: nn.Module) -> list[str]:
@@ -258,7 +261,8 @@ def rerun(journal: Journal, model: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 class Watching:
     """Watches the calls of submodules while a call of their model runs eager. ``unsuitable``: the first of them that
-    turned out not to be one that can stay Python in a program. ``recording`` records what a submodule launches."""
+    turned out not to be one that can stay Python in a program. ``recording`` records what a submodule launches.
+    ``steady``: settings of the submodules that no call changed so far."""
 
     def __init__(self, model: nn.Module, paths: Sequence[str], recording: Recording | None = None) -> None:
         self.model = model
@@ -266,6 +270,7 @@ class Watching:
         self.recording = recording
         self.calls: list[Watched] = []
         self.unsuitable: Unsuitable | None = None
+        self.steady: list[Setting] = []
         self._journal = Journal()
         self._modes = modes()
 
@@ -276,6 +281,7 @@ class Watching:
         leaves = (leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         self._rest = [*rest.tensors(), *leaves]
         self._keeping = Keeping()
+        self.steady = [one for path in self.paths for one in settings_of(self.model.get_submodule(path), path)]
         with diverted(self.model, self.paths, self._watch):
             result = self.model(*args, **kwargs)
         if len(self._journal.noted) > 1 and not self._keeping.is_unchanged():
@@ -312,6 +318,7 @@ class Watching:
             return result
 
         noted = run(path, recorded, (args, kwargs), self._shared[path], self._rest)
+        self.steady = [one for one in self.steady if one.holds()]
         if noted.error is not None:
             self._refuse(path, "it raises")
             raise noted.error

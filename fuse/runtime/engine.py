@@ -332,7 +332,8 @@ class Engine:
     def _remember(self, compiled: Compiled) -> ModelState:
         state = current(self._states, compiled)
         if state is None:
-            state = ModelState(StateGuard(self.model, not self.freeze, compiled.unwatched, compiled.cuts))
+            watched = compiled.unwatched, compiled.cuts, compiled.settings
+            state = ModelState(StateGuard(self.model, not self.freeze, *watched))
         captured = compiled.graph is not None and not compiled.resized
         if is_full(state) and (captured or compiled.program is None):
             self._maker.warn(

@@ -52,7 +52,8 @@ class StateGuard:
     """A snapshot of everything in a model that ``forward`` may depend on, other than the tensors' contents.
 
     ``unwatched`` are attributes that ``forward`` assigns: each call changes them. ``cuts`` are submodules that run as
-    Python in each call, so that nothing of theirs is part of a program but which they are and that they have no hooks.
+    Python in each call, so that nothing of theirs is part of a program but which they are, that they have no hooks, and
+    the ``settings`` that the rest of the model reads of them (a module's path and a name).
 
     >>> model = nn.Linear(2, 2)
     >>> guard = StateGuard(model)
@@ -70,13 +71,15 @@ class StateGuard:
         watch_tensors: bool = True,
         unwatched: frozenset[Attribute] = frozenset(),
         cuts: tuple[str, ...] = (),
+        settings: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.unwatched = unwatched
         self.cuts = cuts
+        self.settings = settings
         self._pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # (expected, live)
         self._partly: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []  # (expected, live, but for)
         self._empty: list[Any] = list(_GLOBAL_HOOKS)
-        self._numbers: list[tuple[dict[str, Any], str, int | float]] = []
+        self._numbers: list[tuple[dict[str, Any], str, Any]] = []
         self._seen: set[int] = set()
         self._watch_tensors = watch_tensors
         self._left_out = {
@@ -87,6 +90,9 @@ class StateGuard:
         for cut in map(model.get_submodule, cuts):
             self._seen.update(id(module) for module in cut.modules())
             self._empty += [cut.__dict__[hooks] for hooks in _HOOKS]
+        for path, name in settings:
+            own = model.get_submodule(path).__dict__
+            self._numbers.append((own, name, own[name]))
         for module in model.modules():
             self._watch_module(module)
 

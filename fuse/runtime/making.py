@@ -198,6 +198,7 @@ def make(
         family=family,
         ending=ending,
         cuts=tuple(cuts.reasons) if cuts else (),
+        settings=graph.meta["settings"] if cuts and graph is not None else (),
         resized=resized is not None,
     )
 

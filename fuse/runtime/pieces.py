@@ -109,7 +109,7 @@ class Pieces:
         if watching.unsuitable is not None:
             tried.refuse(watching.unsuitable)
         else:
-            tried.cuts = Cuts(dict(tried.reasons), tuple(watching.calls))
+            tried.cuts = Cuts(dict(tried.reasons), tuple(watching.calls), tuple(watching.steady))
             self.are_cut = True
         return result
 

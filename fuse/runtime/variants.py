@@ -51,8 +51,9 @@ class Compiled:
     ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
     calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
     ``passing``: another call may not run eager. ``once``: another call is captured again. ``cuts``: submodules that run
-    as Python in the program. ``watches``: the kind of call that is watched while it runs eager
-    (:mod:`fuse.runtime.pieces`). ``resized``: the graph is that of other sizes; no such call was captured."""
+    as Python in the program; the rest reads their ``settings``. ``watches``: the kind of call that is watched while it
+    runs eager (:mod:`fuse.runtime.pieces`). ``resized``: the graph is that of other sizes; no such call was captured.
+    """
 
     guard: CallGuard
     program: Program | Reference | None
@@ -71,6 +72,7 @@ class Compiled:
     passing: bool = False
     once: bool = False
     cuts: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
     watches: Hashable = None
     resized: bool = False
 

@@ -92,9 +92,9 @@ def notes(module: nn.Module) -> list[list[float]]:
     return [m.seen for m in module.modules() if isinstance(m, Noting)]
 
 
-def run(module: nn.Module, calls: Sequence[Inputs], *, eager: bool = False) -> Fused:
+def run(module: nn.Module, calls: Sequence[Inputs], *, eager: bool | None = False) -> Fused:
     """Every call beside eager's: results, what was noted, inputs, state and random numbers behind it; ``eager`` or cut
-    in the end."""
+    in the end, or either where it is None."""
     expected, fused = copy.deepcopy(module), fuse.compile(module)
     for args in calls:
         given = copy.deepcopy(args)
@@ -114,6 +114,8 @@ def run(module: nn.Module, calls: Sequence[Inputs], *, eager: bool = False) -> F
             torch.testing.assert_close(a, b)
     last = fused.last_run
     assert last is not None
+    if eager is None:
+        return fused
     if eager:
         assert last.launches == 0, last
         assert last.fallbacks
@@ -481,6 +483,72 @@ def test_an_error_behind_it_raises_once_it_has_run() -> None:
 
     calls = [(*one, torch.tensor([0, 40 if i == 5 else 3])) for i, one in enumerate(inputs(8))]
     run(model(None, between), calls)
+
+
+def by_heads(self: Any, h: Tensor) -> Tensor:
+    """What an attention's caller reads of it, before and behind the call and by a method."""
+    odd = self.inner[0]
+    h = h * 2 if odd.wide else h
+    y = odd(h.view(4, odd.heads, -1).flatten(1)).view(4, odd.heads, -1).tanh() * odd.scale
+    h = h if odd.training else h + 1
+    return self.after(y.flatten(1) + odd.half()) + h
+
+
+class Attending(Noting):
+    def __init__(self, odd: Any = lambda self, x: x.sin() * self.weight) -> None:
+        super().__init__(odd)
+        self.heads, self.scale, self.wide = 2, 0.25, None
+
+    def half(self) -> float:
+        return self.heads / 2
+
+
+def test_settings_of_the_submodule_may_be_read() -> None:
+    fused = run(model(Attending(), by_heads), inputs())
+    assert fused.last_run is not None
+    assert [one.op for one in fused.last_run.fallbacks] == ["inner.0"]
+
+
+@pytest.mark.parametrize("name", ["heads", "scale", "wide", "training"])
+def test_a_setting_that_the_user_changes(name: str) -> None:
+    module = model(Attending(), by_heads)
+    expected, fused = copy.deepcopy(module), fuse.compile(module)
+    values = {"heads": (2, 4), "scale": (0.25, 1), "wide": (None, True), "training": (False, True)}[name]
+    for number, args in enumerate(inputs(12)):
+        for one in (module, expected):
+            setattr(one.inner[0], name, values[number // 3 % 2])
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            same(fused(*args), expected(*args))
+    assert fused.last_run is not None
+    assert fused.last_run.kernels > 0
+
+
+@pytest.mark.parametrize(("number", "raises"), [(5, False), (8, False), (7, True)])
+@pytest.mark.parametrize("name", ["heads", "wide", "unset"])
+def test_a_setting_that_one_call_of_the_submodule_changes(name: str, number: int, raises: bool) -> None:
+    def odd(self: Any, x: Tensor) -> Tensor:
+        if len(self.seen) == number:
+            if name == "unset":
+                del self.wide
+                type(self).wide = True
+            else:
+                setattr(self, name, {"heads": 4, "scale": 3, "wide": True}[name])
+            if raises:
+                raise KeyError(name)
+        return x.sin() * self.weight
+
+    def between(self: Any, h: Tensor) -> Any:
+        first = by_heads(self, h)
+        try:
+            return first, by_heads(self, first + 1)
+        except KeyError:
+            return first * self.inner[0].heads
+
+    class Unset(Attending):
+        pass
+
+    run(model(Unset(odd), between), inputs(8), eager=None)
 
 
 # ---- what is not cut ------------------------------------------------------------------------------------------------
