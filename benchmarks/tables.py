@@ -15,6 +15,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from typing import Any
 
 from benchmarks import survivors
@@ -626,7 +627,9 @@ def zoo_table(results: dict[str, Any]) -> list[str]:
             whole = sum(not one.get("fallbacks", True) for one in known)
             cells += [f"{right} of {len(known)}", f"{whole} of {len(known)}"] if known else ["-", "-"]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    found = [case[kind].get("commit", "older") for case in results["cases"] for kind in kinds if kind in case]
+    states = ", ".join(f"{commit}: {count}" for commit, count in Counter(found).most_common())
+    return [*lines, "", f"Figures by the commit of the engine that they hold for: {states}."]
 
 
 def overloaded(results: dict[str, Any]) -> bool:

@@ -54,11 +54,12 @@ class NotAsWatched(CaptureError):
 
 
 class Unforeseen(Exception):
-    """A call of a submodule did something else than when it was watched. It has run, and is in the journal."""
+    """A call of a submodule did something else than when it was watched. It has run, and is in the journal. It changed
+    ``settings`` that the rest of the model reads."""
 
-    def __init__(self, path: str, source: str, problem: str) -> None:
+    def __init__(self, path: str, source: str, problem: str, settings: tuple[Setting, ...] = ()) -> None:
         super().__init__(f"{path} {problem}, which it did not when it was watched")
-        self.op, self.source = path, source
+        self.op, self.source, self.settings = path, source, settings
 
 
 class Spoilt(FuseError):
@@ -438,7 +439,7 @@ class CutCall:
                     f"{self.path} {noted.problem}; it did not when fuse watched it. Leave {self.path} out of what is "
                     "compiled, or let it be so in the first call, too"
                 )
-            raise Unforeseen(self.path, self.source, noted.problem)
+            raise Unforeseen(self.path, self.source, noted.problem, tuple(one for one, _ in noted.assigned))
         if noted.error is not None:
             raise noted.error
         return noted.made

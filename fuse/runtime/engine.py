@@ -184,6 +184,8 @@ class Engine:
 
     def _instead(self, compiled: Compiled, error: Exception) -> Fallback | None:
         """Why a call runs eager in which a program raised ``error``; None where eager raises, too."""
+        if isinstance(error, Unforeseen):
+            self._pieces.note_changed(error.settings)
         if isinstance(error, (Mispredicted, Unforeseen)):
             return self._give_up(compiled, Fallback(error.op, error.source, str(error)))
         if isinstance(error, PositionOutOfRange):

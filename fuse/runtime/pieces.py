@@ -7,8 +7,8 @@ the next such call    ->  cuts       captured around it; where that fails, furth
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from fuse.cost.count import calls_of_dispatches, calls_of_graph
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
+from fuse.graph.cut_reading import Setting
 from fuse.graph.cuts import NotAsWatched, Unsuitable
 from fuse.graph.cutting import Cuts, Recording, Watching, candidates, changer, obstacle
 from fuse.graph.mutated_attributes import Assigns
@@ -57,6 +58,7 @@ class Pieces:
         self.model = model
         self.are_cut = False
         self._tried: dict[Hashable, _Tried] = {}
+        self._changed: set[tuple[str, str]] = set()  # settings, by their owner's path and name
 
     def cuts(self, kind: Hashable) -> Cuts | None:
         """How calls of a kind are cut; None where they are not, or not yet."""
@@ -66,6 +68,16 @@ class Pieces:
     def refuse(self, unsuitable: Unsuitable, kind: Hashable) -> None:
         """Such calls are not cut around a submodule."""
         self._tried[kind].refuse(unsuitable)
+
+    def note_changed(self, settings: Iterable[Setting]) -> None:
+        """A submodule changed settings of one: no call is cut any more where the rest of the model reads them."""
+        self._changed.update((one.path, one.name) for one in settings)
+        for tried in self._tried.values():
+            if tried.cuts is not None:
+                tried.cuts = replace(tried.cuts, steady=self._steady(tried.cuts.steady))
+
+    def _steady(self, settings: Iterable[Setting]) -> tuple[Setting, ...]:
+        return tuple(one for one in settings if (one.path, one.name) not in self._changed)
 
     def further(self, error: CaptureError, kind: Hashable) -> tuple[str, str]:
         """The path of a submodule around which such calls may be cut, being watched once; else why there is none."""
@@ -109,7 +121,7 @@ class Pieces:
         if watching.unsuitable is not None:
             tried.refuse(watching.unsuitable)
         else:
-            tried.cuts = Cuts(dict(tried.reasons), tuple(watching.calls), tuple(watching.steady))
+            tried.cuts = Cuts(dict(tried.reasons), tuple(watching.calls), self._steady(watching.steady))
             self.are_cut = True
         return result
 

@@ -551,6 +551,22 @@ def test_a_setting_that_one_call_of_the_submodule_changes(name: str, number: int
     run(model(Unset(odd), between), inputs(8), eager=None)
 
 
+def test_a_setting_that_calls_change_now_and_then_is_captured_once_more_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(self: Any, x: Tensor) -> Tensor:
+        self.heads += len(self.seen) % 4 == 0
+        return x.sin() * self.weight
+
+    captures = []
+    original = pieces.Pieces.cuts
+    monkeypatch.setattr(pieces.Pieces, "cuts", lambda self, kind: captures.append(0) or original(self, kind))
+    run(
+        model(Attending(odd), lambda self, h: self.after(self.inner[0](h)) * self.inner[0].heads),
+        inputs(40),
+        eager=True,
+    )
+    assert len(captures) < 15
+
+
 # ---- what is not cut ------------------------------------------------------------------------------------------------
 
 
