@@ -1,4 +1,4 @@
-"""Let a loop read the number that a state starts from, not a tensor full of it.
+"""Let a loop start a state from a number instead of a tensor filled with it.
 
     h0 = zeros([16, 256])                      h0 = expand(0.0, [16, 256])
     h, hs = loop(h0, xs, w)          ->        h, hs = loop(h0, xs, w)
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="loops", after="unused_steps", before_gradients=False)  # for the kernel only
 def broadcast_starts(graph: GraphModule) -> Iterator[Verdict]:
-    """Let a loop read the number that a state starts from, not a tensor full of it."""
+    """Let a loop start a state from a number instead of a tensor filled with it."""
     made: dict[object, Node] = {}
     for call in graph.graph.find_nodes(op="call_module"):
         loop = graph.get_submodule(call.target)

@@ -1,4 +1,4 @@
-"""Say steps of one tensor that are put side by side as a part of it.
+"""Replace a stack of consecutive slices of a tensor by one slice.
 
     stack([hs[7], hs[6], hs[5], hs[4], h])      ->      cat([flip(hs[4:8]), h])
 
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="loops", after="draw_apart", before_gradients=False)  # for the kernel only
 def gather_steps(graph: GraphModule) -> Iterator[Verdict]:
-    """Say steps of one tensor that are put side by side as a part of it."""
+    """Replace a stack of consecutive slices of a tensor by one slice."""
     escaping: set[Node] | None = None
     for node in graph.graph.find_nodes(op="call_function", target=aten.stack.default):
         runs = runs_of(pieces_of(node))

@@ -1,4 +1,4 @@
-"""Let the kernel of a loop compute what little is in front of it and behind it.
+"""Let the kernel of a loop compute the small regions in front of it and behind it.
 
     h0 = add(start, x[0])                              out = whole(start, x, end):
     h = loop(h0, x, w)                     ->              h0 = add(start, x[0])             one thread
@@ -41,7 +41,7 @@ MOST = 16
 
 @register_pass(stage="finish")
 def loop_ends(graph: GraphModule) -> Iterator[Verdict]:
-    """Let the kernel of a loop compute what little is in front of it and behind it."""
+    """Let the kernel of a loop compute the small regions in front of it and behind it."""
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
     for call in graph.graph.find_nodes(op="call_module"):
         loop = nested.called_module(call)

@@ -1,4 +1,4 @@
-"""Compute for all elements what a mask would choose, and choose when it is written.
+"""Compute a masked update for all elements, and choose by the mask when it is written.
 
     a = y[mask]
     b = a * 2                ->    x' = where(mask, y * 2, x)
@@ -35,7 +35,7 @@ MAY_RAISE = frozenset({aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_di
 
 @register_pass(stage="clean", after="collect_writes", before_gradients=False)  # 0 * inf where not chosen
 def masks_to_where(graph: GraphModule) -> Iterator[Verdict]:
-    """Compute for all elements what a mask would choose, and choose when it is written."""
+    """Compute a masked update for all elements, and choose by the mask when it is written."""
     for node in list(graph.graph.nodes):
         if node.target not in WRITES or (mask := mask_of(node.args[1])) is None:
             continue

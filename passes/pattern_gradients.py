@@ -1,4 +1,4 @@
-"""Set apart what a pattern has a rule for the gradients of, before gradients are taken.
+"""Set apart the matches of patterns that define their own gradients, before gradients are taken.
 
     a = sigmoid(x)                    m = matched(x):                    @fuse.pattern
     b = mul(a, x)        ->               a = sigmoid(x)                 class Swish:
@@ -32,7 +32,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 @register_pass(stage="match", before_gradients=True, enabled=False)
 def pattern_gradients(graph: GraphModule) -> Iterator[Verdict]:
-    """Set apart what a pattern has a rule for the gradients of, before gradients are taken."""
+    """Set apart the matches of patterns that define their own gradients, before gradients are taken."""
     patterns = yield from sound(lambda pattern: pattern.backward is not None)
     if patterns:
         yield from _set_apart(graph, patterns)

@@ -1,4 +1,4 @@
-"""Let a sum over steps start from a tensor, as it goes on.
+"""Start a sum over steps from a tensor, so that its first step is like the others.
 
     s1 = add(a, 0.0)                 s0 = full([], 0.0)
     s2 = add(s1, b)          ->      s1 = add(s0, a)
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="loops", after="expand_lstm_layers")
 def start_sums(graph: GraphModule) -> Iterator[Verdict]:
-    """Let a sum over steps start from a tensor, as it goes on."""
+    """Start a sum over steps from a tensor, so that its first step is like the others."""
     for node in list(graph.graph.nodes):
         if is_first(node) and summands(node) >= LEAST_STEPS:
             if _held(node) != _held(node.args[0]):

@@ -1,4 +1,4 @@
-"""Say a chain of views in one view, or in none.
+"""Write a chain of views as one view, or as none.
 
     v = slice(x, 0, 2, 8)                               t = transpose(x, 0, 1)
     w = slice(v, 0, 1, 3)    ->  w = slice(x, 0, 3, 5)  y = exp(transpose(t, 0, 1))   ->   y = exp(x)
@@ -31,7 +31,7 @@ Call = tuple[OpOverload, tuple[Any, ...]]
 
 @register_pass(stage="clean", after="common_subexpressions")
 def view_chains(graph: GraphModule) -> Iterator[Verdict]:
-    """Say a chain of views in one view, or in none."""
+    """Write a chain of views as one view, or as none."""
     results = set(effects.results(graph))
     for node in list(graph.graph.nodes):
         if node._erased or not isinstance(node.target, OpOverload) or (base := viewed_tensor(node)) is None:

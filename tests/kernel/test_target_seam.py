@@ -53,6 +53,21 @@ def test_cpp_would_be_found() -> None:
     assert len(cpp_in(ROOT / "kernel" / "cpu")) > 50
 
 
+def names_the_cpu(file: Path) -> bool:
+    """Whether the code of a file asks for the device by its name, or imports its kernels."""
+    imports = (node.module or "" for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom))
+    return "cpu" in texts(file) or any(module.startswith("fuse.kernel.cpu") for module in imports)
+
+
+def test_the_page_on_targets_names_each_file_that_knows_the_cpu() -> None:
+    page = (ROOT.parent / "docs" / "adding-a-target.md").read_text()
+    layers = [ROOT / name for name in ("graph", "cost", "rewrite", "kernel", "loops", "gradients", "runtime")]
+    files = [file for layer in (*layers, ROOT.parent / "passes") for file in sorted(layer.rglob("*.py"))]
+    found = [file for file in files if not file.is_relative_to(ROOT / "kernel" / "cpu") and names_the_cpu(file)]
+    assert len(found) > 20
+    assert [file for file in found if not re.search(rf"\b{file.name}`", page)] == []
+
+
 @pytest.fixture
 def own_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recipes that a test registers are forgotten after it."""
