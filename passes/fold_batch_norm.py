@@ -29,7 +29,6 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 NORM = aten._native_batch_norm_legit_no_training.default
-LAYERS = (aten.convolution.default, aten.addmm.default, aten.mm.default)
 WIDE = (torch.float32, torch.float64)
 
 Values = dict[Node, Tensor | None]

@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuse import ops
 from fuse.errors import FuseError
 
-aten = torch.ops.aten
-
 DRAWS = frozenset(
     (
         "bernoulli", "bernoulli_", "exponential_", "multinomial", "normal_", "rand", "rand_like", "randint",

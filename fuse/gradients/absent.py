@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
-from fuse.graph.fakes import mode_of
+from fuse.graph.fakes import fake_like
 from fuse.graph.loop import Loop, results_of
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
@@ -112,9 +112,7 @@ class _Half:
     def _zeros(self, value: torch.Tensor) -> Node:
         how = {"dtype": value.dtype, "device": value.device}
         node = self.graph.call_function(aten.zeros.default, (list(value.shape),), how)  # type: ignore[arg-type]
-        with mode_of(value):
-            held = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-        node.meta.update(val=held, source="")
+        node.meta.update(val=fake_like(value), source="")
         return node
 
 

@@ -26,7 +26,7 @@ from fuse import ops
 from fuse.gradients.absent import without
 from fuse.gradients.contracting import Contraction, GradientTerm, base_of_all, contraction, places_of, terms_of
 from fuse.gradients.step_gradients import Differentiable, finished
-from fuse.graph.fakes import mode_of
+from fuse.graph.fakes import fake_like, mode_of
 from fuse.graph.halves import Given
 from fuse.graph.loop import Loop, LoopSpec, StepInput, of_all_steps
 from fuse.graph.outputs import add_placeholder, cone, outputs_of
@@ -198,7 +198,7 @@ class _Reversal:
         results = [self._next(i) for i in states]
         results += [self._added(total, one.node) for total, one in zip(totals, sums, strict=True)]
         carries = len(results)
-        values = [_like(node.meta["val"]) for node in results]
+        values = [fake_like(node.meta["val"]) for node in results]
         found = Reversed(self.forward.loop, self.called, values)
         found.states = {i: number for number, i in enumerate(states)}
         for number, one in enumerate(sums, start=len(states)):
@@ -358,8 +358,3 @@ def _whole(node: Node) -> Node:
     while (base := base_of_all(node)) is not None:
         node = base
     return node
-
-
-def _like(value: Tensor) -> Tensor:
-    with mode_of(value):
-        return torch.empty(value.shape, dtype=value.dtype, device=value.device)

@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from fuse import ops
 from fuse.graph.layouts import eager_strides, strides_of_view
 from fuse.graph.mixed_norms import eager_dtype
+from fuse.graph.strides import contiguous_strides
 
 aten = torch.ops.aten
 
@@ -311,6 +312,14 @@ def mode_of(value: Tensor) -> FakeTensorMode:
     """
     assert isinstance(value, FakeTensor)
     return value.fake_mode
+
+
+def fake_like(value: Tensor, stride: Sequence[int] | None = None) -> Tensor:
+    """A new fake tensor of the shape and dtype of ``value``, with these strides; contiguous without."""
+    with mode_of(value):
+        return torch.empty_strided(
+            value.shape, stride or contiguous_strides(value.shape), dtype=value.dtype, device=value.device
+        )
 
 
 def _recording() -> bool:

@@ -17,9 +17,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from fuse.graph.loop import Loop, Stop
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel import contractions
 from fuse.kernel.convolutions import Window, patches
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size, contiguous_strides, offset
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size, offset
 from fuse.kernel.ir import (
     Buffer,
     Comment,

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel.extents import alike, always_equal, common_divisor, estimate, is_multiple, is_one
 
 
@@ -159,19 +160,6 @@ class SplitNeeded(Exception):
 
 class NotAffine(Exception):
     """An index has no affine form; the message is a reason for the user."""
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """
-    >>> contiguous_strides((2, 3, 4))
-    (12, 4, 1)
-    """
-    strides = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
 
 
 def offset(index: Index, strides: Sequence[Stride]) -> Affine:

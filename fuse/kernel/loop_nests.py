@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fuse.graph.loop import LoopSpec
-from fuse.kernel.index import ZERO, Affine, NotAffine, Size, Stride, contiguous_strides
+from fuse.graph.strides import contiguous_strides
+from fuse.kernel.index import ZERO, Affine, NotAffine, Size, Stride
 from fuse.kernel.ir import Buffer, For, Scope, Statement, Store
 from fuse.kernel.loop_sizes import sizes_of, strides_in
 from fuse.kernel.loop_stages import StepProduct, StepValues

@@ -16,7 +16,8 @@ import torch
 from torch.fx import Node
 
 from fuse.graph.loop import LoopSpec
-from fuse.kernel.index import Stride, contiguous_strides
+from fuse.graph.strides import contiguous_strides
+from fuse.kernel.index import Stride
 from fuse.kernel.names import plain_name
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import StridedPlace

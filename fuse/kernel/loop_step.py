@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse.graph.loop import Loop
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel import scans
-from fuse.kernel.index import contiguous_strides
 from fuse.kernel.loop_products import FACTORS, convolution_of, product_of
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.loop_stages import Cut, StepReader, StepValues

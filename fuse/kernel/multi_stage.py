@@ -13,7 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fuse.kernel.index import NotAffine, contiguous_strides
+from fuse.graph.strides import contiguous_strides
+from fuse.kernel.index import NotAffine
 from fuse.kernel.values import Concat, Gather, Input, Map, Pad, Reduce, Reindex, Scan, Value
 from fuse.kernel.walks import children, within_stage
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel.elements import Builder
 from fuse.kernel.extents import is_one
-from fuse.kernel.index import ZERO, Affine, Index, Stride, contiguous_strides, offset
+from fuse.kernel.index import ZERO, Affine, Index, Stride, offset
 from fuse.kernel.ir import Buffer, Store
 from fuse.kernel.values import Value
 

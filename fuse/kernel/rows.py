@@ -19,11 +19,12 @@ from dataclasses import dataclass
 
 import torch
 
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel.config import LANES
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import Literal, Variable, position, select
 from fuse.kernel.extents import divides, is_one
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, contiguous_strides, offset, reshape
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, offset, reshape
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from fuse.graph.strides import contiguous_strides
 from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.dtypes import register
 from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import either
 from fuse.kernel.extents import is_one
-from fuse.kernel.index import Affine, NotAffine, SplitNeeded, contiguous_strides
+from fuse.kernel.index import Affine, NotAffine, SplitNeeded
 from fuse.kernel.ir import (
     Accumulate,
     Accumulator,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fuse import ops
-from fuse.graph.fakes import mode_of
+from fuse.graph.fakes import fake_like
 from fuse.graph.loop import Loop, of_all_steps
 from fuse.graph.outputs import outputs_of
 from fuse.graph.strides import contiguous_strides
@@ -168,7 +168,5 @@ def copied(node: Node, before: Node, stride: Sequence[int]) -> Node:
     held = node.meta["val"]
     with before.graph.inserting_before(before):
         copy = before.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    with mode_of(held):
-        value = torch.empty_strided(held.shape, stride, dtype=held.dtype, device=held.device)
-    copy.meta.update(val=value, source=node.meta.get("source", ""))
+    copy.meta.update(val=fake_like(held, stride), source=node.meta.get("source", ""))
     return copy

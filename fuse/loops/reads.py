@@ -23,8 +23,6 @@ from fuse.loops.collectors import COLLECTORS
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.regions import is_constructor, owner
 
-aten = torch.ops.aten
-
 Link = tuple[object, tuple[object, ...], tuple[tuple[str, object], ...]]
 """One view of a chain: operator, arguments after the first, keyword arguments."""
 

@@ -42,7 +42,7 @@ def report_table(report: Report) -> RenderableType:
     return Group(*_separated(_sections(report)))
 
 
-def as_text(table: RenderableType, color: bool = False, width: int = WIDTH) -> str:
+def as_text(table: RenderableType, color: bool = False) -> str:
     """The table as text without trailing blanks; ``color`` adds terminal codes for bold headings.
 
     >>> as_text(Text("launches"))
@@ -50,7 +50,7 @@ def as_text(table: RenderableType, color: bool = False, width: int = WIDTH) -> s
     """
     console = Console(
         file=io.StringIO(),
-        width=width,
+        width=WIDTH,
         force_terminal=color,
         color_system="standard" if color else None,
         highlight=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from fuse.cost.count import CountedCall, calls_of_node
 from fuse.graph.describing import describe
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds, graph_in
+from fuse.graph.strides import contiguous_strides
 from fuse.rewrite import effects, nested
 from fuse.rewrite.deltas import Called, Row
 
@@ -102,16 +102,7 @@ def _laid_out(value: Any) -> str:
         if value.layout is not torch.strided:
             return text
         stride = tuple(value.stride())
-        return text if stride == _dense(tuple(value.shape)) else f"{text} strides {[*stride]}"
+        return text if stride == contiguous_strides(value.shape) else f"{text} strides {[*stride]}"
     if isinstance(value, (tuple, list)):
         return ", ".join(_laid_out(part) for part in value if isinstance(part, torch.Tensor))
     return ""
-
-
-@lru_cache(maxsize=4096)
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

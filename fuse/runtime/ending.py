@@ -99,7 +99,7 @@ class Ending:
 
     def copies(self, values: Sequence[Tensor | None]) -> int:
         """How many launches it takes to make that result: copies of what does not begin with the steps there are."""
-        return sum(not _begins_with(whole, wanted, dim) for whole, wanted, dim in self._longer(values))
+        return sum(not _begins_with(whole, wanted) for whole, wanted, _ in self._longer(values))
 
     def _longer(self, values: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor, int]]:
         """Values that have more steps than this call, how they are wanted, and the dimension in which steps lie."""
@@ -334,7 +334,7 @@ def _is_alike(mine: OutputSpec, its: OutputSpec) -> bool:
 
 def _first_steps(whole: Tensor, wanted: Tensor, dim: int) -> Tensor:
     """The first steps of a value, laid out as they are wanted, in memory that no longer tensor has a part in."""
-    if _begins_with(whole, wanted, dim):
+    if _begins_with(whole, wanted):
         memory = whole.untyped_storage()
         memory.resize_(wanted.numel() * wanted.itemsize)  # a part of it could not grow when the caller resizes it
         return whole.new_empty(0).set_(memory, 0, wanted.shape, wanted.stride())
@@ -342,7 +342,7 @@ def _first_steps(whole: Tensor, wanted: Tensor, dim: int) -> Tensor:
     return torch.empty_strided(wanted.shape, wanted.stride(), dtype=whole.dtype, device=whole.device).copy_(steps)
 
 
-def _begins_with(whole: Tensor, wanted: Tensor, dim: int) -> bool:
+def _begins_with(whole: Tensor, wanted: Tensor) -> bool:
     """Whether the memory of ``whole`` begins with its first steps, laid out as they are wanted."""
     sizes, strides = wanted.shape, wanted.stride()
     last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

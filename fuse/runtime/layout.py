@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from fuse.graph.fakes import mode_of
 
 
 def _part(whole: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
@@ -41,16 +39,6 @@ def same_layout(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or is_lazy(a) != is_lazy(b):
         return False
     return all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)) or a.numel() == 0
-
-
-def restrided(value: Tensor, stride: Sequence[int]) -> Tensor:
-    with mode_of(value):
-        return torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
-
-
-def dense(value: Tensor) -> Tensor:
-    with mode_of(value):
-        return torch.empty(value.shape, dtype=value.dtype, device=value.device)
 
 
 def is_lazy(value: Tensor) -> bool:

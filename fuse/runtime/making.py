@@ -180,7 +180,7 @@ def make(
     confirmation = None
     if (learning := signature.learning) is not None and learning.learned:
         program.confirm = confirmation = Confirmation(learning, ending)
-        family = family or Family(made=1)
+        family = family or Family()
         if truths_read(learning.learned):
             family.loops()
     return Compiled(

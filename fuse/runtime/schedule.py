@@ -26,7 +26,7 @@ from fuse import ops
 from fuse.cost.inside import inside_bytes
 from fuse.errors import FuseError
 from fuse.graph.cuts import CutCall
-from fuse.graph.fakes import out_of_inference
+from fuse.graph.fakes import fake_like, out_of_inference
 from fuse.graph.learned import Learning
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds, graph_in
@@ -37,7 +37,7 @@ from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop, lower_with_ends
 from fuse.kernel.target import LoopKernels
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
-from fuse.runtime.layout import dense, extent, is_lazy, origin_bytes, part, restrided, same_layout
+from fuse.runtime.layout import extent, is_lazy, origin_bytes, part, same_layout
 from fuse.runtime.libraries import product
 from fuse.runtime.onednn import LibraryCall
 from fuse.runtime.reference import launches_of
@@ -205,7 +205,7 @@ class _Scheduler:
         for i, getter in getters.items():
             if getter in self.waiting:
                 whole, _ = self.waiting[getter]
-                fitted = restrided(getter.meta["val"], whole.meta["val"].stride())
+                fitted = fake_like(getter.meta["val"], whole.meta["val"].stride())
                 getter.meta["val"] = values[i] = results[i].meta["val"] = fitted
         node.meta["val"] = tuple(values)
         return self.lower(body)
@@ -444,7 +444,7 @@ class _Scheduler:
                 raise FuseError(f"{node.name}, lazily conjugated or negated, is written to an input")
             sources[write] = self._place(node), value.stride()
             if write.aside:
-                aside, _ = self._buffer("made", dense(value))
+                aside, _ = self._buffer("made", fake_like(value))
                 sources[write] = Place(aside, 0), self.buffers[aside].value.stride()
                 self._copy(node, *sources[write])
         for group in launched(planned):

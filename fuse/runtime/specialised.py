@@ -137,7 +137,7 @@ M = TypeVar("M")
 class Family(Generic[T]):
     """What is known of the specialisations of one kind of calls. Several threads may tell it things."""
 
-    made: int = 0
+    made: int = 1
     reason: Fallback | None = None
     reader: str | None = None  # the submodule that reads what differs, once there is a reason
     _used: bool = False

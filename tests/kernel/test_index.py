@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size, SplitNeeded, contiguous_strides, offset, reshape
+from fuse.graph.strides import contiguous_strides
+from fuse.kernel.index import ZERO, Affine, Index, NotAffine, Size, SplitNeeded, offset, reshape
 
 
 def value_of(index: Affine, at: dict[str, int]) -> int:

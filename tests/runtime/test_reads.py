@@ -182,7 +182,7 @@ def test_a_family_that_has_ended_runs_no_program_and_is_captured_no_more(monkeyp
 
 @pytest.mark.parametrize("served", [0, 1, 5, 3 * PATIENCE])
 def test_a_family_ends_when_it_misses_more_calls_than_it_serves(served: int) -> None:
-    family: Family[str] = Family(made=1)
+    family: Family[str] = Family()
     for _ in range(served):
         family.served("one")
     before = LARGEST_UNUSED if not served else PATIENCE + min(served, PATIENCE)
@@ -194,7 +194,7 @@ def test_a_family_ends_when_it_misses_more_calls_than_it_serves(served: int) -> 
 
 
 def test_a_family_that_serves_every_second_call_does_not_end() -> None:
-    family: Family[str] = Family(made=1)
+    family: Family[str] = Family()
     for _ in range(10 * PATIENCE):
         family.served("one")
         family.in_vain("model", None)
