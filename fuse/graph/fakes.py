@@ -315,7 +315,13 @@ def mode_of(value: Tensor) -> FakeTensorMode:
 
 
 def fake_like(value: Tensor, stride: Sequence[int] | None = None) -> Tensor:
-    """A new fake tensor of the shape and dtype of ``value``, with these strides; contiguous without."""
+    """A new fake tensor of the shape and dtype of ``value``, with these strides; contiguous without.
+
+    >>> with FakeTensorMode():
+    ...     value = torch.empty(2, 3).t()
+    >>> fake_like(value).stride(), fake_like(value, value.stride()).stride()
+    ((2, 1), (1, 3))
+    """
     with mode_of(value):
         return torch.empty_strided(
             value.shape, stride or contiguous_strides(value.shape), dtype=value.dtype, device=value.device
