@@ -68,7 +68,7 @@ class _Backward:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewrittenHalves:
     """What the passes made of a call with gradients: ``backward`` is for a loss of all results. ``gradients`` are those
     of :class:`_Backward`."""
 
@@ -90,7 +90,7 @@ class Training:
     rewrite: Callable[[GraphModule], None]
     begin: Begin
     lock: ForkedLock
-    rewritten: Rewritten | None = None
+    rewritten: RewrittenHalves | None = None
     program: Program | Reference = field(init=False)
     signature: Signature = field(init=False)
     rebuild: Playback = field(init=False)
@@ -123,7 +123,7 @@ class Training:
         self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
         half = self._begun(ready.backward, ready.gradients) if ready else self._make_half(frozenset())
         self._halves[frozenset()] = half
-        self.rewritten = Rewritten(self.given, half.graph, half.gradients)
+        self.rewritten = RewrittenHalves(self.given, half.graph, half.gradients)
         self.program = finish()
         if isinstance(self.program, Program):
             written = (mutation.value_index for mutation in self.signature.mutations)

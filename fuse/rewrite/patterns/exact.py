@@ -76,7 +76,7 @@ class Found:
     outputs: tuple[FoundResult, ...]
     inside: tuple[Node, ...]
     placement: Placement = field(repr=False)
-    setting: Setting = field(repr=False)
+    setting: TermSetting = field(repr=False)
 
     @cached_property
     def members(self) -> tuple[Node, ...]:
@@ -102,7 +102,7 @@ class Attempt:
     form: Form
     placement: Placement
     inputs: Mapping[InputKey, Bound]
-    setting: Setting | str
+    setting: TermSetting | str
 
 
 def compare(form: Form, placement: Placement, index: GraphIndex) -> Found | tuple[Attempt, ...]:
@@ -168,7 +168,7 @@ def _turned(form: Form, key: InputKey, nodes: Sequence[Node]) -> list[Bound]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class TermSetting:
     """The pattern as it was run for inputs of certain layouts, as terms of a table that all such places share.
 
     ``arguments`` are tensors like the inputs, None for those that are not read. ``leaves`` are those of the inputs, by
@@ -209,7 +209,7 @@ def _compare(
 
 def _wanted(
     form: Form, inputs: Mapping[InputKey, Bound], constants: Mapping[str, Any], index: GraphIndex
-) -> Setting | str:
+) -> TermSetting | str:
     """The pattern run on what it is given here, or why it does not run; done once for inputs of one kind."""
     numbers: dict[Node, int] = {}
     layouts = [
@@ -217,7 +217,7 @@ def _wanted(
         for key, given in inputs.items()
     ]
 
-    def run(table: Table) -> Setting | str:
+    def run(table: Table) -> TermSetting | str:
         traced = form.traced(_arguments(form, inputs, _UNREAD), constants)
         if isinstance(traced, str):
             return traced
@@ -226,7 +226,7 @@ def _wanted(
             look = index.calls.look(inputs[key].node)
             leaves[key] = table.terms.leaf((number, look), look)
         known = wanted_terms(traced, form.keys, inputs, leaves, table.terms)
-        return Setting(
+        return TermSetting(
             form,
             _arguments(form, inputs, None),
             constants,
