@@ -34,11 +34,20 @@ def fuse_groups(graph: GraphModule, admits: Callable[[Node], bool]) -> Iterator[
 
     found = partition(graph.graph, facts_of, bounded_join)
     for group in found.groups:
-        if len(group.members) > 1 and group.facts is not None:
-            yield from fuse_members(graph, group.members, group.facts)
+        members = with_numbers(group.members)
+        if len(members) > 1 and group.facts is not None:
+            yield from fuse_members(graph, members, group.facts)
     for refusal in found.apart:
         yield declined((refusal.earlier, refusal.later), refusal.reason)
     regions.sort(graph.graph)
+
+
+def with_numbers(members: Sequence[Node]) -> Sequence[Node]:
+    """One operator together with the tensors of numbers (``full``) that nothing else reads, which its kernel can hold;
+    several operators as they are."""
+    if len(members) > 1:
+        return members
+    return *(n for n in members[0].all_input_nodes if regions.is_constructor(n) and len(n.users) == 1), *members
 
 
 def bounded_join(earlier: Domain, later: Domain) -> Domain | str:

@@ -7,7 +7,8 @@
 One launch instead of two, and the product's result is not written to memory and read again. The product is a kernel of
 our own then (``tiles.h``, its weight packed in the call; ``windows.h``). A batch norm, an activation and a
 sum behind a convolution are elementwise too: a residual block is a launch for each convolution. The first reader of the
-product takes it in, whatever else it reads; where others read the product too, it is stored besides.
+product takes it in, whatever else it reads, and with it the other readers that wait for nothing else, such as what the
+backward pass asks of the product (``y > 0``). Where anything else reads the product, it is stored besides.
 
 A reader that reduces the product's columns (layer norm, softmax) joins it where the weight is small enough to stay in
 the cache of one core (``fuse/kernel/whole_rows.py``).
@@ -18,7 +19,7 @@ product's (a slice, another shape), and where the reader has a product of its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
@@ -42,45 +43,51 @@ def product_epilogues(graph: GraphModule) -> Iterator[Verdict]:
     """Let a product or a convolution hand its tiles to the elementwise operators behind it."""
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
     for product in [node for node in graph.graph.nodes if node.target in PRODUCTS]:
-        reader = first_reader(product, order)
-        if reader is None or not is_elementwise(reader):
+        first, *others = sorted(readers_of(product), key=order.__getitem__) or (None,)
+        if first is None or not is_elementwise(first):
             continue
-        if reason := obstacle(product, reader):
-            yield declined((product, reader), reason)
+        if reason := obstacle(product, first):
+            yield declined((product, first), reason)
             continue
-        body, inputs, results = regions.build_body((product, reader))
-        kernel = lower(body)
-        if isinstance(kernel, Declined):
-            yield declined((product, reader), kernel.reason)
-            continue
-        made = (body, inputs, results)
-        yield rewrite((product, reader), join, graph, product, reader, made, order)
+        more = [reader for reader in others if waits_for(product, reader)]
+        for members in ((product, first, *more), (product, first)) if more else ((product, first),):
+            body, inputs, results = regions.build_body(members)
+            kernel = lower(body)
+            if not isinstance(kernel, Declined):
+                yield rewrite(members, join, graph, members, (body, inputs, results), order)
+                break
+            yield declined(members, kernel.reason)
     regions.sort(graph.graph)
 
 
 def join(
     graph: GraphModule,
-    product: Node,
-    reader: Node,
+    members: Sequence[Node],
     made: tuple[GraphModule, list[Node], list[Node]],
     order: dict[Node, int],
 ) -> None:
-    """Put the region in the place of its reader, in the graph and in ``order``."""
-    place = order[reader]
-    order[regions.insert_region(graph, (product, reader), *made)] = place
+    """Put the region in the place of the product's first reader, in ``order``, and of the last member in the graph."""
+    place = order[members[1]]
+    order[regions.insert_region(graph, members, *made)] = place
 
 
-def first_reader(product: Node, order: dict[Node, int]) -> Node | None:
-    """The operator or region that reads ``product``, directly or through views, before any other does."""
-    readers: list[Node] = []
-    stack = [product]
+def readers_of(product: Node) -> Iterator[Node]:
+    """The operators and regions that read ``product``, directly or through views."""
+    stack, seen = [product], set[Node]()
     while stack:
         for user in stack.pop().users:
             if effects.view_base(user) is not None:
                 stack.append(user)
-            elif user.op != "output":
-                readers.append(user)
-    return min(readers, key=order.__getitem__, default=None)
+            elif user.op != "output" and user not in seen:
+                seen.add(user)
+                yield user
+
+
+def waits_for(product: Node, reader: Node) -> bool:
+    """Whether ``reader`` is elementwise and computed from the product and inputs alone."""
+    there = {product, *reader.graph.find_nodes(op="placeholder")}
+    elementwise = is_elementwise(reader) and not holds_product(reader)
+    return elementwise and there.issuperset(map(regions.owner, reader.all_input_nodes))
 
 
 def is_elementwise(node: Node) -> bool:

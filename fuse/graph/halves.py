@@ -6,7 +6,8 @@
     backward   d = tanh_backward(g, y); t(x) @ d    given y, x, g
 
 What the backward half reads of the forward half is *saved*; views of it are taken again, and so is cheap arithmetic of
-other values that are saved (:mod:`fuse.graph.recomputing`).
+other values that are saved (:mod:`fuse.graph.recomputing`). What is only compared is compared in the forward half
+(:mod:`fuse.graph.comparing_ahead`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.errors import CaptureError
+from fuse.graph.comparing_ahead import compared_ahead
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
@@ -61,7 +63,14 @@ def cut_in_two(
     inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
     half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]
     forward.meta["saved_from"] = len(half.outputs)
-    run_again = again(half.reads(needed), {*inputs, *half.returned, *map(root_of, gradients)})
+    kept, reads = {*inputs, *half.returned, *map(root_of, gradients)}, half.reads(needed)
+    run_again = again(reads, kept)
+    if ahead := compared_ahead(needed, reads, kept, run_again, set(gradients)):
+        for node in ahead:
+            output.prepend(node)
+            del needed[node]
+        later = _after(output)
+        run_again = again(half.reads(needed), kept)
     for node in (*needed, *run_again):
         half.note(node, needed, run_again)
     for gradient in gradients:

@@ -12,7 +12,7 @@ import operator
 import torch
 
 from fuse.kernel.dtypes import HALVES, register
-from fuse.kernel.expressions import Expression, Operation, Parameter, both, either, fn, select, squared
+from fuse.kernel.expressions import Expression, Operation, Parameter, fn, select, squared
 from fuse.kernel.recipes import Call, Formula, Number, Recipe, Unsupported, apply, choice, convert, recipe, rounded
 from fuse.kernel.values import Constant, Map, Value, expand
 
@@ -35,7 +35,8 @@ _BITWISE: dict[str, Formula] = {
     "bitwise_or": operator.or_,
     "bitwise_xor": operator.xor,
 }
-_LOGICAL: dict[str, Formula] = {"logical_and": both, "logical_or": either, "logical_xor": fn.unequal}
+_LOGICAL: dict[str, Formula] = {"logical_and": operator.and_, "logical_or": operator.or_, "logical_xor": fn.unequal}
+"""Of bools. ``&&`` would be a branch, of which compilers make no vectors where they store it."""
 
 
 def _unary(formula: Formula) -> Recipe:

@@ -57,6 +57,10 @@ def _mergeable(statement: Statement, outer: str, inner: For) -> bool:
         return not {outer, inner.atom} & names_in(statement.value)
     if not isinstance(statement, (Load, Store)):
         return False
+    if isinstance(statement, Load):
+        asked = [term.position for term in statement.indirect] + [statement.guard] * (statement.guard is not None)
+        if any({outer, inner.atom} & names_in(expression) for expression in asked):
+            return False
     return all(o.step(outer).is_always(o.step(inner.atom) * inner.extent) for o in _offsets(statement))
 
 

@@ -144,3 +144,21 @@ def test_any_shape_layout_and_dtype_is_right(shape, steps, dtype, gaps):
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn([*shape, 2], generator=generator).to(dtype) for _ in range(2))
     assert_fuses(Drawn(steps), x[..., 0] if gaps else x[..., 0].contiguous(), y[..., 1])
+
+
+def test_an_operator_takes_in_the_number_that_it_reads() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return torch.where(mask, torch.zeros(()), x)
+
+    assert_fuses(Masked(), torch.randn(3, 28), torch.rand(3, 28) > 0.5, launches=1)
+
+
+def test_any_byte_but_zero_is_true() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            kept = mask.logical_and(x > 0).logical_or(x > 1)
+            return torch.where(mask, x * 2, x), kept
+
+    mask = torch.randint(0, 256, (3, 77), dtype=torch.uint8).view(torch.bool)
+    assert_fuses(Masked(), torch.randn(3, 77), mask, launches=1)

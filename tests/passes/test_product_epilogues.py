@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fuse
+from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
 
@@ -242,3 +243,19 @@ def test_any_size_and_layout(
     x = torch.randn(rows * step, depth + 3, dtype=dtype)[::step, 2 : depth + 2]
     w = torch.randn(columns, depth, dtype=dtype).t() if transposed else torch.randn(depth, columns, dtype=dtype)
     assert_fuses(Model(), x, w, torch.randn(columns, dtype=dtype), launches=1)
+
+
+def test_other_readers_that_wait_for_the_product_alone_join_it() -> None:
+    def run(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w
+        return y.relu(), y > 0.5
+
+    assert_fuses(Function(run), torch.randn(16, 32), torch.randn(32, 28), launches=1)
+
+
+def test_a_reader_that_waits_for_another_stays_behind_it() -> None:
+    def run(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        y = x @ w
+        return (y.relu() @ v) * y.sigmoid()
+
+    assert_fuses(Function(run), torch.randn(16, 32), torch.randn(32, 28), torch.randn(28, 28), launches=2)

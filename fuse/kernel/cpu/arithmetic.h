@@ -44,6 +44,9 @@ template <typename Real> FUSE_INLINE Real fuse_chosen(bool condition, Real a, Re
     return fuse_from_bits((fuse_bits(a) & mask) | (fuse_bits(b) & ~mask));
 }
 
+// A bool in memory, read as a byte: GCC makes no vectors of loops that load bools among floats.
+FUSE_INLINE bool fuse_truth(const bool &at) { return *(const uint8_t *)&at != 0; }
+
 FUSE_INLINE float fuse_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FUSE_INLINE double fuse_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 

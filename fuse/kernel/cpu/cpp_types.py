@@ -43,7 +43,13 @@ def register(dtype: torch.dtype) -> str:
 
 
 def loaded(dtype: torch.dtype, text: str) -> str:
-    """An element of memory in a register."""
+    """An element of memory in a register.
+
+    >>> loaded(torch.float32, "x[i]"), loaded(torch.bool, "mask[i]")
+    ('x[i]', 'fuse_truth(mask[i])')
+    """
+    if dtype is torch.bool:
+        return f"fuse_truth({text})"
     return f"fuse_to_float({text})" if dtype in dtypes.HALVES else text
 
 

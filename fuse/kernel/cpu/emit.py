@@ -64,6 +64,8 @@ _CLAUSE = {
 }
 _IN_LANES = ("sum", "prod", "max", "min", "largest")
 _LANES = 16
+SHORT = 1024
+"""Iterations up to which what is left behind the last whole vector counts."""
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
 
 
@@ -303,7 +305,16 @@ def _pragma(loop: For, threads: Threads) -> str:
         return "parallel for" + (f" collapse({levels})" if levels > 1 else "") + clauses
     if splits and simd:
         return "parallel for simd" + clauses
-    return "simd" + clauses if simd else ""
+    narrow = f" simdlen({_LANES})" if _leaves_a_rest_of_truths(loop) else ""
+    return "simd" + narrow + clauses if simd else ""
+
+
+def _leaves_a_rest_of_truths(loop: Loop) -> bool:
+    """Whether a short loop stores bools: compilers make vectors of as many elements as a register holds bytes, and take
+    the elements that are left one by one, with jumps that depend on the data."""
+    few = loop.bounds is not None or type(loop.extent) is not int or loop.extent < SHORT
+    whole = loop.bounds is None and divides(2 * _LANES, loop.extent)
+    return few and not whole and any(isinstance(s, Store) and s.buffer.dtype is torch.bool for s in loop.body)
 
 
 def _heading(loop: For) -> str:

@@ -46,6 +46,7 @@ from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.recipes import Unsupported
 from fuse.kernel.schedule import with_splits
 from fuse.kernel.target import Written
+from fuse.kernel.tidy import merged
 from fuse.kernel.values import Computation, Concat, Map, Output, Patches, PatchRows, Product, Reindex, Scan, Value
 
 LARGEST_PANEL = 128 * 1024
@@ -299,13 +300,14 @@ def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
 
 
 def _columns(body: Sequence[Statement], atoms: Sequence[tuple[str, int]]) -> list[Statement]:
-    """The loops over columns, limited to those of a tile."""
+    """The loops over columns, limited to those of a tile: one loop where all that it touches lies in their order."""
     found: list[Statement] = []
     first, last = (position(name) for name in ("first_column", "last_column"))
     for statement in body:
         if isinstance(statement, For) and statement.atom == atoms[0][0]:
-            if len(atoms) == 1:
-                found.append(replace(statement, bounds=(first, last)))
+            whole = merged(statement)
+            if len(atoms) == 1 or whole.atom == atoms[1][0]:
+                found.append(replace(whole, bounds=(first, last)))
                 continue
             (outer, _), (inner, extent) = atoms
             start = Affine.of(outer) * extent
