@@ -657,6 +657,22 @@ def training_steps_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def convolutions_table(results: dict[str, Any]) -> list[str]:
+    """A row a convolution: times, and what eager and ``torch.compile`` take for each of fuse's."""
+    lines = [
+        "| convolution | call us | eager / fuse | compile / fuse | step us | eager / fuse | compile / fuse |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for case in results["cases"]:
+        cells = [f"`{case['target']}`"]
+        for way in ("call", "step"):
+            times = case[way]
+            ratios = [f"{times[peer] / times['fuse']:.2f}" for peer in ("eager", "compile")]
+            cells += [f"{times['fuse']:.0f}", *ratios]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def ratio(quartiles: dict[str, float]) -> str:
     return f"{quartiles['median']:.2f} ({quartiles['lower_quartile']:.2f} - {quartiles['upper_quartile']:.2f})"
 
@@ -715,6 +731,7 @@ TABLES = {
     "recurrent_in_short": short_recurrent_table,
     "training": speed_table,
     "training_steps": training_steps_table,
+    "convolutions": convolutions_table,
     "zoo": zoo_table,
 }
 """Each from the results of its name; ``_in_short`` and ``_launches`` from those of the whole table."""

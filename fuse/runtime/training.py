@@ -280,9 +280,14 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
         if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):  # 4 us less than to enter both
             return None, *ctx.training.backward(ctx.saved_tensors, tangents, ctx.ran)
+        saved = ctx.saved_tensors
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            gradients = ctx.training.backward(ctx.saved_tensors, tangents, ctx.ran)
-        return None, *(_once(gradients) if torch.is_grad_enabled() else gradients)
+            gradients = ctx.training.backward(saved, tangents, ctx.ran)
+        if not torch.is_grad_enabled():
+            return None, *gradients
+        leaves = [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
+        made_of = [one for one in (*saved, *tangents, *leaves) if one is not None and one.requires_grad]
+        return None, *_once(gradients, made_of)
 
 
 def _is_batched(tensor: Tensor) -> bool:
@@ -302,9 +307,9 @@ def _lies_as(tangent: Tensor, layout: Tensor) -> bool:
     return tangent.stride() == layout.stride() and not tangent.is_neg() and not tangent.is_conj()
 
 
-def _once(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The same gradients, but that their own gradients raise."""
+def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor]) -> list[Tensor | None]:
+    """The same gradients, but that their own gradients raise, by whichever of ``made_of`` they are taken."""
     made = [gradient for gradient in gradients if gradient is not None]
-    guard = torch._C._functions.DelayedError(TWICE, len(made))
-    guarded = iter(guard(*(gradient.detach().requires_grad_() for gradient in made)))
+    guard = torch._C._functions.DelayedError(TWICE, len(made) + len(made_of))
+    guarded = iter(guard(*(gradient.detach().requires_grad_() for gradient in made), *made_of))
     return [None if gradient is None else next(guarded) for gradient in gradients]

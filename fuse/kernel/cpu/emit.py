@@ -309,7 +309,7 @@ def _pragma(loop: For, threads: Threads) -> str:
     return "simd" + narrow + clauses if simd else ""
 
 
-def _leaves_a_rest_of_truths(loop: Loop) -> bool:
+def _leaves_a_rest_of_truths(loop: For) -> bool:
     """Whether a short loop stores bools: compilers make vectors of as many elements as a register holds bytes, and take
     the elements that are left one by one, with jumps that depend on the data."""
     few = loop.bounds is not None or type(loop.extent) is not int or loop.extent < SHORT
