@@ -58,8 +58,8 @@ def _mergeable(statement: Statement, outer: str, inner: For) -> bool:
     if not isinstance(statement, (Load, Store)):
         return False
     if isinstance(statement, Load):
-        asked = [term.position for term in statement.indirect] + [statement.guard] * (statement.guard is not None)
-        if any({outer, inner.atom} & names_in(expression) for expression in asked):
+        asked = (*(term.position for term in statement.indirect), statement.guard)
+        if any({outer, inner.atom} & names_in(expression) for expression in asked if expression is not None):
             return False
     return all(o.step(outer).is_always(o.step(inner.atom) * inner.extent) for o in _offsets(statement))
 
