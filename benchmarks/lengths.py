@@ -8,7 +8,8 @@
 The models are a GRU loop with a mask, ``models/rnnsearch.py`` (two lengths: source and target) and
 ``models/bert_crf.py``. Default settings, caches cold, a process for each model, way, contestant, and inference or
 training step (forward and backward, no optimizer). Seconds are the processor's, compilers included: other programs
-disturb them less. ``python -m benchmarks.lengths [BATCHES]``.
+disturb them less. ``python -m benchmarks.lengths [BATCHES]``; ``python -m benchmarks.lengths MODEL [BATCHES]`` measures
+one model and leaves the other rows of the file as they are.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fuse
-from benchmarks.common import ROOT, compilations, processor_seconds, save
+from benchmarks.common import RESULTS, ROOT, compilations, processor_seconds, save
 from fuse.graph.load import load
 
 BATCHES = 200
@@ -193,15 +194,25 @@ def case(name: str, way: str, kind: str, batches: int) -> dict[str, Any]:
     return found
 
 
+def with_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the file, those of one model replaced or added, in the order of the table."""
+    path = RESULTS / "lengths.json"
+    others = json.loads(path.read_text())["cases"] if path.exists() else []
+    kept = [one for one in others if one["model"] != rows[0]["model"]]
+    order = list(MODELS)
+    return sorted([*kept, *rows], key=lambda one: (KINDS.index(one["kind"]), order.index(one["model"])))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if len(sys.argv) > 3:
         print(json.dumps(measured(*sys.argv[1:5], batches=int(sys.argv[5]))))
     else:
-        batches = int(sys.argv[1]) if len(sys.argv) > 1 else BATCHES
-        cases = []
-        for kind in KINDS:
-            for name, model in MODELS.items():
-                for way in model.ways:
-                    cases.append(case(name, way, kind, batches))
-                    print(cases[-1], file=sys.stderr, flush=True)
-        save("lengths", cases)
+        chosen = [one for one in sys.argv[1:] if one in MODELS] or list(MODELS)
+        batches = next((int(one) for one in sys.argv[1:] if one.isdigit()), BATCHES)
+        for name in chosen:
+            rows = []
+            for kind in KINDS:
+                for way in MODELS[name].ways:
+                    rows.append(case(name, way, kind, batches))
+                    print(rows[-1], file=sys.stderr, flush=True)
+            save("lengths", with_rows(rows))
