@@ -28,7 +28,7 @@ from fuse.loops.native import copied, lasts_to_copy
 from fuse.loops.reads import Link, Read, is_link, leaves, parts, read_of, replace_leaves
 from fuse.loops.rolling import Rolled
 from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
-from fuse.loops.step_constants import Numbers, StepTable
+from fuse.loops.step_constants import Numbers, StepTable, counted
 from fuse.rewrite import surgery
 from fuse.rewrite.regions import owner
 
@@ -86,7 +86,10 @@ def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
 def operand_node(graph: GraphModule, operand: Operand, before: Node) -> Node:
     """The node that stands for an operand, made in front of ``before`` where there is none yet."""
     match operand:
-        case Numbers() | StepTable():
+        case Numbers():
+            origin = counted(operand, surgery.fake_mode(graph.graph))
+            return surgery.add_constant(graph, operand.tensor(), like=before, origin=origin)
+        case StepTable():
             return surgery.add_constant(graph, operand.tensor(), like=before)
         case Moved():
             node = operand.source

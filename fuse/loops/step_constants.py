@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Graph, Node
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fuse import ops
 from fuse.loops.reads import Leaf, Link, Obstacle, Read, leaves, replace_leaves
 from fuse.rewrite import surgery
+from fuse.rewrite.constants import value_of_origin
 from fuse.rewrite.evaluate import FILLS
 
 aten = torch.ops.aten
@@ -48,6 +51,30 @@ class Numbers:
 
     def tensor(self) -> torch.Tensor:
         return torch.tensor(self.values, dtype=self.dtype)
+
+
+def counted(numbers: Numbers, mode: FakeTensorMode) -> GraphModule | None:
+    """How numbers that count are computed from where they begin and end: a graph without inputs; None for others.
+
+    >>> origin = counted(Numbers((0, 1, 2), torch.int64), FakeTensorMode())
+    >>> value_of_origin(origin)
+    tensor([0, 1, 2])
+    >>> counted(Numbers((0, 1, 4), torch.int64), FakeTensorMode())
+    """
+    values = numbers.values
+    if len(values) < 2 or any(type(value) is not int for value in values):
+        return None
+    step = int(values[1] - values[0])
+    if step == 0 or any(b - a != step for a, b in pairwise(values)):
+        return None
+    made = Graph()
+    bounds = (values[0], values[-1] + step, step)
+    node = made.call_function(aten.arange.start_step, bounds, {"dtype": numbers.dtype, "device": torch.device("cpu")})
+    node.meta.update(val=mode.from_tensor(numbers.tensor()), source="")
+    made.output((node,)).meta.update(val=(node.meta["val"],), source="")
+    origin = _LazyGraphModule(nn.Module(), made)
+    value = value_of_origin(origin)
+    return origin if value is not None and torch.equal(value, numbers.tensor()) else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -292,6 +292,34 @@ def part_of_range(m: Model, x: Tensor) -> Tensor:
     return m.first(x).exp() if t == 16 else m.first(x).tanh()
 
 
+def masked_by_numbers(m: Model, x: Tensor) -> Tensor:
+    h, lengths = x.new_zeros(x.shape[1], WIDTH), torch.arange(x.shape[1]) * 3 + 2
+    for t, step in enumerate(x):
+        h = torch.where((t < lengths)[:, None], torch.tanh(m.first(step) + h), h)
+    return h
+
+
+def numbers_from_the_end(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.first(x[t]) * (x.shape[0] - t) + h)
+    return h
+
+
+def numbers_with_an_exception(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.first(x[t]) * (t if x.shape[0] != 17 else 2 * t) + h)
+    return h
+
+
+def numbers_with_a_bound(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.first(x[t]) * min(t, 16) + h)
+    return h
+
+
 def infer(model: nn.Module, double: nn.Module, fused: Any, x: Tensor) -> None:
     with torch.no_grad():
         got, eager, exact = (as_list(m(y)) for m, y in ((fused, x), (model, x), (double, x.double())))
@@ -315,7 +343,8 @@ OTHERS = [
     elements_of_shape, bytes_of, among, among_set, larger, sorted_sizes, rounded_up, true_division, converted,
     numbered, after_the_loop, every_other, length_of_list, counted_last, with_numpy, of_a_part, cached,
     strange_mask, blocks, counted_by_hand, counted_by_sum, counted_on, power_of_two, power_by_its_name, common_factor,
-    bits, rounded, asked_by_function, part_of_range,
+    bits, rounded, asked_by_function, part_of_range, masked_by_numbers,
+    numbers_from_the_end, numbers_with_an_exception, numbers_with_a_bound,
 ]  # fmt: skip
 
 
@@ -407,7 +436,7 @@ def dropped(m: Model, x: Tensor) -> Tensor:
     return F.dropout(m.first(x), 0.3, training=True).tanh()
 
 
-TRAINED = [loop, attention, two_results, mean, dropped]
+TRAINED = [loop, attention, two_results, mean, dropped, masked_by_numbers]
 OTHERS_TRAINED = [
     branch, inner_size, own_gradient, hooks_of_saved, checkpointed, detached_at, asks_for_gradients
 ]  # fmt: skip
