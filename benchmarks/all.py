@@ -26,6 +26,7 @@ if __name__ == "__main__":
         "albert",
         "memory",
         "blocks",
+        "convolutions",
         "training",
         "crf_share",
         "op_db",
