@@ -124,6 +124,32 @@ def test_a_class_that_was_never_tried_is_tried_when_it_is_first_met(registered, 
     assert calls == []
 
 
+def test_a_pattern_is_tried_once_for_the_same_code(registered, monkeypatch):
+    """Neither as a whole nor on the classes of its calls, in this process or in another one."""
+
+    class Halves:
+        def pattern(self, x):
+            return torch.tanh(x) * 0.5
+
+        def replace(self, x):
+            return 0.5 * torch.tanh(x)
+
+    calls: list[str] = []
+    judged, verified = trials.judged_call, trials.verify
+    monkeypatch.setattr(trials, "judged_call", lambda *given: calls.append("class") or judged(*given))
+    monkeypatch.setattr(trials, "verify", lambda *given, **named: calls.append("whole") or verified(*given, **named))
+    registered(Halves)
+    assert became(lambda x: torch.tanh(x) * 0.5, randn(4, 8))[0] == [("Halves", 1)]
+    assert calls.count("whole") == 1
+    assert 0 < calls.count("class") <= 8
+    trials.refusal.cache_clear()  # as in the next process
+    trials._known.clear()
+    monkeypatch.setattr(trials, "verify", lambda *given, **named: pytest.fail("tried as a whole once more"))
+    monkeypatch.setattr(trials, "judged_call", lambda *given: pytest.fail("its class is tried once more"))
+    registered(Halves)
+    assert became(lambda x: torch.tanh(x) * 0.5, randn(4, 8))[0] == [("Halves", 1)]
+
+
 def test_wrong_on_nan_is_refused_unless_finite(registered):
     class Relu:
         def pattern(self, x):
