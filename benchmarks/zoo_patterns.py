@@ -1,6 +1,6 @@
 """Which patterns of fuse fire in published models, and what it costs a model to have all of them on.
 
-    python -m benchmarks.zoo_patterns                    which fire, in every model of the zoo
+    python -m benchmarks.zoo_patterns                    which fire, in every model of the zoo and of models/
     python -m benchmarks.zoo_patterns llama timm --time  the models whose name holds one of the words; where a pattern
                                                          fires, their speed with all patterns over that with none, too
 
@@ -22,11 +22,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks import zoo
-from benchmarks.common import RESULTS, save
+from benchmarks.common import RESULTS, ROOT, save
 
 ROUNDS, SECONDS = 15, 0.1
 PATTERN_PASSES = ("match_patterns", "pattern_gradients")
 WANTED = 0.95
+OWN = "models"
+"""The folder of our own models, as those of the zoo have a module each."""
 
 
 def measured(name: str, group: str, timed: bool) -> dict[str, Any]:
@@ -34,16 +36,18 @@ def measured(name: str, group: str, timed: bool) -> dict[str, Any]:
     import torch
 
     import fuse
+    from fuse.graph.load import load
     from fuse.rewrite import registry
     from fuse.rewrite.patterns.registry import ALL, also
 
-    def build() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        torch.manual_seed(0)
-        model, args, kwargs = importlib.import_module(f"benchmarks.{group}").CASES[name](1)
-        return model.eval(), args, kwargs
-
     others = [one.name for one in registry.select(None, (), ()) if one.name not in PATTERN_PASSES]
-    model, args, kwargs = build()
+    torch.manual_seed(0)
+    if group == OWN:
+        loaded = load(str(ROOT / name), real=True)
+        model, args, kwargs = loaded.model, loaded.args, loaded.kwargs
+    else:
+        model, args, kwargs = importlib.import_module(f"benchmarks.{group}").CASES[name](1)
+    model.eval()
     with torch.no_grad():
         without = fuse.show(model, args, kwargs, passes=others)
         with also([ALL]):
@@ -127,7 +131,8 @@ def main() -> int:
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([f"benchmarks.{group}" for group in zoo.GROUPS])
     slow = []
-    for name, group in zoo.names().items():
+    own = {f"models/{path.name}": OWN for path in sorted((ROOT / OWN).glob("[a-z]*.py"))}
+    for name, group in {**own, **zoo.names()}.items():
         before = known_cases()
         if given.words and not any(word in name for word in given.words):
             continue

@@ -25,6 +25,10 @@ class LabelSmoothing:
         loss = -logs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
         return const("kept", 0.9) * loss + const("smoothing", 0.1) * -logs.mean(-1)
 
+    def check(self, m: Match) -> Failure | None:
+        rows = m["logits"].meta["val"].shape[:-1] == m["target"].meta["val"].shape
+        return None if rows else m.fail("there is not one target for each row", m["target"])
+
     def replace(self, logits: Tensor, target: Tensor) -> Any:
         largest = logits.amax(-1)
         whole = (logits - largest.unsqueeze(-1)).exp().sum(-1).log() + largest

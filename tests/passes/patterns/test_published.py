@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -69,6 +70,36 @@ def test_it_is_found_in_its_structure_and_what_stands_in_its_place_is_right(name
         wide = reference.reshape(mine[place].shape) if mine[place].is_floating_point() else None
         assert not compare("result", mine[place], eager[place], wide).problem
     assert capfd.readouterr().err == ""
+
+
+REPLACED = [name for name in PUBLISHED if OWN[name].replace is not None]
+
+
+def of_one_element(arguments: tuple[Tensor, ...]) -> Iterator[list[Tensor]]:
+    """The arguments with one dimension of one of them cut to a single element, which is broadcast where it may be."""
+    for place, argument in enumerate(arguments):
+        for dim in range(argument.dim()):
+            cut = argument.narrow(dim, 0, 1).clone()
+            yield [cut if number == place else one for number, one in enumerate(arguments)]
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_it_is_right_or_stays_where_an_argument_is_broadcast(name):
+    published = PUBLISHED[name]
+    model = Function(published.function)
+    for given in of_one_element(published.arguments):
+        try:
+            published.function(*given)
+        except (RuntimeError, IndexError, ValueError):  # the structure itself does not take it
+            continue
+        graph = captured(published.function, tuple(given))
+        tensors = tensors_of(graph, model, given)
+        with torch.no_grad(), registry.alone(OWN[name]):
+            eager = graph(*tensors)
+            run_passes(graph, [match_patterns.__name__])
+            mine = graph(*tensors)
+        for one, other in zip(mine, eager, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
