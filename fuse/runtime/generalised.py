@@ -12,7 +12,7 @@ A new size gets the graph of others if all of this holds:
 - ``forward`` run at three sizes (:mod:`fuse.runtime.telling`) that note how they are used
   (:mod:`fuse.runtime.size_reads`) compared or divided them only in ways that come out the same for the new ones.
 - Each of its sizes differs from theirs by a multiple of what theirs differ by: where all were even, nothing is known of
-  odd ones.
+  odd ones. Their products and sums differ, too: of batches that all have 48 tokens, a mean is always a 48th of a sum.
 - Each number of the new graph is neither smaller nor larger than it was in all of these graphs, and of each two numbers
   the larger is the one that was in one of these graphs: whatever else compared numbers on the way (a pass, an operator
   that takes itself apart) had either answer before, and the text is the same.
@@ -23,9 +23,9 @@ Kernels are found or made for the new numbers as for those of a capture.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -209,6 +209,8 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
     names = [f"n{i}" for i in range(len(found[0]))]
     if any(len({one.numbers[place] for one in same}) < FEWEST_VALUES for place in found[0]):
         return None
+    if any(len(set(numbers)) < FEWEST_VALUES for numbers in _of_several(relation, [one.numbers for one in same])):
+        return None
     places = [_place_of(name, relation[: last.arguments]) for name in names]
     if not all(places):
         return None
@@ -236,6 +238,30 @@ def _same_constants(one: GraphModule, other: GraphModule) -> bool:
     pairs = zip(one.meta["signature"].inputs, other.meta["signature"].inputs, strict=True)
     made = ((a.value, b.value) for a, b in pairs if a.value is not None and a.origin is None)
     return all(a is b or (b is not None and a.dtype == b.dtype and torch.equal(a, b)) for a, b in made)
+
+
+def _of_several(relation: Relation, calls: Sequence[Numbers]) -> Iterator[Numbers]:
+    """What operators compute of several sizes, in each call: products and sums of two, and products of more.
+
+    Where such a number was always the same, as in batches of 48 tokens, what follows from it says nothing of others:
+    gradients of a mean are divided by 48. It need be no number of a graph, and what does follow from it may be a float.
+
+    >>> list(_of_several((((("n0",), 1),), ((("n1",), 1),), 64), [(8, 6, 64), (12, 4, 64)]))
+    [(48, 48), (14, 16)]
+    """
+    columns: dict[str, dict[Numbers, None]] = {}  # of each size: its values, and those of a few more or less
+    for terms, column in zip(relation, zip(*calls, strict=True), strict=True):
+        if isinstance(terms, tuple):
+            ((factors, times), *_) = (term for term in terms if term[0])
+            if times == 1 and len(factors) == 1 and sum(1 for term in terms if term[0]) == 1:
+                columns.setdefault(factors[0], {})[column] = None
+    for one, other in combinations(columns.values(), 2):
+        for a, b in product(one, other):
+            yield tuple(x * y for x, y in zip(a, b, strict=True))
+            yield tuple(x + y for x, y in zip(a, b, strict=True))
+    for count in range(3, len(columns) + 1):
+        for chosen in combinations(columns.values(), count):
+            yield tuple(map(math.prod, zip(*map(next, map(iter, chosen)), strict=True)))
 
 
 def _steps(had: Sequence[int]) -> tuple[int, int]:

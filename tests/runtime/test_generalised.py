@@ -472,6 +472,23 @@ def test_gradients_are_right_at_every_size(function: Callable[..., Any]) -> None
     assert not resized or function not in (own_gradient, hooks_of_saved, checkpointed)
 
 
+def mean_of_all(m: Model, x: Tensor) -> Tensor:
+    return torch.tanh(x * m.first.bias).mean((0, 1))
+
+
+def squared_error(m: Model, x: Tensor) -> Tensor:
+    return F.mse_loss(x * m.first.bias, x.detach()) * m.first.bias
+
+
+@pytest.mark.parametrize("function", [mean_of_all, squared_error])
+def test_batches_of_as_many_tokens_say_nothing_of_others(function: Callable[..., Any]) -> None:
+    """Gradients are divided by the number of tokens, which was the same in all captured calls."""
+    model = Model(function)
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for length, batch in [(8, 6), (12, 4), (16, 3), (24, 2), (6, 8), (10, 4), (14, 3)]:
+        train(model, double, fused, 30 * torch.randn(length, batch, WIDTH), 1)
+
+
 def test_weights_are_frozen_and_trained_between_captured_sizes() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
     other, numbers, resized = copy.deepcopy(model), random.Random(7), 0
