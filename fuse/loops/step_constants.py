@@ -67,14 +67,15 @@ def counted(numbers: Numbers, mode: FakeTensorMode) -> GraphModule | None:
     step = int(values[1] - values[0])
     if step == 0 or any(b - a != step for a, b in pairwise(values)):
         return None
+    table = numbers.tensor()
     made = Graph()
     bounds = (values[0], values[-1] + step, step)
-    node = made.call_function(aten.arange.start_step, bounds, {"dtype": numbers.dtype, "device": torch.device("cpu")})
-    node.meta.update(val=mode.from_tensor(numbers.tensor()), source="")
+    node = made.call_function(aten.arange.start_step, bounds, {"dtype": table.dtype, "device": table.device})
+    node.meta.update(val=mode.from_tensor(table), source="")
     made.output((node,)).meta.update(val=(node.meta["val"],), source="")
     origin = _LazyGraphModule(nn.Module(), made)
     value = value_of_origin(origin)
-    return origin if value is not None and torch.equal(value, numbers.tensor()) else None
+    return origin if value is not None and torch.equal(value, table) else None
 
 
 @dataclass(frozen=True, eq=False)
