@@ -195,9 +195,7 @@ def slice_scatter(call: Call) -> Value:
     value = call.tensor("self")
     dim = call["dim"] % len(call.shape)
     start, end, step = _stretch(call, call.shape[dim])
-    if step != 1:
-        raise Unsupported("slice_scatter with a step")
-    return _overlay(value, convert(call.tensor("src"), call.dtype), dim, start, max(end, start))
+    return _overlay(value, convert(call.tensor("src"), call.dtype), dim, start, max(end, start), step)
 
 
 @recipe("select_backward")
@@ -213,9 +211,7 @@ def slice_backward(call: Call) -> Value:
     """Zeros, and a gradient at a stretch of a dimension."""
     dim = call["dim"] % len(call.shape)
     start, end, step = _stretch(call, call.shape[dim])
-    if step != 1:
-        raise Unsupported("slice_backward with a step")
-    return _among_zeros(call, call.tensor("grad_output"), dim, start, max(end, start))
+    return _among_zeros(call, call.tensor("grad_output"), dim, start, max(end, start), step)
 
 
 @recipe("glu")
@@ -232,16 +228,32 @@ def _with_dimension(value: Value, dim: int) -> Value:
     return view(value, (*value.shape[:dim], 1, *value.shape[dim:]))
 
 
-def _overlay(value: Value, piece: Value, dim: int, start: int, end: int) -> Value:
-    """``value`` with ``[start:end]`` of ``dim`` replaced by ``piece``."""
+def _overlay(value: Value, piece: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
+    """``value`` with ``[start:end:step]`` of ``dim`` replaced by ``piece``."""
+    if step != 1:
+        return _interleaved(value, piece, dim, start, step)
     pieces = [_part(value, dim, 0, start), piece, _part(value, dim, end, value.shape[dim])]
     return concat([p for p in pieces if p.shape[dim]], dim, value.shape, value.dtype)
 
 
-def _among_zeros(call: Call, piece: Value, dim: int, start: int, end: int) -> Value:
-    """Zeros with ``[start:end]`` of ``dim`` replaced by ``piece``."""
+def _interleaved(value: Value, piece: Value, dim: int, start: int, step: int) -> Value:
+    """Every ``step``-th position of ``dim`` replaced: the part at ``start`` of each row of ``step`` parts.
+
+    0 1 2 3 4 5   [1::2] = a b c   ->   0 a   ->   0 a 2 b 4 c
+                                        2 b
+                                        4 c
+    """
+    count = piece.shape[dim]
+    if start >= step or count * step != value.shape[dim]:
+        raise Unsupported("a write with steps that do not divide its tensor into equal rows")
+    rows = view(value, (*value.shape[:dim], count, step, *value.shape[dim + 1 :]))
+    return view(_overlay(rows, _with_dimension(piece, dim + 1), dim + 1, start, start + 1), value.shape)
+
+
+def _among_zeros(call: Call, piece: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
+    """Zeros with ``[start:end:step]`` of ``dim`` replaced by ``piece``."""
     zeros = Constant(call.shape, call.dtype, 0)
-    return _overlay(zeros, convert(piece, call.dtype), dim, start, end)
+    return _overlay(zeros, convert(piece, call.dtype), dim, start, end, step)
 
 
 def _part(value: Value, dim: int, start: int, end: int) -> Value:
