@@ -59,4 +59,7 @@ def prepare(found: Found, around: Surroundings) -> Misfit | None:
     """Why the gradients of a match are left to autograd, or None."""
     if reason := registry.refusal(found.form.pattern):
         return Misfit("refused", reason.removeprefix("refused: "))
-    return own_gradients.why_not(found)
+    if misfit := own_gradients.why_not(found):
+        return misfit
+    reason = registry.gradient_objection(found)
+    return Misfit("refused", reason) if reason else None

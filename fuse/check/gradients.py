@@ -17,34 +17,35 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fuse.check.judging import FLOAT64, as_float64, difference, gradients, numbered, said, sizes_of, within
-from fuse.check.samples import Sample
 from fuse.errors import FuseError
 from fuse.rewrite.patterns.backward import operator_of
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.language import running
+from fuse.rewrite.patterns.language import Environment, running
 
 MOST_ELEMENTS = 300
 """Of real inputs; with more, gradcheck projects them onto one direction."""
 
 
-def wrong_gradient(pattern: Pattern, sample: Sample, *, differences: bool) -> tuple[str, int]:
-    """What is wrong with the gradients of ``pattern`` on ``sample``, and how many are right.
+def wrong_gradient(
+    pattern: Pattern, given: Sequence[Any], environment: Environment, *, differences: bool
+) -> tuple[str, int]:
+    """What is wrong with the gradients of ``pattern`` in the call ``given``, and how many are right.
 
-    ``differences``: they are held to differences of the results, too.
+    ``differences``: they are held to differences of the results, too; else only where autograd has no gradient.
     """
-    arguments = pytree.tree_map_only(Tensor, as_float64, list(sample.arguments()))
+    arguments = pytree.tree_map_only(Tensor, as_float64, list(given))
     leaves, spec = pytree.tree_flatten(arguments)
-    real = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
+    real = [leaf.requires_grad_() for leaf in leaves if _is_real(leaf)]
     if not real:
         return "", 0
-    operator = operator_of(pattern, lambda: running(sample.environment))
+    operator = operator_of(pattern, lambda: running(environment))
 
-    def own(*given: Tensor) -> Any:
-        tensors = iter(given)
-        return operator(spec, *(next(tensors) if leaf.is_floating_point() else leaf for leaf in leaves))
+    def own(*moved: Tensor) -> Any:
+        tensors = iter(moved)
+        return operator(spec, *(next(tensors) if _is_real(leaf) else leaf for leaf in leaves))
 
-    def by_rule(*given: Any) -> Any:
-        return operator(spec, *pytree.tree_leaves(list(given)))
+    def by_rule(*these: Any) -> Any:
+        return operator(spec, *pytree.tree_leaves(list(these)))
 
     try:
         with torch.no_grad():
@@ -55,15 +56,15 @@ def wrong_gradient(pattern: Pattern, sample: Sample, *, differences: bool) -> tu
         mine = gradients(by_rule)(*arguments)
     except Exception as error:  # whatever the user's backward raises
         return str(error) if isinstance(error, FuseError) else f"backward fails, {said(error)}", 0
-    count, problem = _like_autograds(pattern, sample, arguments, by_rule, mine)
-    if not problem and differences:
+    count, problem = _like_autograds(pattern, environment, arguments, by_rule, mine)
+    if not problem and (differences or not count):
         problem = _like_differences(own, real)
     return problem, count
 
 
 def _like_autograds(
     pattern: Pattern,
-    sample: Sample,
+    environment: Environment,
     arguments: Sequence[Any],
     by_rule: Callable[..., Any],
     mine: Sequence[Tensor | None],
@@ -72,9 +73,9 @@ def _like_autograds(
         parameter.name
         for parameter, argument in zip(pattern.parameters, arguments, strict=True)
         for leaf in pytree.tree_leaves(argument)
-        if leaf.is_floating_point()
+        if _is_real(leaf)
     ]
-    plain = gradients(within(pattern.function, sample.environment))
+    plain = gradients(within(pattern.function, environment))
     try:
         wanted = plain(*arguments)
     except Exception:  # autograd has none
@@ -96,6 +97,10 @@ def _like_autograds(
             return count, f"backward: {problem}"
         count += have is not None and want is not None
     return count, ""
+
+
+def _is_real(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _like_differences(own: Callable[..., Any], real: Sequence[Tensor]) -> str:

@@ -65,6 +65,16 @@ def judged_call(pattern: Pattern, arguments: Sequence[Any], environment: Environ
     return RIGHT
 
 
+def runs(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> bool:
+    """Whether the pattern itself takes these arguments."""
+    try:
+        with torch.no_grad():
+            results(within(pattern.function, environment), arguments)
+    except Exception:  # whatever the user's function raises
+        return False
+    return True
+
+
 def difference(
     name: str, mine: Tensor, eager: Tensor, reference: Tensor | None, size: Callable[[], Tensor | None]
 ) -> str:

@@ -231,7 +231,8 @@ def _own_gradients(found: Verification, sample: Sample) -> Counterexample | None
     """The gradients that the pattern has a rule for are those of what it computes."""
     if found.pattern.backward is None:
         return None
-    problem, right = wrong_gradient(found.pattern, sample, differences=sample.what == "as usual")
+    usual = sample.what == "as usual"
+    problem, right = wrong_gradient(found.pattern, sample.arguments(), sample.environment, differences=usual)
     found.gradients += right
     return Counterexample(str(sample), problem) if problem else None
 

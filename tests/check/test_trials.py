@@ -28,6 +28,7 @@ def fresh(monkeypatch, tmp_path):
     known_ways.cache_clear()
     trials.refusal.cache_clear()
     trials._known.clear()
+    trials._numbers.clear()
 
 
 def became(function: Any, *arguments: Tensor) -> tuple[list[tuple[str, int]], set[str]]:
@@ -84,7 +85,8 @@ def test_a_pattern_is_used_where_it_is_right_and_declined_where_its_replacement_
     fired, reasons = became(layer_norm, randn(4, 8).double(), randn(8), randn(8))
     assert fired == []
     (reason,) = [one for one in reasons if one.startswith("refused")]
-    assert reason.startswith("refused: replace is not used for float64[n, n], float32[n], float32[n]; raised: replace")
+    told = "float64[n, n], float32[n], float32[n]; eps=1e-05"
+    assert reason.startswith(f"refused: replace is not used for {told}; raised: replace")
     assert "mixed dtype (CPU)" in reason
 
 
@@ -122,6 +124,62 @@ def test_a_class_that_was_never_tried_is_tried_when_it_is_first_met(registered, 
         became(lambda x: torch.tanh(x) * 0.5, randn(7))
         trials._known.clear()
     assert calls == []
+
+
+class Powers:
+    """Wrong for numbers other than those that trying it as a whole comes upon: 2, 3 and 6."""
+
+    def pattern(self, x):
+        return torch.pow(x, fuse.const("n", 2)).sum(-1)
+
+    def replace(self, x):
+        power = {2: lambda: x * x, 3: lambda: x * x * x, 6: lambda: x.pow(6)}
+        return power.get(fuse.const("n", 2), lambda: x)().sum(-1)
+
+
+def powers(*numbers):
+    return lambda x: [torch.pow(x, number).sum(-1) for number in numbers]
+
+
+def test_a_number_that_was_never_tried_is_tried_when_it_is_first_met(registered):
+    registered(Powers)
+    fired, reasons = became(powers(2, 5, 3), randn(4, 6))
+    assert fired == [("Powers", 2)]
+    assert any("replace is not used for float32[n, n]; n=5.0; wrong: result 0: error" in reason for reason in reasons)
+
+
+def test_numbers_are_tried_up_to_so_many(registered, monkeypatch):
+    """A loop may give each step a number of its own: what nobody tried is declined."""
+    monkeypatch.setattr(trials, "MAX_NUMBERS", 2)
+    registered(Powers)
+    for _ in range(2):  # the same again where the verdicts are kept
+        fired, reasons = became(powers(3, 2, 6), randn(4, 6))
+        assert fired == [("Powers", 2)]
+        assert any("n=6.0; not tried: 2 calls that differ in numbers alone were tried" in reason for reason in reasons)
+        trials._known.clear()
+        trials._numbers.clear()
+
+
+def test_a_pattern_of_the_library_is_tried_on_each_class_of_calls_too(registered):
+    """What holds of a pattern everywhere is held by tests of the library, what depends on a call is tried there."""
+
+    class Means:
+        def pattern(self, x, y):
+            return torch.tanh(x - y).mean(0)
+
+        def replace(self, x, y):
+            return torch.tanh(x - y).sum(0) / y.shape[0]
+
+    Means.__module__ = "fuse.passes.patterns.means"
+    registered(Means)
+
+    def means(x, y):
+        return torch.tanh(x - y).mean(0)
+
+    assert became(means, randn(4, 6), randn(4, 6))[0] == [("Means", 1)]
+    fired, reasons = became(means, randn(4, 6), randn(1, 6))
+    assert fired == []
+    assert any("replace is not used for float32[n, n], float32[1, n]; wrong" in reason for reason in reasons)
 
 
 def test_a_pattern_is_tried_once_for_the_same_code(registered, monkeypatch):

@@ -293,6 +293,22 @@ def test_a_wrong_gradient_is_not_used(registered):
     assert any("backward: gradient of x: error" in one.reason for one in report.rejected if one.pass_name == OWN)
 
 
+def test_a_gradient_is_tried_on_each_class_of_calls(registered):
+    """It is right for squares, with which it is tried as a whole."""
+
+    @registered
+    class Power:
+        def pattern(self, x: Tensor) -> Tensor:
+            return torch.tanh(torch.pow(x, fuse.const("n", 2)))
+
+        def backward(self, grad: Tensor, x: Tensor, *, result: Tensor) -> Tensor:
+            return grad * (1 - result * result) * fuse.const("n", 2) * x
+
+    report = trains(lambda w, x: torch.tanh((x @ w) ** 2) + torch.tanh(x**3), *inputs((4, 6)), fired={"Power": 1})
+    told = "backward is not used for float32[n, n]; n=3.0; wrong: backward: gradient of x: error"
+    assert any(told in one.reason for one in report.rejected)
+
+
 @pytest.mark.parametrize(
     "backward",
     [lambda self, x: x, lambda self, grad, y: y, lambda self, grad, x, *, output: x, lambda self, *all_of_them: 0],

@@ -4,17 +4,21 @@
     float64[n, n], float32[n]                  raised    replace raises RuntimeError: mixed dtype (CPU)
     float32[n, 1] transposed, float32[n]       wrong     result 0: error 0.5 at (0, 0), allowed 1.2e-06
 
-A class says dtypes, ranks, where sizes are 0 or 1 (which is what is broadcast), and how tensors lie in memory; of the
-sizes themselves it says nothing. A pattern is used in calls of a class that it was right on.
+A class says dtypes, ranks, where sizes are 0 or 1 (which is what is broadcast), how tensors lie in memory, and the
+pattern's own numbers; of the sizes themselves it says nothing. A pattern is used in calls of a class that it was right
+on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import Tensor
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 Outcome = Literal["right", "raised", "wrong", "not tried"]
 
@@ -33,14 +37,14 @@ class Trial:
 RIGHT = Trial("right")
 
 
-def class_of(arguments: Sequence[Any], choices: Mapping[str, int]) -> str:
-    """The class of a call: its tensors, lists of tensors and None where one is not read, and the alternatives taken.
+def class_of(arguments: Sequence[Any], choices: Mapping[str, int], constants: Mapping[str, Any] = _NONE) -> str:
+    """The class of a call: its tensors, lists of tensors and None where one is not read, alternatives taken, numbers.
 
     >>> import torch
-    >>> class_of([torch.ones(2, 3), torch.ones(1, 3).half(), [torch.ones(3, 2).t()]], {"bias": 1})
-    'float32[n, n], float16[1, n], [float32[n, n] transposed]; bias=1'
+    >>> class_of([torch.ones(2, 3), torch.ones(1, 3).half(), [torch.ones(3, 2).t()]], {"bias": 1}, {"eps": 0.1})
+    'float32[n, n], float16[1, n], [float32[n, n] transposed]; bias=1, eps=0.1'
     """
-    taken = ", ".join(f"{name}={position}" for name, position in choices.items())
+    taken = ", ".join(f"{name}={value!r}" for name, value in [*choices.items(), *constants.items()])
     told = ", ".join(map(_told, arguments))
     return f"{told}; {taken}" if taken else told
 

@@ -29,6 +29,10 @@ class Verifier(Protocol):
     def trial(self) -> Callable[[Found], Trial]:
         """What came of trying a pattern on calls of the class that a match is of."""
 
+    @property
+    def gradient_trial(self) -> Callable[[Found], Trial]:
+        """What came of trying a pattern's rule for gradients on such calls."""
+
 
 class Shelf(Protocol):
     """Keeps bytes on disk, by a key."""

@@ -22,7 +22,7 @@ from fuse.errors import FuseError
 from fuse.rewrite.installed import BrokenPlugin, Installed
 from fuse.rewrite.patterns import handed
 from fuse.rewrite.patterns.definition import Failure, Match, Pattern, define
-from fuse.rewrite.patterns.domain import class_of
+from fuse.rewrite.patterns.domain import Trial, class_of
 from fuse.rewrite.patterns.exact import Found
 from fuse.rewrite.patterns.pairs import define_pair
 
@@ -138,20 +138,28 @@ def find(name: str) -> Pattern:
 def refusal(pattern: Pattern) -> str | None:
     """Why ``pattern`` must not be used at all: a call on which its replacement is wrong; None where none is known.
 
-    A pattern is tried before it is first used, and what was found is remembered. Those that come with fuse are tried by
-    its tests.
+    A pattern is tried before it is first used, and what was found is remembered. What a pattern is everywhere follows
+    from its code: those that come with fuse are tried so by its tests, which takes up to three seconds each, and never
+    again. What depends on a call is asked of :func:`objection`, of theirs as of others'.
     """
     return None if _is_ours(pattern) else handed.verifier().refusal(pattern)
 
 
 def objection(found: Found) -> str | None:
     """Why the replacement must not be used for ``found``: it does not hold for calls of that class."""
-    if _is_ours(found.form.pattern):
-        return None
-    trial = handed.verifier().trial(found)
+    return _unless_right("replace", found, handed.verifier().trial(found))
+
+
+def gradient_objection(found: Found) -> str | None:
+    """Why the pattern's rule for gradients must not be used for ``found``."""
+    return _unless_right("backward", found, handed.verifier().gradient_trial(found))
+
+
+def _unless_right(method: str, found: Found, trial: Trial) -> str | None:
     if trial.outcome == "right":
         return None
-    return f"replace is not used for {class_of(found.setting.arguments, found.form.choices)}; {trial}"
+    told = class_of(found.setting.arguments, found.form.choices, found.constants)
+    return f"{method} is not used for {told}; {trial}"
 
 
 def _is_ours(pattern: Pattern) -> bool:
