@@ -7,12 +7,12 @@
     products              mm + add, addmm and linear;  mm, bmm and matmul of any rank
     composed              silu(x) and x * sigmoid(x);  glu;  addcmul and addcdiv
     bounds                relu, clamp_min(0) and clamp(min=0);  hardtanh and clamp
-    choices               masked_fill and where;  x > y and y < x
+    choices               masked_fill, index_put by a mask and where;  x > y and y < x
     fills                 zeros_like, new_zeros, full and scalar_tensor
     averages              mean and sum * (1 / n);  keepdim and unsqueeze
     pieces                stack and cat of unsqueezed;  select, narrow, split and slices
     views                 transpose, t and permute;  view, reshape, flatten, squeeze and unsqueeze
-    copies                clone, contiguous and the tensor itself
+    copies                clone, contiguous, copy, slice_scatter of everything and the tensor itself
 
 All of them hold for every value of every element, but that ``quotients`` and ``averages`` may differ in the last bit.
 What one operator converts before it computes is converted in its term, and what it has in between in float16 is
@@ -314,6 +314,19 @@ def _masked_fill(terms: Terms, a: Arguments, look: Look) -> Term:
     return views.pointwise(terms, "where", [a["mask"], value, a["self"]], look)
 
 
+@rule("choices", "index_put", makes="where index_put")
+def _index_put(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    """What a mask chooses is one value, or one row: as many elements as it chooses are no element of a kernel."""
+    (mask, *more), values = a["indices"], a["values"]
+    if a["accumulate"] or more or not isinstance(mask, Term) or mask.dtype != torch.bool or not mask.shape:
+        return None
+    inner_rank = len(look.shape) - len(mask.shape)
+    if len(values.shape) > inner_rank:
+        return None
+    mask = views.reshape(terms, mask, (*mask.shape, *[1] * inner_rank))
+    return views.pointwise(terms, "where", [mask, values, a["self"]], look)
+
+
 @rule("choices", "gt", makes="lt")
 def _gt(terms: Terms, a: Arguments, look: Look) -> Term:
     return views.pointwise(terms, "lt", [operand(terms, a["other"], a["self"]), a["self"]], look)
@@ -458,6 +471,31 @@ def _same(_terms: Terms, a: Arguments, _look: Look) -> Term:
 @rule("copies", "repeat", makes="repeat")
 def _repeat(terms: Terms, a: Arguments, look: Look) -> Term | None:
     return views.reshape(terms, a["self"], look.shape) if all(count == 1 for count in a["repeats"]) else None
+
+
+@rule("copies", "copy")
+def _copy(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    return _written(terms, a["src"], look)
+
+
+@rule("copies", "slice_scatter", makes="slice_scatter")
+def _slice_scatter(terms: Terms, a: Arguments, look: Look) -> Term | None:
+    size, step = look.shape[a["dim"]], a["step"]
+    start, end, _ = slice(a["start"], a["end"]).indices(size)
+    return _written(terms, a["src"], look) if (start, end, step) == (0, size, 1) else None
+
+
+@rule("copies", "flip", makes="flip")
+def _flip(_terms: Terms, a: Arguments, look: Look) -> Term | None:
+    x: Term = a["self"]
+    return x if all(look.shape[dim] == 1 for dim in a["dims"]) else None
+
+
+def _written(terms: Terms, source: Term, look: Look) -> Term | None:
+    """All that a tensor like ``look`` holds after ``source`` was copied into it."""
+    if source.look.device != look.device:
+        return None
+    return views.expand(terms, views.cast(terms, source, look.dtype), look.shape)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("copies", "_to_copy")

@@ -10,7 +10,7 @@ from benchmarks.reflexive import SETTINGS, _case, pattern_of, sweep
 
 FUNCTIONS = (
     "addmm clamp masked.cumsum nn.functional.cosine_similarity nn.functional.cross_entropy nn.functional.layer_norm "
-    "nn.functional.smooth_l1_loss std where"
+    "nn.functional.pad.circular nn.functional.smooth_l1_loss std where"
 )
 
 

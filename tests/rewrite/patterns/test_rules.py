@@ -47,6 +47,10 @@ def terms(function: Callable[..., Any], *arguments: Tensor, table: Terms | None 
     return tuple(known[node] for node in traced.outputs)
 
 
+def _put(x: Tensor, row: Tensor, mask: Tensor) -> Tensor:
+    return x.index_put((mask[:, 0],), row)
+
+
 SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]]] = [
     ("commutative", lambda x, y: x + y, lambda x, y: torch.add(y, x), (X, Y)),
     ("commutative", lambda x, y: torch.maximum(x, y), lambda x, y: torch.maximum(y, x), (X, Y)),
@@ -87,6 +91,8 @@ SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]
     ("bounds", lambda x: F.relu6(x), lambda x: x.clamp(0, 6), (X,)),
     ("choices", lambda x, m: x.masked_fill(m, 2.0), lambda x, m: torch.where(m, 2.0, x), (X, MASK)),
     ("choices", lambda x, m: x.masked_fill(m, 2), lambda x, m: torch.where(m, torch.scalar_tensor(2), x), (X, MASK)),
+    ("choices", lambda x, y, m: x.index_put((m,), y[0, 0]), lambda x, y, m: torch.where(m, y[0, 0], x), (X, Y, MASK)),
+    ("choices", _put, lambda x, r, m: torch.where(m[:, 0, None], r, x), (X, ROW, MASK)),
     ("fills", lambda x: torch.sub(1, x), lambda x: 1 - x, (X,)),
     ("fills", lambda x: x / torch.scalar_tensor(8), lambda x: x * 0.125, (X,)),
     ("fills", lambda x: x.clamp_min(torch.full((), 0.1)), lambda x: x.clamp(min=0.1), (X,)),
@@ -113,6 +119,10 @@ SAME: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor, ...]
     ("copies", lambda x: x.t().contiguous().exp(), lambda x: x.t().exp(), (X,)),
     ("copies", lambda x: x.clone().float().exp(), lambda x: x.exp(), (X,)),
     ("copies", lambda x: x.repeat(1, 1, 1).exp(), lambda x: x[None].exp(), (X,)),
+    ("copies", lambda x, y: torch.zeros(4, 6).copy_(x + y), lambda x, y: x + y, (X, Y)),
+    ("copies", lambda x, r: x.half().copy_(r).exp(), lambda x, r: r.half().expand(4, 6).exp(), (X, ROW)),
+    ("copies", lambda x, y: x.slice_scatter(y, 0, -9, 9).exp(), lambda x, y: y.exp(), (X, Y)),
+    ("copies", lambda x: x[:1].flip(0).flip([]).exp(), lambda x: x[:1].exp(), (X,)),
     ("keywords", lambda x: torch.softmax(x, 1), lambda x: F.softmax(input=x, dim=-1), (X,)),
     ("keywords", lambda x: torch.softmax(x, 0), lambda x: F.softmax(x, -2), (X,)),
     ("keywords", lambda x: torch.softmax(x, 0), lambda x: F.softmax(x, 0), (SCALAR,)),
@@ -152,6 +162,9 @@ DIFFERENT: list[tuple[str, Callable[..., Any], Callable[..., Any], tuple[Tensor,
     ("a base", lambda x: 2**x, lambda x: x**2, (X,)),
     ("a power's dtype", lambda i: i.pow(1.0), lambda i: i * 1, (INTEGERS,)),
     ("beta 0", lambda x, w, b: torch.addmm(b, x, w, beta=0), lambda x, w, b: x @ w + b * 0, (WIDE[0], W, BIAS)),
+    ("a sum where chosen", lambda x, m: x.index_put((m,), x[0, 0], True), lambda x, m: x + x[0, 0] * m, (X, MASK)),
+    ("a part of a copy", lambda x, y: x.slice_scatter(y[1:], 0, 1), lambda x, y: y * 1, (X, Y)),
+    ("a flipped copy", lambda x: x.flip(0).exp(), lambda x: x.exp(), (X,)),
     ("the bytes", lambda x: x.view(torch.int64).exp(), lambda x: x.exp(), (X.double(),)),
     ("a diagonal", lambda x: x.triu(-1), lambda x: x.triu(1), (X,)),
     ("places to read", lambda x, i: x[:, i], lambda x, i: x[:, i * 2 // 2], (X, INTEGERS)),
@@ -264,6 +277,7 @@ MEANINGS: dict[str, Callable[[list[Any], dict[str, Any], Term], Any]] = {
     "relu": lambda o, c, t: o[0].clamp(min=0),
     "clamp": _clamp,
     "index.Tensor": lambda o, c, t: o[0][:, o[1]],
+    "index_put": lambda o, c, t: o[0].index_put((o[1],), o[2], c["accumulate"]),
     "lt": lambda o, c, t: o[0] < o[1],
     "le": lambda o, c, t: o[0] <= o[1],
     "where": lambda o, c, t: torch.where(*o),
