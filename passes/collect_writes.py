@@ -6,7 +6,8 @@
 
 What ``out[:, t] = h`` in a loop becomes in functional form: as it stands, every step copies the whole of ``out``. Each
 intermediate tensor must be read by the next write only. Of two writes to one place the later counts, and places that
-none fills come from the tensor that was there before. ``slice_scatter`` chains become ``cat``.
+none fills come from the tensor that was there before. ``slice_scatter`` chains become ``cat``. A tensor that lies
+permuted in memory is collected as it lies, and permuted afterwards.
 
 Declined where writes overlap in part, and where they fill less than they leave. A tensor that is read between two
 writes ends a chain.
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.graph.strides import contiguous_strides
@@ -85,11 +87,29 @@ def obstacle(chain: list[Node]) -> str | None:
         return "writes overlap in part"
     if len(gaps(chain)) > len(written_to):
         return "most positions are not written"
-    if held.stride() != contiguous_strides(held.shape):
-        return "the tensor that is filled is not contiguous"
-    if held.dim() > 3 and not all(written(write).meta["val"].is_contiguous() for write in chain):
+    order = memory_order(held)
+    if held.permute(order).stride() != contiguous_strides([held.shape[d] for d in order]):
+        return "the tensor that is filled has gaps in memory"
+    inside = order_of_pieces(chain[-1])
+    if held.dim() > 3 and not all(_lies(written(write).meta["val"], inside) for write in chain):
         return "a write has another layout than its tensor"  # collected, it could impose channels_last on the whole
     return None
+
+
+def memory_order(value: Tensor) -> list[int]:
+    """The dimensions of ``value`` as they lie in memory, the outermost first."""
+    strides = value.stride()
+    return sorted(range(value.dim()), key=lambda d: (-strides[d], d))
+
+
+def order_of_pieces(last: Node) -> list[int]:
+    """``memory_order`` as dimensions of a part that is written; a single position lacks its dimension."""
+    order, dim = memory_order(last.meta["val"]), dimension(last)
+    return order if last.target is aten.slice_scatter.default else [d - (d > dim) for d in order if d != dim]
+
+
+def _lies(value: Tensor, order: list[int]) -> bool:
+    return value.dim() == len(order) and value.permute(order).is_contiguous()
 
 
 def newest(chain: list[Node]) -> dict[tuple[int, int], Node]:
@@ -117,5 +137,11 @@ def collect(chain: list[Node]) -> None:
         view = aten.slice.Tensor if whole else aten.select.int
         pieces[start, end] = surgery.insert(last, view, chain[0].args[0], *arguments)
     op = aten.cat.default if whole else aten.stack.default
-    collected = [pieces[place] for place in sorted(pieces)]
-    surgery.replace(last, surgery.insert(last, op, collected, dimension(last), like=last))
+    collected = [_permuted(pieces[place], order_of_pieces(last), last) for place in sorted(pieces)]
+    order = memory_order(last.meta["val"])
+    made = surgery.insert(last, op, collected, order.index(dimension(last)), like=last)
+    surgery.replace(last, _permuted(made, [order.index(d) for d in range(len(order))], last))
+
+
+def _permuted(node: Node, order: list[int], before: Node) -> Node:
+    return node if order == sorted(order) else surgery.insert(before, aten.permute.default, node, order, like=before)

@@ -50,7 +50,7 @@ def eager_strides(
         return _batch_norm_backward(args[0], args[1]) if result.shape == args[1].shape else None
     if op is aten.native_group_norm.default:
         return _of_format(result.shape, suggest_memory_format(args[0])) if result.shape == args[0].shape else None
-    if op is aten.native_layer_norm.default:
+    if op in (aten.native_layer_norm.default, aten._transformer_encoder_layer_fwd.default):
         return contiguous_strides(result.shape)
     if name.startswith(("upsample_", "_upsample_")) and result.dim() > 3 and "backward" not in name:
         return _of_format(result.shape, suggest_memory_format(args[0]))

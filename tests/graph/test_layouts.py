@@ -135,6 +135,15 @@ def test_the_gradient_of_batch_norm_lies_as_in_eager(size: tuple[int, ...], orde
             assert eager_strides(op, args, {}, result) == result.stride()
 
 
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1)])
+def test_an_encoder_layer_lies_as_in_eager(order: tuple[int, ...], norm_first: bool, same_function: Any) -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first).eval()
+    size = (2, 5, 16)
+    x = torch.randn([size[d] for d in order]).permute([order.index(d) for d in range(3)])
+    same_function(lambda x: layer(x) * 2, x, exact=False)
+
+
 OF_IMAGES: dict[str, Any] = {
     "group_norm": lambda x: F.group_norm(x, 1),
     "instance_norm": lambda x: F.instance_norm(F.pad(x, (1, 0))),

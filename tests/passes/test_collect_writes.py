@@ -75,7 +75,39 @@ def the_middle(x):
     return out
 
 
-COLLECTED = [rows, rows_backwards, columns, halves, new_dtype, from_a_broadcast, one_missing, one_twice, the_middle]
+def rows_of_a_transposed_tensor(x):
+    out = torch.zeros(6, 4).t()
+    for t in range(4):
+        out[t] = x[t].tanh()
+    return out
+
+
+def columns_of_a_transposed_tensor(x):
+    out = torch.zeros(6, 4).t()
+    for t in range(6):
+        out[:, t] = x[:, t].tanh()
+    return out
+
+
+def halves_of_a_transposed_tensor(x):
+    out = torch.zeros_like(x.t())
+    out[4:] = x[:, :2].t().tanh()
+    out[:4] = x[:, 2:].t().tanh()
+    return out
+
+
+def steps_of_heads(x):
+    heads = x.view(1, 4, 3, 2).expand(2, -1, -1, -1).transpose(1, 2)
+    out = torch.zeros_like(heads)
+    for t in range(4):
+        out[:, :, t] = heads[:, :, t].tanh()
+    return out
+
+
+COLLECTED = [
+    *(rows, rows_backwards, columns, halves, new_dtype, from_a_broadcast, one_missing, one_twice, the_middle),
+    *(rows_of_a_transposed_tensor, columns_of_a_transposed_tensor, halves_of_a_transposed_tensor, steps_of_heads),
+]
 
 
 @pytest.mark.parametrize("function", COLLECTED, ids=lambda f: f.__name__)
