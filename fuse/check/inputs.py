@@ -80,18 +80,34 @@ def copied(call: CheckCall) -> CheckCall:
 
 
 def in_float64(call: CheckCall) -> CheckCall:
-    """A copy in which every floating-point tensor is float64.
+    """A copy in which every floating-point tensor is float64. What was one tensor in two places is one in the copy.
 
     >>> call = in_float64(CheckCall(nn.Linear(2, 2), (torch.ones(1, 2), torch.arange(3)), {}))
     >>> call.model.weight.dtype, [argument.dtype for argument in call.args]
     (torch.float64, [torch.float64, torch.int64])
     """
     twin = copied(call)
-    args, kwargs = pytree.tree_map_only(Tensor, widened, (twin.args, twin.kwargs))
-    for module in twin.model.double().modules():
+    modules = list(twin.model.modules())
+    tables: list[dict[str, Any]] = [held for one in modules for held in (one._parameters, one._buffers)]
+    places = [(held, name) for held in tables for name in held]
+    narrow = [held[name] for held, name in places]
+    twin.model.double()
+    twins: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor stays here, so that no other gets its address
+
+    def made(tensor: Tensor) -> Tensor:
+        """The one twin of ``tensor``."""
+        if id(tensor) not in twins:
+            twins[id(tensor)] = tensor, widened(tensor)
+        return twins[id(tensor)][1]
+
+    for (held, name), tensor in zip(places, narrow, strict=True):
+        if tensor is not None and (wide := held[name]) is not None:
+            held[name] = twins.setdefault(id(tensor), (tensor, wide))[1]
+    args, kwargs = pytree.tree_map_only(Tensor, made, (twin.args, twin.kwargs))
+    for module in modules:
         for name, value in module.__dict__.items():
             if name not in INTERNAL:
-                module.__dict__[name] = pytree.tree_map_only(Tensor, widened, value)
+                module.__dict__[name] = pytree.tree_map_only(Tensor, made, value)
     return CheckCall(twin.model, args, kwargs)
 
 

@@ -152,12 +152,7 @@ class JointRecorder(Recorder):
         output = forward.graph.output_node()
         tangents = {i: self._tangent(i) for i in trained}
         with self._recording("backward", contextlib.nullcontext()), torch.autocast("cpu", enabled=False):
-            found = torch.autograd.grad(
-                [self.leaves[i] for i in trained],
-                [self.placeholders[i] for i in inputs],
-                [tangents[i].meta["val"] for i in trained],
-                allow_unused=True,
-            )
+            found = self._gradients(inputs, tangents)
         self._refuse_accumulated()
         signature = replace(forward.meta["signature"], inputs=tuple(self.inputs))
         forward.meta["signature"] = signature
@@ -233,6 +228,23 @@ class JointRecorder(Recorder):
     def lies_at(self, line: str) -> None:
         """What autograd recorded last, if it is new, comes from the user's ``line``."""
         self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]  # torch keeps it to itself
+
+    def _gradients(self, inputs: Sequence[int], tangents: Mapping[int, Node]) -> list[Tensor | None]:
+        """The gradient of each of the inputs, summed over the ways in which the call reached it: by what stands in for
+        it, and as itself where a plain container holds it too."""
+        fakes = [self.placeholders[i] for i in inputs]
+        held = [self.data.get(id(fake), fake) for fake in fakes]
+        found = torch.autograd.grad(
+            [self.leaves[i] for i in tangents],
+            [*fakes, *held],
+            [tangent.meta["val"] for tangent in tangents.values()],
+            allow_unused=True,
+        )
+        pairs = zip(fakes, held, found[: len(fakes)], found[len(fakes) :], strict=True)
+        return [
+            one if other is None or fake is real else other if one is None else one + other
+            for fake, real, one, other in pairs
+        ]
 
     def _why_eagers(self) -> str | None:
         """Why gradients must be taken as eager takes them, or None: operators alone decide what is trained."""

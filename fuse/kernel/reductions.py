@@ -307,9 +307,8 @@ def batch_norm_in_training(call: Call) -> tuple[Value, ...]:
     mean = mean_of(value, dims)
     spread = variance_of(value, dims, mean, 0)
     reciprocal = apply(_reciprocal_root, [spread, call["eps"]], SUM_DTYPE, spread.shape)
-    per_channel = (value.shape[1], *(1 for _ in value.shape[2:]))
-    weight, bias = (None if call[name] is None else view(call[name], per_channel) for name in ("weight", "bias"))
-    result = convert(_normalised(value, mean, reciprocal, weight, bias), call.dtype)
+    channels = (value.shape[1],)
+    result = _scaled(call, view(mean, channels), view(reciprocal, channels))
     saved = (result, _finished(call, mean, 1), _finished(call, reciprocal, 2))
     if len(call.result) == len(saved):
         return saved
@@ -329,19 +328,29 @@ def _weighted(a: Expression, of_a: Expression, b: Expression, of_b: Expression) 
 
 @recipe("_native_batch_norm_legit_no_training", "native_batch_norm", "_native_batch_norm_legit")
 def batch_norm_in_eval(call: Call) -> tuple[Value | None, ...]:
-    """``x * alpha + beta`` with ``alpha = weight / sqrt(var + eps)`` a channel, as eager computes it."""
+    """Normalised by the running mean and variance of each channel, as eager computes it."""
     if call.arguments.get("training") or call["running_mean"] is None:
         raise Unsupported("batch norm in training")
     value = call.tensor("input")
-    wide = register(value.dtype)
-    channels = (value.shape[1],)
-    alpha = apply(_reciprocal_root, [convert(call["running_var"], wide), call["eps"]], wide, channels)
+    wide, channels = register(value.dtype), (value.shape[1],)
+    reciprocal = apply(_reciprocal_root, [convert(call["running_var"], wide), call["eps"]], wide, channels)
+    return _scaled(call, call["running_mean"], reciprocal), *(None for _ in call.result[1:])
+
+
+def _scaled(call: Call, mean: Value, reciprocal: Value) -> Value:
+    """``x * alpha + beta``, rounded once, with ``alpha = weight * reciprocal`` and ``beta = bias - mean * alpha``.
+
+    Not ``(x - mean) * alpha``: floats of about one size lie on one grid, and a difference from one number is rounded by
+    the same distance for all of them. The mean of the result, which is nearly the bias, would be off by it.
+    """
+    value = call.tensor("input")
+    wide, channels = register(value.dtype), (value.shape[1],)
+    alpha = convert(reciprocal, wide)
     if call["weight"] is not None:
         alpha = apply(operator.mul, [alpha, convert(call["weight"], wide)], wide, channels)
-    beta = apply(lambda mean, alpha: -mean * alpha, [convert(call["running_mean"], wide), alpha], wide, channels)
+    beta = apply(lambda mean, alpha: -mean * alpha, [convert(mean, wide), alpha], wide, channels)
     if call["bias"] is not None:
         beta = apply(operator.add, [convert(call["bias"], wide), beta], wide, channels)
     spread = (channels[0], *(1 for _ in value.shape[2:]))
     args = [convert(value, wide), view(alpha, spread), view(beta, spread)]
-    result = convert(apply(lambda x, alpha, beta: x * alpha + beta, args, wide, value.shape), call.dtype)
-    return result, *(None for _ in call.result[1:])
+    return convert(apply(fn.fma, args, wide, value.shape), call.dtype)

@@ -64,7 +64,8 @@ class Maker:
 
     ``pieces`` says around which submodules calls are cut. ``kept`` are the attributes that calls assigned so far.
     ``changing`` are guards of calls that were seen to change something, once, and ``filling`` is what the last such
-    call is reported with. ``warned`` is what was said.
+    call is reported with. ``trained`` are tensors that need gradients and are no parameters: ``forward`` finds them in
+    plain attributes or globals. ``warned`` is what was said.
     """
 
     model: nn.Module
@@ -76,6 +77,7 @@ class Maker:
     kept: tuple[Attribute, ...] = ()
     changing: tuple[CallGuard, ...] = ()
     filling: tuple[Fallback, ...] | None = None
+    trained: tuple[Tensor, ...] = ()
     warned: set[str] = field(default_factory=set)
 
     @property
@@ -97,7 +99,9 @@ class Maker:
         """Whether a call with these leaves is recorded by autograd."""
         if not torch.is_grad_enabled():
             return False
-        held: Sequence[Any] = () if self.frozen else [*self.tensors(), *tensors_of(self.model, self.kept)]
+        held: list[Any] = []
+        if not self.frozen:
+            held = [*self.tensors(), *self.trained, *tensors_of(self.model, self.kept)]
         return any(isinstance(t, Tensor) and t.requires_grad for t in (*leaves, *held))
 
 
@@ -144,6 +148,9 @@ def make(
             if cuts is not None:
                 refuse_small(graph, cuts)
             signature = graph.meta["signature"]
+            if not maker.frozen and torch.is_grad_enabled() and (trained := _trained(signature)):
+                maker.trained += trained
+                return make(maker, call, family, alike)
             ending = ending_of(graph)
             if ending and (longer := _longer(ending, alike)):
                 return longer
@@ -201,6 +208,11 @@ def make(
         settings=graph.meta["settings"] if cuts and graph is not None else (),
         resized=resized is not None,
     )
+
+
+def _trained(signature: Signature) -> tuple[Tensor, ...]:
+    """Tensors from outside of the model and its arguments that need gradients."""
+    return tuple(spec.value for spec in signature.inputs if isinstance(spec.value, Tensor) and spec.value.requires_grad)
 
 
 def _longer(ending: Ending, alike: Sequence[Compiled]) -> Compiled | None:

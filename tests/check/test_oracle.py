@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fuse
 from fuse.check import oracle
 from fuse.check.compare import compare
+from fuse.check.inputs import CheckCall, in_float64
 from fuse.check.oracle import CheckReport, check
 from fuse.kernel.lower import Kernel, lower
 from fuse.runtime import program
@@ -71,6 +72,31 @@ def test_what_eager_draws_is_drawn_in_float64_too() -> None:
     assert report.passed, str(report)
     assert report.reference == "float64"
     assert all(c.eager_error is None or c.eager_error < 1e-6 for c in report.comparisons)
+
+
+class HeldTwice(nn.Module):
+    """A parameter and a buffer that a dictionary of the module's own holds too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.register_buffer("scale", torch.rand(4))
+        self.held = {"weight": self.weight, "scale": self.scale}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.held["weight"]) * self.scale * self.held["scale"]
+
+
+def test_one_tensor_in_two_places_is_one_in_float64() -> None:
+    model = HeldTwice()
+    wide = in_float64(CheckCall(model, (X, model.weight), {}))
+    assert wide.model.held["weight"] is wide.model.weight is wide.args[1]
+    assert wide.model.held["scale"] is wide.model.scale
+    assert {tensor.dtype for tensor in wide.tensors().values()} == {torch.float64}
+    report = check(model, (X,), train=True)
+    assert report.passed, str(report)
+    (gradient,) = [c for c in report.comparisons if c.name == "gradient of parameter weight"]
+    assert gradient.eager_error > 0  # against float64, not eager itself
 
 
 class Noisy(nn.Module):

@@ -437,6 +437,54 @@ def test_inference_and_training_take_turns() -> None:
     torch.testing.assert_close(again(a), model(a))
 
 
+class HeldInADict(nn.Module):
+    """A weight that the call reaches by a plain dictionary, and by its own name, too, where ``both``."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        self.weight, self.other = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.held = {"weight": self.weight}
+        self.both = both
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x * self.held["weight"].view(1, 4)).cumsum(0)
+        return y * self.weight * self.other if self.both else y
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_weight_in_a_plain_container_is_trained(both: bool, needs: bool) -> None:
+    assert_trains(HeldInADict(both), torch.randn(3, 4, requires_grad=needs))
+
+
+class HeldPlainly(nn.Module):
+    """No parameters, and a tensor that needs gradients in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.randn(4, requires_grad=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x * self.weight)
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_tensor_that_is_no_parameter_is_trained(needs: bool) -> None:
+    model = HeldPlainly()
+    weight = model.weight
+    x = torch.randn(3, 4, requires_grad=needs)
+    expected = torch.autograd.grad(loss_of(torch.tanh(x * weight)), weight)[0]
+    fused = fuse.compile(model)
+    for _ in range(2):
+        with torch.no_grad():
+            assert not fused(x).requires_grad
+        result = fused(x)
+        assert fused.last_run.fallbacks == ()
+        torch.testing.assert_close(torch.autograd.grad(loss_of(result), weight)[0], expected)
+    weight.requires_grad_(False)
+    assert fused(x).requires_grad is needs
+
+
 def test_a_result_without_gradients_runs_fused() -> None:
     fused = fuse.compile(Function(lambda w, a: (a @ w).argmax(1)))
     assert not fused(torch.ones(3, 4)).requires_grad
