@@ -260,13 +260,26 @@ class Extent(int):
     def __round__(self, digits: Any = None) -> int:
         return self if digits is None or digits >= 0 else round(pinned(self), digits)
 
+    __trunc__ = conjugate = __floor__
+
+    @property
+    def real(self) -> int:
+        return self
+
+    numerator = real
+
     def bit_length(self) -> int:
         return pinned(self).bit_length()
 
     def bit_count(self) -> int:
         return pinned(self).bit_count()
 
+    def to_bytes(self, *how: Any, **named: Any) -> bytes:
+        return pinned(self).to_bytes(*how, **named)
+
     def _pins(self, *others: object) -> NoReturn:
+        if not self.conditions.of_text:
+            pinned(self)  # whoever catches the exception goes on with that
         raise NeedsNumber("a size is used bit by bit")
 
     __pow__ = __rpow__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _pins

@@ -5,8 +5,8 @@
     if len(out) == 17:               len(out) is n0: a list that is as long as the size of which there is but one
         return out[0]
 
-Only these count in Python without asking a size. In all but the last step a number counts from the start, so that what
-depends on it shows in the graph of every longer loop.
+Only these count in Python without asking a size, and ``zip``, which ends a range with the shortest. In all but the last
+step a number counts from the start, so that what depends on it shows in the graph of every longer loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from fuse.kernel.extents import Extent
 
 _LONG = (list, tuple, dict, set, deque)
-_range, _len, _enumerate = builtins.range, builtins.len, builtins.enumerate
+_range, _len, _enumerate, _zip = builtins.range, builtins.len, builtins.enumerate, builtins.zip
 
 
 def counting(number: Callable[[int], int], known: Callable[[int], int]) -> dict[str, Any]:
@@ -33,15 +33,37 @@ def counting(number: Callable[[int], int], known: Callable[[int], int]) -> dict[
 
     def length(of: Any, /) -> int:
         found = _len(of)
+        if isinstance(of, _Steps):
+            return of.count
         return number(found) if isinstance(of, Tensor) else known(found) if isinstance(of, _LONG) else found
 
     def numbered(of: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
-        if not isinstance(of, (Tensor, list, tuple)):
-            return _enumerate(of, start)
-        end, last = _len(of) - 1 + start, length(of) - 1 + start
-        return ((last if place == end else place, item) for place, item in _enumerate(of, start))
+        counted = number if isinstance(of, Tensor) else known
+        for place, item, is_last in _with_last(of):
+            yield (counted(place + 1) - 1 if is_last else place) + start, item
 
-    return {"range": _Range, "len": length, "enumerate": numbered}
+    def zipped(*of: Any, **how: bool) -> Iterator[tuple[Any, ...]]:
+        ranges = {place: _own(one) for place, one in _enumerate(of) if isinstance(one, (_range, _Steps))}
+        for place, items, is_last in _with_last(_zip(*of, **how)):
+            ends = {at: own.start + own.step * (known(place + 1) - 1) for at, own in ranges.items() if is_last}
+            yield tuple(item if isinstance(item, Extent) else ends.get(at, item) for at, item in _enumerate(items))
+
+    return {"range": _Range, "len": length, "enumerate": numbered, "zip": zipped}
+
+
+def _with_last(of: Any) -> Iterator[tuple[int, Any, bool]]:
+    """Items with their places, and whether each is the last one.
+
+    >>> list(_with_last("ab"))
+    [(0, 'a', False), (1, 'b', True)]
+    """
+    items = iter(of)
+    end = object()
+    item, place = next(items, end), 0
+    while item is not end:
+        following = next(items, end)
+        yield place, item, following is end
+        item, place = following, place + 1
 
 
 class _AsRange(type):
@@ -66,6 +88,7 @@ class _Steps:
         start, stop = bounds[:2] if _len(bounds) > 1 else (0, bounds[0])
         step = bounds[2] if _len(bounds) > 2 else 1
         steps = (stop - start + step - 1) // step if step > 0 else (start - stop - step - 1) // -step
+        self.count = steps
         self._own = own
         self._last = start + (steps - 1) * step
 
@@ -87,3 +110,7 @@ class _Steps:
 
     def __contains__(self, number: object) -> bool:
         return number in list(self)
+
+
+def _own(steps: range | _Steps) -> range:
+    return steps._own if isinstance(steps, _Steps) else steps

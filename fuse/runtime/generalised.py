@@ -12,7 +12,7 @@ A new size gets the graph of others if all of this holds:
 - ``forward`` run at three sizes (:mod:`fuse.runtime.telling`) that note how they are used
   (:mod:`fuse.runtime.size_reads`) compared or divided them only in ways that come out the same for the new ones.
 - Each of its sizes differs from theirs by a multiple of what theirs differ by: where all were even, nothing is known of
-  odd ones. Their products and sums differ, too: of batches that all have 48 tokens, a mean is always a 48th of a sum.
+  odd ones. None of theirs follows from others: of batches that all have 48 tokens, a mean is always a 48th of a sum.
 - Each number of the new graph is neither smaller nor larger than it was in all of these graphs, and of each two numbers
   the larger is the one that was in one of these graphs: whatever else compared numbers on the way (a pass, an operator
   that takes itself apart) had either answer before, and the text is the same.
@@ -23,7 +23,7 @@ Kernels are found or made for the new numbers as for those of a capture.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any
@@ -209,7 +209,7 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
     names = [f"n{i}" for i in range(len(found[0]))]
     if any(len({one.numbers[place] for one in same}) < FEWEST_VALUES for place in found[0]):
         return None
-    if any(len(set(numbers)) < FEWEST_VALUES for numbers in _of_several(relation, [one.numbers for one in same])):
+    if not _tell(relation, [one.numbers for one in same]):
         return None
     places = [_place_of(name, relation[: last.arguments]) for name in names]
     if not all(places):
@@ -240,14 +240,16 @@ def _same_constants(one: GraphModule, other: GraphModule) -> bool:
     return all(a is b or (b is not None and a.dtype == b.dtype and torch.equal(a, b)) for a, b in made)
 
 
-def _of_several(relation: Relation, calls: Sequence[Numbers]) -> Iterator[Numbers]:
-    """What operators compute of several sizes, in each call: products and sums of two, and products of more.
+def _tell(relation: Relation, calls: Sequence[Numbers]) -> bool:
+    """Whether the sizes of these calls tell what follows from one of them from what follows from others.
 
-    Where such a number was always the same, as in batches of 48 tokens, what follows from it says nothing of others:
-    gradients of a mean are divided by 48. It need be no number of a graph, and what does follow from it may be a float.
+    No size may be a sum of multiples of others and a number, nor one and its product with another, nor a product of
+    powers: where 2 * n0 + n1 is always 20, or n0 * n1 is 48, nobody knows what 20 and 48 are in other calls. Such a
+    number need be none of a graph: gradients of a mean are divided by 48, and what follows from that may be a float.
 
-    >>> list(_of_several((((("n0",), 1),), ((("n1",), 1),), 64), [(8, 6, 64), (12, 4, 64)]))
-    [(48, 48), (14, 16)]
+    >>> relation = ((("n0",), 1),), ((("n1",), 1),)
+    >>> _tell(relation, [(8, 6), (12, 4), (16, 3), (24, 2)]), _tell(relation, [(8, 6), (12, 4), (16, 5), (24, 2)])
+    (False, True)
     """
     columns: dict[str, dict[Numbers, None]] = {}  # of each size: its values, and those of a few more or less
     for terms, column in zip(relation, zip(*calls, strict=True), strict=True):
@@ -255,13 +257,32 @@ def _of_several(relation: Relation, calls: Sequence[Numbers]) -> Iterator[Number
             ((factors, times), *_) = (term for term in terms if term[0])
             if times == 1 and len(factors) == 1 and sum(1 for term in terms if term[0]) == 1:
                 columns.setdefault(factors[0], {})[column] = None
-    for one, other in combinations(columns.values(), 2):
-        for a, b in product(one, other):
-            yield tuple(x * y for x, y in zip(a, b, strict=True))
-            yield tuple(x + y for x, y in zip(a, b, strict=True))
-    for count in range(3, len(columns) + 1):
-        for chosen in combinations(columns.values(), count):
-            yield tuple(map(math.prod, zip(*map(next, map(iter, chosen)), strict=True)))
+    sizes = [next(iter(of)) for of in columns.values()]
+    changes = [[float(n - of[0]) for n in of[1:]] for of in sizes]
+    for pair in combinations(changes, 2):
+        if not _independent([*pair, [a * b for a, b in zip(*pair, strict=True)]]):
+            return False
+    powers = ([[math.log(n / of[0]) for n in of[1:]] for of in chosen] for chosen in product(*columns.values()))
+    return _independent(changes) and all(map(_independent, powers))
+
+
+def _independent(columns: Sequence[Sequence[float]]) -> bool:
+    """Whether none of the columns is a sum of multiples of others.
+
+    >>> _independent([[1.0, 2.0, 3.0], [1.0, 0.0, 1.0]]), _independent([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])
+    (True, False)
+    """
+    rest = [[number / (max(map(abs, column)) or 1.0) for number in column] for column in columns]
+    while rest:
+        column = rest.pop()
+        place = max(range(len(column)), key=lambda i: abs(column[i]))
+        if abs(column[place]) < 1e-9:
+            return False
+        for other in rest:
+            times = other[place] / column[place]
+            other[:] = [b - times * a for a, b in zip(column, other, strict=True)]
+            other[place] = 0.0
+    return True
 
 
 def _steps(had: Sequence[int]) -> tuple[int, int]:

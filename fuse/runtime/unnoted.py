@@ -3,6 +3,9 @@
     math.log2(x.shape[0])            C code reads the number itself: noted as n0 == 37
     from math import log2            the same by its own name: refused, as nobody sees what it is given
     for step in x: steps += 1        counts without asking a size: refused
+    self.factors[x.shape[0]]         Python's lists, strings and arrays look at the number itself: refused
+    "bias_%d" % x.shape[0]           so does formatting by an operator: refused
+    type(x.shape[0]) is int          is not true of a size that notes how it is used: refused
     torch.numel(x)                   asks past what fake tensors answer: refused
     with saved_tensors_hooks(p, u)   u is called in the backward pass, which is not followed: refused
 
@@ -17,18 +20,24 @@ import dis
 import functools
 import itertools
 import math
+import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 from fuse.kernel.extents import pinned
 
-_MATH = {n: getattr(math, n) for n in ("comb", "factorial", "gcd", "isqrt", "lcm", "log", "log10", "log2", "perm")}
+_MATH = {
+    name: getattr(math, name)
+    for name in ("comb", "factorial", "gcd", "isqrt", "lcm", "ldexp", "log", "log10", "log2", "perm")
+}
 _BUILTIN = {name: getattr(builtins, name) for name in ("bin", "chr", "hex", "oct")}
 _READERS = frozenset({*_MATH.values(), *_BUILTIN.values()})
 _ASKING = frozenset({"is_same_size", "numel", "nelement", "size", "storage_offset", "stride", "untyped_storage"})
 """Methods of tensors, called as functions, which answer with plain numbers."""
+_NUMBER_IN_TEXT = re.compile(r"%[^%]*?[diouxXc]")
 _HOOKING = "_push_saved_tensors_default_hooks"
 
 
@@ -61,6 +70,8 @@ def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting:
                 frame.f_globals.update({name: names[name] for name in added})
             if _counts(frame.f_code) or _counts_on(frame):
                 refuse(f"{frame.f_code.co_name} counts")
+            elif _formats_or_asks_types(frame.f_code) or _looks_up_in_tables(frame):
+                refuse(f"{frame.f_code.co_name} looks at numbers themselves")
         elif called in _READERS or called.__name__ in _ASKING or (called.__module__ or "").startswith("numpy"):
             refuse(f"{frame.f_code.co_name} calls {called.__name__}")
 
@@ -125,3 +136,58 @@ def _counts(code: CodeType) -> bool:
         if (then.argrepr in ("+=", "-=") and (inside or lasting)) or (then.argrepr in ("+", "-") and inside and again):
             return True
     return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _formats_or_asks_types(code: CodeType) -> bool:
+    """Whether code puts numbers into text by ``%``, or may ask whether one is an ``int`` and nothing else.
+
+    >>> _formats_or_asks_types((lambda n: "size %d" % n).__code__), _formats_or_asks_types((lambda n: n % 2).__code__)
+    (True, False)
+    """
+    if {"type", "int"} <= set(code.co_names):
+        return True
+    forms = any(isinstance(one, str) and _NUMBER_IN_TEXT.search(one) for one in code.co_consts)
+    return forms and any(one.opname == "BINARY_OP" and one.argrepr in ("%", "%=") for one in dis.get_instructions(code))
+
+
+@functools.lru_cache(maxsize=4096)
+def _looks_up(code: CodeType) -> bool:
+    """Whether code takes an item, or some items, whose place is no plain number that stands there.
+
+    >>> def of(code): return _looks_up(compile(code, "", "eval"))
+    >>> of("t[n]"), of("t[:n]"), of("t[n % 3]"), of("t[0]"), of("t[-1]"), of("t['a']"), of("t + n")
+    (True, True, True, False, False, False, False)
+    """
+    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    return any(
+        one.opname == "BINARY_SLICE"
+        or ((one.opname == "BINARY_SUBSCR" or one.argrepr == "[]") and "CONST" not in before.opname)
+        for before, one in itertools.pairwise(found)
+    )
+
+
+def _looks_up_in_tables(frame: FrameType) -> bool:
+    return _looks_up(frame.f_code) and any(map(_is_table, _named(frame)))
+
+
+def _named(frame: FrameType) -> Iterator[Any]:
+    """What code can reach by the names in it: arguments, globals, what is around it, and attributes of these."""
+    code = frame.f_code
+    near = [*frame.f_locals.values(), *(frame.f_globals[name] for name in code.co_names if name in frame.f_globals)]
+    for of in near:
+        held = getattr(of, "__dict__", {})
+        attributes = [held[name] for name in code.co_names if name in held]
+        yield from attributes
+        for inner in (*attributes, type(of)):
+            further = getattr(inner, "__dict__", {})
+            yield from (further[name] for name in code.co_names if name in further)
+    yield from near
+
+
+def _is_table(value: Any) -> bool:
+    """Whether Python's own code takes items of a value: numbers in a list, say, but no tensors."""
+    if isinstance(value, (list, tuple, deque)):
+        return len(value) > 1 and any(isinstance(one, (int, float, str, bytes)) or _is_table(one) for one in value)
+    is_array = type(value).__module__.partition(".")[0] in ("numpy", "array") and hasattr(value, "__getitem__")
+    return is_array or isinstance(value, (str, bytes))

@@ -320,6 +320,70 @@ def numbers_with_a_bound(m: Model, x: Tensor) -> Tensor:
     return h
 
 
+def counted_in_pairs(m: Model, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], WIDTH)
+    for t, (one, other) in enumerate(zip(x, x, strict=True)):  # noqa: B007 (used behind the loop)
+        h = torch.tanh(m.first(one) + other + h)
+    return h.exp() if t == 16 else h
+
+
+def counted_beside(m: Model, x: Tensor) -> Tensor:
+    t = 0
+    for t, _ in zip(range(1000), x, strict=False):  # noqa: B007 (used behind the loop)
+        pass
+    return m.first(x).exp() if t == 16 else m.first(x).tanh()
+
+
+def length_of_range(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if len(range(x.shape[0])) == 17 else m.first(x).tanh()
+
+
+def by_iterator(m: Model, x: Tensor) -> Tensor:
+    steps = dict(enumerate(iter(x)))
+    return m.first(x).exp() if max(steps) == 16 else m.first(x).tanh()
+
+
+FACTORS = [1.0] * 17 + [3.0] + [1.0] * 40
+
+
+def by_list(m: Model, x: Tensor) -> Tensor:
+    return m.first(x) * FACTORS[x.shape[0]]
+
+
+def by_part_of_list(m: Model, x: Tensor) -> Tensor:
+    return m.first(x) * sum(FACTORS[x.shape[0] : x.shape[0] + 1])
+
+
+ARRAY = np.array(FACTORS)
+
+
+def by_array(m: Model, x: Tensor) -> Tensor:
+    return m.first(x) * float(ARRAY[x.shape[0]])
+
+
+def by_text(m: Model, x: Tensor) -> Tensor:
+    return m.first(x) * {"17 steps": 3.0}.get("%d steps" % x.shape[0], 1.0)  # noqa: UP031 (what is tested)
+
+
+def by_type(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if type(x.shape[0]) is int and x.shape[0] == 17 else m.first(x).tanh()
+
+
+def real_part(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if x.shape[0].real == 17 else m.first(x).tanh()
+
+
+def scaled(m: Model, x: Tensor) -> Tensor:
+    return m.first(x).exp() if math.ldexp(1.0, x.shape[0]) == 2.0**17 else m.first(x).tanh()
+
+
+def refused_bits(m: Model, x: Tensor) -> Tensor:
+    try:
+        return m.first(x).exp() if x.shape[0] & 31 == 17 else m.first(x).tanh()
+    except Exception:
+        return m.first(x).tanh()
+
+
 def infer(model: nn.Module, double: nn.Module, fused: Any, x: Tensor) -> None:
     with torch.no_grad():
         got, eager, exact = (as_list(m(y)) for m, y in ((fused, x), (model, x), (double, x.double())))
@@ -365,6 +429,21 @@ def test_every_size_is_right(function: Callable[..., Any]) -> None:
         assert not fused.last_run.fallbacks
         resized += fused.compiled.resized
     assert resized >= 2 or function not in SERVED
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        counted_in_pairs, counted_beside, length_of_range, by_iterator, by_list, by_part_of_list, by_array, by_text,
+        by_type, real_part, scaled, refused_bits,
+    ],
+)  # fmt: skip
+def test_a_single_size_apart_is_seen(function: Callable[..., Tensor]) -> None:
+    """Whatever way ``forward`` tells 17 steps from all others."""
+    model = Model(function).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in [(10, 2), (40, 6), (20, 3), (13, 4), (17, 3)]:
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
 
 
 @pytest.mark.parametrize("length", [7, 15, 16])
@@ -486,6 +565,34 @@ def test_batches_of_as_many_tokens_say_nothing_of_others(function: Callable[...,
     model = Model(function)
     double, fused = copy.deepcopy(model).double(), fuse.compile(model)
     for length, batch in [(8, 6), (12, 4), (16, 3), (24, 2), (6, 8), (10, 4), (14, 3)]:
+        train(model, double, fused, 30 * torch.randn(length, batch, WIDTH), 1)
+
+
+def joined(m: Model, x: Tensor) -> Tensor:
+    """The sum of rows that are n0 + 2 * n1."""
+    return torch.cat([x[:, 0], x[0], x[0]]).mean(0) * m.first.bias
+
+
+def all_pairs(m: Model, x: Tensor) -> Tensor:
+    """A mean over n0 * n1 * n1 rows."""
+    y = x.transpose(0, 1)
+    return (y[:, None] * y[None] * m.first.bias).mean((0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (joined, [(16, 2), (12, 4), (10, 5), (6, 7), (14, 4), (10, 4)]),  # 20 rows in the first four
+        (joined, [(6, 4), (9, 6), (12, 8), (18, 12), (12, 6)]),  # n0 is n1 and its half
+        (all_pairs, [(36, 2), (16, 3), (9, 4), (4, 6), (20, 3)]),  # 144 rows in the first four
+    ],
+)
+def test_what_sizes_always_gave_together_says_nothing_of_others(
+    function: Callable[..., Tensor], sizes: list[tuple[int, int]]
+) -> None:
+    model = Model(function)
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for length, batch in sizes:
         train(model, double, fused, 30 * torch.randn(length, batch, WIDTH), 1)
 
 
