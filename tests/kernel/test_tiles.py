@@ -10,11 +10,13 @@ import torch
 
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS
+from fuse.kernel.cpu.tiled_products import ROWS_TOGETHER
 from fuse.runtime import compiler, cpu
 
 SOURCE = """
-extern "C" void product(float *out, const float *left, const float *right, int64_t rows, int64_t columns, int64_t depth,
-                        int64_t threads, char *workspace, int64_t share, int64_t turned) {
+extern "C" void product(float *out, const float *left, const float *right, char *workspace, int64_t rows,
+                        int64_t columns, int64_t depth, int64_t threads, int64_t share, int64_t panels,
+                        int64_t turned) {
     const fuse_matrix<float> matrix = {right, columns, 1, depth, columns};
     const auto store = [&](int64_t, int64_t first, int64_t last, int64_t column, int64_t end, const float *tile,
                            int64_t stride) {
@@ -25,7 +27,7 @@ extern "C" void product(float *out, const float *left, const float *right, int64
     if (turned) {
         const fuse_in_columns<float> given = {left, rows};
         fuse_tiled_product(fuse_panels_PANELS, given, matrix, rows, columns, depth, workspace, threads, share,
-                           depth * 64, store);
+                           panels, store);
     } else {
         const fuse_in_rows<float> given = {left, depth};
         fuse_tiled_product(fuse_panels_PANELS, given, matrix, rows, columns, depth, workspace, threads, share, 0,
@@ -42,15 +44,15 @@ NARROWER = [[], ["-mno-avx512f"], ["-mno-avx"]] if cpu.is_x86() else [[]]
 def test_products_are_right_with_any_vectors(flags: list[str], panels: int) -> None:
     text = prelude() + text_of_headers(HEADERS) + SOURCE.replace("PANELS", str(panels))
     library = compiler.build(text, flags=flags)
-    for rows, columns, depth in ((1, 5, 3), (23, 70, 40), (130, 33, 1200)):
+    for rows, columns, depth in ((1, 5, 3), (23, 70, 40), (130, 33, 1200), (300, 200, 7)):
         left, right, out = torch.randn(rows, depth), torch.randn(depth, columns), torch.empty(rows, columns)
-        share = depth * panels * 64
-        for threads, turned in itertools.product((1, 3), (False, True)):
-            workspace = torch.empty(threads * (share + depth * 64) + ALIGNMENT, dtype=torch.uint8)
+        block, panel = depth * panels * 64, depth * ROWS_TOGETHER * 4
+        for threads, (turned, held) in itertools.product((1, 3), ((0, 1), (1, 1), (1, 2))):
+            workspace = torch.empty((block + panel) * held * threads + ALIGNMENT, dtype=torch.uint8)
             out.fill_(float("nan"))
             given = left.t().contiguous() if turned else left
-            sizes = [ctypes.c_int64(n) for n in (rows, columns, depth, threads)]
             pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (out, given, right, workspace)]
-            library.product(*pointers[:3], *sizes, pointers[3], ctypes.c_int64(share), ctypes.c_int64(turned))
+            sizes = [ctypes.c_int64(n) for n in (rows, columns, depth, threads, block * held, panel * held, turned)]
+            library.product(*pointers, *sizes)
             expected = left.double() @ right.double()
             torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-6 * depth)

@@ -187,7 +187,7 @@ def _multiplied(frame: Frame, number: int, product: StepProduct, batch: int) -> 
         count = f"(last_row - first_row) * {each}"
     return [
         f"for (int64_t block = 0; block < {wide // width}; ++block) {{",
-        f"{_INDENT}fuse_product_rows<{panels}>({out}{first} + block * {width}, {wide}, {PANEL}, {left}, {stride},",
+        f"{_INDENT}fuse_product_even<{panels}>({out}{first} + block * {width}, {wide}, {PANEL}, {left}, {stride},",
         f"{_INDENT}{' ' * 21}weights_{number} + block * {depth * width}, {depth}, {count});",
         "}",
     ]

@@ -50,7 +50,14 @@ from fuse.kernel.tidy import merged
 from fuse.kernel.values import Computation, Concat, Map, Output, Patches, PatchRows, Product, Reindex, Scan, Value
 
 LARGEST_PANEL = 128 * 1024
-"""Bytes of some rows of a left operand that lies turned over, beside a block of the right one in the same cache."""
+"""Bytes of 16 rows of a left operand that lies turned over: more are left to the library."""
+ROWS_TOGETHER = 24
+"""Rows of such an operand that lie side by side in a panel, as in ``tiles.h``."""
+LARGEST_PANELS = 192 * 1024
+"""Bytes of such panels at most, if there are several, beside a block of the right operand in the same cache."""
+LARGEST_PACKED = 2 * 1024 * 1024
+"""Bytes of blocks of the right operand, if there are several, that are packed before such rows pass by: they stay in
+the cache that all threads share."""
 SCHEDULE = (
     f"blocks of columns, whose right operand is packed in panels of {PANEL}; tiles of rows; what is computed from a "
     "tile follows while it is in cache"
@@ -111,19 +118,29 @@ def _packed(
     """The walk over the tiles of a product whose right operand is packed, block by block or before."""
     (rows, columns), depth = product.shape, product.left.shape[1]
     threads = threads_for(rows * columns * depth, -(-columns // (right.panels * PANEL)) * -(-rows // 4), one_thread)
-    real, panel_bytes = cpp_types.storage(product.dtype), 0
+    real, bytes_before, panel_bytes = cpp_types.storage(product.dtype), right.block_bytes, 0
     if in_rows:
         rows_of_left = f"fuse_in_rows<{real}>{{{left.text}, {left.strides[0]}}}"
+        workspace = threads * bytes_before
     else:
-        panel_bytes = aligned(depth * PANEL * product.dtype.itemsize)
         rows_of_left = f"fuse_in_columns<{real}>{{{left.text}, {left.strides[1]}}}"
+        blocks_before = _fitting(LARGEST_PACKED, right.block_bytes, -(-columns // (right.panels * PANEL)))
+        bytes_before *= blocks_before
+        panel = aligned(depth * ROWS_TOGETHER * product.dtype.itemsize)
+        panel_bytes = panel * _fitting(LARGEST_PANELS, panel, -(-rows // ROWS_TOGETHER))
+        workspace = bytes_before + threads * panel_bytes
     lines = [
         f"    const {right.text};",
         f"    fuse_tiled_product(fuse_panels_{right.panels}, {rows_of_left}, right,",
         f"                       {rows}, {columns}, {depth},",
-        f"                       {frame.workspace}, {threads}, {right.block_bytes}, {panel_bytes},",
+        f"                       {frame.workspace}, {threads}, {bytes_before}, {panel_bytes},",
     ]
-    return Walk(lines, threads * (right.block_bytes + panel_bytes) + ALIGNMENT, threads, SCHEDULE)
+    return Walk(lines, workspace + ALIGNMENT, threads, SCHEDULE)
+
+
+def _fitting(most_bytes: int, each: int, wanted: int) -> int:
+    """How many of the things wanted fit so many bytes; one if none does."""
+    return max(1, min(estimate(wanted), most_bytes // max(1, estimate(each))))
 
 
 def _right(product: Product, frame: ProductFrame, config: Config) -> Right:

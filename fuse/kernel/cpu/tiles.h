@@ -107,8 +107,10 @@ template <typename Real> struct fuse_matrix {
 
     template <int Gates> fuse_packed<Real> block(Real *packed, int64_t column) const {
         pack<Gates>(packed, column);
-        return {packed, 16 * Gates};
+        return at<Gates>(packed, column);
     }
+
+    template <int Gates> fuse_packed<Real> at(const Real *packed, int64_t) const { return {packed, 16 * Gates}; }
 
     template <int Gates> void pack(Real *packed, int64_t column) const {
         for (int64_t panel = 0; panel < Gates; ++panel) {
@@ -123,9 +125,13 @@ template <typename Real> struct fuse_prepacked {
     const Real *first;
     int64_t depth;
 
-    template <int Gates> fuse_anywhere<Real> block(Real *, int64_t column) const {
+    template <int Gates> fuse_anywhere<Real> block(Real *, int64_t column) const { return at<Gates>(nullptr, column); }
+
+    template <int Gates> fuse_anywhere<Real> at(const Real *, int64_t column) const {
         return {first + column * depth, 16 * Gates};
     }
+
+    template <int Gates> void pack(Real *, int64_t) const {}
 };
 
 // A left operand whose rows lie in order, `stride` apart.
@@ -134,50 +140,21 @@ template <typename Real> struct fuse_in_rows {
     int64_t stride;
 
     template <int Gates, typename Weights, typename Epilogue>
-    void tiles(Real *, const Weights &right, int64_t depth, int64_t row, int64_t last_row,
-               const Epilogue &epilogue) const {
+    void tiles(const Weights &right, int64_t depth, int64_t row, int64_t last_row, const Epilogue &epilogue) const {
         fuse_tiles<Gates, fuse_most_rows<Gates, Real>>(left, stride, right, depth, row, last_row, epilogue);
     }
 };
 
-// One whose columns do (a matrix turned over), `stride` apart: 16 rows are brought together at a time, in a panel that
-// a near cache holds.
+// One whose columns do (a matrix turned over), `stride` apart.
 template <typename Real> struct fuse_in_columns {
     const Real *left;
     int64_t stride;
-
-    // So many rows from `row` on; vectors may read further, up to the start of the last column.
-    void bring_together(Real *panel, int64_t depth, int64_t row, int64_t count) const {
-        constexpr int width = fuse_width<Real>;
-        const int64_t whole = count == 16 ? depth : stride >= 16 ? depth - 1 : 0;
-        const Real *from = left + row;
-        for (int64_t k = 0; k < whole; ++k, from += stride) {
-            for (int lane = 0; lane < 16; lane += width) {
-                *(fuse_vector<Real> *)(panel + k * 16 + lane) = *(const fuse_loose_vector<Real> *)(from + lane);
-            }
-        }
-        for (int64_t k = whole; k < depth; ++k, from += stride) {
-            for (int64_t lane = 0; lane < count; ++lane) panel[k * 16 + lane] = from[lane];
-        }
-    }
-
-    template <int Gates, typename Weights, typename Epilogue>
-    void tiles(Real *panel, const Weights &right, int64_t depth, int64_t row, int64_t last_row,
-               const Epilogue &epilogue) const {
-        for (; row < last_row; row += 16) {
-            const int64_t count = row + 16 < last_row ? 16 : last_row - row;
-            bring_together(panel, depth, row, count);
-            fuse_tiles<Gates, fuse_most_rows<Gates, Real>, 16>(
-                panel, 1, right, depth, 0, count,
-                [&](int64_t first, int64_t last, const Real *tile) { epilogue(row + first, row + last, tile); });
-        }
-    }
 };
 
-template <int Gates, typename Left, typename Real, typename Right>
-FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Left &left, const Right &right, int64_t rows,
-                                       int64_t columns, int64_t depth, char *workspace, int64_t threads,
-                                       int64_t block_bytes, int64_t panel_bytes, const fuse_epilogue<Real> &epilogue) {
+template <int Gates, typename Real, typename Right>
+FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const fuse_in_rows<Real> &left, const Right &right,
+                                       int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
+                                       int64_t block_bytes, int64_t, const fuse_epilogue<Real> &epilogue) {
     constexpr int64_t width = 16 * Gates;
     const int64_t blocks = (columns + width - 1) / width;
     workspace = fuse_aligned(workspace);
@@ -186,8 +163,7 @@ FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Left &left, con
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
         int64_t held = -1;
-        Real *const packed = (Real *)(workspace + fuse_thread() * (block_bytes + panel_bytes));
-        Real *const panel = (Real *)((char *)packed + block_bytes);
+        Real *const packed = (Real *)(workspace + fuse_thread() * block_bytes);
         decltype(right.template block<Gates>(packed, 0)) weights = {};
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < blocks * chunks; ++task) {
@@ -196,7 +172,7 @@ FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Left &left, con
             const int64_t last_column = column + width < columns ? column + width : columns;
             if (block != held) weights = right.template block<Gates>(packed, column);
             held = block;
-            left.template tiles<Gates>(panel, weights, depth, row, last_row,
+            left.template tiles<Gates>(weights, depth, row, last_row,
                                        [&](int64_t first, int64_t last, const Real *tile) {
                                            epilogue(0, first, last, column, last_column, tile, width);
                                        });
@@ -204,8 +180,92 @@ FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const Left &left, con
     }
 }
 
-// left[rows, depth] @ right[depth, columns], by at most so many threads, each with `block_bytes` of the workspace for a
-// block that `right` packs and `panel_bytes` for what `left` does. `epilogue(image, first row, last row, first column, last column, tile, stride)`
+// Rows of a left operand in columns that lie side by side in a panel, the numbers of a row so far apart.
+enum : int64_t { FUSE_ROWS_TOGETHER = 24 };
+
+// Brings `count` rows from `row` on together in panels, one behind the other. Eight are copied at a time, which may read
+// further, up to the start of the last column.
+template <typename Real>
+static inline void fuse_bring_together(Real *panels, const fuse_in_columns<Real> &left, int64_t depth, int64_t row,
+                                       int64_t count) {
+    constexpr int64_t together = FUSE_ROWS_TOGETHER, eight = 8 * sizeof(Real);
+    const int64_t lanes = (count + 7) / 8 * 8, whole = lanes == count ? depth : left.stride >= lanes ? depth - 1 : 0;
+    const Real *from = left.left + row;
+    for (int64_t k = 0; k < whole; ++k, from += left.stride) {
+        Real *to = panels + k * together;
+        int64_t first = 0;
+        for (; first + together <= lanes; first += together, to += together * depth) {
+            __builtin_memcpy(to, from + first, together * sizeof(Real));
+        }
+        for (; first < lanes; first += 8, to += 8) __builtin_memcpy(to, from + first, eight);
+    }
+    for (int64_t k = whole; k < depth; ++k, from += left.stride) {
+        for (int64_t lane = 0; lane < count; ++lane) {
+            panels[lane / together * together * depth + k * together + lane % together] = from[lane];
+        }
+    }
+}
+
+// The same for a left operand in columns, which are read once for as many blocks as `packed_bytes` hold:
+//
+//     for blocks of columns that fit:  pack them, shared out to threads
+//         for groups of rows (shared out to threads):  bring them together in `panel_bytes`; for blocks: their tiles
+template <int Gates, typename Real, typename Right>
+FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const fuse_in_columns<Real> &left, const Right &right,
+                                       int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
+                                       int64_t packed_bytes, int64_t panel_bytes, const fuse_epilogue<Real> &epilogue) {
+    constexpr int64_t width = 16 * Gates, together = FUSE_ROWS_TOGETHER, tile_rows = fuse_most_rows<Gates, Real>;
+    static_assert(together % tile_rows == 0);
+    const int64_t row_bytes = (depth > 0 ? depth : 1) * (int64_t)sizeof(Real);
+    const int64_t blocks = (columns + width - 1) / width, fitting = packed_bytes / (width * row_bytes);
+    const int64_t at_once = fitting && fitting < blocks ? fitting : blocks;
+    const int64_t fit = panel_bytes / (together * row_bytes), most = fit ? fit * together : together;
+    Real *const packed = (Real *)fuse_aligned(workspace);
+    threads = fuse_threads(threads);
+    int64_t groups = (rows + most - 1) / most, shares = 1;
+    if (groups % threads) {
+        if (rows >= threads * together) groups = (groups + threads - 1) / threads * threads;
+        else shares = at_once < FUSE_TASKS_FOR_A_THREAD * threads ? at_once : FUSE_TASKS_FOR_A_THREAD * threads;
+    }
+    const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    {
+        Real *const panels = (Real *)((char *)packed + packed_bytes + fuse_thread() * panel_bytes);
+        int64_t held = -1;
+        for (int64_t first_block = 0; first_block < blocks; first_block += at_once) {
+            const int64_t here = first_block + at_once < blocks ? at_once : blocks - first_block;
+#pragma omp for schedule(static)
+            for (int64_t block = 0; block < here; ++block) {
+                right.template pack<Gates>(packed + block * width * depth, (first_block + block) * width);
+            }
+#pragma omp for schedule(static)
+            for (int64_t task = 0; task < groups * shares; ++task) {
+                const int64_t group = task / shares, share = task % shares;
+                const int64_t row = tiles * group / groups * tile_rows, end = tiles * (group + 1) / groups * tile_rows;
+                const int64_t last_row = end < rows ? end : rows;
+                if (group != held) fuse_bring_together(panels, left, depth, row, last_row - row);
+                held = group;
+                for (int64_t block = here * share / shares; block < here * (share + 1) / shares; ++block) {
+                    const int64_t column = (first_block + block) * width;
+                    const int64_t last_column = column + width < columns ? column + width : columns;
+                    const auto weights = right.template at<Gates>(packed + block * width * depth, column);
+                    for (int64_t start = row; start < last_row; start += together) {
+                        const int64_t count = start + together < last_row ? together : last_row - start;
+                        fuse_tiles<Gates, tile_rows, FUSE_ROWS_TOGETHER>(
+                            panels + (start - row) * depth, 1, weights, depth, 0, count,
+                            [&](int64_t first, int64_t last, const Real *tile) {
+                                epilogue(0, start + first, start + last, column, last_column, tile, width);
+                            });
+                    }
+                }
+            }
+        }
+    }
+}
+
+// left[rows, depth] @ right[depth, columns], by at most so many threads. Of the workspace, each takes `block_bytes` for a
+// block that `right` packs; where the left operand lies in columns, all together take them for several blocks, and each
+// `panel_bytes` for rows brought together. `epilogue(image, first row, last row, first column, last column, tile, stride)`
 // is called for every tile, whose rows lie `stride` elements apart; there is one image.
 template <int Gates, typename Real, template <typename> typename Left, typename Right, typename Epilogue>
 static inline void fuse_tiled_product(fuse_panels<Gates> panels, const Left<Real> &left, const Right &right, int64_t rows,
