@@ -27,6 +27,12 @@ BUSY = 1.25
 OVERLOADED = 2.0
 """Load a core above which wall times and their ratios say nothing, and are left out; launches still hold."""
 
+SLOWER = 0.95
+"""Of eager's speed: less is a defect."""
+
+LATE_SECONDS = 15
+"""What a first call of a published model may take."""
+
 LEFT_OUT = "-"
 
 IN_SHORT = (
@@ -632,6 +638,64 @@ def zoo_table(results: dict[str, Any]) -> list[str]:
     return [*lines, "", f"Figures by the commit of the engine that they hold for: {states}."]
 
 
+def zoo_speeds_table(results: dict[str, Any]) -> list[str]:
+    """A row a package: what eager and ``torch.compile`` take for each second of fuse's, and first calls, of models that
+    fill a cache in the first call and are captured in the second left out."""
+    titles = ["timed", "eager / fuse", "least", "at batch 8", "eager / fuse", "least"]
+    titles += ["slowest first call s", "against compile", "compile / fuse", "least"]
+    lines = [f"| package | {' | '.join([*titles, 'most of its first call'])} |", f"|---{'|--:' * (1 + len(titles))}|"]
+    timed = [case for case in results["cases"] if "ratios" in case.get("bench_1", {})]
+    packages = dict.fromkeys(case["name"].partition(":")[0] for case in timed)
+    rows = [(package, [c for c in timed if c["name"].startswith(f"{package}:")]) for package in packages]
+    for package, cases in [*rows, ("together", timed)]:
+        both = [case["compile_1"] for case in cases if "ratios" in case.get("compile_1", {})]
+        firsts, shares = _first_calls(cases), _shares_of_first_calls(both)
+        eights = [case["bench_8"] for case in cases if "ratios" in case.get("bench_8", {})]
+        cells = [package, str(len(cases)), *_mean_and_least([one["bench_1"] for one in cases], "eager")]
+        cells += [str(len(eights)), *_mean_and_least(eights, "eager")]
+        cells += [f"{max(firsts.values()):.1f}" if firsts else "-", str(len(both)), *_mean_and_least(both, "compile")]
+        cells.append(f"{max(shares):.2f}" if shares else "-")
+        lines.append(f"| {' | '.join(cells)} |")
+    slow = [
+        f"{case['name']} at batch {kind.partition('_')[2]}"
+        for case in timed
+        for kind in ("bench_1", "bench_8")
+        if "ratios" in case.get(kind, {}) and case[kind]["ratios"]["eager"]["median"] < SLOWER
+    ]
+    late = [f"{name} ({seconds:.1f} s)" for name, seconds in firsts.items() if seconds > LATE_SECONDS]
+    found = Counter(
+        case[kind]["commit"] for case in timed for kind in ("bench_1", "bench_8", "compile_1") if kind in case
+    )
+    states = ", ".join(f"{commit}: {count}" for commit, count in found.most_common())
+    return [
+        *lines,
+        "",
+        f"Below {SLOWER} of eager: {', '.join(slow) or 'none'}. First calls above {LATE_SECONDS} s: "
+        f"{', '.join(late) or 'none'}.",
+        f"First calls take at most a third of `torch.compile`'s in {sum(one <= 1 / 3 for one in shares)} of "
+        f"{len(shares)} models (median {statistics.median(shares):.2f}).",
+        f"Figures by the commit of the engine that they hold for: {states}.",
+    ]
+
+
+def _first_calls(cases: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of the first calls that ran fused, by the models' names."""
+    timed = {case["name"]: case["bench_1"] for case in cases}
+    return {name: one["first_call_seconds"]["fused"] for name, one in timed.items() if not one["fallbacks"]}
+
+
+def _shares_of_first_calls(timed: list[dict[str, Any]]) -> list[float]:
+    """Fuse's first calls, for each second of ``torch.compile``'s."""
+    firsts = [one["first_call_seconds"] for one in timed if not one["fallbacks"]]
+    return [one["fused"] / one["compile"] for one in firsts]
+
+
+def _mean_and_least(timed: list[dict[str, Any]], peer: str) -> list[str]:
+    """The geometric mean of what ``peer`` takes for each second of fuse's, and the least."""
+    found = [one["ratios"][peer]["median"] for one in timed]
+    return [f"{statistics.geometric_mean(found):.2f}", f"{min(found):.2f}"] if found else ["-", "-"]
+
+
 def overloaded(results: dict[str, Any]) -> bool:
     """Whether the machine had so much else to do that times are not shown."""
     return bool(results["load_average"] > OVERLOADED * results["machine"]["cores"])
@@ -733,15 +797,16 @@ TABLES = {
     "training_steps": training_steps_table,
     "convolutions": convolutions_table,
     "zoo": zoo_table,
+    "zoo_speeds": zoo_speeds_table,
 }
-"""Each from the results of its name; ``_in_short`` and ``_launches`` from those of the whole table."""
+"""Each from the results of its name; ``_in_short``, ``_launches`` and ``_speeds`` from those of the whole table."""
 
 
 def rendered(text: str) -> str:
     """``text`` with every marked table made anew from its JSON file."""
 
     def table(place: re.Match[str]) -> str:
-        path = RESULTS / f"{re.sub('_(in_short|launches)$', '', place[2])}.json"
+        path = RESULTS / f"{re.sub('_(in_short|launches|speeds)$', '', place[2])}.json"
         if not path.exists():
             return place[1] + f"Not measured yet: `python -m benchmarks.{path.stem}`.\n" + place[3]
         results = json.loads(path.read_text())
