@@ -6,10 +6,10 @@
 
 Each operator is evaluated in float64 on its rounded operands and its result rounded to its own dtype: at least as close
 to the exact value as eager's. Integers stay exact. A tensor of equal elements becomes a ``full``, which kernels take in
-as a number; any other becomes a constant of the graph. Declined where the constant would be larger than a megabyte and
-than what it is made of, and where it would be a result: the caller may write to it, so it must be made anew in each
-call. Random operators are never folded, and the first step of a loop stays like the others
-(:mod:`fuse.loops.first_steps`).
+as a number (unless they are equal for the sizes of this call only); any other becomes a constant of the graph. Declined
+where the constant would be larger than a megabyte and than what it is made of, and where it would be a result: the
+caller may write to it, so it must be made anew in each call. Random operators are never folded, and the first step of a
+loop stays like the others (:mod:`fuse.loops.first_steps`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuse.kernel.sized import call_at_hand
 from fuse.loops.first_steps import first_steps
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import LARGEST_CONSTANT, constant_nodes, fold_to_constant, given_constants
@@ -44,12 +45,20 @@ def constant_folding(graph: GraphModule) -> Iterator[Verdict]:
             yield declined(
                 node, f"the constant would be larger than {LARGEST_CONSTANT >> 20} MiB and than its operands"
             )
-        elif is_uniform(value) and node.meta["val"].is_contiguous():
+        elif is_always_uniform(node, value) and node.meta["val"].is_contiguous():
             yield rewrite(node, fold_to_fill, node, value)
         elif node in escaping or "signature" not in graph.meta:
             yield declined(node, "the constant would be a result, which is made anew in each call")
         else:
             yield rewrite(node, fold_to_constant, graph, node, value, values)
+
+
+def is_always_uniform(node: Node, value: Tensor) -> bool:
+    """Whether the elements of ``node`` are equal, and not for the sizes of this call only, as in a mask of one step: a
+    ``full`` would be unlike the calls of other sizes, which share kernels with this one."""
+    uniform, call = is_uniform(value), call_at_hand()
+    by_sizes = call is not None and call.follows_from_sizes(("fill", node.target, node.meta.get("source")), uniform)
+    return uniform and not by_sizes
 
 
 def is_needed(node: Node, constant: Collection[Node]) -> bool:

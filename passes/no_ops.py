@@ -8,7 +8,7 @@ What looks like nothing may be something: x + 0.0 turns -0.0 into 0.0 (x - 0.0 a
 times 1.0 becomes a float tensor, a cast down and up again rounds, and a clone that the caller gets must not be the
 tensor it was cloned from. Declined where dtype or strides change, where the result must be a tensor of its own, and
 where a number changes from step to step of a loop (``h + t * dt * slope`` with ``t * dt`` = 1 in one step): that step
-would be unlike the others.
+would be unlike the others. A call in which a number is 1 because of its sizes (``x / length``) would be unlike others.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.kernel.sized import call_at_hand
 from fuse.loops.reads import token
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import effects, surgery
@@ -39,12 +40,14 @@ def no_ops(graph: GraphModule) -> Iterator[Verdict]:
     """Leave out operators that change nothing."""
     escaping = effects.escaping(graph)
     known = known_numbers(graph)
-    numbered = with_numbers(graph, known)
+    numbered, sized = with_numbers(graph, known), told_by_sizes(graph, known)
     for node in list(graph.graph.nodes):
         if (source := unchanged_operand(node, known)) is None:
             continue
         if node in numbered:
             yield declined(node, "its number is another one in other steps of a loop")
+        elif node in sized:
+            yield declined(node, "its number is another one in calls of other sizes, which share kernels with this one")
         elif reason := obstacle(node, source, escaping):
             yield declined(node, reason)
         else:
@@ -89,6 +92,19 @@ def with_numbers(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
         if len(set(map(surgery.constant_key, nodes.values()))) >= LEAST_STEPS
         for node in nodes
     }
+
+
+def told_by_sizes(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
+    """The operators with a number that the user's line calls with others in calls of other sizes."""
+    found: set[Node] = set()
+    if (call := call_at_hand()) is not None:
+        for node in graph.graph.nodes:
+            others = arguments(node, known)[1:] if node.target in RULES else ()
+            if any(type(argument) in (int, float) for argument in others):
+                place = ("number", node.target, node.meta.get("source"))
+                if call.follows_from_sizes(place, surgery.constant_key(others)):
+                    found.add(node)
+    return found
 
 
 def unchanged_operand(node: Node, known: Mapping[Node, float]) -> Node | None:

@@ -444,6 +444,27 @@ def alike(one: Sequence[int], other: Sequence[int]) -> bool:
     return len(one) == len(other) and all(is_one(a) == is_one(b) and a == b for a, b in zip(one, other, strict=True))
 
 
+def reaches(number: int, bound: int) -> bool:
+    """Whether ``number`` is at least ``bound``, for callers that are right with True at every size: where it holds of
+    all sizes but ones, this says so of ones too, and notes nothing.
+
+    >>> rows = Conditions().size("rows", 8)
+    >>> reaches(rows * rows - 1, rows), reaches(3, 4), rows.conditions.noted
+    (True, False, {'rows >= 1': True})
+    """
+    apart = number - bound
+    if isinstance(apart, Extent) and not any("(" in factor for factors, _ in apart.terms for factor in factors):
+        # a size n is TELLING and m more: a polynomial in m without a coefficient below 0 is never below 0
+        more: dict[Monomial, int] = {}
+        for factors, coefficient in apart.terms:
+            shifted = product_of(*((((), TELLING), ((factor,), 1)) for factor in factors), (((), coefficient),))
+            for monomial, c in shifted:
+                more[monomial] = more.get(monomial, 0) + c
+        if min(more.values()) >= 0:
+            return True
+    return number >= bound
+
+
 def divides(divisor: int, number: int) -> bool:
     """Whether ``number`` is a multiple of ``divisor`` for all sizes; unlike ``%``, this notes nothing.
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel.extents import alike, always_equal, common_divisor, estimate, is_multiple, is_one
+from fuse.kernel.extents import alike, always_equal, common_divisor, estimate, is_multiple, is_one, reaches
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,14 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
     return tuple(reversed(digits))
 
 
+def _divides_properly(inner: int, extent: int) -> bool:
+    """Whether a loop can be split by a divisor of its extent that is neither 1 nor all of it; by one that varies, which
+    may be 1 or all in some calls, it can be split in all."""
+    if is_multiple(extent, inner):
+        return not is_one(inner) and not always_equal(inner, extent)
+    return 1 < inner < extent and extent % inner == 0
+
+
 def _take_digit(flat: Affine, extent: int, extents: Mapping[str, int]) -> tuple[Affine, Affine]:
     """``divmod(flat, extent)`` for an affine ``flat``."""
     if is_one(extent):
@@ -206,10 +214,10 @@ def _take_digit(flat: Affine, extent: int, extents: Mapping[str, int]) -> tuple[
     high_constant, low_constant = divmod(flat.constant, extent)
     reach = low_constant + sum(c * (extents[a] - 1) for a, c in low.items() if c > 0)
     least = low_constant + sum(c * (extents[a] - 1) for a, c in low.items() if c < 0)
-    if reach >= extent or least < 0:
+    if reaches(reach, extent) or least < 0:
         for atom, coefficient in sorted(low.items(), key=lambda item: -abs(item[1])):
             inner = extent // common_divisor(coefficient, extent)
-            if 1 < inner < extents[atom] and extents[atom] % inner == 0:
+            if _divides_properly(inner, extents[atom]):
                 raise SplitNeeded(atom, inner)
             inner = common_divisor(extents[atom], inner)
             if 1 < inner < extents[atom]:

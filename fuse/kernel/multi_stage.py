@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fuse.graph.strides import contiguous_strides
+from fuse.kernel.extents import always_equal
 from fuse.kernel.index import NotAffine
 from fuse.kernel.values import Concat, Gather, Input, Map, Pad, Reduce, Reindex, Scan, Value
 from fuse.kernel.walks import children, within_stage
@@ -55,7 +56,7 @@ def first_level(outputs: Sequence[Value]) -> Level | None:
     later = [
         number
         for number, output in enumerate(outputs)
-        if id(output) not in first or (id(output) in reducing and math.prod(output.shape) not in keys[0])
+        if id(output) not in first or (id(output) in reducing and not _has_as_many(output, keys[0]))
     ]
     held = _met_first([outputs[number] for number in later], first)
     if not held:
@@ -76,6 +77,11 @@ def too_many(rows: int, reductions: int) -> bool:
 
 def _rows_of(reduction: Reduce) -> tuple[int, int]:
     return math.prod(reduction.source.shape), math.prod(reduction.shape)
+
+
+def _has_as_many(output: Value, counts: Sequence[int]) -> bool:
+    """Whether a value has as many elements as one of these numbers says, whatever the sizes."""
+    return any(always_equal(math.prod(output.shape), count) for count in counts)
 
 
 def _met_first(roots: Sequence[Value], first: set[int]) -> list[Reduce]:

@@ -23,7 +23,7 @@ from fuse.graph.strides import contiguous_strides
 from fuse.kernel.config import LANES
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import Literal, Variable, position, select
-from fuse.kernel.extents import divides, is_one
+from fuse.kernel.extents import always_equal, divides, is_one
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, offset, reshape
 from fuse.kernel.ir import (
     Accumulate,
@@ -207,7 +207,9 @@ class RowNest:
         wanted = {
             id(v.source): v.source
             for v in values
-            if isinstance(v, Reindex) and isinstance(v.source, Map) and math.prod(v.source.shape) == self.rows
+            if isinstance(v, Reindex)
+            and isinstance(v.source, Map)
+            and always_equal(math.prod(v.source.shape), self.rows)
         }
         for value in wanted.values():
             below = within_stage([value], through_reductions=True)
@@ -224,8 +226,8 @@ class RowNest:
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def _store_results(self) -> None:
-        full = [t for t in self.targets if math.prod(t.value.shape) == self.points]
-        rows = [t for t in self.targets if math.prod(t.value.shape) != self.points]
+        full = [t for t in self.targets if always_equal(math.prod(t.value.shape), self.points)]
+        rows = [t for t in self.targets if not always_equal(math.prod(t.value.shape), self.points)]
         if rows:
             if self.lane:
                 self.builder.open(self.lane, "vector")
@@ -308,7 +310,8 @@ class RowNest:
         budget = SCRATCH_BYTES
         for key in reversed(list(values)):  # parents before children
             value = values[key]
-            wanted = len(uses[key]) > 1 and isinstance(value, Map) and math.prod(value.shape) == self.points
+            covers = isinstance(value, Map) and always_equal(math.prod(value.shape), self.points)
+            wanted = len(uses[key]) > 1 and covers
             if key in covered or not wanted or cost_within_stage(value) < WORTH_KEEPING:
                 continue
             size = row * value.dtype.itemsize

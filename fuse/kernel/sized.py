@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement
 from typing import Any, Generic, TypeVar
 
 from fuse.kernel.extents import LEAST, TELLING, Conditions, Real, Terms, product_of
@@ -37,10 +38,16 @@ LARGEST_FAMILIES = 8
 @dataclass(frozen=True)
 class SizedCall:
     """A call whose regions are lowered: its sizes that vary from call to call (None where none are known to), and the
-    numbers of each text so far."""
+    numbers of each text so far.
+
+    ``remarks``: what passes noted of calls of this model, by place; each place as the first call had it, ``own`` are
+    those of this call.
+    """
 
     sizes: frozenset[int] | None
     numbers: dict[str, list[Numbers]] = field(default_factory=dict)
+    remarks: dict[Hashable, set[Hashable]] = field(default_factory=dict)
+    own: set[Hashable] = field(default_factory=set)
 
     def place(self, text: str, numbers: Numbers) -> int:
         """Which of the regions with this text these numbers are of: several layers may have regions alike."""
@@ -49,18 +56,36 @@ class SizedCall:
             found.append(numbers)
         return found.index(numbers)
 
+    def follows_from_sizes(self, place: Hashable, what: Hashable) -> bool:
+        """Whether a call of other sizes had something else in this place, so that it is no rule; it is remembered.
+
+        >>> remarks = {}
+        >>> first, second = SizedCall(None, remarks=remarks), SizedCall(frozenset({5}), remarks=remarks)
+        >>> first.follows_from_sizes("x / length", 3), second.follows_from_sizes("x / length", 1)
+        (False, True)
+        >>> first.follows_from_sizes("x * 1", 1), second.follows_from_sizes("x * 1", 1)
+        (False, False)
+        """
+        if place not in self.remarks:
+            self.own.add(place)
+            self.remarks[place] = set()
+        if place in self.own:
+            self.remarks[place].add(what)
+        return self.sizes is not None and what not in self.remarks[place]
+
 
 _CALL: ContextVar[SizedCall | None] = ContextVar("call", default=None)
 
 
 @contextlib.contextmanager
-def lowering_for(sizes: frozenset[int] | None) -> Iterator[None]:
+def lowering_for(sizes: frozenset[int] | None, remarks: dict[Hashable, set[Hashable]] | None = None) -> Iterator[None]:
     """Regions that are lowered inside are those of one call.
 
     ``sizes`` are those that vary from call to call. Where there are some, regions get kernels for all sizes, if they
-    can; where none is larger than one, only kernels that are there. With None, each gets its own.
+    can; where none is larger than one, only kernels that are there. With None, each gets its own. ``remarks`` are those
+    of all calls of one model.
     """
-    with lowering_of(SizedCall(sizes)):
+    with lowering_of(SizedCall(sizes, remarks={} if remarks is None else remarks)):
         yield
 
 
@@ -235,19 +260,50 @@ class Text(Generic[Made]):
                 return family, sizes
         if not apart or len(self.families) + self.failures >= LARGEST_FAMILIES:
             return None
-        found, seen = relation_of(numbers, others, apart), others
+        found, base, seen = relation_of(numbers, others, apart), numbers, others
         if found is None and others:  # a size is one in this call, and does not tell; it was another in the last
-            last = others[-1]
-            found, seen = relation_of(last, [numbers], _in_their_places(apart, numbers, last)), [numbers]
+            base, seen = others[-1], [numbers]
+            found = relation_of(base, seen, _in_their_places(apart, numbers, base))
+        elif found is None and (supposed := _supposed(numbers, apart)) is not None:
+            seen = [supposed]
+            found = relation_of(base, seen, apart)
         if found is None:
             return None
-        made = _family(numbers if seen is others else others[-1], seen, *found, lower)
+        made = _family(base, seen, *found, lower)
         if made is None:
             self.failures += 1
             return None
         self.families.insert(0, made)
         sizes = made.sizes(numbers)
         return None if sizes is None else (made, sizes)
+
+
+def _supposed(numbers: Numbers, apart: frozenset[int]) -> Numbers | None:
+    """What another call might have where this one has ``numbers``, the first with their text: as a branch is taken for
+    the first time. What the sizes ``apart`` are factors of is taken to follow from them; where that is wrong, the
+    kernel serves this call only. None where widths may be mistaken for sizes: these are often powers of two.
+
+    >>> _supposed((5, 8, 40, 8, 55), frozenset({5, 11}))
+    (11, 8, 88, 8, 253)
+    >>> _supposed((4, 8, 32, 8), frozenset({4})) is None
+    True
+    """
+    others = {size: 2 * size + 1 for size in sorted(apart)}
+    if any(size < TELLING or size & (size - 1) == 0 for size in others):
+        return None
+    if any(a != b and a % b == 0 for a in others for b in others):
+        return None
+    several = [of for count in (3, 2, 1) for of in combinations_with_replacement(others, count)]
+
+    def another(number: Any) -> Any:
+        for of in several if type(number) is int and number > 1 else ():
+            times, rest = divmod(number, math.prod(of))
+            if not rest and (times == 1 or times in numbers):
+                return times * math.prod(others[size] for size in of)
+        return number
+
+    supposed = tuple(map(another, numbers))
+    return None if supposed == numbers else supposed
 
 
 def _in_their_places(apart: frozenset[int], numbers: Numbers, others: Numbers) -> frozenset[int]:

@@ -19,6 +19,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -245,7 +246,7 @@ class Engine:
             return result
         numbers = [len(c.confirmation.served) for c, _ in self._alike(first, call) if c.confirmation]
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
-            with self._lock, without_collecting(), lowering_for(varying(self._sizes, self._maker, call)):
+            with self._lock, without_collecting(), self._lowering(call):
                 alike = [pair[0] for pair in self._alike(first, call)]
                 made = make(self._maker, call, family, alike)
                 if made in alike:
@@ -319,7 +320,7 @@ class Engine:
                 if between is not None and not between.follow(self.model, call.args, call.kwargs):
                     between = None
                 started = time.perf_counter()
-                with without_collecting(), unlogged(), lowering_for(varying(self._sizes, self._maker, call)):
+                with without_collecting(), unlogged(), self._lowering(call):
                     compiled = make(self._maker, call, resized=between.captured() if between else None)
                 if compiled.program is not None:
                     size, seconds = kind_of_call(call.leaves, call.spec), time.perf_counter() - started
@@ -330,6 +331,10 @@ class Engine:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model)
                 found = compiled, _given(compiled, call)
             return found
+
+    def _lowering(self, call: ModelCall) -> AbstractContextManager[None]:
+        """Regions that are lowered inside are those of this call."""
+        return lowering_for(varying(self._sizes, self._maker, call), self._sizes.seen.remarks)
 
     def _remember(self, compiled: Compiled) -> ModelState:
         state = current(self._states, compiled)

@@ -20,10 +20,11 @@ LARGEST_KINDS = 16
 
 
 class SizesSeen:
-    """The sizes that calls of one model came with."""
+    """The sizes that calls of one model came with, and the ``remarks`` that passes made of them."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, list[Shapes]] = {}
+        self.remarks: dict[Hashable, set[Hashable]] = {}
 
     def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int] | None:
         """The sizes of a call that other calls of its kind had otherwise, but for ones; None where all had the same.

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fuse
 from fuse.graph.function import Function
+from fuse.kernel.sized import lowering_for
+from fuse.rewrite.pipeline import run_passes
 
 PASSES = ["no_ops"]
 EDGES = torch.tensor([[0.0, -0.0, 1.5], [float("nan"), float("inf"), -2.0]])
@@ -152,3 +155,21 @@ def test_the_same_number_in_all_steps_goes(rewritten):
             return x
 
     assert rewritten(Same(), torch.randn(3), passes=PASSES).fired == {"no_ops": 6}
+
+
+def test_a_number_that_is_one_because_of_the_sizes_stays() -> None:
+    """And one that is 1 at every size, on the same line, does not."""
+    remarks: dict[Hashable, set[Hashable]] = {}
+
+    def products(steps: int) -> int:
+        graph = fuse.capture(
+            Function(lambda x: torch.neg(torch.neg(x) * (1 / x.shape[0]) * 1)), (torch.ones(steps, 2),)
+        )
+        with lowering_for(frozenset({steps}) if remarks else None, remarks):
+            run_passes(graph, PASSES)
+        return len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor))
+
+    assert [products(steps) for steps in (4, 3, 1)] == [1, 1, 1]
+    assert products(1) == 1
+    remarks.clear()
+    assert products(1) == 0

@@ -106,6 +106,39 @@ def test_a_batch_of_one_has_the_kernel_of_others(compiled_sources: list[str], em
     assert len(compiled_sources) == before
 
 
+@pytest.mark.usefixtures("captured_at_once")
+@pytest.mark.parametrize("function", [attention, mean_by_hand])
+def test_one_step_has_the_kernels_of_several(
+    function: Callable[..., Tensor], compiled_sources: list[str], empty_cache: Path
+) -> None:
+    """Although its mask is of equal elements, and its number 1."""
+    model = Model(function).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in ((30, 3), (11, 5)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+    before = len(compiled_sources)
+    for shape in ((1, 6), (4, 2)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+        assert not fused.last_run.fallbacks
+    assert len(compiled_sources) == before
+
+
+@pytest.mark.usefixtures("captured_at_once")
+@pytest.mark.parametrize(("seen", "new"), [((11, 5), 0), ((8, 4), 1)])
+def test_a_branch_that_is_taken_for_the_first_time_is_compiled_for_all_sizes(
+    seen: tuple[int, int], new: int, compiled_sources: list[str], empty_cache: Path
+) -> None:
+    """Unless its sizes may be mistaken for widths."""
+    model = Model(branch).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in ((30, 3), seen):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+    before = len(compiled_sources)
+    for shape in ((9, 7), (6, 2), (10, 10), (12, 1), (1, 4)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+    assert len(compiled_sources) - before == new
+
+
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4)), min_size=4, max_size=8),
     start=st.integers(-9, 9),

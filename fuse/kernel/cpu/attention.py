@@ -116,7 +116,7 @@ def _products(computation: Computation) -> tuple[Product, Product]:
         raise Unsupported("two products in one kernel, and no softmax between them")
     if first.dtype != second.dtype:
         raise Unsupported("two products of different dtypes in one kernel")
-    if 1 in (_batch(first).shape[2], _batch(second).shape[2]):
+    if any(is_one(_batch(product).shape[2]) for product in (first, second)):
         raise Unsupported("a product of one column")
     return first, second
 
