@@ -27,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "both directions": {"bidirectional": True},
     "packed": {},
 }
-SECONDS = 1.0
+SECONDS = 4.0
 
 
 class Packed(nn.Module):

@@ -1,6 +1,7 @@
 """Which patterns of fuse fire in published models, and what it costs a model to have all of them on.
 
     python -m benchmarks.zoo_patterns                    which fire, in every model of the zoo and of models/
+    python -m benchmarks.zoo_patterns --new              those that were not looked at before
     python -m benchmarks.zoo_patterns llama timm --time  the models whose name holds one of the words; where a pattern
                                                          fires, their speed with all patterns over that with none, too
 
@@ -49,10 +50,10 @@ def measured(name: str, group: str, timed: bool) -> dict[str, Any]:
         model, args, kwargs = importlib.import_module(f"benchmarks.{group}").CASES[name](1)
     model.eval()
     with torch.no_grad():
-        without = fuse.show(model, args, kwargs, passes=others)
         with also([ALL]):
             report = fuse.show(model, args, kwargs)
         fired = {one.pattern: one.count for one in report.fired if one.pattern}
+        without = fuse.show(model, args, kwargs, passes=others) if fired else report
         found: dict[str, Any] = {
             "fired": fired,
             "eager": report.before.launches,
@@ -126,6 +127,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="parts of names")
     parser.add_argument("--time", action="store_true", help="compile and time the models in which a pattern fires")
     parser.add_argument("--fired", action="store_true", help="only models in which one was found to fire before")
+    parser.add_argument("--new", action="store_true", help="only models that were not looked at before")
     parser.add_argument("--limit", type=float, default=zoo.LIMIT_SECONDS, help="seconds for one model")
     given = parser.parse_args()
     context: Any = multiprocessing.get_context("forkserver")
@@ -137,6 +139,8 @@ def main() -> int:
         if given.words and not any(word in name for word in given.words):
             continue
         if given.fired and not before.get(name, {}).get("fired"):
+            continue
+        if given.new and "fired" in before.get(name, {}):
             continue
         found = zoo.run(context, given.limit, measured, name, group, given.time)
         print(told(name, found), flush=True)

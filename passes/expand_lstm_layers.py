@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
+from fuse.graph.recurrent import LSTM_MODE
 from fuse.kernel.lower import Declined
 from fuse.kernel.lower_loops import lower_loop
 from fuse.loops.building import call_loop
@@ -34,8 +35,6 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
 GATES = 4
-LSTM_MODE = 2
-"""oneDNN's number for this kind of cell."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@
 
 A match becomes one region, which one generated kernel runs, or what the pattern's own ``replace`` says. Runs after
 loops were rolled up and before everything else is fused, so that a pattern sees operators, and the passes after it see
-its regions. Declined with the verdict that :mod:`fuse.rewrite.patterns.matching` gives of each candidate.
+its regions. Declined with the verdict that :mod:`fuse.rewrite.patterns.matching` gives of each candidate, and in loops
+that run as one kernel, where nothing is left to save.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from fuse import ops
 from fuse.errors import FuseError
 from fuse.kernel.domain import Domain, domain_of, join
 from fuse.kernel.lower import Declined, lower
-from fuse.rewrite import regions
+from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns import registry
-from fuse.rewrite.patterns.conditions import Misfit, Surroundings
+from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.exact import Found
 from fuse.rewrite.patterns.forms import known_ways, takes_lists
-from fuse.rewrite.patterns.matching import match
+from fuse.rewrite.patterns.matching import Prepare, match
 from fuse.rewrite.patterns.replacing import Replacement, put, replacement
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
+IN_KERNEL: Kind = "in a loop kernel"
 OR_REPLACE = "a method replace(self, ...)"
 
 
@@ -57,6 +59,22 @@ def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
             yield declined(nodes, f"{outcome.kind}: {outcome.reason}", pattern=name)
     if moved:
         regions.sort(graph.graph)
+    for loop, body in nested.loop_kernels(graph) if patterns else ():
+        for outcome in match(body, patterns, in_loop_kernel):
+            if outcome.kind == IN_KERNEL:
+                yield declined(loop, f"{outcome.kind}: {outcome.reason}", pattern=outcome.pattern.name)
+
+
+def graphs_to_match(graph: GraphModule) -> list[tuple[GraphModule, Prepare]]:
+    """``graph`` and the bodies of its loops, with what becomes of a match there."""
+    bodies = [body for body, _ in nested.walk(graph)]
+    kernels = [kernel for body in bodies for _, kernel in nested.loop_kernels(body)]
+    return [*((body, prepare) for body in bodies), *((kernel, in_loop_kernel) for kernel in kernels)]
+
+
+def in_loop_kernel(_found: Found, _around: Surroundings) -> Misfit:
+    """Why a match in the body of a loop that runs as one kernel is not rewritten."""
+    return Misfit(IN_KERNEL, "one launch runs all steps of the loop, with these operators in it")
 
 
 def sound(wanted: Callable[[Pattern], bool]) -> Generator[Verdict, None, list[Pattern]]:

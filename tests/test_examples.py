@@ -1,4 +1,7 @@
-"""The patterns that the documents show are right."""
+"""The patterns that the documents show are right.
+
+What a transcript of ``fuse check-pattern`` tries is held by the test of transcripts, and not tried here once more.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,13 @@ import pytest
 from fuse.check.pattern import verify
 from fuse.rewrite.patterns import registry
 
-FILES = sorted((Path(__file__).parent.parent / "docs" / "examples").glob("*.py"))
+DOCS = Path(__file__).parent.parent / "docs"
+SHOWN = "".join(page.read_text() for page in DOCS.glob("*.md"))
+FILES = sorted(
+    file
+    for file in DOCS.glob("examples/*.py")
+    if f"$ fuse check-pattern {file.relative_to(DOCS.parent).as_posix()}\n" not in SHOWN
+)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)

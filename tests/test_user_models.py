@@ -1031,6 +1031,49 @@ class RungeKutta(nn.Module):
         return torch.stack(path)
 
 
+@model(lambda: (randn(2, 9, 6),))
+class LocationAttention(nn.Module):
+    """A decoder whose attention sees where it was, through a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.query, self.memory = nn.GRUCell(6, 8), nn.Linear(8, 5, bias=False), nn.Linear(6, 5, bias=False)
+        self.places, self.score = nn.Conv1d(2, 5, 5, padding=2, bias=False), nn.Linear(5, 1, bias=False)
+
+    def forward(self, memory):
+        keys, h = self.memory(memory), memory.new_zeros(2, 8)
+        weights = total = memory.new_zeros(2, 9)
+        read, out = memory.new_zeros(2, 6), []
+        for _ in range(5):
+            h = self.cell(read, h)
+            places = self.places(torch.stack((weights, total), 1)).transpose(1, 2)
+            energies = self.score(torch.tanh(self.query(h).unsqueeze(1) + keys + places))
+            weights = F.softmax(energies.squeeze(-1), 1)
+            total = total + weights
+            read = torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
+            out.append(torch.cat((h, read), -1))
+        return torch.stack(out, 1)
+
+
+@model(lambda: (randn(2, 10, 16),))
+class DeltaRule(nn.Module):
+    """Linear attention that corrects what it has stored, written into a tensor that lies as the heads do."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.beta = nn.Linear(16, 48), nn.Linear(16, 2)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        k, beta = F.normalize(k, dim=-1), self.beta(x).sigmoid().transpose(1, 2)
+        state, out = x.new_zeros(2, 2, 8, 8), torch.empty_like(v)
+        for t in range(x.size(1)):
+            new = (v[:, :, t] - (state * k[:, :, t, :, None]).sum(-2)) * beta[:, :, t, None]
+            state = state + k[:, :, t].unsqueeze(-1) * new.unsqueeze(-2)
+            out[:, :, t] = torch.einsum("bhd,bhdm->bhm", q[:, :, t], state)
+        return out.transpose(1, 2).flatten(2)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_right_in_inference(name: str) -> None:
     cls, inputs, _ = MODELS[name]

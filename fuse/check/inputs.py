@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
 from fuse.graph.attributes import INTERNAL
 from fuse.graph.results import named_parts
+
+_OF_GRAPHS = frozenset(GraphModule(nn.Module(), Graph()).__dict__)
+"""What a module that torch.fx made keeps of its graph and code, of which a copy has others."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class CheckCall:
             for path, module in self.model.named_modules()
             if not isinstance(module, torch.jit.ScriptModule)  # which keeps its own elsewhere
             for name, value in module.__dict__.items()
-            if name not in INTERNAL
+            if name not in INTERNAL and not (isinstance(module, GraphModule) and name in _OF_GRAPHS)
             for suffix, part in named_parts(value, "").items()
         }
 

@@ -114,6 +114,8 @@ def _computes(node: Node) -> bool:
         return True
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
+    if node.meta["val"] is None:  # it only checks a value
+        return False
     return not (ops.is_view(node.target) or ops.is_random(node.target)) and node.target.namespace != "fuse"
 
 

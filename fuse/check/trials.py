@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -54,7 +55,7 @@ def refusal(pattern: Pattern) -> str | None:
     if content := kept.find(pattern, "refusal"):
         said = content.decode()
     else:
-        with quiet():
+        with _by_itself():
             wrong = verify(pattern, quick=True).counterexample
         said = _VERIFIED if wrong is None else f"refused: {wrong}"
         kept.keep(said.encode(), pattern, "refusal")
@@ -84,7 +85,7 @@ def _known_or(found: Found, asked: str, find: Callable[[Pattern, Sequence[Any], 
     if content := kept.find(form.pattern, asked, told):
         one = Trial(**json.loads(content))
     else:
-        with quiet(), torch.random.fork_rng(devices=[]):
+        with _by_itself():
             one = find(form.pattern, arguments, Environment(found.constants, form.choices))
         kept.keep(json.dumps({"outcome": one.outcome, "reason": one.reason}).encode(), form.pattern, asked, told)
     _known[key] = one
@@ -102,6 +103,14 @@ def gradients_tried(pattern: Pattern, arguments: Sequence[Any], environment: Env
                 wrong, _ = wrong_gradient(pattern, given, environment, differences=False)
                 return _with_call(Trial("wrong", wrong), given, None) if wrong else RIGHT
     return _NOT_TRIED
+
+
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """Verdicts are kept, and must not depend on the modes that a model is first called in; its random draws go on."""
+    apart = (torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False))
+    with quiet(), torch.random.fork_rng(devices=[]), apart[0], apart[1], apart[2]:
+        yield
 
 
 def tried(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -41,6 +42,7 @@ from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, probing
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.collecting import without_collecting
+from fuse.graph.conversions import idle_conversions
 from fuse.graph.cut_recording import CutRecording
 from fuse.graph.cutting import Cuts
 from fuse.graph.disguise import unnoticed
@@ -49,6 +51,7 @@ from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fake_parameters import standing_in
 from fuse.graph.fakes import FakeRunner, unlogged
 from fuse.graph.functional import Functionalizer
+from fuse.graph.idle_draws import DrawsWords, refuse_another_number, state_giving, words_between
 from fuse.graph.learned import Learning
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads, settled
@@ -69,6 +72,8 @@ from fuse.graph.value_checks import check_values, values_checked
 
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DEVICE = torch.ops.prim.device.default
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+"""What a number is as a tensor, where an operator takes it for one."""
 _DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -105,7 +110,7 @@ def capture(
         with prepared(model, args, kwargs or {}) as fake_mode:
             return Recorder(model, fake_mode, plan, cuts).run(args, dict(kwargs or {}))
 
-    return settled(record, kept)
+    return settled(record, record, kept)
 
 
 @contextlib.contextmanager
@@ -176,6 +181,7 @@ class Recorder(TorchDispatchMode):
                 torch.set_grad_enabled(self.gradients),
             ):
                 result = self.model(*fake_args, **fake_kwargs)
+            self._refuse_switches()
             return self._finish(self._with_learned(self._with_assigned(result)))
         except (Assigns, Reads, NoData):
             raise
@@ -184,6 +190,14 @@ class Recorder(TorchDispatchMode):
                 raise WantsPlain from error
             error.depends = bool(self.reader.facts)
             raise
+
+    def _refuse_switches(self) -> None:
+        """Refuse ``requires_grad_`` of a tensor that the caller holds: it would not happen in later calls."""
+        for real, fake in self.adopted.values():
+            if fake is not real and fake.is_leaf and fake.requires_grad != real.requires_grad:
+                spec = next((s for s, p in zip(self.inputs, self.placeholders, strict=True) if p is fake), None)
+                name = spec.name if spec else self.names_by_fake.get(id(fake), ("", "a tensor"))[1]
+                raise CaptureError(f"forward sets requires_grad of {name}; a graph cannot hold that")
 
     @contextlib.contextmanager
     def _read_state(self, arguments: Any) -> Iterator[None]:
@@ -198,6 +212,7 @@ class Recorder(TorchDispatchMode):
             layers = contextlib.ExitStack()
             with layers, state, followed(self.functional.draws), unnoticed(), self.fake_mode, self:
                 layers.enter_context(lstm_of_eager())
+                layers.enter_context(idle_conversions())
                 layers.enter_context(packed_by_masks(self._pack))
                 layers.enter_context(values_checked(self._check_values))
                 yield
@@ -231,6 +246,7 @@ class Recorder(TorchDispatchMode):
     def _adopt(self, tensor: Tensor) -> Tensor:
         """The fake twin of a tensor from outside (the tensor itself when it is fake already)."""
         if id(tensor) not in self.adopted:
+            self.functional.draws.refuse_value(tensor)
             if isinstance(tensor, FakeTensor):
                 fake: Tensor = tensor
             elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
@@ -296,8 +312,11 @@ class Recorder(TorchDispatchMode):
             raise refused
         self.context = tuple(before.variables.items())
         changes: list[Change] = []
+        plan, begun = self.overlay.plan, random.getstate()
         dtype = left = torch.get_default_dtype()
         try:
+            if plan.drawn is not None:
+                random.setstate(state_giving(plan.drawn))
             with standing_in(self.model, self._fake_of_state) as assigned, self.overlay.laid(self._fake_of_attribute):
                 yield
         except Exception as error:  # whatever the user's code raises
@@ -305,13 +324,21 @@ class Recorder(TorchDispatchMode):
                 raise Reads(counts) from error
             raise
         finally:
+            start = begun if plan.drawn is None else state_giving(plan.drawn)
+            words = words_between(start, random.getstate())
+            if plan.words:
+                random.setstate(begun)
             changes = before.restore(self._is_twin)
             left = torch.get_default_dtype()
             torch.set_default_dtype(dtype)
         if left is not dtype:
             raise CaptureError(f"forward sets the default dtype of torch to {left}; a graph cannot hold that")
         self.overlay.check()
+        if plan.words:
+            refuse_another_number(words, plan.words)
         changes = [change for change in assigned() if change.attribute not in self.overlay.plan.attributes] + changes
+        if words and [change.name for change in changes] == ["the random numbers of random"]:
+            raise DrawsWords(words)
         if changes:
             found = [(change.whole, self._assigned(change)) for change in changes]
             plainly = all(whole or attribute.entries for whole, attribute in found)
@@ -411,6 +438,8 @@ class Recorder(TorchDispatchMode):
             return found
         if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
             return self._constant(op, args[0])
+        if ops.is_view(op) and isinstance(args[0], (int, float, complex)):  # of the number in ``z * 1j``, by autograd
+            args = (self._number(args[0]), *args[1:])
         args, kwargs = self._known(args), self._known(kwargs)
         if op is torch.ops.aten.where.self and args[0].dtype is torch.uint8:  # eager takes it, and fake tensors do not
             count = len(self.dispatches)
@@ -468,6 +497,13 @@ class Recorder(TorchDispatchMode):
         self.fixed.add(self._place(fake, InputSpec("constant", name, value=value), writes_back=False))
         return fake
 
+    def _number(self, number: complex) -> Tensor:
+        """A number of the program, as the tensor that an operator makes of it where it takes tensors."""
+        with unset_fake_temporarily():
+            value = torch.tensor(number, dtype=_DTYPES[type(number)])
+        with self.fake_mode:
+            return self._constant(torch.ops.aten.lift_fresh.default, value)
+
     # ---- result ------------------------------------------------------------------------------------------------------
 
     def _finish(self, result: Any) -> GraphModule:
@@ -507,6 +543,7 @@ class Recorder(TorchDispatchMode):
             self.learning,
             not self.packs and self.cut is None,
             self.context,
+            self.overlay.plan.words,
         )
         return module
 

@@ -48,7 +48,7 @@ def compared_ahead(
     for root in compared.difference(again):
         if any(node in again for view in _behind([root], _is_view) for node in view.users):
             continue  # what is computed again from it would be saved instead
-        made = _behind(reads[root], comparisons.__contains__)
+        made = _closed(reads[root], comparisons)
         truths = [node for node in made if node in gradients or any(u in needed and u not in made for u in node.users)]
         if 2 * sum(map(_bytes, truths)) <= _bytes(root):
             found |= made
@@ -64,6 +64,17 @@ def _behind(nodes: Sequence[Node], among: Callable[[Node], bool]) -> set[Node]:
         if node not in made:
             made.add(node)
             worklist += [user for user in node.users if among(user)]
+    return made
+
+
+def _closed(nodes: Sequence[Node], comparisons: Mapping[Node, None]) -> set[Node]:
+    """``nodes``, the comparisons that are made of them, and those that these need besides."""
+    made = _behind(nodes, comparisons.__contains__)
+    worklist = list(made)
+    while worklist:
+        more = {n for n in worklist.pop().all_input_nodes if n in comparisons}.difference(made)
+        made |= more
+        worklist += more
     return made
 
 

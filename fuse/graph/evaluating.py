@@ -149,7 +149,8 @@ class Keys:
             if held is None or isinstance(held, FakeTensor):
                 return hash(str(node.target))
             alone = node in self._fixed and held.numel() == 1
-            number = f"{held.item()!r} {held.dtype}" if alone else id(held)  # -1 and -2 have one hash
+            with _disable_current_modes():
+                number = f"{held.item()!r} {held.dtype}" if alone else id(held)  # -1 and -2 have one hash
             return hash((str(node.target), number))
         args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
         drawn = self._draws.nodes.index(node) if node in self._draws.nodes else -1

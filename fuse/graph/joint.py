@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.modules import module as _module
 
 from fuse.errors import CaptureError
-from fuse.graph import scattering
+from fuse.graph import recurrent_gradients, scattering
 from fuse.graph.aliases import View
 from fuse.graph.capture import Recorder, prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
@@ -113,7 +113,11 @@ def capture_joint(
         with prepared(model, args, kwargs or {}) as fake_mode:
             return JointRecorder(model, fake_mode, plan).joint(args, dict(kwargs or {}), differentiate)
 
-    return settled(record, kept)
+    def forward(plan: Plan) -> GraphModule:
+        with prepared(model, args, kwargs or {}) as fake_mode:
+            return JointRecorder(model, fake_mode, plan).run(args, dict(kwargs or {}))
+
+    return settled(record, forward, kept)
 
 
 class JointRecorder(Recorder):
@@ -207,15 +211,16 @@ class JointRecorder(Recorder):
 
     def formula(self, op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """What an operator of the backward pass is recorded as, called with ``args``; None: as it is."""
-        return self.formulas().get(op) or scattering.formula(op, args)
+        return self.formulas().get(op) or scattering.formula(op, args) or recurrent_gradients.formula(op, args)
 
     def formulas(self) -> dict[Any, Callable[..., Any]]:
         """Operators of the backward pass that are recorded as what they are made of."""
         return formulas(_MADE_OF_OTHERS)
 
     def _finish(self, result: Any) -> GraphModule:
-        self.leaves = flatten_result(result)[0]
-        return super()._finish(result)
+        found = super()._finish(result)
+        self.leaves = [self._ensure_known(x) if isinstance(x, Tensor) else x for x in flatten_result(result)[0]]
+        return found
 
     def _line(self) -> str:
         node = torch._C._current_autograd_node()

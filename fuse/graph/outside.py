@@ -166,7 +166,7 @@ class _Walk:
     yet."""
 
     outside: Outside = field(default_factory=Outside)
-    seen: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=lambda: {id(sys.modules)})  # what is imported stays, by whatever name
     followed: set[int] = field(default_factory=set)
     bound: set[tuple[int, str]] = field(default_factory=set)
     left: list[Any] = field(default_factory=list)

@@ -18,7 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-_LSTM_MODE = 2  # oneDNN's number for this kind of cell
+LSTM_MODE = 2
+"""oneDNN's number for this kind of cell."""
 
 LayerState = tuple[Tensor, Tensor, Tensor]
 
@@ -86,7 +87,7 @@ def _onednn_lstm(
             if not has_biases:
                 own += [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in own]
             output, h, c, _ = torch.ops.aten.mkldnn_rnn_layer(
-                values, *own, h, c, direction > 0, [], _LSTM_MODE, state[0].shape[2], layers, has_biases, bidirectional,
+                values, *own, h, c, direction > 0, [], LSTM_MODE, state[0].shape[2], layers, has_biases, bidirectional,
                 batch_first, train,
             )  # fmt: skip
             outputs.append(output)

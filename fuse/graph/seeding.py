@@ -67,6 +67,11 @@ class Draws:
         self.states.append((state, self.position))
         return state
 
+    def refuse_value(self, tensor: Tensor) -> None:
+        """Refuse that a state of the generator is computed with, returned or kept: it is another one in each call."""
+        if any(state is tensor for state, _ in self.states):
+            raise CaptureError("forward uses the state of the random number generator; a graph cannot hold that")
+
     def put_back(self, state: Any) -> None:
         found = [position for known, position in self.states if known is state]
         self.seeded |= not found

@@ -75,4 +75,12 @@ def values_checked(record: _Record) -> Iterator[None]:
 def _checked(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if isinstance(args[0], FakeTensor):  # other threads have none, and compute meanwhile
         _RECORDING[-1](op, args, kwargs)
+        if op is aten.one_hot.default and len(args) > 1 and args[1] > 0 and args[0].dtype == torch.int64:
+            return _one_hot(*args)
     return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def _one_hot(index: Tensor, num_classes: int) -> Tensor:
+    """Ones where a class is ``index``'s, as ATen has it for fake tensors, but contiguous, as eager's new zeros are."""
+    classes = torch.arange(num_classes, device=index.device)
+    return (index.unsqueeze(-1) == classes).to(torch.int64, memory_format=torch.contiguous_format)

@@ -93,11 +93,14 @@ def loop_order(left: Value, right: Value) -> tuple[int, int, int]:
 def times_computed(left: Value, right: Value) -> tuple[int, int]:
     """How often an element of each factor is computed in these loops, where it is not read from memory.
 
-    An element is computed outside of the loops inside of its own, and again in each step of those outside of them.
+    An element is computed outside of the loops inside of its own, and again in each step of those outside of them. One
+    that stands outside of the innermost loop is computed alone, where a vector would hold :data:`FULL_VECTOR`.
     """
     rows, columns = left.shape[-2], right.shape[-1]
     order = loop_order(left, right)
-    return columns if order.index(2) < order.index(1) else 1, rows if order.index(0) < order.index(1) else 1
+    left_alone, right_alone = (FULL_VECTOR if order[-1] == loop else 1 for loop in (2, 0))
+    again_left = columns if order.index(2) < order.index(1) else left_alone
+    return again_left, rows if order.index(0) < order.index(1) else right_alone
 
 
 def elements_side_by_side(value: Value) -> Mapping[int, int]:

@@ -183,13 +183,22 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
     """
     if alike(shape, target):
         return index
-    strides = contiguous_strides(shape)
-    rest = offset(index, [0 if is_one(extent) else stride for stride, extent in zip(strides, shape, strict=True)])
+    own = [(i, extent) for i, extent in zip(index, shape, strict=True) if not is_one(extent)]
+    asked = [extent for extent in target if not is_one(extent)]
+    first = 0  # dimensions that stay, in front and behind: their index may be outside, where padding guards a read
+    while first < min(len(own), len(asked)) and always_equal(own[first][1], asked[first]):
+        first += 1
+    last = 0
+    while last < min(len(own), len(asked)) - first and always_equal(own[-1 - last][1], asked[-1 - last]):
+        last += 1
+    inner = own[first : len(own) - last]
+    rest = offset(tuple(i for i, _ in inner), contiguous_strides([extent for _, extent in inner]))
     digits = []
-    for extent in reversed(target):
+    for extent in reversed(asked[first : len(asked) - last]):
         rest, digit = _take_digit(rest, extent, extents)
         digits.append(digit)
-    return tuple(reversed(digits))
+    kept = iter((*(i for i, _ in own[:first]), *reversed(digits), *(i for i, _ in own[len(own) - last :])))
+    return tuple(ZERO if is_one(extent) else next(kept) for extent in target)
 
 
 def _divides_properly(inner: int, extent: int) -> bool:

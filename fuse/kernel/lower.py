@@ -3,7 +3,8 @@
     region (ATen operators)  ->  values  ->  loops  ->  source, by the target of its device
 
 ``lower`` answers with a :class:`Kernel`, or with the reason why not. Regions that are the same but for the names of
-their nodes share one kernel, so that the 64 steps of an unrolled loop are lowered and compiled once.
+their nodes share one kernel, so that the 64 steps of an unrolled loop are lowered once. Those that read other
+parameters have a kernel each, with these names in it; one of them is compiled.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Kernel:
     ``workspace_bytes`` takes one more pointer, to that much memory that is nobody else's during the call. One with
     ``sizes`` takes a last pointer, to these numbers (``int64_t``, each given with its name); they are no part of the
     source, so that calls that differ in nothing else share a kernel. ``headers`` are what the source needs behind the
-    prelude. ``schedule`` says in words how it runs, where that is not in its loops as the IR has them.
+    prelude. ``schedule`` says in words how it runs, where that is not in its loops as the IR has them. ``computes`` is
+    equal for kernels that differ in names and the user's lines only, of which one is compiled; empty where that is not
+    known.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Kernel:
     sizes: tuple[tuple[str, Any], ...] = ()
     headers: tuple[str, ...] = ()
     schedule: str = ""
+    computes: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,15 @@ def lower(region: GraphModule, threads: Threads = "if worth it", config: Config 
     if known is None:
         known = _for_sizes(region) if (threads, config) == ("if worth it", DEFAULT) else None
     if known is None:
-        known = _KERNELS[key] = attempt(lambda: _lower(region, key, threads, config))
+        known = _KERNELS[key] = attempt(
+            lambda: replace(_lower(region, key, threads, config), computes=_computes(region, threads, config))
+        )
     return known
+
+
+def _computes(region: GraphModule, threads: Threads, config: Config) -> str:
+    """What the kernel of a region computes, without names; not for sizes that vary: writing numbers down pins them."""
+    return hashlib.sha256(f"{structure(region, named=False)}\n{threads} {config}".encode()).hexdigest()
 
 
 _TEXTS: dict[str, Text[Kernel]] = {}

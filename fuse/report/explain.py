@@ -26,9 +26,9 @@ from torch.fx import Node
 from fuse import ops
 from fuse.graph.capture import capture
 from fuse.notebook import preformatted
-from fuse.passes.match_patterns import match_patterns, prepare, prepare_untried, why_broken
+from fuse.passes.match_patterns import graphs_to_match, match_patterns, prepare, prepare_untried, why_broken
 from fuse.report.table import columns
-from fuse.rewrite import nested, registry
+from fuse.rewrite import registry
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
 from fuse.rewrite.patterns.index import GraphIndex
@@ -123,8 +123,9 @@ def explain(
     made = prepare_untried if refused else prepare
     outcomes: list[Outcome] = []
     missing: set[str] | None = None
-    for body, _ in list(nested.walk(graph)):
-        outcomes += [one for one in match(body, [*patterns, pattern], made, near=True) if one.pattern is pattern]
+    for body, becomes in graphs_to_match(graph):
+        becomes = made if becomes is prepare else becomes
+        outcomes += [one for one in match(body, [*patterns, pattern], becomes, near=True) if one.pattern is pattern]
         absent = _missing(pattern, GraphIndex(body))
         missing = absent if missing is None else missing & absent
     name = target or type(model).__name__

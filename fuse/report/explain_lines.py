@@ -23,12 +23,12 @@ from torch.fx import GraphModule
 
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
-from fuse.passes.match_patterns import match_patterns, prepare, why_broken
+from fuse.passes.match_patterns import graphs_to_match, match_patterns, why_broken
 from fuse.report.explain import place
 from fuse.report.table import columns
-from fuse.rewrite import nested, registry
+from fuse.rewrite import registry
 from fuse.rewrite.patterns.differences import called
-from fuse.rewrite.patterns.matching import Outcome, match
+from fuse.rewrite.patterns.matching import Outcome, Prepare, match
 from fuse.rewrite.patterns.registry import registered
 from fuse.rewrite.pipeline import run_passes
 
@@ -132,7 +132,7 @@ def explain_lines(
     if match_patterns.__name__ in recording.passes:
         own = [one for one in registered() if one.enabled and why_broken(one) is None]
         bodies = _bodies(model, args, kwargs, passes)
-        for outcome in (one for body in bodies for one in match(body, own, prepare, near=True)):
+        for outcome in (one for body, becomes in bodies for one in match(body, own, becomes, near=True)):
             nodes = [node for node in (outcome.node, outcome.candidate) if node is not None]
             if outcome.kind != "matched" and any(node.meta.get("source") in lines for node in nodes):
                 reason = f"{outcome.kind}: {outcome.reason}"
@@ -145,11 +145,11 @@ def explain_lines(
 
 def _bodies(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, passes: Sequence[str] | None
-) -> list[GraphModule]:
+) -> list[tuple[GraphModule, Prepare]]:
     """The graphs in which patterns are looked for: the model's and those of its loops, after the earlier passes."""
     graph = capture(model, args, kwargs)
     run_passes(graph, registry.earlier_than(match_patterns.__name__, passes))
-    return [body for body, _ in nested.walk(graph)]
+    return graphs_to_match(graph)
 
 
 def lines_table(explanation: LineExplanation) -> RenderableType:
@@ -200,8 +200,8 @@ def nearest_patterns(
     for pattern in registered():
         outcomes: list[Outcome] = []
         try:
-            for body in bodies:
-                outcomes += match(body, [pattern], prepare, near=True)
+            for body, becomes in bodies:
+                outcomes += match(body, [pattern], becomes, near=True)
         except FuseError as error:
             found.append(Close(pattern.name, pattern.enabled, 0, 0, 1, "refused", str(error), pattern.source))
             continue

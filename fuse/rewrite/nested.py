@@ -34,12 +34,23 @@ def called_module(node: Node) -> Module | None:
 def walk(graph: GraphModule, steps: int = 1) -> Iterator[tuple[GraphModule, int]]:
     """``graph`` and the loop bodies within it, outermost first, each with how often it runs in one call."""
     yield graph, steps
+    for _, body, trips in _loops(graph, persistent=False):
+        yield from walk(body, steps * trips)
+
+
+def loop_kernels(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
+    """The loops of ``graph`` that each run as one persistent kernel, and their bodies."""
+    for node, body, _ in _loops(graph, persistent=True):
+        yield node, body
+
+
+def _loops(graph: GraphModule, *, persistent: bool) -> Iterator[tuple[Node, GraphModule, int]]:
     for node in graph.graph.find_nodes(op="call_module"):
         module = called_module(node)
-        if module is not None and kind(node) == "loop" and not getattr(module, "persistent", False):
+        if module is not None and kind(node) == "loop" and getattr(module, "persistent", False) == persistent:
             body = module.get_submodule("body")
             assert isinstance(body, GraphModule)
-            yield from walk(body, steps * trip_count(module))
+            yield node, body, trip_count(module)
 
 
 def trip_count(loop: Module) -> int:

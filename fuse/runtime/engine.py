@@ -33,6 +33,7 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.cuts import Spoilt, Unforeseen, journal, journaled
 from fuse.graph.cutting import rerun
 from fuse.graph.fakes import unlogged
+from fuse.graph.idle_draws import draw
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import lowering_for
@@ -176,6 +177,7 @@ class Engine:
             raised = error
         else:
             self._observed = (launches, compiled, ran)
+            draw(compiled.words)
             if compiled.learning is not None:
                 _, result = result
             return compiled.carried.assign(result) if compiled.carried else result

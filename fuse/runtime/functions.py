@@ -6,13 +6,17 @@ kernels of a schedule  ->  translation units  ->  libraries  ->  {name: address}
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from fuse.kernel.cpu.loop_kernel import HEADERS as LOOP_HEADERS
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.lower import Kernel
 from fuse.runtime.compiler import build_many
 from fuse.runtime.steps import KernelStep, LoopStep, Schedule
+
+FOR_A_LINE, FOR_A_LINE_BEHIND_HEADERS, FOR_HEADERS = 0.5, 1.0, 350.0
+"""Milliseconds that GCC takes, roughly: for a line of a kernel, for one of a kernel that needs headers, and for what
+these headers hold, once a unit."""
 
 
 def kernels_of(plan: Schedule) -> Iterator[Kernel]:
@@ -25,21 +29,39 @@ def kernels_of(plan: Schedule) -> Iterator[Kernel]:
 
 
 def addresses_of(kernels: Iterable[Kernel]) -> dict[str, int]:
-    """Addresses of all kernels. Each loop is a translation unit of its own: it serves other lengths, for which other
-    kernels may be others. So are kernels that need the same headers."""
+    """Addresses of all kernels. Of those that compute the same from memory laid out alike, the first is compiled."""
+    alike: dict[object, list[Kernel]] = {}
+    for kernel in kernels:
+        alike.setdefault(_same_code(kernel), []).append(kernel)
+    units = units_of([group[0] for group in alike.values()])
+    sources = ["\n".join([prelude(), text_of_headers(unit[0].headers), *(k.source for k in unit)]) for unit in units]
+    libraries = build_many(sources)
+    found = {k.name: _function_address(lib, k.name) for unit, lib in zip(units, libraries, strict=True) for k in unit}
+    return {kernel.name: found[group[0].name] for group in alike.values() for kernel in group}
+
+
+def _same_code(kernel: Kernel) -> object:
+    """Equal for kernels that one function can be: what they are given in a call must be the same, too."""
+    if not kernel.computes:
+        return kernel.name
+    return kernel.computes, kernel.headers, kernel.in_place, kernel.parallel, kernel.workspace_bytes
+
+
+def units_of(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
+    """The kernels by translation unit. Each loop is one of its own: it serves other lengths, for which other kernels
+    may be others. So are kernels that need the same headers. The unit that takes longest comes first: begun last, it
+    would keep one processor busy while the others wait."""
     units: dict[object, list[Kernel]] = {}
     for kernel in kernels:
         alone = kernel.headers == LOOP_HEADERS
         units.setdefault(kernel.name if alone else (kernel.headers, bool(kernel.sizes)), []).append(kernel)
-    sources = [
-        "\n".join([prelude(), text_of_headers(unit[0].headers), *(k.source for k in unit)]) for unit in units.values()
-    ]
-    libraries = build_many(sources)
-    return {
-        k.name: _function_address(lib, k.name)
-        for unit, lib in zip(units.values(), libraries, strict=True)
-        for k in unit
-    }
+    return sorted(units.values(), key=_milliseconds, reverse=True)
+
+
+def _milliseconds(unit: Sequence[Kernel]) -> float:
+    """What the compiler takes for a unit, roughly: it serves to compare units."""
+    lines = sum(kernel.source.count("\n") for kernel in unit)
+    return lines * FOR_A_LINE_BEHIND_HEADERS + FOR_HEADERS if unit[0].headers else lines * FOR_A_LINE
 
 
 def _function_address(library: ctypes.CDLL, name: str) -> int:

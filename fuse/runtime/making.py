@@ -207,6 +207,7 @@ def make(
         cuts=tuple(cuts.reasons) if cuts else (),
         settings=graph.meta["settings"] if cuts and graph is not None else (),
         resized=resized is not None,
+        words=signature.words,
     )
 
 

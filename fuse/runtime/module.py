@@ -146,6 +146,14 @@ class Fused(nn.Module):
         return f"Fused[{self._own().model._get_name()}]"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
+        made, (model, *settings) = self.__reduce__()
+        return made(copy.deepcopy(model, memo), *settings)
+
+    def __reduce__(self) -> tuple[Callable[..., Fused], tuple[Any, ...]]:
+        """A copy, and what is read back from a file, is compiled at its own first call."""
         engine = self._own()
-        model = copy.deepcopy(engine.model, memo)
-        return Fused(Engine(model, engine.freeze, engine.passes, engine.fuel, engine.dynamic_shapes))
+        return _made_of, (engine.model, engine.freeze, engine.passes, engine.fuel, engine.dynamic_shapes)
+
+
+def _made_of(model: nn.Module, freeze: bool, passes: Any, fuel: int | None, dynamic_shapes: Any) -> Fused:
+    return Fused(Engine(model, freeze, passes, fuel, dynamic_shapes))

@@ -24,11 +24,11 @@ def refused_call(leaves: Sequence[Any]) -> Fallback | None:
                 return Fallback("", "", f"an input is a {type(leaf).__name__}, a tensor subclass")
             if leaf.layout is not torch.strided:
                 return Fallback("", "", f"an input has the layout {leaf.layout}")
-            if torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-                return Fallback("", "", "an input is being transformed by torch.func")
         elif isinstance(leaf, memory_kinds()) and base_of(leaf) is object:
             reason = f"an argument is a {type(leaf).__name__} too large to be compared in each call, or of objects"
             return Fallback("", "", f"{reason}: pass a tensor (torch.from_numpy)")
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # of the inputs, or of weights (functional_call)
+        return Fallback("", "", "the call is being transformed by torch.func")
     if forward_ad._current_level >= 0:
         return Fallback("", "", "gradients are taken in forward mode")
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:

@@ -66,7 +66,7 @@ def size_conditions(
             follower = _TrainedFollower if gradients else _Follower
             return follower(model, fake_mode, plan, following).run(args, dict(kwargs))
 
-    settled(record, ())
+    settled(record, record, ())
     following.check()
 
 

@@ -53,6 +53,7 @@ class Compiled:
     ``passing``: another call may not run eager. ``once``: another call is captured again. ``cuts``: submodules that run
     as Python in the program; the rest reads their ``settings``. ``watches``: the kind of call that is watched while it
     runs eager (:mod:`fuse.runtime.pieces`). ``resized``: the graph is that of other sizes; no such call was captured.
+    ``words`` are drawn from Python's ``random`` in each call (:mod:`fuse.graph.idle_draws`).
     """
 
     guard: CallGuard
@@ -75,6 +76,7 @@ class Compiled:
     settings: tuple[tuple[str, str], ...] = ()
     watches: Hashable = None
     resized: bool = False
+    words: int = 0
 
 
 def counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:

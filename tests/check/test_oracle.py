@@ -266,6 +266,7 @@ def broken_lower(operator: str) -> Callable[..., Any]:
 
 class Chain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
+        torch._assert_async(x.isfinite().all())  # a node without a value
         return torch.exp(torch.sin(x + 1) * 2)
 
 
@@ -345,3 +346,16 @@ def test_a_result_finer_than_what_it_was_made_of_may_differ_by_that_rounding() -
     assert compare("y", off, exact, exact).problem
     assert not compare("y", off, exact, exact, rounding=rounding).problem
     assert compare("y", exact + 4 * rounding, exact, exact, rounding=rounding).problem
+
+
+def test_a_module_that_torch_fx_made_is_compared_without_its_graph() -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.made(x) + 1
+
+    report = check(Holds(), (torch.randn(2, 3),))
+    assert report.passed, report

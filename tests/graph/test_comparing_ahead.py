@@ -42,6 +42,18 @@ def test_truths_are_saved_in_place_of_numbers(activation: Callable[[Tensor], Ten
     assert checked.passed, str(checked)
 
 
+def test_a_truth_of_two_numbers_one_of_which_is_saved_anyway():
+    """The largest element's gradient asks whether it is not a number, and the quotient's reads it."""
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        return w / torch.sin(x).max()
+
+    assert torch.bool in saved(run, *inputs(2))
+    checked = check(Function(run), inputs(2), train=True)
+    assert checked.passed, str(checked)
+    assert not checked.fallbacks
+
+
 @pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
 def test_a_convolution_writes_them_beside_its_result(norm: bool):
     torch.manual_seed(0)

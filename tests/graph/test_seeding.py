@@ -67,12 +67,44 @@ def _copied_state(a: Tensor) -> Tensor:
     return one + torch.rand(4)
 
 
-@pytest.mark.parametrize("function", [_forked, _other_numbers, _other_chances, _copied_state])
+def _returned_state(a: Tensor) -> tuple[Tensor, Tensor]:
+    state = torch.get_rng_state()
+    return torch.rand(4) + a, state
+
+
+_FUNCTIONS = [_forked, _other_numbers, _other_chances, _copied_state, _returned_state]
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS)
 def test_what_would_leave_the_generator_elsewhere_or_draw_otherwise_is_refused(
     function: Callable[[Tensor], Tensor],
 ) -> None:
     with pytest.raises(CaptureError, match="random"):
         capture(Function(function), (torch.ones(4),))
+
+
+class KeepsState(nn.Module):
+    """As reversible layers do, to draw the same numbers again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.state = torch.get_rng_state()
+
+    def forward(self, a: Tensor) -> Tensor:
+        self.state = torch.get_rng_state()
+        return torch.dropout(self.linear(a), 0.5, True)
+
+
+@pytest.mark.filterwarnings("ignore:KeepsState runs eager. forward uses the state")
+@pytest.mark.parametrize("train", [False, True])
+def test_a_state_that_is_kept_is_that_of_the_call(train: bool) -> None:
+    fused = fuse.compile(model := KeepsState())
+    with torch.set_grad_enabled(train):
+        for _ in range(3):
+            before = torch.get_rng_state()
+            fused(torch.ones(2, 4))
+            assert torch.equal(model.state, before)
 
 
 class Checkpointed(nn.Module):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
+import sys
 import threading
 import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -557,3 +560,61 @@ def test_what_a_module_with_a_lock_changes_is_seen() -> None:
     with pytest.raises(CaptureError, match="calls"):
         capture(model, (torch.ones(3),))
     assert model.calls == []
+
+
+class SetsRequiresGrad(nn.Module):
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        self.linear, self.of = nn.Linear(3, 3), of
+        self.register_buffer("loss", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.of == "weight":
+            self.linear.weight.requires_grad_(False)
+        elif self.of == "buffer":
+            self.loss.requires_grad_()
+        elif self.of == "argument":
+            x.requires_grad = True
+        return torch.tanh(self.linear(x)) + self.loss
+
+
+def states(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+@pytest.mark.filterwarnings("ignore:.*requires_grad")
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("of", ["weight", "buffer", "argument", "nothing"])
+def test_tensors_that_forward_makes_require_gradients_do(of: str, train: bool) -> None:
+    """They are the caller's: such a call runs eager, and the next is fused where it finds them so."""
+    model = SetsRequiresGrad(of)
+    fused, other = fuse.compile(model), copy.deepcopy(model)
+    with torch.set_grad_enabled(train):
+        for call in range(3):
+            given = [torch.ones(2, 3) for _ in range(2)]
+            result, expected = fused(given[0]), other(given[1])
+            assert (result.requires_grad, given[0].requires_grad) == (expected.requires_grad, given[1].requires_grad)
+            for mine, theirs in zip(states(model), states(other), strict=True):
+                assert mine.requires_grad == theirs.requires_grad
+            assert fused.last_run is not None
+            eager = of == "argument" or (of != "nothing" and call == 0)
+            assert ["sets requires_grad of" in f.reason for f in fused.last_run.fallbacks] == [True] * eager
+
+
+LOADED = sys.modules
+
+
+def _imports_late(x: Tensor) -> Tensor:
+    import this_is_here  # type: ignore[import-not-found]
+
+    return x * this_is_here.TWO * ("torch" in LOADED)
+
+
+def test_modules_that_a_call_imports_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the code has a name of its own for the modules that are loaded."""
+    (tmp_path / "this_is_here.py").write_text("TWO = 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    fused = fuse.compile(Function(_imports_late))
+    assert fused(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert fused.last_run.fallbacks == ()
+    assert LOADED.pop("this_is_here").TWO == 2.0

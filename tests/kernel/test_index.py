@@ -95,6 +95,12 @@ def test_an_extent_of_one_has_only_one_place() -> None:
     assert reshape((i, k + -1), (4, 1), (4,), {"i": 4, "k": 2}) == (i,)
 
 
+def test_dimensions_that_stay_may_be_read_outside() -> None:
+    i, j = Affine.of("i"), Affine.of("j")
+    assert reshape((i, j + -2), (2, 9), (2, 1, 9), {"i": 2, "j": 13}) == (i, ZERO, j + -2)
+    assert reshape((i, ZERO, j + -2), (6, 1, 9), (2, 3, 9), {"i": 2, "j": 13}) == (ZERO, i, j + -2)
+
+
 def test_a_reshape_across_common_factors_only_is_refused() -> None:
     with pytest.raises(NotAffine, match="no loop order follows"):
         reshape((Affine.of("i"), Affine.of("j")), (2, 3), (3, 2), {"i": 2, "j": 3})

@@ -319,6 +319,67 @@ def test_threads_wait_once_a_step_and_product_that_needs_it(cell: StepFunction, 
     assert kernel.parallel
 
 
+def grams(p: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(w @ p @ p.t() / 4 + x.t() @ x)
+
+
+def attended(h: Tensor, x: Tensor) -> Tensor:
+    return torch.tanh(torch.softmax(h @ x.transpose(-1, -2), -1) @ x + h)
+
+
+def grams_of(width: int, rows: int) -> Example:
+    return Example(
+        grams, [weight(width, width)], [weight(4 * rows, width).view(4, rows, width)], [weight(width, width)]
+    )
+
+
+def of_long_sums(h: Tensor, x: Tensor) -> Tensor:
+    return h * 0.5 + (h.t() @ x.t()).sum() / 1000
+
+
+def attended_of(*shape: int) -> Example:
+    return Example(attended, [torch.randn(shape)], [torch.randn(4, *shape) / 4])
+
+
+def test_products_of_what_changes_are_right_however_their_factors_lie() -> None:
+    turned = grams_of(18, 20)
+    turned = replace(turned, states=[turned.states[0].t()], inputs=[turned.inputs[0].transpose(1, 2).clone().mT])
+    unlike = Example(attended, [torch.randn(17, 40)], [torch.randn(3, 21, 40) / 4])
+    long = Example(of_long_sums, [torch.randn(200, 16)], [torch.randn(2, 17, 200)])
+    narrow = [turned.to(torch.bfloat16), unlike.to(torch.float64)]
+    assert_same_as_its_steps(turned, unlike, attended_of(2, 19, 20), long, *narrow)
+
+
+@pytest.mark.parametrize(
+    ("example", "turned"), [(grams_of(16, 16), 1), (grams_of(15, 16), 0), (attended_of(15, 64), 0)]
+)
+def test_a_factor_is_turned_over_where_results_would_be_sums_across_vectors(example: Example, turned: int) -> None:
+    _, kernel, _ = lowered(example)
+    assert kernel.source.count("_right = (float *)") == turned, kernel.source
+
+
+def test_factors_of_long_sums_lie_along_them() -> None:
+    _, kernel, _ = lowered(Example(of_long_sums, [torch.randn(200, 16)], [torch.randn(2, 17, 200)]))
+    assert kernel.source.count("_left = (float *)") == 1
+    assert "_right = (float *)" not in kernel.source
+    assert kernel.source.count("simd reduction") == 2
+
+
+def test_a_factor_is_computed_in_vectors_before_a_product_that_reads_its_elements_one_by_one() -> None:
+    _, kernel, _ = lowered(attended_of(32, 32))
+    lines = kernel.source.splitlines()
+    exps = [number for number, line in enumerate(lines) if "fuse_exp(" in line]
+    assert exps
+    assert all("omp simd" in "".join(lines[number - 4 : number]) for number in exps)
+
+
+@pytest.mark.parametrize(("width", "kernels"), [(64, True), (65, False)])
+def test_large_products_of_what_changes_are_left_to_libraries(width: int, kernels: bool) -> None:
+    _, found, _ = lower(grams_of(width, 16))
+    assert isinstance(found, Kernel) == kernels
+    assert kernels or "faster outside of the loop's kernel" in str(found)
+
+
 def gates_put_together(d: Tensor, e: Tensor, x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     shared = torch.tanh(d + x)
     gates = torch.cat([shared * y, torch.sigmoid(shared) * e, shared - e], 1)

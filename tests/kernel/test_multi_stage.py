@@ -104,7 +104,7 @@ def test_what_is_held_fits_on_the_stack() -> None:
     assert report.after.launches == 2
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 20), min_size=2, max_size=4),
     order=st.randoms(use_true_random=False),

@@ -81,7 +81,7 @@ def test_gradients_find_the_maxima() -> None:
     assert check(model, (torch.randn(1, 2, 8, 8, requires_grad=True),), train=True).passed
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     taps=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -58,6 +58,14 @@ def test_the_third_call_runs_the_kernel_of_the_second(name: str) -> None:
     assert second.sizes != third.sizes
 
 
+def test_a_number_that_differs_with_the_length_is_told_at_every_length() -> None:
+    """More lengths than families are kept: none gets one of its own."""
+    shapes = [(length, 3, 16) for length in range(5, 17)]
+    first, second, *others = kernels(lambda x: (x.sum(0) * (1 / x.shape[0]),), shapes, "a mean by hand")
+    assert first.source != second.source
+    assert {other.source for other in others} == {second.source}
+
+
 def test_slices_are_written_in_the_sizes() -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         return (x[1:] * 2, x[: x.shape[0] - 2] + x[2:], x[:, x.shape[1] // 2 :].exp())

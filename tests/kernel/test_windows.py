@@ -69,7 +69,7 @@ def test_narrower_vectors(lowered: Callable[..., Any], flag: str, groups: int) -
     torch.testing.assert_close(out, F.conv2d(x, weight, padding=1, groups=groups).relu(), rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_window(data: st.DataObject) -> None:
     draw = data.draw

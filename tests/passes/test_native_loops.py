@@ -133,12 +133,12 @@ def positions_as_states(m: Model, x: Tensor) -> object:
     return h, at
 
 
-@case(each=5)
-def products_of_states(m: Model, x: Tensor) -> object:
+@case(each=6)
+def sorted_products_of_states(m: Model, x: Tensor) -> object:
     p, kept = torch.eye(WIDTH), []
     for step in x:
         p = m.cell.weight @ p @ p.t() + step.t() @ step
-        p = p / p.norm()
+        p = (p / p.norm()).sort(-1).values
         kept.append(p.diagonal())
     return torch.stack(kept), p
 

@@ -293,6 +293,30 @@ def test_a_wrong_gradient_is_not_used(registered):
     assert any("backward: gradient of x: error" in one.reason for one in report.rejected if one.pass_name == OWN)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_a_verdict_does_not_depend_on_where_it_is_asked(mode, monkeypatch, tmp_path):
+    """It is kept: a model is often called without autograd first, and trained later."""
+    monkeypatch.setenv("FUSE_CACHE_DIR", str(tmp_path / "cache"))
+
+    class Swish:
+        def pattern(self, x: Tensor, w: Tensor) -> Tensor:
+            h = x @ w
+            return h * torch.sigmoid(h)
+
+        def backward(self, grad: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+            s = torch.sigmoid(x @ w)
+            slope = grad * (s + (x @ w) * s * (1 - s))
+            return slope @ w.t(), x.t() @ slope
+
+        def examples(self) -> tuple[Tensor, Tensor]:
+            return torch.randn(4, 6), torch.randn(6, 6)
+
+    state = torch.random.get_rng_state()
+    with mode():
+        assert refusal(define(Swish)) is None
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
 def test_a_gradient_is_tried_on_each_class_of_calls(registered):
     """It is right for squares, with which it is tried as a whole."""
 

@@ -569,8 +569,8 @@ def test_batches_of_as_many_tokens_say_nothing_of_others(function: Callable[...,
 
 
 def joined(m: Model, x: Tensor) -> Tensor:
-    """The sum of rows that are n0 + 2 * n1."""
-    return torch.cat([x[:, 0], x[0], x[0]]).mean(0) * m.first.bias
+    """Of n0 + 2 * n1 rows."""
+    return torch.tanh(m.first(torch.cat([x[:, 0], x[0], x[0]])))
 
 
 def all_pairs(m: Model, x: Tensor) -> Tensor:
@@ -583,7 +583,6 @@ def all_pairs(m: Model, x: Tensor) -> Tensor:
     ("function", "sizes"),
     [
         (joined, [(16, 2), (12, 4), (10, 5), (6, 7), (14, 4), (10, 4)]),  # 20 rows in the first four
-        (joined, [(6, 4), (9, 6), (12, 8), (18, 12), (12, 6)]),  # n0 is n1 and its half
         (all_pairs, [(36, 2), (16, 3), (9, 4), (4, 6), (20, 3)]),  # 144 rows in the first four
     ],
 )
@@ -593,7 +592,9 @@ def test_what_sizes_always_gave_together_says_nothing_of_others(
     model = Model(function)
     double, fused = copy.deepcopy(model).double(), fuse.compile(model)
     for length, batch in sizes:
-        train(model, double, fused, 30 * torch.randn(length, batch, WIDTH), 1)
+        infer(model, double, fused, torch.randn(length, batch, WIDTH))
+        if function is all_pairs:
+            train(model, double, fused, 30 * torch.randn(length, batch, WIDTH), 1)
 
 
 def test_weights_are_frozen_and_trained_between_captured_sizes() -> None:

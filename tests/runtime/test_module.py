@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import multiprocessing
 import threading
 import warnings
@@ -512,6 +513,36 @@ def test_a_copy_is_independent() -> None:
     other = copy.deepcopy(fused)
     model.inner.weight.data.zero_()
     assert not torch.equal(other(x), fused(x))
+
+
+def test_a_model_that_was_called_is_saved_whole() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model, freeze=True)
+    with torch.no_grad():
+        expected = fused(x)
+    file = io.BytesIO()
+    torch.save(fused, file)
+    file.seek(0)
+    read = torch.load(file, weights_only=False)
+    with torch.no_grad():
+        torch.testing.assert_close(read(x), expected)
+        assert read.last_run.fallbacks == ()
+        assert read.last_run.launches == fused.last_run.launches
+        model.inner.weight.zero_()
+        torch.testing.assert_close(read(x), expected)
+
+
+def test_gradients_by_torch_func_of_a_models_weights_are_eagers() -> None:
+    model, x = Net(), torch.randn(3, 4)
+    fused = fuse.compile(model)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def gradients(run: nn.Module) -> dict[str, Tensor]:
+        return torch.func.grad(lambda held: torch.func.functional_call(run, held, (x,)).sum())(weights)
+
+    with pytest.warns(UserWarning, match=r"the call is being transformed by torch\.func"):
+        found = gradients(fused)
+    torch.testing.assert_close(found, gradients(model))
 
 
 def test_inside_another_module_and_under_vmap_it_works() -> None:

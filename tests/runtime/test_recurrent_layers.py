@@ -73,6 +73,39 @@ def test_states_that_are_given_get_gradients(layer: type[nn.RNNBase]) -> None:
     assert_trains(model, torch.randn(6, 3, 8), states_of(model, 3))
 
 
+class Truncated(nn.Module):
+    """A layer whose last states, or all but these, leave their gradients behind."""
+
+    def __init__(self, layer: nn.RNNBase, cut: str) -> None:
+        super().__init__()
+        self.layer, self.cut = layer, cut
+
+    def forward(self, x: Tensor, states: Any = None) -> Any:
+        y, (h, c) = self.layer(x, states)
+        if self.cut == "states":
+            return y, h.detach(), c.detach()
+        return (y.detach(), h, c) if self.cut == "sequence" else y + (y.round() - y).detach()
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"), [("without biases", "sequence"), ("two layers, both directions", "straight through")]
+)
+def test_a_layer_trains_where_gradients_are_kept_from_something(name: str, cut: str) -> None:
+    layer = nn.LSTM(8, 16, **SETTINGS[name])
+    size = (3, 6, 8) if layer.batch_first else (6, 3, 8)
+    assert_trains(Truncated(layer, cut), torch.randn(size, requires_grad=True), states_of(layer, 3))
+
+
+def test_launches_of_such_a_step_do_not_grow_with_the_length() -> None:
+    def launches(steps: int) -> tuple[int, int]:
+        report = fuse.show(Truncated(nn.LSTM(8, 16), "states"), (torch.randn(steps, 3, 8),), train=True)
+        assert report.backward is not None
+        assert report.backward.before.by_kind["loop"] == 1
+        return report.after.launches, report.backward.after.launches
+
+    assert launches(6) == launches(17)
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_launches_of_a_training_step_do_not_grow_with_the_length(layer: type[nn.RNNBase]) -> None:
     def launches(steps: int) -> tuple[int, int]:
@@ -251,7 +284,7 @@ def test_lengths_that_eager_refuses_raise_as_eager(lengths: list[int]) -> None:
     both=st.booleans(),
     turned=st.booleans(),
 )
-@settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_any_lengths(
     layer: type[nn.RNNBase], lengths: list[int], units: int, layers: int, both: bool, turned: bool
 ) -> None:

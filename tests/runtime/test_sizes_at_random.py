@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fuse
+from fuse.graph.function import Function
 from tests.fuzz.sizes import WIDTH, Model, attention, branch, infer, mean_by_hand, several, train, windows
 
 
@@ -104,6 +105,26 @@ def test_a_batch_of_one_has_the_kernel_of_others(compiled_sources: list[str], em
     before = len(compiled_sources)
     infer(model, double, fused, torch.randn(20, 1, WIDTH))
     assert len(compiled_sources) == before
+
+
+@pytest.mark.usefixtures("captured_at_once")
+def test_rows_of_any_length_are_reduced_in_lanes(compiled_sources: list[str], empty_cache: Path) -> None:
+    """What is left behind the last whole vector takes part, and what lies behind the row does not."""
+
+    def rows(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return x.masked_fill(mask, float("-inf")).softmax(-1), x.amax(-1), torch.where(mask, x, 1.0).prod(-1)
+
+    fused = fuse.compile(Function(rows))
+    for length in (33, 20, 1, 2, 15, 16, 17, 47, 64):
+        x, mask = torch.randn(3, length), torch.rand(3, length) < 0.3
+        x[1, -1] = float("nan")
+        mask[:, 0] = mask[1] = False
+        given = [torch.full((3, 2 * length), 1e30), torch.full((3, 2 * length), True)]  # rows lie apart, in others
+        for whole, part in zip(given, (x, mask), strict=True):
+            whole[:, :length] = part
+        for got, exact in zip(fused(*(whole[:, :length] for whole in given)), rows(x.double(), mask), strict=True):
+            torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert sum("fuse_across<8>(" in source for source in compiled_sources) == 1
 
 
 @pytest.mark.usefixtures("captured_at_once")

@@ -60,6 +60,13 @@ def branched(x: Tensor, m: Tensor) -> Tensor:
     return y.exp() if len(y) > 6 else y + 1
 
 
+def of_classes(x: Tensor, m: Tensor) -> Tensor:
+    """As margins of classes are taken: what is chosen was written by a number of the program's own."""
+    target = torch.zeros(ROWS, WIDTH)
+    target[torch.arange(ROWS), m.long()] = 1
+    return x + x[target == 1].clamp(-0.5, 0.5).mean()
+
+
 def unique_rows(x: Tensor, m: Tensor) -> Tensor:
     kinds, which = torch.unique(m.cumsum(0), return_inverse=True)
     return x + kinds[which].unsqueeze(-1).to(x.dtype)
@@ -98,6 +105,7 @@ KINDS = {
     "unique": Kind(unique_rows, 8),
     "repeat_interleave": Kind(lambda x, m: x.repeat_interleave(m.long() + 1, 0) * 2, 7),
     "longest": Kind(lambda x, m: x[: m.long().sum().item()] * 2, 5),
+    "of classes": Kind(of_classes, 10),
     "without loops": Kind(without_loops, 9),
     "no stand-in": Kind(lambda x, m: rows_above(x, m) * 2, 5),
 }

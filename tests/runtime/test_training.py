@@ -181,6 +181,7 @@ MODULES: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "cat and slice": lambda: (Function(lambda w, a: torch.cat([a[:, 1:], w[:, ::2], a], 1)[1:, 2:]), x(4, 4)),
     "a residual": lambda: (Function(lambda w, a: a + torch.relu(a @ w) + a), x(3, 4)),
+    "a complex number": lambda: (Function(lambda w, a: (a * w * (0.3 - 0.1j)).abs()), x(4, 4)),
     "a shared weight": lambda: (Function(lambda w, a: torch.tanh(a @ w) @ w.t()), x(3, 4)),
     "a weight broadcast": lambda: (Function(lambda w, a: (a * w).sum(-1) / a.std(-1), 4), x(3, 4)),
     "gather and index": lambda: (
@@ -488,6 +489,18 @@ def test_a_tensor_that_is_no_parameter_is_trained(needs: bool) -> None:
 def test_a_result_without_gradients_runs_fused() -> None:
     fused = fuse.compile(Function(lambda w, a: (a @ w).argmax(1)))
     assert not fused(torch.ones(3, 4)).requires_grad
+    assert fused.last_run.fallbacks == ()
+
+
+SCALE = torch.arange(4.0)
+
+
+def test_a_tensor_from_outside_is_returned_as_it_is() -> None:
+    fused = fuse.compile(Function(lambda w, a: (a @ w * SCALE, SCALE)))
+    for _ in range(2):
+        result, scale = fused(torch.ones(3, 4))
+        assert scale is SCALE
+        assert result.requires_grad
     assert fused.last_run.fallbacks == ()
 
 

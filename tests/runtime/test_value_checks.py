@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.functional import one_hot
 
 import fuse
+from fuse.check.oracle import check
 from fuse.graph.value_checks import values_checked
 
 CHECKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -110,6 +111,13 @@ def test_a_check_in_a_loop_raises_for_any_step(apart: bool, train: bool) -> None
             torch.testing.assert_close(mine, theirs)
     assert fused.last_run is not None
     assert fused.last_run.fallbacks == ()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_classes_are_contiguous_as_eagers_are(turned: bool) -> None:
+    index = torch.arange(6).view(2, 3) % 4
+    report = check(Calls(lambda x, k: one_hot(k.t() + 0 if turned else k + 0, 4)), (torch.ones(1), index))
+    assert report.passed, report
 
 
 def test_the_functions_of_torch_are_as_they_were_after_a_capture() -> None:

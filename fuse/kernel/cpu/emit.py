@@ -17,7 +17,7 @@ from fuse.kernel.config import Threads
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.printer import calls, text
 from fuse.kernel.expressions import Expression, Variable, position
-from fuse.kernel.extents import divides, is_one, unless_below
+from fuse.kernel.extents import divides, is_one, unless_below, varies
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
@@ -202,8 +202,9 @@ def _uneven(loop: For) -> bool:
 
 
 def _reduces_in_lanes(loop: For, threads: Threads) -> bool:
-    """Whether a vector loop keeps its sums in lanes of our own."""
-    whole = loop.kind == "vector" and loop.bounds is None and divides(_LANES, loop.extent)
+    """Whether a vector loop keeps its sums in lanes of our own: compilers take what is left behind the last whole
+    vector one by one, which costs most where they do not know how much that is."""
+    whole = loop.kind == "vector" and loop.bounds is None and (divides(_LANES, loop.extent) or varies(loop.extent))
     known = all(a.op in _IN_LANES and a.dtype.is_floating_point for a in loop.reduces)
     return bool(whole and known and loop.reduces and not _splits(loop, threads))
 
@@ -211,7 +212,8 @@ def _reduces_in_lanes(loop: For, threads: Threads) -> bool:
 def _in_lanes(loop: For) -> list[str]:
     """A vector at a time, a partial result in every lane of it, and what the lanes come to."""
     first = f"{loop.atom}_first"
-    lines, after, before, body = [], [], [], []
+    lines: list[str] = []
+    after: list[str] = []
     for accumulator in loop.reduces:
         name, lanes = accumulator.name, f"{accumulator.name}_lanes"
         start = text(identity(accumulator.op, accumulator.dtype))
@@ -220,6 +222,21 @@ def _in_lanes(loop: For) -> list[str]:
         both = f"[](auto a, auto b) {{ return {_combined(accumulator, 'a', 'b')}; }}"
         across = f"fuse_across<{_LANES // 2}>({lanes}, {both})"
         after.append(f"{name} = {_combined(accumulator, name, across)};")
+    if divides(_LANES, loop.extent):
+        heading = f"for (int64_t {first} = 0; {first} < {loop.extent}; {first} += {_LANES}) {{"
+        return [*lines, heading, *_vector(loop, first), "}", *after]
+    last = f"{loop.atom}_last"
+    lines.append(f"const int64_t {last} = {loop.extent};")
+    lines.append(f"int64_t {first} = 0;")
+    heading = f"for (; {first} + {_LANES} <= {last}; {first} += {_LANES}) {{"
+    rest = [f"if ({first} < {last}) {{", *_vector(loop, first, last), "}"]
+    return ["{", *(_INDENT + line for line in [*lines, heading, *_vector(loop, first), "}", *rest, *after]), "}"]
+
+
+def _vector(loop: For, first: str, last: str | None = None) -> list[str]:
+    """One vector of a loop that keeps partial results in lanes; if ``last`` is given, the iterations below it only."""
+    before: list[str] = []
+    body: list[str] = []
     for statement in loop.body:
         if isinstance(statement, Accumulate):
             lane = f"{statement.accumulator.name}_lanes[{loop.atom} - {first}]"
@@ -228,20 +245,19 @@ def _in_lanes(loop: For) -> list[str]:
             lanes = f"{statement.name}_lanes"
             where = statement.offset.without(loop.atom) + Affine.of(first)
             before.append(f"alignas(64) int32_t {lanes}[{_LANES}];")
-            before.append(f"fuse_truths({lanes}, {statement.buffer.name} + {where});")
+            count = f", {last} - {first}" if last else ""
+            before.append(f"fuse_truths({lanes}, {statement.buffer.name} + {where}{count});")
             body.append(f"const bool {statement.name} = {lanes}[{loop.atom} - {first}] != 0;")
         else:
             body += _statement(statement, 0)
+    if last:
+        body = [f"if ({loop.atom} < {last}) {{", *(_INDENT + line for line in body), "}"]
     return [
-        *lines,
-        f"for (int64_t {first} = 0; {first} < {loop.extent}; {first} += {_LANES}) {{",
         *(_INDENT + line for line in before),
         f"{_INDENT}#pragma omp simd",
         f"{_INDENT}for (int64_t {loop.atom} = {first}; {loop.atom} < {first} + {_LANES}; ++{loop.atom}) {{",
         *(2 * _INDENT + line for line in body),
         f"{_INDENT}}}",
-        "}",
-        *after,
     ]
 
 

@@ -23,6 +23,13 @@ FUSE_INLINE void fuse_truths(int32_t *to, const bool *from) {
     *(wide *)to = __builtin_convertvector(*(const narrow *)from, wide);
 }
 
+// The first ``count`` of them.
+FUSE_INLINE void fuse_truths(int32_t *to, const bool *from, int64_t count) {
+    const uint8_t *bytes = (const uint8_t *)from;
+#pragma omp simd
+    for (int64_t i = 0; i < 16; ++i) to[i] = i < count ? bytes[i] : 0;
+}
+
 // What lanes come to, halves upon halves: OpenMP would take one lane after the other.
 template <int half, typename T, typename Combine> FUSE_INLINE T fuse_across(T *lanes, Combine combine) {
 #pragma omp simd

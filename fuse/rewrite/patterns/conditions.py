@@ -1,6 +1,7 @@
 """Whether a form that lies in the graph may be rewritten there: what the pattern demands, and what must not be lost.
 
     constraint          fuse.tensor(...) of a parameter, or check(m)
+    in a loop kernel    the loop around it runs as one launch already
     refused             trying the pattern found that it is wrong, or does not hold for calls like this one
     used outside        something else reads a value between the pattern's inputs and its results
     alias or mutation   the pattern draws random numbers, or the caller would notice whose memory a result is in
@@ -11,6 +12,7 @@ Each answers with a reason or None; the reasons are what the user reads.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,9 +47,13 @@ Kind = Literal[
     "overlapped",
     "refused by lowering",
     "refused",
+    "in a loop kernel",
     "matched",
 ]
 """Verdicts on a candidate, by how far it came."""
+
+SAVED = "the gradient is computed from it"
+"""Why a value that nothing in the forward graph reads is an output: the backward graph does."""
 
 MAX_WALK = 5000
 """Nodes visited to see whether a path leads back into one match."""
@@ -91,10 +97,13 @@ class Surroundings:
         """The outputs of the graph but for those that are written to its inputs."""
         signature: Signature | None = self.graph.meta.get("signature")
         written = {mutation.value_index for mutation in signature.mutations} if signature else set()
-        return {output for place, output in enumerate(outputs_of(self.graph.graph)) if place not in written}
+        own = outputs_of(self.graph.graph)[: self.graph.meta.get("saved_from")]
+        return {output for place, output in enumerate(own) if place not in written}
 
     def why_output(self, node: Node) -> str:
         """Why the graph has ``node`` among its outputs."""
+        if node not in self.results:
+            return SAVED
         return "the model returns it" if node in self._returned else "it is written to an input of the model"
 
     def is_fixed(self, node: Node) -> bool:
@@ -254,9 +263,14 @@ def _used_outside(found: Found, around: Surroundings) -> Misfit | None:
             continue
         if found.form.pattern.replace is None and any(_looks_at(result, {node}) for result in results):
             continue  # a region gives the memory that the result is a view of
-        reader = around.why_output(node) if user.op == "output" else f"`{called(user)}` reads it, too"
-        change = "return it as one more result of the pattern"
-        return Misfit("used outside", f"`{called(node)}` is used outside: {reader}", node, change)
+        value = node
+        if user.target is operator.getitem and user.users:
+            value, user = user, next(iter(user.users))
+        reader = around.why_output(value) if user.op == "output" else f"`{called(user)}` reads it, too"
+        change = (
+            "a method backward(self, grad, ...)" if reader == SAVED else "return it as one more result of the pattern"
+        )
+        return Misfit("used outside", f"`{called(value)}` is used outside: {reader}", node, change)
     return None
 
 

@@ -6,6 +6,7 @@ pattern   cat(x, y, dim=1)          graph   cat(x, y, dim=0)
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -119,6 +120,8 @@ def called(node: Node) -> str:
     >>> called(torch.fx.Graph().call_function(torch.ops.aten.add.Tensor, (1, 2)))
     'add'
     """
+    if node.target is operator.getitem:
+        return f"{called(node.all_input_nodes[0])}[{node.args[1]}]"
     return str(node.target).removeprefix("aten.").partition(".")[0] if node.op == "call_function" else node.op
 
 

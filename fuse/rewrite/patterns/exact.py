@@ -292,8 +292,9 @@ def output_of(cut: Cut, wanted: Term, nodes: Iterable[Node]) -> FoundResult | No
         if term is wanted:
             return FoundResult(node, False, node in cut.leaves)
         held.append((node, term))
-    for node, term in held:
-        if _same_count(wanted, term) and views.reshape(cut.table.terms, wanted, term.shape) is term:
+    like = [(node, term) for node, term in held if _same_count(wanted, term)]
+    for node, term in sorted(like, key=lambda one: not one[0].meta["val"].is_contiguous()):  # any copy has its strides
+        if views.reshape(cut.table.terms, wanted, term.shape) is term:
             return FoundResult(node, True, node in cut.leaves)
     return None
 

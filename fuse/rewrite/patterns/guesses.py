@@ -70,7 +70,7 @@ def example_arguments(pattern: Pattern) -> list[tuple[Any, ...]]:
         return []
     with torch.random.fork_rng(devices=[]):  # the generator is the model's: its first call draws after this
         given = pattern.examples()
-    listed = given if isinstance(given, list) else [given]
+    listed = [(one,) if isinstance(one, Tensor) else one for one in (given if isinstance(given, list) else [given])]
     wanted = len(pattern.parameters)
     for arguments in listed:
         if not isinstance(arguments, tuple) or len(arguments) != wanted:

@@ -10,7 +10,7 @@
     choices               masked_fill, index_put by a mask and where;  x > y and y < x
     fills                 zeros_like, new_zeros, full and scalar_tensor
     averages              mean and sum * (1 / n);  keepdim and unsqueeze
-    pieces                stack and cat of unsqueezed;  select, narrow, split and slices
+    pieces                stack and cat of unsqueezed;  select, narrow, split and slices, of split dimensions too
     views                 transpose, t and permute;  view, reshape, flatten, squeeze and unsqueeze
     copies                clone, contiguous, copy, slice_scatter of everything and the tensor itself
 

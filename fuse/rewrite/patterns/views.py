@@ -11,6 +11,7 @@ here keeps every element's value; none looks beyond the operands.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -126,8 +127,31 @@ def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, ste
         if (inner["dim"], inner["step"], step) == (dim, 1, 1):
             return cut(terms, x.operands[0], dim, inner["start"] + first, inner["start"] + first + count)
     look = replace(x.look, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :]))
+    if x.name == "reshape" and step == 1 and (whole := _cut_unsplit(terms, x, dim, first, count)):
+        return reshape(terms, whole, look.shape)
     constants = [("dim", dim), ("start", first), ("count", count), ("step", step)]
     return terms.make("slice", [x], look, constants)
+
+
+def _cut_unsplit(terms: Terms, split: Term, dim: int, first: int, count: int) -> Term | None:
+    """``count`` elements along ``dim`` of a reshape that splits a dimension, as a slice of that dimension.
+
+    x.view(4, 2, 8)[:, 1]   x[:, 8:]            x.view(4, 8, 2)[..., 1]   x[:, 1::2]
+    """
+    x, shape = split.operands[0], split.shape
+    if 0 in shape:
+        return None
+    for outer in range(dim + 1):
+        for whole, end in itertools.product(range(len(x.shape)), range(dim + 1, len(shape) + 1)):
+            before, inside = math.prod(x.shape[:whole]), x.shape[whole]
+            if (before, inside) != (math.prod(shape[:outer]), math.prod(shape[outer:end])):
+                continue
+            within = math.prod(shape[dim + 1 : end])
+            if outer == dim:
+                return cut(terms, x, whole, first * within, (first + count) * within)
+            if within == 1 and count == 1:
+                return cut(terms, x, whole, first, None, shape[dim])
+    return None
 
 
 def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:

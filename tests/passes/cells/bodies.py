@@ -97,6 +97,12 @@ def fast_weights(m: Model, x: Tensor, t: int, s: Tensor) -> States:
     return (0.9 * s + key.unsqueeze(2) * (x[t] - (key.unsqueeze(1) @ s).squeeze(1)).unsqueeze(1),)
 
 
+@cell(1, "matrix states", start=lambda x: (torch.eye(WIDTH),))
+def products_of_states(m: Model, x: Tensor, t: int, p: Tensor) -> States:
+    p = m.square.weight @ p @ p.t() + x[t].t() @ x[t]
+    return (p / p.norm(),)
+
+
 @cell(1, "image states", "convolution", prepare=lambda x: x.view(-1, BATCH, 1, 4, 5).expand(-1, -1, 2, -1, -1),
       start=lambda x: (zeros(x, BATCH, 2, 4, 5),))  # fmt: skip
 def convolutional(m: Model, x: Tensor, t: int, h: Tensor) -> States:

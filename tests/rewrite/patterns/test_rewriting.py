@@ -15,7 +15,9 @@ from fuse.graph.function import Function
 from fuse.graph.loop import Loop, LoopSpec
 from fuse.kernel.domain import Domain
 from fuse.passes.match_patterns import domain
+from fuse.report.explain import explain
 from fuse.rewrite import surgery
+from fuse.rewrite.patterns import registry
 from fuse.rewrite.pipeline import run_passes
 from fuse.testing import assert_fuses
 
@@ -134,6 +136,26 @@ def test_a_result_that_the_graph_holds_in_another_shape(registered):
 
     report = assert_fuses(Model(), randn(2, 3, 4), randn(5, 4), randn(5))
     assert fired(report, "Linear") == 1
+
+
+def test_a_result_that_is_turned_and_copied_before_it_is_put_in_another_shape(registered):
+    @registered
+    class Merged:
+        def pattern(self, x=fuse.tensor("b", "h", "s", "d")):
+            return torch.sin(x).exp().transpose(1, 2).flatten(2)
+
+        def replace(self, x):
+            return x.transpose(1, 2).sin().exp().flatten(2)
+
+        def examples(self):
+            return randn(2, 3, 4, 5)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.exp(x.sin()).transpose(1, 2).reshape(2, 4, 15)
+
+    report = assert_fuses(Model(), randn(2, 3, 4, 5))
+    assert fired(report, "Merged") == 1
 
 
 @pytest.mark.parametrize(
@@ -305,6 +327,52 @@ def test_a_pattern_matches_in_the_body_of_a_loop_once_not_once_for_each_step(reg
     ledger = run_passes(whole, passes=["match_patterns"])
     fired = [(one.pattern, one.count, one.launches_saved) for one in ledger.fired]
     assert fired == [("swish", 1, 10)] * count
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_the_mask_of_a_dropout_is_given_to_a_pattern(registered, train):
+    @registered
+    class DropAdd:
+        def pattern(self, x, residual, mask):
+            kept = residual + x * mask
+            return torch.tanh(kept), kept
+
+        def replace(self, x, residual, mask):
+            kept = torch.addcmul(residual, x, mask)
+            return torch.tanh(kept), kept
+
+    class Model(nn.Module):
+        def forward(self, x, residual):
+            kept = F.dropout(x, 0.1) + residual
+            return torch.tanh(kept), kept
+
+    given = [randn(2, 8, requires_grad=train) for _ in range(2)]
+    assert fired(fuse.show(Model(), tuple(given), train=train), "DropAdd") == 1
+
+
+def test_a_match_in_a_loop_that_runs_as_one_kernel_is_told(registered):
+    @registered
+    class Gated:
+        def pattern(self, x, y):
+            return torch.tanh(x) * torch.sigmoid(y)
+
+        def replace(self, x, y):
+            return torch.sigmoid(y) * torch.tanh(x)
+
+    class Steps(nn.Module):
+        def forward(self, xs, h):
+            for x in xs:
+                h = torch.tanh(x) * torch.sigmoid(h) + h.sin()
+            return h
+
+    report = fuse.show(Steps(), (randn(8, 4, 6), randn(4, 6)))
+    assert report.after.launches == 1
+    (rejected,) = [one for one in report.rejected if one.pattern == "Gated"]
+    reason = "in a loop kernel: one launch runs all steps of the loop, with these operators in it"
+    assert (rejected.reason, rejected.count) == (reason, 1)
+    (gated,) = [one for one in registry.registered() if one.name == "Gated"]
+    explained = explain(Steps(), (randn(8, 4, 6), randn(4, 6)), None, gated)
+    assert [f"{one.kind}: {one.reason}" for one in explained.outcomes] == [reason]
 
 
 def test_a_result_that_is_an_input_for_these_ranks_stays_the_input(registered):

@@ -77,6 +77,35 @@ def test_used_outside(look, model, reader):
     assert found.outcomes[0].node.name == "mm"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [
+        (lambda x, w: torch.tanh(x).log1p() * w, "tanh"),
+        (lambda x, w: torch.tanh(F.layer_norm(x, (4,), w)), "native_layer_norm[1]"),
+    ],
+)
+def test_in_training_the_gradient_keeps_a_value_in_the_middle(registered, pattern, value):
+    @registered
+    class Kept:
+        def pattern(self, x, w):
+            return pattern(x, w)
+
+        def replace(self, x, w):
+            return pattern(x, w)
+
+        def examples(self):
+            return randn(3, 4), randn(4)
+
+    class Model(nn.Module):
+        def forward(self, x, w):
+            return pattern(x, w)
+
+    report = fuse.show(Model(), (randn(3, 4, requires_grad=True), randn(4, requires_grad=True)), train=True)
+    assert [one.reason for one in report.rejected if one.pattern == "Kept"] == [
+        f"used outside: `{value}` is used outside: the gradient is computed from it"
+    ]
+
+
 def test_alias_or_mutation(look):
     def between(x):
         gate = torch.sigmoid(x)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from torch import Tensor
 
 from fuse.rewrite.patterns import rules, views
 from fuse.rewrite.patterns.terms import Look, Term, Terms
@@ -130,3 +133,42 @@ def test_a_slice_of_everything_is_no_slice(of):
 )
 def test_a_slice_of_a_slice(of, inner, outer, expected):
     assert str(of.cut(of.cut(of("x", 4, 6), *inner), *outer)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "bounds", "expected"),
+    [
+        ((4, 2, 3), (1, 1, 2), "reshape(slice(x, dim=1, start=3, count=3, step=1))"),
+        ((4, 3, 2), (2, 1, 2), "reshape(slice(x, dim=1, start=1, count=3, step=2))"),
+        ((2, 2, 6), (0, 1, 2), "reshape(slice(x, dim=0, start=2, count=2, step=1))"),
+        ((2, 2, 2, 3), (2, 0, 1), "reshape(slice(x, dim=1, start=0, count=3, step=1))"),
+        ((2, 2, 3, 2), (3, 1, 2), "reshape(slice(x, dim=1, start=1, count=3, step=2))"),
+        ((4, 2, 3, 1), (1, 1, 2), "reshape(slice(x, dim=1, start=3, count=3, step=1))"),
+        ((8, 3), (0, 1, 3), "slice(reshape(x), dim=0, start=1, count=2, step=1)"),
+        ((4, 2, 3), (2, 1, 3), "slice(reshape(x), dim=2, start=1, count=2, step=1)"),
+        ((2, 12), (1, 6, 12), "slice(reshape(x), dim=1, start=6, count=6, step=1)"),
+    ],
+)
+def test_a_slice_of_a_dimension_that_was_split_is_one_of_the_whole(of, shape, bounds, expected):
+    assert str(of.cut(views.reshape(of.terms, of("x", 4, 6), shape), *bounds)) == expected
+
+
+def test_slices_of_dimensions_that_were_split_have_the_same_elements(of):
+    for shape in ((4, 2, 3), (4, 3, 2), (2, 2, 6), (2, 2, 1, 6), (4, 1, 6), (1, 4, 6, 1), (4, 3, 1, 2), (2, 2, 2, 3)):
+        data = torch.arange(24).view(4, 6)
+        for dim, size in enumerate(shape):
+            for start, end in itertools.combinations(range(size + 1), 2):
+                term = of.cut(views.reshape(of.terms, of("x", 4, 6), shape), dim, start, end)
+                wanted = data.view(shape).narrow(dim, start, end - start)
+                assert torch.equal(elements(term, data), wanted), (shape, dim, start, end)
+
+
+def elements(term: Term, data: Tensor) -> Tensor:
+    """What a term of views is, of ``data``."""
+    if term.name == "reshape":
+        return elements(term.operands[0], data).reshape(term.shape)
+    if term.name == "slice":
+        dim, start, count, step = (dict(term.constants)[name] for name in ("dim", "start", "count", "step"))
+        of_all = elements(term.operands[0], data)
+        return of_all.index_select(dim, torch.arange(start, start + count * step, step))
+    return data

@@ -1,0 +1,127 @@
+"""Numbers drawn from Python's ``random``: those that decide nothing are drawn again in each call, others run eager."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.graph.idle_draws import PATTERNS, state_giving, words_between
+
+
+@pytest.fixture(autouse=True)
+def _kept() -> Iterator[None]:
+    state = random.getstate()
+    yield
+    random.setstate(state)
+
+
+class Model(nn.Module):
+    def __init__(self, draws: Callable[[Model, Tensor], Tensor | float | None]) -> None:
+        super().__init__()
+        self.linear, self.draws = nn.Linear(4, 4), draws
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.draws(self, x)
+        y = torch.tanh(self.linear(x)) * 2
+        return y if found is None else y * found
+
+
+def _checks(model: Model, x: Tensor) -> None:
+    """As type checkers do with one item of a list."""
+    items = [x, x]
+    assert isinstance(items[random.getrandbits(32) % len(items)], Tensor)
+
+
+def _draws_much(model: Model, x: Tensor) -> None:
+    for _ in range(300):
+        random.random()
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("draws", [_checks, _draws_much])
+def test_draws_that_decide_nothing_are_made_in_each_call(draws: Callable[[Model, Tensor], None], train: bool) -> None:
+    model = Model(draws)
+    eager, fused = copy.deepcopy(model), fuse.compile(model)
+    with torch.set_grad_enabled(train):
+        for call in range(3):
+            x = torch.randn(2, 4)
+            random.seed(call)
+            expected, after = eager(x), random.random()
+            random.seed(call)
+            torch.testing.assert_close(fused(x), expected)
+            assert random.random() == after
+            assert fused.last_run is not None
+            assert fused.last_run.fallbacks == ()
+
+
+def _scales(model: Model, x: Tensor) -> float:
+    return random.random()
+
+
+def _drops_seldom(model: Model, x: Tensor) -> float:
+    return 0.0 if random.random() < 1e-4 else 1.0
+
+
+def _compares(model: Model, x: Tensor) -> float:
+    return 2.0 if random.random() < random.random() else 1.0
+
+
+def _shuffles(model: Model, x: Tensor) -> Tensor:
+    order = [0, 1, 2, 3]
+    random.shuffle(order)
+    return x[:, order]
+
+
+def _draws_by_what_it_drew(model: Model, x: Tensor) -> None:
+    random.randrange(3)  # again, where the number is too large
+
+
+def _tensor(model: Model, x: Tensor) -> Tensor:
+    return torch.tensor([random.random(), 1.0, 1.0, 1.0])
+
+
+def _keeps(model: Model, x: Tensor) -> None:
+    model.scale = random.random()
+
+
+def _seeds(model: Model, x: Tensor) -> None:
+    random.seed(3)
+
+
+def _gauss(model: Model, x: Tensor) -> None:
+    random.gauss(0, 1)
+
+
+DECIDE = [_scales, _drops_seldom, _compares, _shuffles, _draws_by_what_it_drew, _tensor, _keeps, _seeds, _gauss]
+
+
+@pytest.mark.filterwarnings("ignore:Model runs eager")
+@pytest.mark.parametrize("draws", DECIDE)
+def test_draws_that_decide_something_run_eager(draws: Callable[[Model, Tensor], Tensor | float | None]) -> None:
+    model = Model(draws)
+    eager, fused = copy.deepcopy(model), fuse.compile(model)
+    with torch.no_grad():
+        for call in range(3):
+            x = torch.randn(2, 4)
+            random.seed(call)
+            expected, after = eager(x), random.random()
+            random.seed(call)
+            torch.testing.assert_close(fused(x), expected)
+            assert random.random() == after
+            assert model.scale == eager.scale
+            assert fused.last_run is not None
+            assert "random" in fused.last_run.fallbacks[0].reason or draws is _keeps
+
+
+def test_the_words_are_those_that_are_drawn() -> None:
+    for words in PATTERNS:
+        random.setstate(start := state_giving(words))
+        assert tuple(random.getrandbits(32) for _ in range(len(words))) == words
+        assert words_between(start, random.getstate()) == len(words)
