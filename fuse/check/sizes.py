@@ -2,10 +2,11 @@
 
     y = a - b        a and b near 1000, y near 0.001        size 1000: last places are those of the terms, not of y
 
-The call is run a few times with every operator's result, and what it is given, moved by one unit of the last place, up
+The call is run a few times with every operator's result, and its arguments, moved by some units of the last place, up
 or down at random (stochastic arithmetic: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993).
-How far an element of the result moves, in such units, is its size; never less than its magnitude. A gradient that is
-zero because its terms cancel has the size of these terms.
+The distance that an element of the result moves, in such units, is its size; never less than its magnitude. A gradient
+that is zero because its terms cancel has the size of these terms; so has an element that ``relu`` cuts off just below
+zero, and that rounding may lift above it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ from fuse import ops
 RUNS = 8
 """With four, one element in a million moves by a thirtieth of its neighbours' distance, and is held too tightly."""
 
+MIRRORED = 4
+"""Runs made again with each move turned round, so that one of the two moves an element to the other side of a kink."""
+
+UNITS = 8.0
+"""Units of the last place that are moved by: half of the tolerance, so that kinks within the tolerance are reached."""
+
 
 class Jittered(TorchDispatchMode):
-    """Moves all floats that operators compute by ``unit``, relatively, up or down."""
+    """Moves all floats that operators compute by ``step``, relatively, up or down; by ``-step``, down or up."""
 
-    def __init__(self, unit: float, seed: int) -> None:
+    def __init__(self, step: float, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.unit = unit
+        self.step = step
         self.generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(
@@ -51,7 +58,7 @@ class Jittered(TorchDispatchMode):
             if tensor.is_floating_point() and tensor.numel() and not _repeats(tensor):
                 with _disable_current_modes(), torch.no_grad():
                     signs = torch.empty(tensor.shape, dtype=tensor.dtype).bernoulli_(0.5, generator=self.generator)
-                    tensor.mul_(signs.mul_(2).sub_(1).mul_(self.unit).add_(1).to(tensor.device))
+                    tensor.mul_(signs.mul_(2).sub_(1).mul_(self.step).add_(1).to(tensor.device))
 
 
 def sizes(run: Callable[[Jittered], Sequence[Tensor | None]], exact: Sequence[Tensor | None], unit: float) -> list[Any]:
@@ -70,13 +77,14 @@ def sizes(run: Callable[[Jittered], Sequence[Tensor | None]], exact: Sequence[Te
     tensor(True)
     """
     moved = [torch.zeros(one.shape, dtype=torch.float64) if _is_real(one) else None for one in exact]  # type: ignore[union-attr]  # told by _is_real
-    for seed in range(RUNS):
-        for total, was, now in zip(moved, exact, run(Jittered(unit, seed)), strict=True):
+    step = unit * UNITS
+    for move, seed in [*((step, seed) for seed in range(RUNS)), *((-step, seed) for seed in range(MIRRORED))]:
+        for total, was, now in zip(moved, exact, run(Jittered(move, seed)), strict=True):
             if total is not None and was is not None and now is not None and now.shape == was.shape:
                 distance = (now.detach().double() - was.detach().double()).abs().nan_to_num(0.0, 0.0, 0.0)
                 total.add_(distance.square())
     return [
-        None if total is None or was is None else total.div_(RUNS).sqrt_().div_(unit).add_(_magnitude(was))
+        None if total is None or was is None else total.div_(RUNS + MIRRORED).sqrt_().div_(step).add_(_magnitude(was))
         for total, was in zip(moved, exact, strict=True)
     ]
 

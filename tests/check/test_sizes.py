@@ -114,3 +114,21 @@ def test_moving_numbers_draws_nothing_that_a_run_replays() -> None:
         mode.move([x])
         moved = x + 1
     assert moved.shape == x.shape
+
+
+def test_elements_that_a_kink_cuts_off_have_the_size_of_their_terms() -> None:
+    """Sums just below zero, by up to two units of their rounding: ``relu`` makes zero of them, or rounding."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 64, generator=generator).double()
+    x[:, 0] -= x.sum(1) + torch.linspace(0, 2, len(x), dtype=torch.float64) * UNIT * x.square().sum(1).sqrt()
+    exact = torch.relu(x.sum(1))
+
+    def run(mode: Jittered) -> list[Tensor | None]:
+        moved = x.clone()
+        mode.move([moved])
+        with mode:
+            return [torch.relu(moved.sum(1))]
+
+    (size,) = sizes(run, [exact], UNIT)
+    assert not exact.any()
+    assert (size > 0.5).float().mean() > 0.999  # with moves of one unit that are not turned round 0.74
