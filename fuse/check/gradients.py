@@ -29,7 +29,7 @@ MOST_ELEMENTS = 300
 def wrong_gradient(
     pattern: Pattern, given: Sequence[Any], environment: Environment, *, differences: bool
 ) -> tuple[str, int]:
-    """What is wrong with the gradients of ``pattern`` in the call ``given``, and how many are right.
+    """The first fault of the gradients of ``pattern`` in the call ``given``, or '', and the number of right ones.
 
     ``differences``: they are held to differences of the results, too; else only where autograd has no gradient.
     """
@@ -104,7 +104,7 @@ def _is_real(leaf: Any) -> bool:
 
 
 def _like_differences(own: Callable[..., Any], real: Sequence[Tensor]) -> str:
-    """What ``gradcheck`` has to say."""
+    """The fault that ``gradcheck`` finds, or ''."""
     fast = sum(leaf.numel() for leaf in real) > MOST_ELEMENTS
     try:
         torch.autograd.gradcheck(own, tuple(real), fast_mode=fast)

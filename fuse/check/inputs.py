@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,9 +20,6 @@ from torch.utils import _pytree as pytree
 from fuse.errors import FuseError
 from fuse.graph.attributes import INTERNAL
 from fuse.graph.results import named_parts
-
-_OF_GRAPHS = frozenset(GraphModule(nn.Module(), Graph()).__dict__)
-"""What a module that torch.fx made keeps of its graph and code, of which a copy has others."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,15 @@ class CheckCall:
             for path, module in self.model.named_modules()
             if not isinstance(module, torch.jit.ScriptModule)  # which keeps its own elsewhere
             for name, value in module.__dict__.items()
-            if name not in INTERNAL and not (isinstance(module, GraphModule) and name in _OF_GRAPHS)
+            if name not in INTERNAL and not (isinstance(module, GraphModule) and name in _names_of_graphs())
             for suffix, part in named_parts(value, "").items()
         }
+
+
+@cache
+def _names_of_graphs() -> frozenset[str]:
+    """The attributes in which a module made by torch.fx keeps its graph and code; a copy has others."""
+    return frozenset(GraphModule(nn.Module(), Graph()).__dict__)
 
 
 def copied(call: CheckCall) -> CheckCall:

@@ -46,7 +46,7 @@ _numbers: dict[tuple[Pattern, str, str], set[str]] = {}
 
 @cache
 def refusal(pattern: Pattern) -> str | None:
-    """Why ``pattern`` must not be used, or None: what trying it quickly gave, now or at an earlier time.
+    """The reason why ``pattern`` must not be used, or None: the result of a quick trial, now or at an earlier time.
 
     Only a pattern with ``replace`` or ``backward`` can be wrong.
     """
@@ -63,12 +63,12 @@ def refusal(pattern: Pattern) -> str | None:
 
 
 def trial(found: Found) -> Trial:
-    """What came of trying the pattern of ``found`` on calls of its class, now or at an earlier time."""
+    """The verdict on the pattern of ``found``, by calls of its class that were tried now or at an earlier time."""
     return _known_or(found, "class", tried)
 
 
 def gradient_trial(found: Found) -> Trial:
-    """What came of trying the gradients of ``found`` by the pattern's rule, in calls of its class."""
+    """The verdict on the gradients of ``found`` by the pattern's rule, by calls of its class."""
     return _known_or(found, "gradients", gradients_tried)
 
 
@@ -93,7 +93,7 @@ def _known_or(found: Found, asked: str, find: Callable[[Pattern, Sequence[Any], 
 
 
 def gradients_tried(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial:
-    """What came of the gradients in calls like ``arguments``, tensors without data: of other sizes."""
+    """The verdict on the gradients in calls like ``arguments`` (tensors without data) and of other sizes."""
     for sizes in (*_smaller(arguments), {}):
         if not sizes and _elements(arguments) > LARGEST:
             break
@@ -114,7 +114,7 @@ def _by_itself() -> Iterator[None]:
 
 
 def tried(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial:
-    """What came of calls like ``arguments``, tensors without data: of other sizes, and with NaN and infinities."""
+    """The verdict on calls like ``arguments`` (tensors without data), of other sizes, and with NaN and infinities."""
     ran = False
     raised: Trial | None = None
     for sizes in (*_smaller(arguments), None):

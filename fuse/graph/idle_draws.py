@@ -5,8 +5,8 @@
 
 A capture that moves the generator is made again while it gives other words: only zeros, only ones, rising and falling
 ones. Where every graph is the same, and as many words are drawn, they decide nothing: the call is captured, and each
-later call moves the generator as far. The words are made by undoing what the Mersenne twister does to its state
-(Matsumoto and Nishimura 1998, as in Python's ``random``).
+later call moves the generator as far. The words are made by undoing the steps by which the Mersenne twister makes words
+of its state (Matsumoto and Nishimura 1998, as in Python's ``random``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fuse.errors import CaptureError
+from fuse.graph.python_generators import GLOBAL, name_of, put_back_state, state_of
 from fuse.graph.signature import OutputSpec, Signature
 
 _LENGTH, _ONES = 624, 0xFFFFFFFF
-_GLOBAL: random.Random = random._inst  # whose methods the functions of the module are
 
 Words = tuple[int, ...]
 PATTERNS: tuple[Words, ...] = (
@@ -32,7 +32,7 @@ PATTERNS: tuple[Words, ...] = (
     tuple(i * (_ONES // _LENGTH) for i in range(_LENGTH)),
     tuple(_ONES - i * (_ONES // _LENGTH) for i in range(_LENGTH)),
 )
-"""What the generator gives while a call is captured again."""
+"""Words that the generator gives while a call is captured again."""
 
 
 class DrawsWords(CaptureError):
@@ -77,17 +77,43 @@ def words_between(before: Any, after: Any) -> int | None:
 def draw(words: int) -> None:
     """Move the generator so many words."""
     if words:
-        _GLOBAL.getrandbits(32 * words)
+        GLOBAL.getrandbits(32 * words)
 
 
-def refuse_another_number(found: int | None, words: int) -> None:
-    """Refuse a call that draws so many words once, and another number another time.
+class Drawn:
+    """The words that a call draws, counted within ``with``.
 
-    Raises:
-        CaptureError: it does.
+    ``words`` are those that the call is known to draw, 0 where nothing is known; these are put back at the end.
+    ``given`` are the words that it draws, where the generator is not to give those of the caller.
     """
-    if found != words:
-        raise CaptureError(_refused(" as often as they say"))
+
+    def __init__(self, words: int, given: Words | None) -> None:
+        self.words, self.given = words, given
+        self.found: int | None = 0
+
+    def __enter__(self) -> Drawn:
+        self.begun = state_of(GLOBAL)
+        if self.given is not None:
+            put_back_state(GLOBAL, state_giving(self.given))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        start = self.begun if self.given is None else state_giving(self.given)
+        self.found = words_between(start, state_of(GLOBAL))
+        if self.words:
+            put_back_state(GLOBAL, self.begun)
+
+    def check(self, changed: Sequence[str]) -> None:
+        """Ask for a capture that knows the words, where the generator is all of the caller's that ``changed``.
+
+        Raises:
+            DrawsWords: it is.
+            CaptureError: the call drew another number of words than it is known to draw.
+        """
+        if self.words and self.found != self.words:
+            raise CaptureError(_refused(" as often as they say"))
+        if self.found and list(changed) == [name_of(GLOBAL)]:
+            raise DrawsWords(self.found)
 
 
 def refuse_deciding(graphs: Sequence[GraphModule]) -> None:
@@ -145,7 +171,7 @@ def _untempered(word: int) -> int:
 
 
 def _undone(word: int, step: Callable[[int], int]) -> int:
-    """What ``x ^ step(x)`` was made of, where ``step`` moves bits by at least 7 places."""
+    """The ``x`` of which ``word`` is ``x ^ step(x)``, where ``step`` moves bits by at least 7 places."""
     found = word
     for _ in range(5):
         found = word ^ step(found)

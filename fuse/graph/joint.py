@@ -28,12 +28,13 @@ from torch.nn.modules import module as _module
 from fuse.errors import CaptureError
 from fuse.graph import recurrent_gradients, scattering
 from fuse.graph.aliases import View
-from fuse.graph.capture import Recorder, prepared
+from fuse.graph.capture import prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
 from fuse.graph.halves import Given, cut_in_two, root_of
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import computed_again
+from fuse.graph.recorder import Recorder
 from fuse.graph.results import flatten_result
 from fuse.graph.scripts import refuse_trained_scripts
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec

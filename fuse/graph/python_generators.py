@@ -15,7 +15,7 @@ from typing import Any
 
 from fuse.graph.contents import module_of
 
-_GLOBAL: random.Random = random._inst  # whose methods the functions of the module are
+GLOBAL: random.Random = random._inst  # whose methods the functions of the module are
 
 
 def is_generator(kind: type) -> bool:
@@ -32,7 +32,7 @@ def is_generator(kind: type) -> bool:
 
 def global_generators() -> Iterator[Any]:
     """The generators that the functions of ``random`` and ``numpy.random`` draw from."""
-    yield _GLOBAL
+    yield GLOBAL
     if found := getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None):
         yield found
 
@@ -40,24 +40,24 @@ def global_generators() -> Iterator[Any]:
 def name_of(generator: Any) -> str:
     """What a generator is called where a user is told of it.
 
-    >>> name_of(_GLOBAL), name_of(random.Random(3))
+    >>> name_of(GLOBAL), name_of(random.Random(3))
     ('the random numbers of random', 'the random numbers of a random.Random')
     """
     kind = type(generator)
     if generator in list(global_generators()):
-        return f"the random numbers of {'random' if generator is _GLOBAL else 'numpy.random'}"
+        return f"the random numbers of {'random' if generator is GLOBAL else 'numpy.random'}"
     return f"the random numbers of a {str(module_of(kind)).partition('.')[0]}.{kind.__name__}"
 
 
 def state_of(generator: Any) -> Any:
     """What decides the next numbers of a generator, to be compared and to be put back.
 
-    >>> before = state_of(_GLOBAL)
+    >>> before = state_of(GLOBAL)
     >>> _ = random.random()
-    >>> state_of(_GLOBAL) == before
+    >>> state_of(GLOBAL) == before
     False
-    >>> put_back_state(_GLOBAL, before)
-    >>> state_of(_GLOBAL) == before
+    >>> put_back_state(GLOBAL, before)
+    >>> state_of(GLOBAL) == before
     True
     """
     if isinstance(generator, random.Random):

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def formula(op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """What the gradients of an LSTM layer are recorded as; None for another operator or cell, and in half precision."""
+    """The function that is recorded for the gradients of an LSTM layer; None for another operator, cell or dtype."""
     if op is not aten.mkldnn_rnn_layer_backward.default or args[0].dtype is not torch.float32:
         return None
     mode, sizes = args[14], args[20]

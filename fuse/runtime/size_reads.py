@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fuse.graph.capture import Recorder, prepared
+from fuse.graph.capture import prepared
 from fuse.graph.joint import JointRecorder
 from fuse.graph.mutated_attributes import Plan, settled
+from fuse.graph.recorder import Recorder
 from fuse.kernel.extents import Conditions
 from fuse.runtime.counting import counting
 from fuse.runtime.unnoted import noted

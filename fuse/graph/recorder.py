@@ -1,0 +1,539 @@
+"""The dispatch mode that records one call: operators become nodes, tensors from outside become inputs of the graph.
+
+    aten.addmm(bias, x, w.t())   ->   placeholders input, bias, weight;   t(weight);   addmm(bias, input, t)
+
+:class:`Recorder` stands where torch dispatches operators, below autograd. It gives each tensor that it has not seen a
+placeholder, records the operator by its functional form, and runs it on fake tensors. Python's side of the call (state,
+values that are read, random numbers) is followed by the modules that it asks; the end of the call makes the signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuse import ops
+from fuse.errors import CaptureError, FuseError
+from fuse.graph import dtype_numbers, probing
+from fuse.graph.attributes import Change, is_own
+from fuse.graph.conversions import idle_conversions
+from fuse.graph.cut_recording import CutRecording
+from fuse.graph.cutting import Cuts
+from fuse.graph.disguise import unnoticed
+from fuse.graph.evaluating import NoData
+from fuse.graph.fake_parameters import standing_in
+from fuse.graph.fakes import FakeRunner
+from fuse.graph.functional import Functionalizer
+from fuse.graph.idle_draws import Drawn
+from fuse.graph.learned import Learning
+from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
+from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
+from fuse.graph.outputs import add_placeholder
+from fuse.graph.outside import reached_by
+from fuse.graph.packed import packed_by_masks
+from fuse.graph.read_numbers import WantsPlain, is_number, node_of
+from fuse.graph.reading import READS, Inputs, Reader, reads_followed
+from fuse.graph.recurrent import lstm_of_eager
+from fuse.graph.repeats import Repeats
+from fuse.graph.results import flatten_result, is_constant
+from fuse.graph.seeding import followed
+from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
+from fuse.graph.sources import line_of, user_line
+from fuse.graph.value_checks import check_values, values_checked
+
+_SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
+_DEVICE = torch.ops.prim.device.default
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+"""The dtype of a number that an operator takes for a tensor."""
+_DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode that records one call of ``model`` as a graph."""
+
+    gradients = False
+    """Whether the call is recorded with gradients on, as it came."""
+
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan, cuts: Cuts | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.model = model
+        self.overlay = Overlay(model, plan)
+        self.fake_mode = fake_mode
+        self.graph = Graph()
+        self.modules = nn.Module()  # that the graph calls
+        self.fakes = FakeRunner(fake_mode)
+        self.functional = Functionalizer(self.graph, self.fakes)
+        self.repeats = Repeats(self.functional, self.fakes)
+        self.dispatches: list[Dispatch] = []
+        self.packs = False  # whether there is a packed sequence
+        self.inputs: list[InputSpec] = []
+        self.placeholders: list[Tensor] = []
+        self.adopted: dict[int, tuple[Tensor, Tensor]] = {}  # real tensor -> its fake, both kept alive
+        self.last_input: Node | None = None
+        self.names = names_of_state(model, plan.attributes)
+        self.names_by_fake: dict[int, tuple[Any, str]] = {}
+        self.data: dict[int, Tensor] = {}  # fake tensor -> what it stands for
+        self.real_of: dict[Node, Tensor] = {}  # placeholder -> likewise
+        self.fixed: set[Node] = set()  # placeholders of the program's own numbers
+        paths = {id(module): path for path, module in model.named_modules()}
+        inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed, paths)
+        self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients)
+        self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
+        self.learning: Learning | None = None
+        self.numbers: dict[Node, int] = {}  # of the result -> the leaves that hold them
+        self.cut = CutRecording(model, cuts, self.functional, self.reader, self._ensure_known) if cuts else None
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+        leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
+        names = parameter_names(self.model)
+        fake_leaves = [self._argument(argument_name(path, names), i, leaf) for i, (path, leaf) in enumerate(leaves)]
+        fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
+        try:
+            with (
+                self.cut.diverted() if self.cut else contextlib.nullcontext(),
+                self._recording("forward", self._read_state((fake_args, fake_kwargs))),
+                torch.set_grad_enabled(self.gradients),
+            ):
+                result = self.model(*fake_args, **fake_kwargs)
+            self._refuse_switches()
+            return self._finish(self._with_learned(self._with_assigned(result)))
+        except (Assigns, Reads, NoData):
+            raise
+        except CaptureError as error:
+            if self.reader.stands_in:  # what failed may be what a plain number can
+                raise WantsPlain from error
+            error.depends = bool(self.reader.facts)
+            raise
+
+    def _refuse_switches(self) -> None:
+        """Refuse ``requires_grad_`` of a tensor that the caller holds: it would not happen in later calls."""
+        for real, fake in self.adopted.values():
+            if fake is not real and fake.is_leaf and fake.requires_grad != real.requires_grad:
+                spec = next((s for s, p in zip(self.inputs, self.placeholders, strict=True) if p is fake), None)
+                name = spec.name if spec else self.names_by_fake.get(id(fake), ("", "a tensor"))[1]
+                raise CaptureError(f"forward sets requires_grad of {name}; a graph cannot hold that")
+
+    @contextlib.contextmanager
+    def _read_state(self, arguments: Any) -> Iterator[None]:
+        """The model's state is fake, and what is read of values is followed."""
+        with self._fake_state(arguments), reads_followed(self.reader):
+            yield
+
+    @contextlib.contextmanager
+    def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
+        """Record what is run while the model is in ``state``, or say why ``what`` cannot be recorded."""
+        try:
+            layers = contextlib.ExitStack()
+            with layers, state, followed(self.functional.draws), unnoticed(), self.fake_mode, self:
+                layers.enter_context(lstm_of_eager())
+                layers.enter_context(idle_conversions())
+                layers.enter_context(packed_by_masks(self._pack))
+                layers.enter_context(values_checked(self._check_values))
+                yield
+        except FuseError:
+            raise
+        except _DATA_DEPENDENT as error:
+            reason = getattr(error, "func", None) or str(error).splitlines()[0]
+            raise CaptureError(
+                f"{reason}{_at(error)} depends on the values of a tensor, which a graph cannot hold"
+            ) from error
+        except Exception as error:  # whatever the user's code raises
+            text = (str(error).splitlines() or [""])[0]
+            raise CaptureError(f"{what} failed{_at(error)}: {type(error).__name__}: {text}") from error
+        finally:
+            torch.clear_autocast_cache()  # it may hold fake copies of weights
+
+    def _pack(self) -> None:
+        self.packs = True
+
+    # ---- inputs ------------------------------------------------------------------------------------------------------
+
+    def _argument(self, name: str, index: int, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        seen = id(leaf) in self.adopted
+        fake = self._adopt(leaf)
+        if not seen:
+            self._place(fake, InputSpec("argument", name, index))
+        return fake
+
+    def _adopt(self, tensor: Tensor) -> Tensor:
+        """The fake twin of a tensor from outside (the tensor itself when it is fake already)."""
+        if id(tensor) not in self.adopted:
+            self.functional.draws.refuse_value(tensor)
+            if isinstance(tensor, FakeTensor):
+                fake: Tensor = tensor
+            elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+                raise CaptureError(f"an input is a {type(tensor).__name__}, a tensor subclass that is not supported")
+            elif tensor.layout is not torch.strided:
+                raise CaptureError(f"an input has layout {tensor.layout}, which is not supported")
+            else:
+                with contextlib.nullcontext() if tensor.is_leaf else _unwarned():
+                    fake = self.fake_mode.from_tensor(tensor)
+            self.adopted[id(tensor)] = (tensor, fake)
+            self.data[id(fake)] = tensor
+        return self.adopted[id(tensor)][1]
+
+    def _place(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
+        """A new placeholder for ``fake``, after the placeholders that are there."""
+        name = identifier(spec.name)
+        if self.last_input is not None:
+            with self.graph.inserting_after(self.last_input):
+                node = add_placeholder(self.graph, name)
+        elif len(self.graph.nodes):
+            with self.graph.inserting_before(next(iter(self.graph.nodes))):
+                node = add_placeholder(self.graph, name)
+        else:
+            node = add_placeholder(self.graph, name)
+        node.meta["val"] = fake
+        node.meta["source"] = ""
+        self.last_input = node
+        self.real_of[node] = self.data.get(id(fake), fake) if spec.value is None else spec.value
+        self.functional.add_input(fake, node, len(self.inputs) if writes_back else None)
+        self.inputs.append(spec)
+        self.placeholders.append(fake)
+        return node
+
+    def _ensure_known(self, tensor: Tensor) -> Tensor:
+        """The fake tensor that the graph knows for one that an operator received; a placeholder on first sight."""
+        if not isinstance(tensor, FakeTensor):
+            tensor = self._adopt(tensor)
+            kind, _ = self.names_by_fake.get(id(tensor), ("", ""))
+            if kind == "attribute":  # by no attribute: it may be another later
+                raise CaptureError(f"a state is reached another way than by its attribute at {user_line()}")
+        if not self.functional.known(tensor):
+            kind, name = self.names_by_fake.get(id(tensor), ("constant", ""))
+            if kind == "constant":
+                name = f"constant_{len(self.inputs)}"
+                real = next((r for r, f in self.adopted.values() if f is tensor), None)
+                if real is None:
+                    raise CaptureError(f"a tensor at {user_line()} was made outside of the call and cannot be followed")
+                self._place(tensor, InputSpec("constant", name, value=real, may_change=True))
+            else:
+                self._place(tensor, InputSpec(kind, name))
+        return tensor
+
+    @contextlib.contextmanager
+    def _fake_state(self, arguments: Any) -> Iterator[None]:
+        """Parameters and buffers replaced by fake twins during the call; what it changes is found and undone."""
+        self._check_entries()
+        before = reached_by(self.model, arguments, self.cut.modules if self.cut else ())
+        if before.iterators:  # what it gave cannot be put back
+            first = before.iterators[0]
+            refused = CaptureError(f"forward may advance {first.name}, an iterator; a graph cannot hold that")
+            refused.module = first.owner
+            raise refused
+        self.context = tuple(before.variables.items())
+        changes: list[Change] = []
+        plan = self.overlay.plan
+        drawn, overlaid = Drawn(plan.words, plan.drawn), self.overlay.laid(self._fake_of_attribute)
+        dtype = left = torch.get_default_dtype()
+        try:
+            with drawn, standing_in(self.model, self._fake_of_state) as assigned, overlaid:
+                yield
+        except Exception as error:  # whatever the user's code raises
+            if counts := self.overlay.counts():  # what failed may be what a number can and a count cannot
+                raise Reads(counts) from error
+            raise
+        finally:
+            changes = before.restore(self._is_twin)
+            left = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+        if left is not dtype:
+            raise CaptureError(f"forward sets the default dtype of torch to {left}; a graph cannot hold that")
+        self.overlay.check()
+        changes = [change for change in assigned() if change.attribute not in plan.attributes] + changes
+        drawn.check([change.name for change in changes])
+        if changes:
+            found = [(change.whole, self._assigned(change)) for change in changes]
+            plainly = all(whole or attribute.entries for whole, attribute in found)
+            raise Assigns(changes[0].name, [attribute for _, attribute in found], plainly)
+
+    def _check_entries(self) -> None:
+        """A dictionary of states is replaced in its attribute; whoever holds it elsewhere too would see old values."""
+        for attribute in self.overlay.plan.attributes:
+            if attribute.entries:
+                holder = self.model.get_submodule(attribute.owner).__dict__
+                if any(one is not holder and not is_own(one) for one in gc.get_referrers(holder[attribute.name])):
+                    raise CaptureError(f"forward changes what {attribute.name} holds, which is held elsewhere too")
+
+    def _assigned(self, change: Change) -> Attribute:
+        """The attribute that a change assigns, or the entries of the dictionary that it is."""
+        attribute = change.attribute
+        if change.whole or change.replaced is None or attribute.owner not in dict(self.model.named_modules()):
+            return attribute
+        held = self.model.get_submodule(attribute.owner).__dict__.get(attribute.name)
+        return replace(attribute, entries=held is change.replaced)
+
+    def _is_twin(self, tensor: Tensor, real: Tensor) -> bool:
+        return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
+
+    def _fake_of_state(self, tensor: Tensor) -> Tensor:
+        fake = self._adopt(tensor)
+        if id(tensor) in self.names:
+            self.names_by_fake[id(fake)] = self.names[id(tensor)]
+        return fake
+
+    def _fake_of_attribute(self, tensor: Tensor, name: str) -> Tensor:
+        fake = self._adopt(tensor)
+        self.names_by_fake.setdefault(id(fake), ("attribute", name))
+        return fake
+
+    def _with_learned(self, result: Any) -> Any:
+        """What tells what was learned of values, and the result."""
+        leaves = flatten_result(result)[0]
+        tensors, self.learning, self.numbers = self.reader.finish(leaves)
+        if not self.learning.lines:
+            self.learning = None
+        return (tensors, result) if self.learning else result
+
+    def _with_assigned(self, result: Any) -> Any:
+        """The result together with what the call assigns, each attribute that it reads being an input."""
+        overlay = self.overlay
+        if not overlay.slots:
+            return result
+        overlay.refuse_counts(result)
+        leaves = overlay.leaves()
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                self._ensure_known(leaf)
+        positions = {id(leaf): i for i, leaf in reversed(list(enumerate(leaves)))}
+        for i, (spec, fake) in enumerate(zip(self.inputs, self.placeholders, strict=True)):
+            if spec.kind == "attribute":
+                if id(fake) not in positions:
+                    raise CaptureError("forward reads an attribute that it assigns in a way that cannot be followed")
+                self.inputs[i] = replace(spec, index=positions[id(fake)])
+        return result, overlay.assigned()
+
+    # ---- recording ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch wraps the method below in a switch for ``torch.compile``, which never sees it: a tenth of its time."""
+        return False
+
+    def __torch_dispatch__(
+        self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if op is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        with torch._C.DisableTorchFunctionSubclass():  # what happens here is not what forward asks
+            return self._dispatched(op, args, kwargs or {})
+
+    def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        source = self.functional.source = self._line()
+        result = self.repeats.again(op, args, kwargs)
+        if result is NotImplemented:
+            return self._first(op, args, kwargs, source)
+        self.reader.recorded(op, args, kwargs, result)
+        self.dispatches.append(Dispatch(op, args, kwargs, result, source))
+        return result
+
+    def _first(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
+        """Record an operator that nothing is known of yet."""
+        if op.namespace in ("prim", "profiler"):
+            return op(*args, **kwargs)
+        if ops.is_composite(op):  # inference mode leaves them whole: taken apart as autograd would have done
+            with self:
+                self._check_values(op, args, kwargs)
+                return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        if op in READS:
+            found = self.reader.read(op, args, kwargs)
+            self.dispatches.append(Dispatch(op, args, kwargs, found, self.functional.source))
+            return found
+        if op in (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default):
+            return self._constant(op, args[0])
+        if ops.is_view(op) and isinstance(args[0], (int, float, complex)):  # of the number in ``z * 1j``, by autograd
+            args = (self._number(args[0]), *args[1:])
+        args, kwargs = self._known(args), self._known(kwargs)
+        if op is torch.ops.aten.where.self and args[0].dtype is torch.uint8:  # eager takes it, and fake tensors do not
+            count = len(self.dispatches)
+            with self:
+                result = torch.where(args[0] != 0, *args[1:])
+            del self.dispatches[count:]
+            self.dispatches.append(Dispatch(op, args, kwargs, result, source))
+            return result
+        result = self.functional.record(op, args, kwargs, lambda: self._run(op, args, kwargs))
+        self.reader.recorded(op, args, kwargs, result)
+        if reason := dtype_numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
+            raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
+        self.repeats.learn(op, args, kwargs, result)
+        self.dispatches.append(Dispatch(op, args, kwargs, result, source))
+        return result
+
+    def _check_values(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Record what eager does within ``op``, so that it launches nothing of its own there."""
+        count = len(self.dispatches)
+        check_values(op, args, kwargs)
+        del self.dispatches[count:]
+
+    def _run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """``op`` on fake tensors; where these do not tell what it returns, on the values that they stand for."""
+        try:
+            return self.fakes.run(op, args, kwargs)
+        except FuseError:
+            raise
+        except Exception as why:
+            if not isinstance(why, _SIZED) and op.namespace == "aten":
+                raise
+            return self.reader.sized(op, args, kwargs, why)
+
+    def _line(self) -> str:
+        """The user's line that the operator at hand comes from."""
+        return user_line()
+
+    def _known(self, arguments: Any) -> Any:
+        if isinstance(arguments, Tensor):
+            return self._ensure_known(arguments)
+        if type(arguments) in (tuple, list):
+            return type(arguments)([self._known(a) for a in arguments])
+        if isinstance(arguments, dict):
+            return {name: self._known(a) for name, a in arguments.items()}
+        return arguments
+
+    def _constant(self, op: OpOverload, tensor: Tensor) -> Tensor:
+        """``torch.tensor([...])`` in ``forward``: numbers of the program, in a tensor that is new in each call."""
+        if isinstance(tensor, FakeTensor):
+            raise CaptureError(f"a tensor is made from values that depend on data at {user_line()}")
+        fake: Tensor = op(tensor)
+        name = f"constant_{len(self.inputs)}"
+        with unset_fake_temporarily():  # the numbers themselves, not a fake twin of them
+            value = tensor.detach().clone()
+        self.fixed.add(self._place(fake, InputSpec("constant", name, value=value), writes_back=False))
+        return fake
+
+    def _number(self, number: complex) -> Tensor:
+        """A number of the program, as the tensor that an operator makes of it where it takes tensors."""
+        with unset_fake_temporarily():
+            value = torch.tensor(number, dtype=_DTYPES[type(number)])
+        with self.fake_mode:
+            return self._constant(torch.ops.aten.lift_fresh.default, value)
+
+    # ---- result ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, result: Any) -> GraphModule:
+        leaves, out_spec = flatten_result(result)
+        values: list[Node] = []
+        roots: dict[int, int] = {}  # base -> position among ``values``
+        if self.cut:
+            self.cut.check(self.overlay.plan.attributes, self.real_of.values())
+        if self.functional.reassigned():
+            raise CaptureError("forward assigns the .data of a tensor; a graph cannot hold that")
+        first: dict[int, int] = {}
+        outputs = tuple(
+            OutputSpec("repeat", first[id(leaf)])
+            if isinstance(leaf, Tensor) and first.setdefault(id(leaf), i) != i
+            else self._output(leaf, values, roots)
+            for i, leaf in enumerate(leaves)
+        )
+        mutations = []
+        for index, fake in enumerate(self.placeholders):
+            base = self.functional.aliases[id(fake)].base
+            if base.version and base.input_index == index:
+                mutations.append(Mutation(index, len(values)))
+                values.append(base.node)
+        output = self.graph.output(tuple(values))
+        output.meta["val"] = tuple(v.meta["val"] for v in values)
+        output.meta["source"] = ""
+        module = _LazyGraphModule(self.modules, self.graph)
+        module.meta["may_stop"] = not self.gradients  # loops, where what was learned says so: loops/stopping.py
+        module.meta["settings"] = self.cut.settings if self.cut else ()
+        module.meta["signature"] = Signature(
+            tuple(self.inputs),
+            outputs,
+            out_spec,
+            tuple(mutations),
+            tuple(self.dispatches),
+            self.overlay.kept(),
+            self.learning,
+            not self.packs and self.cut is None,
+            self.context,
+            self.overlay.plan.words,
+        )
+        return module
+
+    def _output(self, leaf: Any, values: list[Node], roots: dict[int, int]) -> OutputSpec:
+        if is_number(leaf):
+            return OutputSpec("number", self.numbers[node_of(leaf)])
+        if not isinstance(leaf, Tensor):
+            if not (is_constant(leaf) or isinstance(leaf, Advance)):
+                raise CaptureError(
+                    f"the result holds a {type(leaf).__name__}, of which a graph cannot make a new one in each call; "
+                    "it runs in eager mode"
+                )
+            return OutputSpec("python", value=leaf)
+        leaf = self._ensure_known(leaf)
+        alias = self.functional.aliases[id(leaf)]
+        base = alias.base
+        if leaf is not base.root and (leaf.dtype, _lazy(leaf)) != (base.root.dtype, _lazy(base.root)):
+            raise CaptureError(f"the result holds a view of {base.root.dtype} as {leaf.dtype}; it runs in eager mode")
+        if base.input_index is not None:
+            index = next(i for i, p in enumerate(self.placeholders) if self.functional.aliases[id(p)].base is base)
+            root = self.placeholders[index]
+            return OutputSpec("input", index, None if leaf is root else _layout(leaf, root))
+        if leaf.requires_grad and not self.gradients:
+            raise CaptureError("the result needs gradients (torch.enable_grad in forward); it runs in eager mode")
+        if leaf.is_conj() or leaf.is_neg():
+            raise CaptureError("the result is lazily conjugated or negated; it runs in eager mode")
+        is_whole = _layout(leaf, base.root) == _layout(base.root, base.root)
+        is_first = id(base) not in roots
+        if is_first:
+            roots[id(base)] = len(values)
+            values.append(self._fresh(base.node))
+        return OutputSpec("graph", roots[id(base)], None if is_whole and is_first else _layout(leaf, base.root))
+
+    def _fresh(self, node: Node) -> Node:
+        """A constant made in ``forward`` is a new tensor in each call, so the caller gets a copy."""
+        if node.op != "placeholder":
+            return node
+        return self.functional.emit(torch.ops.aten.clone.default, (node,), {})
+
+
+@contextlib.contextmanager
+def _unwarned() -> Iterator[None]:
+    """Without torch's warning about the ``.grad`` of a tensor that is no leaf, at which its fake modes look."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
+        yield
+
+
+def _at(error: BaseException) -> str:
+    line = line_of(error)
+    return f" at {line}" if line else ""
+
+
+def _lazy(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_conj(), tensor.is_neg()
+
+
+def _layout(tensor: Tensor, root: Tensor) -> Layout:
+    """The layout of ``tensor``, its offset counted from ``root``'s."""
+    return Layout(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset() - root.storage_offset()))
