@@ -369,7 +369,7 @@ def call_guard(
         if isinstance(leaf, Tensor) and first.setdefault(id(leaf), index) != index:
             repeated.append((first[id(leaf)], index))
     known = {id(tensor): tensor for tensor in model_tensors}
-    pick = _picker(positions)
+    pick = picker(positions)
     return CallGuard(
         count=len(leaves),
         spec=spec,
@@ -384,7 +384,7 @@ def call_guard(
     )
 
 
-def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda pool: tuple(pool[i] for i in positions)

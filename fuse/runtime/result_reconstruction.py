@@ -33,6 +33,8 @@ def play_leaves(signature: Signature, detached: frozenset[int]) -> Playback:
     """
     outputs = signature.outputs
     rebuild = _builder(signature.out_spec)
+    if all(spec.kind == "graph" for spec in outputs):
+        return lambda new, inputs: rebuild(iter(new))
 
     def play(new: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
         leaves = iter(new)

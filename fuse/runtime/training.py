@@ -27,6 +27,7 @@ from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sized import call_at_hand, lowering_of
 from fuse.runtime.call_code import empty
+from fuse.runtime.guards import picker
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
@@ -45,21 +46,18 @@ Begin = Callable[[GraphModule], Finish]
 
 
 @dataclass
-class Ran:
-    """What one call launched in its backward pass; None until it ran."""
-
-    backward: Launches | None = None
-    regions: int = 0
-    fallbacks: tuple[Fallback, ...] = ()
-
-
-@dataclass
 class _Backward:
-    """The backward half for one choice of tangents. ``gradients``: of each forward placeholder, the position."""
+    """The backward half for one choice of tangents.
+
+    ``pick`` selects what it is given from what is saved, then tangents; ``tangents`` are the places of tangents in it.
+    ``arrange`` selects the gradients of the forward placeholders from the program's values and, behind them, None.
+    """
 
     finish: Finish
     graph: GraphModule
-    gradients: tuple[int | None, ...]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    tangents: tuple[_Tangent, ...]
+    arrange: Callable[[Sequence[Any]], tuple[Any, ...]]
     constants: tuple[Tensor, ...]
 
     @cached_property
@@ -68,9 +66,19 @@ class _Backward:
 
 
 @dataclass(frozen=True)
+class _Tangent:
+    """One of the tangents: its ``place`` among what a backward half is given, how the half has it lie, and what makes
+    memory for it that lies so."""
+
+    place: int
+    stride: tuple[int, ...]
+    new: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
 class RewrittenHalves:
-    """What the passes made of a call with gradients: ``backward`` is for a loss of all results. ``gradients`` are those
-    of :class:`_Backward`."""
+    """What the passes made of a call with gradients: ``backward`` is for a loss of all results. ``gradients``: of each
+    forward placeholder, the position among its results."""
 
     given: tuple[Given, ...]
     backward: GraphModule
@@ -115,15 +123,20 @@ class Training:
         }
         self._copies = {i: _new_like(layout) for i, layout in self._layouts.items()}
         self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
+        self._tangents = {i: self._leaves.index(i) for i in self._layouts}
         # Inputs that get no gradient: autograd must not look for what they were made of.
         self._unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None)
-        self._constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.trained)
+        self.constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.trained)
         bases = [self.signature.outputs[i].index for i in self._leaves]
         saved = {what.index for what in self.given if what.kind == "saved"}
         self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
-        half = self._begun(ready.backward, ready.gradients) if ready else self._make_half(frozenset())
-        self._halves[frozenset()] = half
-        self.rewritten = RewrittenHalves(self.given, half.graph, half.gradients)
+        self.leaves = self._leaves_of(bases)
+        inputs = len(self.signature.inputs)
+        kept = (what for what in self.given if what.kind != "tangent")
+        self.saved = picker([what.index + (inputs if what.kind == "saved" else 0) for what in kept])
+        ready = ready or RewrittenHalves(self.given, *self._rewritten_half(frozenset()))
+        self._half = self._begun(ready.backward, ready.gradients, frozenset())
+        self.rewritten = ready
         self.program = finish()
         if isinstance(self.program, Program):
             written = (mutation.value_index for mutation in self.signature.mutations)
@@ -131,25 +144,26 @@ class Training:
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Any, Launches | int, Ran]:
         """As ``Program.run``, but that it returns the model's result."""
-        ran = Ran()
-        call = _Call(self, ran)
-        linked = list(tensors)
+        ran = Ran(self)
+        linked = list(map(_functorch.unwrap_if_dead, tensors))
         for i in self._unlinked:
-            linked[i] = tensors[i].detach()
+            if linked[i].requires_grad:
+                linked[i] = linked[i].detach()
         try:
-            leaves = _Step.apply(call, *linked)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            leaves = _apply(ran, *linked)
         except Exception as error:
-            if call.saves:
+            if ran.saves:
                 raise RaisedByHook(error) from error
             raise
         for mutation in self.signature.mutations:
             torch.autograd.graph.increment_version(tensors[mutation.input_index])
-        return self.rebuild(leaves, tensors), call.launches, ran
+        return self.rebuild(leaves, tensors), ran.launches, ran
 
-    def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], tuple[Tensor, ...], Launches | int]:
-        """The values of the forward graph, the leaves of the result that are new, and what was launched."""
-        values, launches = self.program.run(tensors)
-        return values, tuple(self._leaf(i, values) for i in self._leaves), launches
+    def _leaves_of(self, bases: Sequence[int]) -> Callable[[Sequence[Tensor | None]], tuple[Any, ...]]:
+        """What makes the leaves of the result that are new from the values of the forward graph."""
+        if self._shared or any(self.signature.outputs[i].view for i in self._leaves):
+            return lambda values: tuple(self._leaf(i, values) for i in self._leaves)
+        return picker(bases)
 
     def _leaf(self, position: int, values: Sequence[Tensor | None]) -> Tensor:
         spec = self.signature.outputs[position]
@@ -164,26 +178,21 @@ class Training:
             return whole.as_strided(view.size, view.stride, offset)
         return whole.new_empty(0).set_(whole.untyped_storage(), offset, view.size, view.stride)
 
-    def backward(self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], ran: Ran) -> list[Tensor | None]:
-        """The gradients of the placeholders. ``saved`` are the tensors given but for tangents, in order."""
-        missing = frozenset(i for i in self._layouts if tangents[self._leaves.index(i)] is None)
-        if len(missing) == len(self._layouts):
-            return [None] * len(self.signature.inputs)
-        half = self._half(missing)
-        kept = iter(saved)
-        given = [w for w in self.given if w.kind != "tangent" or w.index not in missing]
-        inputs: list[Any] = [
-            tangents[self._leaves.index(w.index)] if w.kind == "tangent" else next(kept) for w in given
-        ]
-        if any(map(_is_batched, inputs)):  # many gradients at once
-            values = half.graph(*inputs, *half.constants)
-            return [None if i is None else values[i] for i in half.gradients]
+    def backward(self, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], ran: Ran) -> tuple[Any, ...]:
+        """What :class:`_Step` returns: None, then the gradients of the placeholders."""
+        missing = [i for i, number in self._tangents.items() if tangents[number] is None]
+        if len(missing) == len(self._tangents):
+            return (None,) * (1 + len(self.signature.inputs))
+        half = self._half_without(frozenset(missing)) if missing else self._half
+        inputs = [*half.pick((*saved, *tangents)), *half.constants]
         copies = 0
-        for number, what in enumerate(given):
-            if what.kind == "tangent" and not _lies_as(inputs[number], self._layouts[what.index]):
-                inputs[number] = self._copies[what.index]().copy_(inputs[number])
+        for tangent in half.tangents:
+            given = inputs[tangent.place]
+            if _is_batched(given):  # many gradients at once
+                return half.arrange((*half.graph(*inputs), None))
+            if given.stride() != tangent.stride or given.is_neg() or given.is_conj():
+                inputs[tangent.place] = tangent.new().copy_(given)
                 copies += 1
-        inputs += half.constants
         try:
             values, launches = half.program.run(inputs)
             fallbacks = half.program.fallbacks
@@ -191,20 +200,20 @@ class Training:
             reference = Reference(half.graph, Fallback("backward", "", f"{type(error).__name__}: {error}"))
             values, launches = reference.run(inputs)
             fallbacks = reference.fallbacks
-        native = Launches.unpack(launches)
+        ran.launched, ran.copies = launches, copies
         ran.regions, ran.fallbacks = half.program.regions, fallbacks
-        ran.backward = Launches(native.kernels, native.libraries, native.aten + copies)
-        return [None if i is None else values[i] for i in half.gradients]
+        return half.arrange((*values, None))
 
-    def _half(self, missing: frozenset[int]) -> _Backward:
+    def _half_without(self, missing: frozenset[int]) -> _Backward:
         with self.lock:
             if missing not in self._halves:
                 with lowering_of(self._call):  # autograd's threads know of no call
-                    self._halves[missing] = self._make_half(missing)
+                    self._halves[missing] = self._begun(*self._rewritten_half(missing), missing)
             return self._halves[missing]
 
-    def _make_half(self, missing: frozenset[int]) -> _Backward:
-        """The backward half where the loss is not made of the leaves ``missing``."""
+    def _rewritten_half(self, missing: frozenset[int]) -> tuple[GraphModule, tuple[int | None, ...]]:
+        """The backward graph where the loss is not made of the leaves ``missing``, and of each forward placeholder the
+        position of its gradient."""
         raw = self.joint.backward
         assert raw is not None
         absent = [i for i, what in enumerate(self.given) if what.kind == "tangent" and what.index in missing]
@@ -213,11 +222,22 @@ class Training:
         inputs = self.signature.inputs
         gradients = tuple(None if i is None else kept[i] for i in self.joint.gradients)
         added = (None,) * (len(inputs) - len(gradients))  # constants of passes
-        return self._begun(graph, gradients + added)
+        return graph, gradients + added
 
-    def _begun(self, graph: GraphModule, gradients: tuple[int | None, ...]) -> _Backward:
+    def _begun(self, graph: GraphModule, gradients: Sequence[int | None], missing: frozenset[int]) -> _Backward:
         constants = tuple(spec.value for spec in graph.meta["signature"].inputs if spec.value is not None)
-        return _Backward(self.begin(graph), graph, gradients, constants)
+        saved = sum(what.kind != "tangent" for what in self.given)
+        places, tangents, number = [], [], 0
+        for what in self.given:
+            if what.kind != "tangent":
+                places.append(number)
+                number += 1
+            elif what.index not in missing:
+                stride = self._layouts[what.index].stride()
+                tangents.append(_Tangent(len(places), stride, self._copies[what.index]))
+                places.append(saved + self._tangents[what.index])
+        arrange = picker([-1, *(-1 if i is None else i for i in gradients)])
+        return _Backward(self.begin(graph), graph, picker(places), tuple(tangents), arrange, constants)
 
     # ---- other sizes -----------------------------------------------------------------------------------------------
 
@@ -243,14 +263,28 @@ class Training:
         return Training(joint, self.rewrite, self.begin, self.lock, replace(self.rewritten, backward=backward))
 
 
-@dataclass
-class _Call:
-    """One call on its way through autograd."""
+@dataclass(slots=True)
+class Ran:
+    """One call on its way through autograd, and what it launched.
+
+    ``saves``: whether its program has run, and autograd saves tensors. The rest is of its backward pass, nothing until
+    that ran: what its program ``launched``, and ``copies`` of gradients beside.
+    """
 
     training: Training
-    ran: Ran
     launches: Launches | int = 0
-    saves: bool = False  # whether the program has run, and autograd saves tensors
+    saves: bool = False
+    launched: Launches | int | None = None
+    copies: int = 0
+    regions: int = 0
+    fallbacks: tuple[Fallback, ...] = ()
+
+    @property
+    def backward(self) -> Launches | None:
+        if self.launched is None:
+            return None
+        native = Launches.unpack(self.launched)
+        return Launches(native.kernels, native.libraries, native.aten + self.copies)
 
 
 class RaisedByHook(Exception):
@@ -265,34 +299,47 @@ class _Step(torch.autograd.Function):
     """The node of autograd that a compiled call is."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        training = call.training
-        values, leaves, call.launches = training.forward(tensors)
+    def forward(ctx: Any, ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
+        training = ran.training
+        values, ran.launches = training.program.run(tensors)
+        leaves = training.leaves(values)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(leaves[i] for i in training._constant))
-        given = (what for what in training.given if what.kind != "tangent")
-        ctx.save_for_backward(*(tensors[g.index] if g.kind == "input" else values[g.index] for g in given))
-        ctx.training, ctx.ran = training, call.ran
-        call.saves = True
+        if training.constant:
+            ctx.mark_non_differentiable(*(leaves[i] for i in training.constant))
+        ctx.save_for_backward(*training.saved((*tensors, *values)))
+        ctx.ran = ran
+        ran.saves = True
         return leaves
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
-        if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):  # 4 us less than to enter both
-            return None, *ctx.training.backward(ctx.saved_tensors, tangents, ctx.ran)
         saved = ctx.saved_tensors
+        ran: Ran = ctx.ran
+        if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):  # 4 us less than to enter both
+            return ran.training.backward(saved, tangents, ran)
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            gradients = ctx.training.backward(saved, tangents, ctx.ran)
+            gradients = ran.training.backward(saved, tangents, ran)
         if not torch.is_grad_enabled():
-            return None, *gradients
+            return gradients
         leaves = [node.variable for node, _ in ctx.next_functions if hasattr(node, "variable")]
         made_of = [one for one in (*saved, *tangents, *leaves) if one is not None and one.requires_grad]
-        return None, *_once(gradients, made_of)
+        return _once(gradients, made_of)
+
+
+_functorch: Any = torch._C._functorch
+_apply_plainly: Callable[..., Any] = super(torch.autograd.Function, _Step).apply
+"""``_Step.apply`` without what Python does there for ``torch.func``."""
+
+
+def _apply(ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """A call as a node of autograd."""
+    apply = _Step.apply if torch._C._are_functorch_transforms_active() else _apply_plainly
+    leaves: tuple[Tensor, ...] = apply(ran, *tensors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return leaves
 
 
 def _is_batched(tensor: Tensor) -> bool:
-    functorch: Any = torch._C._functorch
-    return bool(functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+    return bool(_functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor))
 
 
 def _new_like(layout: Tensor) -> Callable[[], Tensor]:
@@ -303,13 +350,9 @@ def _new_like(layout: Tensor) -> Callable[[], Tensor]:
     return partial(empty, tuple(layout.shape), layout.stride(), layout.dtype)
 
 
-def _lies_as(tangent: Tensor, layout: Tensor) -> bool:
-    return tangent.stride() == layout.stride() and not tangent.is_neg() and not tangent.is_conj()
-
-
-def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor]) -> list[Tensor | None]:
+def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The same gradients, but that their own gradients raise, by whichever of ``made_of`` they are taken."""
     made = [gradient for gradient in gradients if gradient is not None]
     guard = torch._C._functions.DelayedError(TWICE, len(made) + len(made_of))
     guarded = iter(guard(*(gradient.detach().requires_grad_() for gradient in made), *made_of))
-    return [None if gradient is None else next(guarded) for gradient in gradients]
+    return tuple(None if gradient is None else next(guarded) for gradient in gradients)
