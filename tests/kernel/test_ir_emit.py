@@ -112,3 +112,35 @@ def test_only_a_long_loop_asks_for_threads() -> None:
     assert not is_parallel(body(64))
     assert is_parallel(body(PARALLEL_WORK))
     assert "parallel for simd" in emit(body(PARALLEL_WORK), "long_one")
+
+
+@pytest.mark.parametrize("count", [1, 15, 63, 64, 65, 127, 128, 200])
+def test_truths_beside_numbers_are_stored_a_block_at_a_time_and_no_further(count: int) -> None:
+    large, small = Buffer("large", torch.bool, "output"), Buffer("small", torch.bool, "output")
+    first, last = position("j") * 0 + 3, position("j") * 0 + 3 + count
+    loop = For(
+        "i",
+        count,
+        (Load("a", X, AT_I), Store(OUT, AT_I, A + 1), Store(large, AT_I + 2, A > 1), Store(small, AT_I, A < -1)),
+        "vector",
+        bounds=(first, last),
+    )
+    text = emit(body := KernelBody((X,), (OUT, large, small), (For("j", 1, (loop,), "serial"),)), "kernel_by_hand")
+    assert text.count("fuse_store_truths(") == 2
+    x, out = torch.randn(count + 8), torch.zeros(count + 8)
+    out_large, out_small = torch.ones(2, count + 8, dtype=torch.bool)
+    assert call(body, x, out, out_large, out_small) == 0
+    inside = slice(3, 3 + count)
+    assert torch.equal(out_large[5 : 5 + count], x[inside] > 1)
+    assert torch.equal(out_small[inside], x[inside] < -1)
+    assert torch.equal(out[inside], x[inside] + 1)
+    assert out_large[:5].all()
+    assert out_large[5 + count :].all()
+    assert out_small[:3].all()
+    assert out_small[3 + count :].all()
+
+
+def test_truths_made_of_truths_stay_bytes() -> None:
+    mask, out = Buffer("mask", torch.bool, "input"), Buffer("out", torch.bool, "output")
+    loop = For("i", 20, (Load("m", mask, AT_I), Store(out, AT_I, Variable(torch.bool, "m"))), "vector")
+    assert "fuse_store_truths" not in emit(KernelBody((mask,), (out,), (loop,)), "kernel_by_hand")

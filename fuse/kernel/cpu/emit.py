@@ -64,6 +64,8 @@ _CLAUSE = {
 }
 _IN_LANES = ("sum", "prod", "max", "min", "largest")
 _LANES = 16
+_BLOCK = 64
+"""Bools that are stored at once: as many as the widest register holds."""
 SHORT = 1024
 """Iterations up to which what is left behind the last whole vector counts."""
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
@@ -170,6 +172,8 @@ def _loop(loop: For, depth: int, threads: Threads) -> list[str]:
         return [pad + line for line in _in_lanes(loop)]
     if sums := _sums_to_share_out(loop, threads):
         return [pad + line for line in _in_chunks(loop, sums, threads)]
+    if _stores_truths_beside_numbers(loop) and not _splits(loop, threads):
+        return [pad + line for line in _with_truths_apart(loop)]
     pragma = _pragma(loop, threads)
     if pragma:
         lines.append(f"{pad}#pragma omp {pragma}")
@@ -321,16 +325,53 @@ def _pragma(loop: For, threads: Threads) -> str:
         return "parallel for" + (f" collapse({levels})" if levels > 1 else "") + clauses
     if splits and simd:
         return "parallel for simd" + clauses
-    narrow = f" simdlen({_LANES})" if _leaves_a_rest_of_truths(loop) else ""
-    return "simd" + narrow + clauses if simd else ""
+    return "simd" + clauses if simd else ""
 
 
-def _leaves_a_rest_of_truths(loop: For) -> bool:
-    """Whether a short loop stores bools: compilers make vectors of as many elements as a register holds bytes, and take
-    the elements that are left one by one, with jumps that depend on the data."""
+def _stores_truths_beside_numbers(loop: For) -> bool:
+    """Whether a vector loop stores bools, and reads or stores something wider: compilers make vectors of as many
+    elements as a register holds bytes, and take those that are left one by one, with jumps that depend on the data.
+    Where they are told how many numbers make a vector, they take a quarter of that."""
     few = loop.bounds is not None or type(loop.extent) is not int or loop.extent < SHORT
     whole = loop.bounds is None and divides(2 * _LANES, loop.extent)
-    return few and not whole and any(isinstance(s, Store) and s.buffer.dtype is torch.bool for s in loop.body)
+    buffers = {s.buffer.dtype for s in loop.body if isinstance(s, (Load, Store))}
+    beside = any(dtype.itemsize > 1 for dtype in buffers) and any(_stores_truths(s, loop.atom) for s in loop.body)
+    return loop.kind == "vector" and not loop.reduces and few and not whole and beside
+
+
+def _stores_truths(statement: Statement, atom: str) -> bool:
+    """Whether a loop over ``atom`` stores bools that lie side by side."""
+    side_by_side = isinstance(statement, Store) and statement.offset.step(atom) == Affine((), 1)
+    return side_by_side and cast(Store, statement).buffer.dtype is torch.bool
+
+
+def _with_truths_apart(loop: For) -> list[str]:
+    """Block upon block: numbers as wide as floats in the place of bools, which are stored once the block is done."""
+    first, last = f"{loop.atom}_first", f"{loop.atom}_last"
+    lanes: list[str] = []
+    after: list[str] = []
+    body: list[str] = []
+    for statement in loop.body:
+        if isinstance(statement, Store) and _stores_truths(statement, loop.atom):
+            name = f"{statement.buffer.name}_lanes{len(lanes) or ''}"
+            where = statement.offset.without(loop.atom) + Affine.of(first)
+            lanes.append(f"alignas(64) int32_t {name}[{_BLOCK}] = {{}};")
+            body.append(f"{name}[{loop.atom} - {first}] = {text(statement.value)};")
+            after.append(f"fuse_store_truths({statement.buffer.name} + {where}, {name}, {last} - {first});")
+        else:
+            body += _statement(statement, 0)
+    begin, end = loop.bounds or (position(0), position(loop.extent))
+    return [
+        f"for (int64_t {first} = {text(begin)}; {text(position(first) < end)}; {first} += {_BLOCK}) {{",
+        f"{_INDENT}const int64_t {last} = fuse_least({first} + {_BLOCK}, {text(end)});",
+        *(_INDENT + line for line in lanes),
+        f"{_INDENT}#pragma omp simd",
+        f"{_INDENT}for (int64_t {loop.atom} = {first}; {loop.atom} < {last}; ++{loop.atom}) {{",
+        *(2 * _INDENT + line for line in body),
+        f"{_INDENT}}}",
+        *(_INDENT + line for line in after),
+        "}",
+    ]
 
 
 def _heading(loop: For) -> str:

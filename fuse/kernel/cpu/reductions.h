@@ -30,6 +30,19 @@ FUSE_INLINE void fuse_truths(int32_t *to, const bool *from, int64_t count) {
     for (int64_t i = 0; i < 16; ++i) to[i] = i < count ? bytes[i] : 0;
 }
 
+FUSE_INLINE int64_t fuse_least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The other way round, for the first ``count`` of a block of 64.
+FUSE_INLINE void fuse_store_truths(bool *to, const int32_t *from, int64_t count) {
+    uint8_t bytes[64];
+    for (int i = 0; i < 64; ++i) bytes[i] = (uint8_t)from[i];
+    if (count == 64) {
+        __builtin_memcpy(to, bytes, 64);
+    } else {
+        __builtin_memcpy(to, bytes, count);
+    }
+}
+
 // What lanes come to, halves upon halves: OpenMP would take one lane after the other.
 template <int half, typename T, typename Combine> FUSE_INLINE T fuse_across(T *lanes, Combine combine) {
 #pragma omp simd
