@@ -35,22 +35,29 @@ _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
 """How many tensors and others hold a storage; as the memory of CUDA graphs asks in torch."""
 
 
-@dataclass(eq=False, frozen=True)
+@dataclass(eq=False, slots=True)
 class _Block:
-    """``memory``, and ``tensors`` that lie there as the program that used it last has them: they never leave this file.
+    """``bytes`` of memory, and ``tensors`` that lie there as the program that used it last has them: they never leave
+    this file.
 
-    ``used``: the number of the call that used it last.
+    ``address`` is that of the storage itself. ``used``: the number of the call that used it last.
     """
 
-    memory: Tensor
-    tensors: tuple[Tensor, ...]
-    owner: weakref.ref[SavedMemory]
-    used: int
+    storage: torch.UntypedStorage
+    address: int
+    bytes: int
+    tensors: tuple[Tensor, ...] = ()
+    owner: weakref.ref[SavedMemory] | None = None
+    used: int = 0
 
     def is_free(self) -> bool:
         """Whether nobody else holds memory of the block, by a tensor, an array or a storage."""
         references, holders = _alone()
-        return _holders(self.memory) == (references, holders + len(self.tensors))
+        free: bool = sys.getrefcount(self.storage) == references
+        return free and _use_count(self.address) == holders + len(self.tensors)
+
+    def is_of(self, owner: SavedMemory) -> bool:
+        return self.owner is not None and self.owner() is owner
 
 
 class SavedMemory:
@@ -68,18 +75,18 @@ class SavedMemory:
         global _blocks, _calls
         with _lock:
             _calls += 1
-            found = next(filter(self._serves, reversed(_blocks)), None)
-            if found is not None and found.owner() is self:
-                memory, tensors = found.memory, found.tensors
-            else:
-                memory = torch.empty(self.bytes, dtype=torch.uint8, device="cpu") if found is None else found.memory
-                tensors = self._tensors(memory.untyped_storage())
-            _blocks = tuple(b for b in _blocks if b is not found and _calls - b.used <= MOST_UNUSED)
-            _blocks += (_Block(memory, tensors, weakref.ref(self), _calls),)
-            return [tensor.detach() for tensor in tensors]
+            block = next(filter(self._serves, reversed(_blocks)), None) or _new_block(self.bytes)
+            block.used = _calls
+            if not block.is_of(self):
+                block.tensors, block.owner = self._tensors(block.storage), weakref.ref(self)
+            known = _blocks  # which the collector may exchange meanwhile
+            if not known or known[-1] is not block or _calls - known[0].used > MOST_UNUSED:
+                others = [b for b in known if b is not block and _calls - b.used <= MOST_UNUSED]
+                _blocks = (*others, block)
+            return [tensor.detach() for tensor in block.tensors]
 
     def _serves(self, block: _Block) -> bool:
-        return self.bytes <= block.memory.numel() <= 2 * self.bytes and block.is_free()
+        return self.bytes <= block.bytes <= 2 * self.bytes and block.is_free()
 
     def _tensors(self, storage: torch.UntypedStorage) -> tuple[Tensor, ...]:
         return tuple(
@@ -103,19 +110,20 @@ def forget() -> None:
 def _forget_unowned() -> None:
     global _blocks  # a tuple, since the collector may come here in the middle of a call
     with _lock:
-        _blocks = tuple(block for block in _blocks if block.owner() is not None)
+        _blocks = tuple(block for block in _blocks if block.owner is not None and block.owner() is not None)
 
 
-def _holders(memory: Tensor) -> tuple[int, int]:
-    """References to the storage of ``memory``: in Python and in native code."""
-    storage = memory.untyped_storage()
-    return sys.getrefcount(storage), _use_count(storage._cdata)
+def _new_block(size: int) -> _Block:
+    storage = torch.empty(size, dtype=torch.uint8, device="cpu").untyped_storage()
+    return _Block(storage, storage._cdata, size)
 
 
 @cache
 def _alone() -> tuple[int, int]:
-    """The references to a storage that one tensor has."""
-    return _holders(torch.empty(1, device="cpu"))
+    """The references to the storage of a block that nobody uses, in Python and in native code, without its tensors."""
+    block = _new_block(1)
+    block.tensors = (torch.empty(0, dtype=torch.uint8, device="cpu").set_(block.storage),)
+    return sys.getrefcount(block.storage), _use_count(block.address) - len(block.tensors)
 
 
 _lock = ForkedLock()

@@ -47,7 +47,7 @@ def _no_blocks() -> Iterator[None]:
 
 def inner(y: Tensor) -> list[Tensor]:
     """The saved tensors that lie in blocks."""
-    blocks = [(b.memory.data_ptr(), b.memory.numel()) for b in saved_memory._blocks]
+    blocks = [(b.storage.data_ptr(), b.bytes) for b in saved_memory._blocks]
     saved = y.grad_fn.saved_tensors
     return [t for t in saved if any(start <= t.data_ptr() < start + size for start, size in blocks)]
 
@@ -147,9 +147,9 @@ def test_whoever_holds_what_is_saved_keeps_it(hold: Callable[[list[Tensor]], obj
         del y
     block = next(b for b in saved_memory._blocks if not b.is_free())
     for place, value in zip(places, values, strict=True):
-        first = place - block.memory.data_ptr()
-        assert torch.equal(block.memory[first : first + value.nbytes].view(torch.float32).view_as(value), value)
-    del held
+        first, memory = place - block.storage.data_ptr(), torch.empty(0, dtype=torch.uint8).set_(block.storage)
+        assert torch.equal(memory[first : first + value.nbytes].view(torch.float32).view_as(value), value)
+    del held, memory
     assert all(b.is_free() for b in saved_memory._blocks)
 
 
