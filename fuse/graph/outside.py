@@ -302,7 +302,9 @@ def _read(code: types.CodeType) -> _Read:
         codes += [inner for inner in one.co_consts if type(inner) is types.CodeType]
     operations = {operation for one in codes for operation in one.co_code[::2]}
     strings = (text for one in codes for text in one.co_consts if type(text) is str and text.isidentifier())
-    names = dict.fromkeys([*(name for one in codes for name in one.co_names), *strings])
+    # A name that no source can spell is a tool's own, as those of pytest in the assertions that it rewrites.
+    named = (name for one in codes for name in one.co_names if name.isidentifier())
+    names = dict.fromkeys([*named, *strings])
     return _Read(tuple(names), not _BINDS.isdisjoint(operations), _IMPORTS in operations)
 
 
