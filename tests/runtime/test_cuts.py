@@ -78,7 +78,8 @@ def outcome(module: Callable[..., Any], args: Inputs) -> Any:
 def same(one: Any, other: Any) -> None:
     assert type(one) is type(other), (one, other)
     if isinstance(one, Tensor):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        # Eager's own results are up to 3e-5 from float64: layer norm of rows that hardly vary, three times in a row.
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
         assert one.stride() == other.stride()
     elif isinstance(one, (tuple, list)):
         assert len(one) == len(other)
