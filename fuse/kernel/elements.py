@@ -28,6 +28,7 @@ from fuse.kernel.expressions import (
     position,
     select,
 )
+from fuse.kernel.extents import larger, may_reach, smaller
 from fuse.kernel.index import Affine, Index, NotAffine, offset
 from fuse.kernel.ir import Accumulator, Buffer, For, Indirect, Let, Load, LoopKind, Statement
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Product, Reduce, Reindex, Value
@@ -243,7 +244,7 @@ class Builder:
         reached, start = [], 0
         for piece in value.pieces:
             end = start + piece.shape[value.dim]
-            if first < end and start <= last:
+            if may_reach(end - 1, first) and may_reach(last, start):
                 reached.append((piece, start, end))
             start = end
         if len(reached) > MAX_PIECES_IN_EXPRESSION:
@@ -266,9 +267,9 @@ class Builder:
         for where, before, own in zip(index, value.before, value.source.shape, strict=True):
             inner = where + -before
             first, last = self._range(inner)
-            if last < 0 or first >= own:
+            if not may_reach(last, 0) or not may_reach(own - 1, first):
                 return fill
-            if first < 0 or last >= own:
+            if may_reach(-first, 1) or may_reach(last, own):
                 self._note_borders(inner, own)
                 conditions.append(_within(inner, 0, own))
             shifted.append(inner)
@@ -293,7 +294,7 @@ class Builder:
         ((atom, step),) = index.terms
         first, last = self.borders.get(atom, (0, self.extents[atom]))
         inside = -(index.constant // step), (extent - 1 - index.constant) // step + 1
-        self.borders[atom] = max(first, inside[0]), min(last, inside[1])
+        self.borders[atom] = larger(first, inside[0]), smaller(last, inside[1])
 
     def _inside(self, conditions: Sequence[Expression], guard: Expression | None) -> Expression:
         return self._let("inside", reduce(both, conditions if guard is None else [guard, *conditions]))

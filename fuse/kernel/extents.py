@@ -132,10 +132,7 @@ class Extent(int):
     def __add__(self, other: Any) -> Any:
         if not isinstance(other, int):
             return pinned(self) + other
-        total = dict(self.terms)
-        for monomial, coefficient in terms_of(other):
-            total[monomial] = total.get(monomial, 0) + coefficient
-        return self._made(plain(self) + plain(other), total)
+        return self._made(plain(self) + plain(other), dict(sum_of(self.terms, terms_of(other))))
 
     __radd__ = __add__
 
@@ -411,6 +408,17 @@ def is_one(number: int) -> bool:
     return not isinstance(number, Extent) and number == 1
 
 
+def is_zero(number: int) -> bool:
+    """Whether a number is zero in every call. What is written for any number of elements is right for none, too: a loop
+    that never runs, a condition that never holds; so a number that varies is taken for another, and this notes nothing.
+
+    >>> rows = Conditions().size("rows", 1)
+    >>> is_zero(rows - 1), is_zero(rows - rows), is_zero(0)
+    (False, True, True)
+    """
+    return not isinstance(number, Extent) and number == 0
+
+
 def always_equal(one: int, other: int) -> bool:
     """Whether numbers are equal whatever the sizes; this notes nothing, so that both answers must be right for all.
 
@@ -465,6 +473,20 @@ def reaches(number: int, bound: int) -> bool:
     return number >= bound
 
 
+def may_reach(number: float, bound: float) -> bool:
+    """Whether ``number`` is at least ``bound``, or may be at other sizes, for callers that are right with True at every
+    size; this notes nothing. Either may be infinite.
+
+    >>> rows = Conditions().size("rows", 8)
+    >>> may_reach(rows, 20), may_reach(-rows, 0), may_reach(3, 4), may_reach(math.inf, rows), rows.conditions.noted
+    (True, False, False, True, {'rows >= 1': True})
+    """
+    if isinstance(number, float) or isinstance(bound, float):
+        return plain(number) >= plain(bound)
+    apart = number - bound
+    return -least(-apart) >= 0 if isinstance(apart, Extent) else apart >= 0
+
+
 def divides(divisor: int, number: int) -> bool:
     """Whether ``number`` is a multiple of ``divisor`` for all sizes; unlike ``%``, this notes nothing.
 
@@ -487,6 +509,19 @@ def terms_of(number: int) -> Terms:
     if isinstance(number, Extent):
         return number.terms
     return (((), int(number)),) if number else ()
+
+
+def sum_of(*polynomials: Terms) -> Terms:
+    """The sum of polynomials.
+
+    >>> sum_of(((("n",), 1), ((), 3)), ((("n",), 2), ((), -3)))
+    ((('n',), 3),)
+    """
+    total: dict[Monomial, int] = {}
+    for terms in polynomials:
+        for monomial, coefficient in terms:
+            total[monomial] = total.get(monomial, 0) + coefficient
+    return tuple(sorted(item for item in total.items() if item[1]))
 
 
 def product_of(*polynomials: Terms) -> Terms:
@@ -518,9 +553,11 @@ def remaining(number: int, divisor: int) -> int:
 
 
 def _exact(number: int, divisor: int) -> int | None:
-    """``number / divisor`` where that is a polynomial with whole coefficients."""
+    """``number / divisor``, rounded down, where that is a polynomial with whole coefficients."""
     if not isinstance(number, Extent) and number >= 0 and least(divisor) > number:
         return 0
+    if not isinstance(number, Extent) and number < 0 and least(divisor) >= -number:
+        return -1
     if len(terms_of(divisor)) != 1:
         return None
     ((factors, coefficient),) = terms_of(divisor)

@@ -13,6 +13,7 @@ import torch
 from fuse.kernel.dtypes import register
 from fuse.kernel.elementwise import apply_test
 from fuse.kernel.expressions import Expression, Operation, Parameter, fn
+from fuse.kernel.extents import is_zero
 from fuse.kernel.recipes import Call, Unsupported, choice, convert, recipe
 from fuse.kernel.values import (
     Concat,
@@ -75,8 +76,13 @@ def select(call: Call) -> Value:
 def _selecting(shape: Sequence[int], dim: int, index: int) -> list[tuple[int | None, int, int]]:
     terms: list[tuple[int | None, int, int]] = []
     for d in range(len(shape)):
-        terms.append((None, 0, index % shape[d]) if d == dim else (d - (d > dim), 1, 0))
+        terms.append((None, 0, _from_start(index, shape[d])) if d == dim else (d - (d > dim), 1, 0))
     return terms
+
+
+def _from_start(index: int, extent: int) -> int:
+    """A position in a dimension, one that counts from its end too. Eager refused any other."""
+    return index + extent if index < 0 else index
 
 
 @recipe("slice.Tensor")
@@ -185,7 +191,7 @@ def stack(call: Call) -> Value:
 def select_scatter(call: Call) -> Value:
     value = call.tensor("self")
     dim = call["dim"] % len(call.shape)
-    index = call["index"] % call.shape[dim]
+    index = _from_start(call["index"], call.shape[dim])
     piece = _with_dimension(convert(call.tensor("src"), call.dtype), dim)
     return _overlay(value, piece, dim, index, index + 1)
 
@@ -202,7 +208,7 @@ def slice_scatter(call: Call) -> Value:
 def select_backward(call: Call) -> Value:
     """Zeros, and a gradient at one position of a dimension."""
     dim = call["dim"] % len(call.shape)
-    index = call["index"] % call.shape[dim]
+    index = _from_start(call["index"], call.shape[dim])
     return _among_zeros(call, _with_dimension(call.tensor("grad_output"), dim), dim, index, index + 1)
 
 
@@ -233,7 +239,7 @@ def _overlay(value: Value, piece: Value, dim: int, start: int, end: int, step: i
     if step != 1:
         return _interleaved(value, piece, dim, start, step)
     pieces = [_part(value, dim, 0, start), piece, _part(value, dim, end, value.shape[dim])]
-    return concat([p for p in pieces if p.shape[dim]], dim, value.shape, value.dtype)
+    return concat(pieces, dim, value.shape, value.dtype)
 
 
 def _interleaved(value: Value, piece: Value, dim: int, start: int, step: int) -> Value:
@@ -262,7 +268,7 @@ def _part(value: Value, dim: int, start: int, end: int) -> Value:
 
 
 def concat(pieces: Sequence[Value], dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
-    filled = tuple(p for p in pieces if p.shape[dim])
+    filled = tuple(p for p in pieces if not is_zero(p.shape[dim]))
     if len(filled) == 1:
         return Map(shape, dtype, Parameter(register(dtype), 0), filled)
     return Concat(shape, dtype, filled, dim)

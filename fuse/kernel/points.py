@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
 
-from fuse.kernel.extents import estimate
+from fuse.kernel.extents import estimate, least, varies
 from fuse.kernel.index import Affine, Size
 from fuse.kernel.ir import Buffer, Declare, For, Let, Load, Scope, Statement, Store
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
@@ -147,8 +147,9 @@ def _parts(first: int, last: int, extent: int) -> list[Part]:
     >>> _parts(1, 39, 40), _parts(0, 20, 40)
     ([(0, 0), (1, 38), (39, 39)], [])
     """
-    beside = extent - (last - first)
-    if not 0 < beside <= min(LARGEST_BORDERS, last - first):
+    inside = last - first
+    beside = extent - inside
+    if varies(beside) or least(inside) < 1 or not 0 < beside <= min(LARGEST_BORDERS, estimate(inside)):
         return []
     return [(begin, end - 1) for begin, end in ((0, first), (first, last), (last, extent)) if begin < end]
 

@@ -20,7 +20,7 @@ from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.dtypes import register
 from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import either
-from fuse.kernel.extents import is_one
+from fuse.kernel.extents import always_equal, is_one
 from fuse.kernel.index import Affine, NotAffine, SplitNeeded
 from fuse.kernel.ir import (
     Accumulate,
@@ -157,7 +157,8 @@ def _groups(outputs: Sequence[Output], any_order: bool) -> list[list[int]]:
     reducing = [bool(reductions_below([o.value])) for o in outputs]
     full = max((math.prod(r.source.shape) for o in outputs for r in reductions_below([o.value])), default=-1)
     for i, output in enumerate(outputs):
-        if reducing[i] or (full == math.prod(output.value.shape) and not isinstance(output.value, (Concat, Scan))):
+        is_full = always_equal(full, math.prod(output.value.shape)) and not isinstance(output.value, (Concat, Scan))
+        if reducing[i] or is_full:
             with_reductions.append(i)
         elif isinstance(output.value, (Concat, Scan)):
             alone.append([i])

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from typing import Any, Generic, TypeVar
 
-from fuse.kernel.extents import LEAST, TELLING, Conditions, Real, Terms, product_of
+from fuse.kernel.extents import LEAST, TELLING, Conditions, Real, Terms, product_of, sum_of
 from fuse.kernel.spelled import Numbers
 
 Made = TypeVar("Made")
@@ -115,14 +115,16 @@ def relation_of(
 ) -> tuple[tuple[int, ...], Relation] | None:
     """How the numbers of a text follow from sizes: where each size stands, and what every number is.
 
-    The sizes are the smallest numbers that differ and follow from no others: as a multiple of one, of two of them, or
-    one and a few; numbers ``apart`` follow from none. Calls in which a size is one tell only where no others do (one
-    window, then several). None where there is nothing to relate to.
+    The sizes are the smallest numbers that differ and follow from no others: as a multiple of one, of two of them, one
+    and a few, or what is left of one in whole windows; numbers ``apart`` follow from none. Calls in which a size is one
+    tell only where no others do (one window, then several). None where there is nothing to relate to.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
     >>> relation_of((7, 7.0), [(5, 5.0)])
     ((0, 1), (((('n0',), 1),), ((('n1',), 1),)))
+    >>> relation_of((99, 29, 2), [(11, 53, 1)], frozenset({99}))  # 64 windows - steps
+    ((2, 0), (((('n1',), 1),), ((('n0',), 64), (('n1',), -1)), ((('n0',), 1),)))
     """
     alike = [o for o in references if all(map(are_alike, now, o))]
     alike = alike or [o for o in references if all(map(_are_alike_but_for_ones, now, o))]
@@ -136,16 +138,18 @@ def relation_of(
     kinds = [(type(column[0]), column) for column in columns]  # 2 and 2.0 are two numbers: 1 / 2 is 0 in C++
     places: list[int] = []
     whole = {columns[place] for place in vary if kinds[place][0] is int}
-    for column in sorted(whole, key=lambda c: (max(map(abs, c)), c)):
+    rests = _rests(whole, apart)
+    for column in sorted(whole, key=lambda c: (c in rests, max(map(abs, c)), c)):
         terms = None if column[0] in apart else _multiple(column, factors)
         if terms is None:
-            shift = None if column[0] in apart else _shift(column, sizes)
-            if shift is None:
+            if column in rests:
+                terms = sum_of(*(product_of(known[int, of], (((), times),)) for of, times in rests[column]))
+            elif column[0] not in apart:
+                terms = _shift(column, sizes)
+            if terms is None:
                 terms = (((f"n{len(sizes)}",), 1),)
                 sizes.append(column)
                 places.append(kinds.index((int, column)))
-            else:
-                terms = shift
             factors.append((column, terms))
         known[int, column] = terms
     for place in sorted(vary):
@@ -187,6 +191,29 @@ def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
         if all(c == a + shift for c, a in zip(column, one, strict=True)):
             return (((), shift), ((f"n{i}",), 1))
     return None
+
+
+def _rests(columns: Set[Column], apart: frozenset[int]) -> dict[Column, tuple[tuple[Column, int], tuple[Column, int]]]:
+    """Numbers that are what is left of a size in whole windows (``n % 64``), or what a size leaves of them
+    (``-n % 64``): of each the size and the number of windows, with what they are times.
+
+    >>> _rests({(11, 99), (53, 29), (1, 2)}, frozenset({11}))
+    {(53, 29): (((11, 99), -1), ((1, 2), 64))}
+    """
+    found: dict[Column, tuple[tuple[Column, int], tuple[Column, int]]] = {}
+    counts: set[Column] = set()
+    smallest = sorted((c for c in columns if min(c) >= 0), key=lambda c: (max(c), c))
+    sizes = [c for c in smallest if c[0] in apart]
+    for rest, size, sign in product((c for c in smallest if c[0] not in apart), sizes, (1, -1)):
+        whole = [all_of - sign * left for left, all_of in zip(rest, size, strict=True)]
+        for windows in smallest if rest not in found and rest not in counts else ():
+            steps = whole[0] // (windows[0] or 1)
+            is_count = steps > max(rest) and whole == [steps * count for count in windows]
+            if is_count and windows not in (rest, size) and windows not in found:
+                found[rest] = (size, sign), (windows, -sign * steps)
+                counts.add(windows)
+                break
+    return found
 
 
 def lifted(relation: Relation, sizes: Numbers, usual: Numbers, of_text: bool = True) -> tuple[Conditions, Numbers]:
@@ -285,6 +312,8 @@ def _supposed(numbers: Numbers, apart: frozenset[int]) -> Numbers | None:
 
     >>> _supposed((5, 8, 40, 8, 55), frozenset({5, 11}))
     (11, 8, 88, 8, 253)
+    >>> _supposed((5, 1 / 5, 1 / 8), frozenset({5}))
+    (11, 0.09090909090909091, 0.125)
     >>> _supposed((4, 8, 32, 8), frozenset({4})) is None
     True
     """
@@ -296,6 +325,9 @@ def _supposed(numbers: Numbers, apart: frozenset[int]) -> Numbers | None:
     several = [of for count in (3, 2, 1) for of in combinations_with_replacement(others, count)]
 
     def another(number: Any) -> Any:
+        if isinstance(number, float):
+            count = round(1 / number) if 1e-9 < number < 1 else 1
+            return 1 / another(count) if number == 1 / count else number
         for of in several if type(number) is int and number > 1 else ():
             times, rest = divmod(number, math.prod(of))
             if not rest and (times == 1 or times in numbers):

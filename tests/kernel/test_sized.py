@@ -32,6 +32,8 @@ FUNCTIONS: dict[str, Function] = {
     "transposed": lambda x: (x.transpose(0, 1).contiguous(),),
     "two views": lambda x: (x.reshape(x.shape[0], -1) * 2, x + 1),
     "maximum": lambda x: (x.amax(1) + 1, x.argmax(1)),
+    "gradient of the last": lambda x: (torch.ops.aten.select_backward.default(x[0], x.shape, 0, -1) + x,),
+    "maps and a sum": lambda x: (x * 2, (x * 2).sum(0, keepdim=True)),
 }
 
 
@@ -92,9 +94,36 @@ def test_a_text_depends_on_sizes_by_its_conditions_only(
         assert lower_for_sizes(with_numbers(regions[0], numbers)[0], again) == made
 
 
-def test_a_size_of_one_has_the_kernel_of_others() -> None:
-    _, second, single = kernels(FUNCTIONS["broadcast"], [(5, 3, 16), (7, 4, 16), (1, 4, 16)], "size one")
+@pytest.mark.parametrize("name", ["broadcast", "gradient of the last", "maps and a sum"])
+def test_a_size_of_one_has_the_kernel_of_others(name: str) -> None:
+    _, second, single = kernels(FUNCTIONS[name], [(5, 3, 16), (7, 4, 16), (1, 4, 16)], f"size one of {name}")
     assert single.source == second.source
+
+
+def in_windows(x: Tensor) -> tuple[Tensor, ...]:
+    return (F.pad(x, (0, 0, 0, 0, 0, -x.shape[0] % 8)).view(-1, 8, *x.shape[1:]).mean(1),)
+
+
+def gradient_in_windows(x: Tensor) -> tuple[Tensor, ...]:
+    padded = (-(-x.shape[0] // 8) * 8, *x.shape[1:])
+    windows = torch.ops.aten.slice_backward.default(x, padded, 0, 0, x.shape[0], 1).view(-1, 8, *x.shape[1:])
+    return (windows.exp(),)
+
+
+@pytest.mark.parametrize("function", [in_windows, gradient_in_windows])
+def test_whole_windows_have_the_kernel_of_padded_ones(function: Function) -> None:
+    shapes = [(30, 3, 16), (13, 5, 16), (16, 5, 16), (8, 1, 16), (64, 7, 16)]
+    _, second, *whole = kernels(function, shapes, function.__name__)
+    assert {kernel.source for kernel in whole} == {second.source}
+
+
+def test_a_float_of_the_length_is_told_behind_a_branch_too() -> None:
+    """The first call of a text: its float is taken to differ in others."""
+    shapes = [(7, 3, 16), (63, 5, 16), (110, 5, 16)]
+    _, first, second = kernels(
+        lambda x: (x.sum(0) * (1 / x.shape[0]) if x.shape[0] > 7 else x + 1,), shapes, "a mean behind a branch"
+    )
+    assert first.source == second.source
 
 
 def test_a_loop_of_one_that_is_worth_threads_has_a_kernel_of_its_own() -> None:
