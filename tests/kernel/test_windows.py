@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import fuse
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
+from fuse.kernel.cpu.product_frame import HEADERS
+from fuse.kernel.cpu.windows import Convolution, Share
+from fuse.kernel.values import Patches, Value
 from fuse.runtime import compiler, cpu
 from fuse.testing import assert_fuses
 
@@ -67,6 +72,37 @@ def test_narrower_vectors(lowered: Callable[..., Any], flag: str, groups: int) -
     tensors = (x, weight, out, torch.empty(kernel.workspace_bytes, dtype=torch.uint8))
     getattr(library, kernel.name)((ctypes.c_void_p * 4)(*(tensor.data_ptr() for tensor in tensors)))
     torch.testing.assert_close(out, F.conv2d(x, weight, padding=1, groups=groups).relu(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_kernel_serves_all_lengths_and_batches(threads: int) -> None:
+    model = nn.Sequential(nn.Conv1d(32, 24, 3, padding=1), nn.ReLU()).eval()
+    before, fused = torch.get_num_threads(), fuse.compile(model)
+    torch.set_num_threads(threads)
+    try:
+        for batch, length in ((2, 5), (3, 9), (1, 300), (5, 70), (7, 17), (1, 1)):
+            x = torch.randn(batch, 32, length)
+            with torch.no_grad():
+                torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_call_splits_outputs_as_is_estimated_where_sizes_are_known() -> None:
+    window = "images, 1, outputs, 64, 1, length, 0, 192, 64, 1, 0, 0, {1, 3}, {1, 1}, {0, 1}, {1, 1}, {1, length}"
+    source = f"""
+    extern "C" int64_t best(int64_t images, int64_t outputs, int64_t length, int64_t threads) {{
+        return fuse_best(fuse_splits{{8}}, {{{window}, 1, length, length + 1}}, threads);
+    }}"""
+    best = compiler.build(prelude() + text_of_headers((*HEADERS, "windows.h")) + source).best
+    found = set()
+    for images, length, threads in product((1, 2, 3, 5, 8), (5, 17, 33, 70), (1, 2, 4, 16)):
+        of = Convolution(Patches((images, 192, length), torch.float32, Value((images, 64, 1, length), torch.float32),
+                                 (1, 3), (1, length), (1, 1), (0, 1), (1, 1)), 64)  # fmt: skip
+        expected = min((1, 2, 4, 8), key=lambda splits: of.cycles(Share(1, length, splits), threads))
+        assert best(images, 64, length, threads) == expected, (images, length, threads)
+        found.add(expected)
+    assert len(found) > 2
 
 
 @settings(max_examples=8, deadline=None)

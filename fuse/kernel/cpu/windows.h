@@ -48,6 +48,28 @@ struct fuse_planes {
     }
 };
 
+// In how many parts to split the outputs where only the call knows: a power of two and at most `most`, so that the
+// busiest of so many threads has the least to multiply and to copy, as Convolution.cycles estimates where sizes are known.
+struct fuse_splits {
+    int64_t most;
+};
+static inline int64_t fuse_best(fuse_splits splits_of, const fuse_window &w, int64_t threads) {
+    const int64_t down = (w.places[0] + w.rows_at_once - 1) / w.rows_at_once;
+    const int64_t across = (w.places[1] + w.columns_at_once - 1) / w.columns_at_once;
+    const int64_t spots = (w.rows_at_once - 1) * w.pitch + w.columns_at_once, numbers = fuse_planes(w).channel;
+    const int64_t multiplied = (spots + 31) / 32 * 2 * w.taps[0] * w.taps[1];
+    int64_t best = 1, least = INT64_MAX;
+    for (int64_t splits = 1; splits <= splits_of.most; splits *= 2) {
+        const int64_t tasks = (w.images * down * across * splits + threads - 1) / threads;
+        const int64_t cycles = tasks * multiplied * ((w.outputs + splits - 1) / splits) +
+                               (tasks + splits - 1) / splits * numbers;
+        if (cycles >= least) continue;
+        best = splits;
+        least = cycles;
+    }
+    return best;
+}
+
 // The right operand of a tile: what its spots see from each tap on.
 template <typename Real> struct fuse_seen {
     const Real *first;
@@ -232,4 +254,12 @@ static inline void fuse_windows(const Real *weights, const Real *images, const f
                                 const Epilogue &epilogue) {
     fuse_walk_windows<Gates>(weights, images, w, shares, workspace, distances_bytes, threads, share_bytes,
                              fuse_epilogue<Real>::of(epilogue));
+}
+
+template <int Gates, typename Real, typename Epilogue>
+static inline void fuse_windows(const Real *weights, const Real *images, const fuse_window &w, fuse_splits shares,
+                                char *workspace, int64_t distances_bytes, int64_t threads, int64_t share_bytes,
+                                const Epilogue &epilogue) {
+    fuse_windows<Gates>(weights, images, w, fuse_best(shares, w, fuse_threads(threads)), workspace, distances_bytes,
+                        threads, share_bytes, epilogue);
 }

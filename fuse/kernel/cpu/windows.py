@@ -108,10 +108,12 @@ class Convolution:
         down, across = self.patches.places
         return self.images * -(-down // share.rows) * -(-across // share.columns) * share.splits
 
-    def cycles(self, share: Share, threads: int) -> float:
+    def cycles(self, share: Share, threads: int) -> int:
         """Of the busiest thread, for one channel: what it multiplies, a vector a cycle, and what it copies."""
         tasks = -(-self.tasks(share) // threads)
-        multiplied = _lanes(self.spots(share)) / PANEL * -(-self.outputs // share.splits) * math.prod(self.patches.taps)
+        multiplied = (
+            _lanes(self.spots(share)) // PANEL * -(-self.outputs // share.splits) * math.prod(self.patches.taps)
+        )
         return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share)
 
     def shares(self) -> list[Share]:
@@ -119,9 +121,13 @@ class Convolution:
         down, across = self.patches.places
         parts = [(rows, across) for rows in halves(down)]
         parts += [(1, columns) for columns in halves(across)[1:] if columns >= SHORTEST_PART]
-        splits = [splits for splits in (1, 2, 4, 8) if splits == 1 or self.outputs >= splits * FEWEST_OUTPUTS]
+        splits = self.splits()
         shares = [Share(*part, number) for part in parts for number in splits]
         return [share for share in shares if self.bytes_of_planes(share) <= LARGEST_PLANES] or shares[-len(splits) :]
+
+    def splits(self) -> list[int]:
+        """The numbers of parts that outputs may be split in."""
+        return [splits for splits in (1, 2, 4, 8) if splits == 1 or self.outputs >= splits * FEWEST_OUTPUTS]
 
     def best(self, threads: int, place: int = 0) -> Share:
         """The share that takes so many threads the fewest cycles, or that in another place among those not far from
@@ -137,12 +143,12 @@ class Convolution:
 
     def multiplied(self) -> int:
         """Multiplications of a thread that does all, as far as they take time."""
-        if varies(math.prod(self.patches.shape)):
-            return math.prod(self.patches.shape) * self.outputs
-        return int(self.cycles(self.best(1), 1) * self.channels * PANEL)
+        return self.cycles(self.shared(1, 0), 1) * self.channels * PANEL
 
     def shared(self, threads: int, place: int) -> Share:
         """What is walked at once: the best share for the sizes that costs are estimated with, and as much of others."""
+        if not varies(math.prod(self.patches.shape)):
+            return self.best(threads, place)
         usual = self.estimated()
         best = usual.best(estimate(threads), place)
         if best.columns < usual.patches.places[1]:
@@ -161,17 +167,21 @@ def windowed(
     of = Convolution(patches, outputs)
     threads = threads_for(of.multiplied(), of.images * patches.places[0] * outputs, one_thread)
     share = of.shared(threads, config.share)
+    if varies(of.tasks(share)):  # the call finds the best number of splits, at most these
+        share = replace(share, splits=of.splits()[-1])
     threads, pitch, itemsize = smaller(threads, of.tasks(share)), of.pitch(share.columns), product.dtype.itemsize
-    most = config.panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))
-    panels = min(1 << int(math.log2(most)), 1 << (-(-estimate(of.spots(share)) // PANEL) - 1).bit_length())
+    panels = 1 << int(math.log2(config.panels or max(MOST_PANELS, FEW_OUTPUTS * 4 // (itemsize * outputs))))
+    if not varies(of.spots(share)):
+        panels = min(panels, 1 << (-(-of.spots(share) // PANEL) - 1).bit_length())
     slack = (panels * PANEL + max(of.beyond) + pitch) * itemsize
     distances, planes = aligned(depth * 4), aligned(of.bytes_of_planes(share) + slack)
     images, channels, height, width = patches.source.shape
     weight_strides = (left.strides[0] if groups > 1 else 0, left.strides[-2])
     sizes = ", ".join(map(str, (images, groups, outputs, channels, height, width, *weight_strides, *image.strides)))
+    splits = f"fuse_splits{{{share.splits}}}" if varies(of.tasks(share)) else f"{share.splits}"
     lines = [
         f"    const fuse_window window = {{{sizes}, {window_text(patches)}, {share.rows}, {share.columns}, {pitch}}};",
-        f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {share.splits},",
+        f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {splits},",
         f"                       {frame.workspace}, {distances}, {threads}, {planes},",
     ]
     return Walk(lines, distances + threads * planes + ALIGNMENT, threads, SCHEDULE, (*HEADERS, "windows.h"))
@@ -183,6 +193,5 @@ def _lanes(spots: int) -> int:
     >>> _lanes(70), _lanes(100)
     (96, 128)
     """
-    block = MOST_PANELS * PANEL
-    rest = spots % block
-    return spots - rest + (0 if not rest else block // 2 if rest <= block // 2 else block)
+    half = MOST_PANELS * PANEL // 2
+    return -(-spots // half) * half
