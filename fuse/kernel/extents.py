@@ -481,8 +481,10 @@ def may_reach(number: float, bound: float) -> bool:
     >>> may_reach(rows, 20), may_reach(-rows, 0), may_reach(3, 4), may_reach(math.inf, rows), rows.conditions.noted
     (True, False, False, True, {'rows >= 1': True})
     """
-    if isinstance(number, float) or isinstance(bound, float):
-        return plain(number) >= plain(bound)
+    if isinstance(number, float):
+        return number == math.inf
+    if isinstance(bound, float):
+        return bound == -math.inf
     apart = number - bound
     return -least(-apart) >= 0 if isinstance(apart, Extent) else apart >= 0
 
