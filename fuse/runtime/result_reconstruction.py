@@ -6,6 +6,7 @@ values (w, y)   outputs (graph 0, graph 1 as (2, 32), input 0, python "ok")   ->
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -17,10 +18,24 @@ Playback = Callable[[Sequence[Tensor | None], Sequence[Tensor]], Any]
 
 
 def playback(signature: Signature) -> Playback:
-    """A function from (values of the graph, tensors of its placeholders) to the model's result."""
-    leaves = signature.outputs
-    rebuild = _builder(signature.out_spec)
-    if len(leaves) == 1 and signature.out_spec.is_leaf() and leaves[0].kind == "graph" and leaves[0].view is None:
+    """A function from (values of the graph, tensors of its placeholders) to the model's result.
+
+    Where the graph also tells what was learned, to the pair of None and the result: nobody asks for the former there.
+    """
+    told = signature.learning.leaves if signature.learning is not None else 0
+    again = ("repeat", "number")  # of an earlier leaf
+    if not told or any(leaf.kind in again and leaf.index < told for leaf in signature.outputs[told:]):
+        return _played_back(signature.outputs, signature.out_spec)
+    moved = [
+        replace(leaf, index=leaf.index - told) if leaf.kind in again else leaf for leaf in signature.outputs[told:]
+    ]
+    play = _played_back(moved, signature.out_spec.children()[1])
+    return lambda values, inputs: (None, play(values, inputs))
+
+
+def _played_back(leaves: Sequence[OutputSpec], spec: pytree.TreeSpec) -> Playback:
+    rebuild = _builder(spec)
+    if len(leaves) == 1 and spec.is_leaf() and leaves[0].kind == "graph" and leaves[0].view is None:
         only = leaves[0].index
         return lambda values, inputs: values[only]
     return lambda values, inputs: rebuild(iter(_played(leaves, values, inputs)))

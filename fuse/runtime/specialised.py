@@ -37,6 +37,8 @@ PATIENCE = 16
 LARGEST_DOUBT = 0.4
 """Share of the last eight calls or so in which another than the likely specialisation served."""
 
+LEAST_DOUBT = 0.01
+
 CLOSE = 1e-4
 """What a value that is computed fused may differ by, relatively, from what eager operators gave."""
 
@@ -145,6 +147,7 @@ class Family(Generic[T]):
     _doubt: float = 0.0
     _last: T | None = None
     _follows: dict[int, T] = field(default_factory=dict)
+    _is_steady: bool = False  # another call that the last member serves would tell nothing new
     _lock: ForkedLock = field(default_factory=ForkedLock)
 
     def ordered(self, members: Iterable[M], member: Callable[[M], T]) -> list[M]:
@@ -174,10 +177,13 @@ class Family(Generic[T]):
 
     def served(self, member: T, again: bool = True) -> None:
         """``member`` served a call; ``again``: not the one that it was made for."""
+        if again and self._is_steady and member is self._last:
+            return
         with self._lock:
             self._doubt += (float(member is not self.likely()) - self._doubt) / 8
             if self._last is not None:
                 self._follows[id(self._last)] = member
+            self._is_steady = member is self._last and self._balance == PATIENCE and self._doubt < LEAST_DOUBT
             self._last = member
             self._used |= again
             self._balance = min(self._balance + again, PATIENCE)
@@ -206,7 +212,7 @@ class Family(Generic[T]):
         source = learned.source if learned else ""
         where = f" at {source}" if source else ""
         with self._lock:
-            self._balance -= 1
+            self._balance, self._is_steady = self._balance - 1, False
             reason = Fallback(name, source, f"a value that forward reads{where} differs from call to call")
             if self._balance <= -(PATIENCE if self._used else LARGEST_UNUSED):
                 self.reason = reason

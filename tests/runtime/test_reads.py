@@ -201,6 +201,26 @@ def test_a_family_that_serves_every_second_call_does_not_end() -> None:
     assert family.reason is None
 
 
+def test_a_family_whose_member_served_for_long_learns_that_another_follows_and_that_none_serves() -> None:
+    family: Family[str] = Family()
+    for _ in range(3 * PATIENCE):
+        family.served("a")
+    assert family.likely() == "a"
+    for one in "abab":
+        family.served(one)
+    assert family.likely() == "a"
+    for _ in range(3 * PATIENCE):
+        family.served("b")
+    assert family.likely() == "b"
+    for _ in range(2 * PATIENCE - 1):
+        family.in_vain("model", None)
+    family.served("b")
+    family.in_vain("model", None)
+    assert family.reason is None
+    family.in_vain("model", None)
+    assert family.reason is not None
+
+
 def test_a_number_that_goes_back_to_tensors_is_no_guard() -> None:
     fused = fuse.compile(Calls(lambda x: (x / x.abs().max().item(), 2 * x.sum().item() + 1)))
     with torch.no_grad():
