@@ -1,6 +1,7 @@
-"""Replace a stack of consecutive slices of a tensor by one slice.
+"""Replace a stack of evenly spaced slices of a tensor by one slice.
 
     stack([hs[7], hs[6], hs[5], hs[4], h])      ->      cat([flip(hs[4:8]), h])
+    stack([hs[0], hs[2], hs[4], hs[6]])         ->      hs[0:7:2]
 
 Where a loop has become one kernel and its results are collected in another order, or together with those of steps that
 stayed outside: what was read step by step, one operand for each, is a slice.
@@ -27,7 +28,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="loops", after="draw_apart", before_gradients=False)  # for the kernel only
 def gather_steps(graph: GraphModule) -> Iterator[Verdict]:
-    """Replace a stack of consecutive slices of a tensor by one slice."""
+    """Replace a stack of evenly spaced slices of a tensor by one slice."""
     escaping: set[Node] | None = None
     for node in graph.graph.find_nodes(op="call_function", target=aten.stack.default):
         runs = runs_of(pieces_of(node))
@@ -56,20 +57,32 @@ class SelectedPieces:
         if source is None or source is not self.source:
             return False
         step = position - self.start if self.count == 1 else self.step
-        if abs(step) != 1 or position != self.start + step * self.count:
+        if step == 0 or position != self.start + step * self.count:
             return False
         self.step = step
         self.count += 1
         return True
 
+    def without_second(self, second: Node) -> SelectedPieces:
+        """Two pieces that are further apart than neighbours may belong to two runs: the ``second`` piece, which is no
+        longer in this one."""
+        position = self.start + self.step
+        self.count, self.step = 1, 0
+        return SelectedPieces(second, self.source, position)
+
 
 def runs_of(pieces: Sequence[Node]) -> list[SelectedPieces]:
     """The pieces in order, steps of one tensor that follow each other taken together."""
     runs: list[SelectedPieces] = []
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
         source, position = _step(piece)
-        if not runs or not runs[-1].takes(source, position):
-            runs.append(SelectedPieces(piece, source, position))
+        if runs and runs[-1].takes(source, position):
+            continue
+        if runs and runs[-1].count == 2 and abs(runs[-1].step) > 1:
+            runs.append(runs[-1].without_second(pieces[number - 1]))
+            if runs[-1].takes(source, position):
+                continue
+        runs.append(SelectedPieces(piece, source, position))
     return runs
 
 
@@ -106,5 +119,6 @@ def _part(stack: Node, run: SelectedPieces) -> Node:
     if run.source is None or run.count == 1:
         return surgery.insert(stack, aten.unsqueeze.default, run.piece, 0, like=run.piece)
     first, last = sorted((run.start, run.start + run.step * (run.count - 1)))
-    part = surgery.insert(stack, aten.slice.Tensor, run.source, 0, first, last + 1, like=run.piece)
-    return part if run.step == 1 else surgery.insert(stack, aten.flip.default, part, [0], like=run.piece)
+    spaced = [abs(run.step)] if abs(run.step) > 1 else []
+    part = surgery.insert(stack, aten.slice.Tensor, run.source, 0, first, last + 1, *spaced, like=run.piece)
+    return part if run.step > 0 else surgery.insert(stack, aten.flip.default, part, [0], like=run.piece)

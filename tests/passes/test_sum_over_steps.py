@@ -89,9 +89,29 @@ def test_three_terms_stay(rewritten: Callable[..., object]) -> None:
     assert "sum_over_steps" not in result.fired
 
 
-def test_a_part_that_is_missing_is_declined(rewritten: Callable[..., object]) -> None:
+def test_a_part_that_is_missing_is_zeros(rewritten: Callable[..., object]) -> None:
     result = rewritten(Sum(part, 4), torch.randn(5, 3, 4), torch.randn(5), passes=PASSES)
-    assert "a position is put into zeros twice or not at all" in result.reasons
+    assert (result.count("stack"), result.count("select_backward"), result.count("full")) == (1, 0, 1)
+
+
+def wide(g: Tensor, h: Tensor, k: int) -> Tensor:
+    return torch.ops.aten.select_backward(g[k], [9, 3, 4], 0, k)
+
+
+def twice(g: Tensor, h: Tensor, k: int) -> Tensor:
+    return torch.ops.aten.select_backward(g[k], [5, 3, 4], 0, k % 4)
+
+
+@pytest.mark.parametrize(
+    ("term", "steps", "reason"),
+    [(wide, 4, "most positions stay zeros"), (twice, 5, "a position is put into zeros twice")],
+)
+def test_parts_that_are_no_stack_are_declined(
+    term: Callable[..., Tensor], steps: int, reason: str, rewritten: Callable[..., object]
+) -> None:
+    result = rewritten(Sum(term, steps), torch.randn(5, 3, 4), torch.randn(5), passes=PASSES)
+    assert reason in result.reasons
+    assert result.count("select_backward") == steps
 
 
 def test_a_sum_that_is_read_in_between_is_kept(rewritten: Callable[..., object]) -> None:
