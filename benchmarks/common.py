@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fuse.report.machine import machine, versions
-from fuse.runtime import toolchain
+from fuse.runtime.cpu import toolchain
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -25,7 +25,7 @@ from torch import nn
 import fuse
 from benchmarks.common import ROOT, processor_seconds, save
 from fuse.graph.load import load
-from fuse.runtime import toolchain
+from fuse.runtime.cpu import toolchain
 
 MODELS = ("lstm_loop", "ligru", "lstm_layernorm", "transformer_encoder", "mobilenet")
 WAYS: dict[str, tuple[str, ...]] = {

@@ -21,7 +21,7 @@ import fuse
 from benchmarks.common import ROOT, save
 from benchmarks.recurrent import SHAPES
 from fuse.graph.load import load
-from fuse.runtime.compiler import build
+from fuse.runtime.cpu.compiler import build
 
 GATES = {"lstm_loop": 4, "gru_loop": 3}
 ROUNDS = 7

@@ -27,6 +27,14 @@ class CaptureError(FuseError):
     module: str | None = None
 
 
+class CompilerMissing(FuseError):
+    """No compiler for kernels on this machine."""
+
+
+class CompileFailed(FuseError):
+    """The compiler rejected a source, took too long, or could not run."""
+
+
 class FaultWarning(UserWarning):
     """Something in fuse or in a plugin failed. Results are right all the same: what it concerns runs less fused."""
 

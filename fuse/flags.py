@@ -204,6 +204,9 @@ _OUTPUT_OPTIONS = (
     ),
 )
 
+DEFAULT_DEVICE = "cpu"
+"""The profile that launches are predicted for: that of the machine that programs run on."""
+
 _TARGET_OPTIONS = (
     click.argument("target"),
     click.option("--input", "inputs", multiple=True, metavar="NAME=f32[64,16]", help="Replace an input of the model."),
@@ -214,7 +217,9 @@ _TARGET_OPTIONS = (
     click.option("--select", callback=names, metavar="PASSES", help="Run only these passes (commas between them)."),
     click.option("--ignore", callback=names, metavar="PASSES", help="Leave these passes out."),
     click.option("--extend-select", callback=names, metavar="PASSES", help="Run these passes as well."),
-    click.option("--device", default="cpu", show_default=True, metavar="PROFILE", help="Device to predict for."),
+    click.option(
+        "--device", default=DEFAULT_DEVICE, show_default=True, metavar="PROFILE", help="Device to predict for."
+    ),
     click.option("--train", is_flag=True, help="Training mode instead of eval(), with gradients."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs."),
     click.option("--fuel", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites."),

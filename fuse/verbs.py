@@ -15,7 +15,17 @@ import click
 import fuse
 from fuse import config
 from fuse.errors import FuseError
-from fuse.flags import Console, Request, json_text, names, output_verb, path_option, target_verb, tolerance_options
+from fuse.flags import (
+    DEFAULT_DEVICE,
+    Console,
+    Request,
+    json_text,
+    names,
+    output_verb,
+    path_option,
+    target_verb,
+    tolerance_options,
+)
 
 if TYPE_CHECKING:
     from fuse.graph.load import LoadedModel
@@ -584,5 +594,5 @@ def _broken(plugins: Sequence[BrokenPlugin], to: Console) -> list[dict[str, str]
 
 
 def _require_this_machine(request: Request) -> None:
-    if request.device != "cpu":
+    if request.device != DEFAULT_DEVICE:
         raise FuseError(f"--device {request.device} only predicts, and this verb runs the model here; use fuse show")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fuse.devices import is_host
 from fuse.graph.loop import Loop
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.evaluate import FILLS, can_evaluate, evaluate
@@ -48,7 +49,7 @@ def is_filled(node: object) -> bool:
         if (base := effects.view_base(node)) is None or not can_evaluate(node):
             return False
         node = base
-    return node.meta["val"].device.type == "cpu" and not node.all_input_nodes
+    return is_host(node.meta["val"]) and not node.all_input_nodes
 
 
 def broadcast(graph: GraphModule, call: Node, operand: Node, made: dict[object, Node]) -> None:

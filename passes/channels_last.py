@@ -31,8 +31,9 @@ from torch.fx.node import map_arg
 
 from fuse import ops
 from fuse.cost.work import tensors_in
+from fuse.devices import has_kernels
 from fuse.graph.fakes import FakeRunner, unlogged
-from fuse.kernel.target import TARGETS, target_of
+from fuse.kernel.target import target_of
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants
 from fuse.rewrite.evaluate import evaluate, laid_out
@@ -98,8 +99,8 @@ def is_image_with_places_side_by_side(node: Node) -> bool:
 
 def obstacle(convolutions: list[Node]) -> str | None:
     """Why places stay side by side, or None."""
-    if (device := convolutions[0].meta["val"].device.type) not in TARGETS:
-        return f"device {device} has no kernels yet"
+    if not has_kernels(first := convolutions[0].meta["val"]):
+        return f"device {first.device.type} has no kernels yet"
     if any(node.args[8] != 1 for node in convolutions):
         return "a convolution in groups reads its image place by place"
     before = sum(multiplied(node, places=True) for node in convolutions)

@@ -21,14 +21,13 @@ from torch.fx import GraphModule, Node
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.products import (
     MatrixProduct,
-    bytes_worth,
+    costs_more_to_join,
     grouped,
     immovable,
     insert_product,
     needs_copy,
     products,
     replace_product,
-    size_in_bytes,
 )
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -79,7 +78,7 @@ def obstacle(group: Sequence[MatrixProduct], rows: Rows | None, copies: int) -> 
     lefts = [product.left for product in group]
     if blocker := immovable(group, lefts):
         return f"{blocker.target} would have to run earlier"
-    if 2 * size_in_bytes(lefts) > bytes_worth(launches_saved - 1):
+    if costs_more_to_join(lefts, launches_saved - 1):
         return "joining the left operands costs more than the launches saved"
     return None
 

@@ -24,7 +24,7 @@ from fuse.rewrite.constants import constant_nodes, fold_to_constant, given_const
 from fuse.rewrite.evaluate import evaluate
 from fuse.rewrite.products import (
     MatrixProduct,
-    bytes_worth,
+    costs_more_to_join,
     grouped,
     immovable,
     insert_product,
@@ -84,7 +84,7 @@ def obstacle(group: Sequence[MatrixProduct], copies: int, uses: int, is_constant
     if is_constant:
         return None if launches_saved > 0 else "the parts would have to be copied out of the joined product"
     launches_saved -= 1 if group[0].bias is None else 2
-    if 2 * size_in_bytes(joined) > bytes_worth(launches_saved):
+    if costs_more_to_join(joined, launches_saved):
         return "joining the weights in every call costs more than the launches saved"
     return None
 

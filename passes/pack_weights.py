@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from fuse.devices import has_kernels
 from fuse.graph.loop import Loop
 from fuse.graph.outputs import add_placeholder
 from fuse.kernel.lower import Declined, lower
 from fuse.kernel.products import PRODUCT_TYPES
-from fuse.kernel.target import TARGETS, target_of
+from fuse.kernel.target import target_of
 from fuse.rewrite import nested, regions, surgery
 from fuse.rewrite.constants import constant_nodes, given_constants
 from fuse.rewrite.evaluate import evaluate
@@ -141,7 +142,7 @@ def obstacle(product: Node, right: Node) -> str | None:
     """Why the weight stays as it is, or None."""
     if right.meta["val"].dtype not in PRODUCT_TYPES:
         return f"products of {right.meta['val'].dtype} are left to the library"
-    if right.meta["val"].device.type not in TARGETS:
+    if not has_kernels(right.meta["val"]):
         return f"device {right.meta['val'].device.type} has no kernels yet"
     if width_of(right) is None:
         return f"its {matrix_shape(right)[1]} columns fill no whole panels"

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.devices import is_host
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -68,7 +69,7 @@ def values_of(node: Node) -> tuple[Tensor, Tensor, Tensor]:
 def obstacle(node: Node) -> str | None:
     """Why the convolution stays as it is, whatever its stride."""
     image, weight, result = values_of(node)
-    if result.device.type != "cpu":
+    if not is_host(result):
         return f"device {result.device.type} is not known to gain"
     if result.dtype is not torch.float32:
         return f"convolutions of {result.dtype} are left to the library"

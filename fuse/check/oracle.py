@@ -31,7 +31,8 @@ from fuse.check.locate import first_difference
 from fuse.check.sizes import Jittered, sizes
 from fuse.cost.count import count_dispatches, count_graph
 from fuse.cost.observe import CountingMode
-from fuse.cost.profiles import get as device_profile
+from fuse.cost.profiles import of_device
+from fuse.devices import device_of
 from fuse.errors import CaptureError
 from fuse.graph.attributes import held_by, restore
 from fuse.graph.capture import capture
@@ -469,7 +470,6 @@ def _alias_text(name: str, alias: tuple[str, str, int]) -> str:
 
 
 def _predicted(call: CheckCall, compiled: Compiled | None, train: bool) -> tuple[int | None, int | None]:
-    profile = device_profile("cpu")
     try:
         if train:
             captured = capture_joint(call.model, call.args, call.kwargs).forward
@@ -477,7 +477,7 @@ def _predicted(call: CheckCall, compiled: Compiled | None, train: bool) -> tuple
             captured = capture(call.model, call.args, call.kwargs)
     except CaptureError:
         return None, None
-    signature = captured.meta["signature"]
+    signature, profile = captured.meta["signature"], of_device(device_of(captured))
     before = count_dispatches(signature.dispatches, profile).launches if signature.eagers else None
     if compiled is None or compiled.graph is None:
         return before, None

@@ -26,6 +26,7 @@ from fuse.check.gradients import wrong_gradient
 from fuse.check.judging import judged_call, quiet, runs
 from fuse.check.pattern import verify
 from fuse.check.samples import LARGEST, values
+from fuse.devices import without_autocast
 from fuse.rewrite.patterns import kept
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.domain import RIGHT, Trial, class_of, layout_of
@@ -108,7 +109,7 @@ def gradients_tried(pattern: Pattern, arguments: Sequence[Any], environment: Env
 @contextmanager
 def _by_itself() -> Iterator[None]:
     """Verdicts are kept, and must not depend on the modes that a model is first called in; its random draws go on."""
-    apart = (torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False))
+    apart = (torch.inference_mode(False), torch.enable_grad(), without_autocast())
     with quiet(), torch.random.fork_rng(devices=[]), apart[0], apart[1], apart[2]:
         yield
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuse.devices import is_host
+
 aten = torch.ops.aten
 
 FEWEST_ELEMENTS = 20_480
@@ -50,4 +52,4 @@ def _is_for_onednn(x: Tensor) -> bool:
     """Whether PyTorch gives a transposed convolution of ``x`` to oneDNN."""
     if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return False
-    return x.device.type == "cpu" and (int(x.shape[0]) > 1 or int(x.numel()) > FEWEST_ELEMENTS)
+    return is_host(x) and (int(x.shape[0]) > 1 or int(x.numel()) > FEWEST_ELEMENTS)

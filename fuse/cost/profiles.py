@@ -83,6 +83,17 @@ _PROFILES = (
     ),
 )
 
+DEFAULT = _PROFILES[0].name
+
+
+def of_device(device: str) -> DeviceProfile:
+    """The profile of a type of device, or that of the host.
+
+    >>> of_device("cpu").name, of_device("meta").name
+    ('cpu', 'cpu')
+    """
+    return next((profile for profile in _PROFILES if profile.name == device), _PROFILES[0])
+
 
 def get(name: str) -> DeviceProfile:
     """The profile of that name.

@@ -27,6 +27,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
+from fuse.devices import without_autocast
 from fuse.errors import FuseError
 from fuse.gradients import own_gradients
 from fuse.gradients.replaying import replay
@@ -167,7 +168,7 @@ class _Replay(JointRecorder):
         with (
             self._recording("forward", contextlib.nullcontext()),
             torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
+            without_autocast(),
         ):
             results = self._replayed(dict(zip(self.given, args, strict=True)))
         return self._finish(tuple(results))

@@ -24,6 +24,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 from torch.nn import Module
 
+from fuse.devices import without_autocast
 from fuse.errors import FuseError
 from fuse.gradients import convolving, own_gradients
 from fuse.gradients.contracting import contraction, terms_of
@@ -130,7 +131,7 @@ class _BodyRecorder(JointRecorder):
         with (
             self._recording("a step", contextlib.nullcontext()),
             torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
+            without_autocast(),
         ):
             known = dict(zip(nodes, args, strict=True))
 

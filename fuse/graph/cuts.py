@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fuse.devices import DEVICES, has_kernels
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.cut_reading import Setting
 from fuse.graph.learned import Guard, bits, same_bits
@@ -124,7 +125,7 @@ def oddity(tensor: Tensor) -> str:
     """Why a tensor is not one that programs compute with; empty where it is."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         return f"a {type(tensor).__name__}"
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    if tensor.layout is not torch.strided or not has_kernels(tensor):
         return f"a tensor of layout {tensor.layout} on {tensor.device}"
     if tensor.is_conj() or tensor.is_neg() or tensor.requires_grad:
         return "a tensor that needs gradients, or that is lazily conjugated or negated"
@@ -224,8 +225,8 @@ def modes() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
+        *map(torch.is_autocast_enabled, DEVICES),
+        *map(torch.get_autocast_dtype, DEVICES),
         torch.get_default_dtype(),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),

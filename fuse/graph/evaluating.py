@@ -9,8 +9,7 @@ operators run in their order, from the state that the generator had when the cap
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import getitem
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
+from fuse.devices import without_autocast
 from fuse.errors import CaptureError
 from fuse.graph.cuts import CutCall
 from fuse.graph.seeding import Draws
@@ -197,18 +197,3 @@ def _worked_out(node: Node, known: dict[Node, T], of: Callable[[Node], T]) -> T:
         if not missing:
             known[waiting.pop()] = of(one)
     return known[node]
-
-
-@contextlib.contextmanager
-def without_autocast() -> Iterator[None]:
-    """Recorded operators are those behind autocast's choice of dtypes.
-
-    >>> with torch.autocast("cpu"), without_autocast():
-    ...     torch.is_autocast_enabled("cpu")
-    False
-    """
-    with contextlib.ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from fuse.devices import is_host
 from fuse.graph.known_layouts import known
 from fuse.graph.locks import ForkedLock
 from fuse.graph.strides import is_dense
@@ -91,7 +92,7 @@ def _stands_alone(tensor: Any) -> bool:
     """Whether dtype, shape and strides say all of a real tensor but its values."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
-        and tensor.device.type == "cpu"
+        and is_host(tensor)
         and tensor.layout is torch.strided
         and tensor.is_leaf
         and tensor.grad is None

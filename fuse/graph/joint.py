@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.nn.modules import module as _module
 
+from fuse.devices import without_autocast
 from fuse.errors import CaptureError
 from fuse.graph import recurrent_gradients, scattering
 from fuse.graph.aliases import View
@@ -156,7 +157,7 @@ class JointRecorder(Recorder):
         count = len(self.dispatches)
         output = forward.graph.output_node()
         tangents = {i: self._tangent(i) for i in trained}
-        with self._recording("backward", contextlib.nullcontext()), torch.autocast("cpu", enabled=False):
+        with self._recording("backward", contextlib.nullcontext()), without_autocast():
             found = self._gradients(inputs, tangents)
         self._refuse_accumulated()
         signature = replace(forward.meta["signature"], inputs=tuple(self.inputs))

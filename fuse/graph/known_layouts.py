@@ -20,11 +20,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from fuse.devices import HOST
 from fuse.graph.layouts import iterator_strides
 from fuse.graph.strides import broadcast, contiguous_strides
 
 aten = torch.ops.aten
-_CPU = torch.device("cpu")
 
 
 def known(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -46,7 +46,7 @@ def _plain(mode: FakeTensorMode, tensor: Any) -> bool:
     return (
         type(tensor) is FakeTensor
         and tensor.fake_mode is mode
-        and tensor.fake_device == _CPU
+        and tensor.fake_device == HOST
         and tensor.constant is None
         and tensor.layout is torch.strided
         and not tensor.is_conj()
@@ -64,7 +64,7 @@ def _made(
 ) -> Tensor:
     strides = contiguous_strides(size) if strides is None else strides
     with torch._C._DisableTorchDispatch():
-        return FakeTensor(mode, torch.empty_strided(size, strides, dtype=dtype, device="meta"), _CPU)
+        return FakeTensor(mode, torch.empty_strided(size, strides, dtype=dtype, device="meta"), HOST)
 
 
 def _factory(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -72,7 +72,7 @@ def _factory(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs
     if kwargs.get("layout") not in (None, torch.strided) or kwargs.get("pin_memory"):
         return NotImplemented
     device = kwargs.get("device")
-    if (device is not None and torch.device(device) != _CPU) or torch.get_default_device() != _CPU:
+    if (device is not None and torch.device(device) != HOST) or torch.get_default_device() != HOST:
         return NotImplemented
     if not _whole_numbers(args):
         return NotImplemented
@@ -82,7 +82,7 @@ def _factory(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs
         allocate, kwargs = aten.empty.memory_format, {"dtype": kwargs.get("dtype")}
     try:
         with torch._C._DisableTorchDispatch():
-            return FakeTensor(mode, allocate(*args, **{**kwargs, "device": "meta"}), _CPU)
+            return FakeTensor(mode, allocate(*args, **{**kwargs, "device": "meta"}), HOST)
     except (RuntimeError, TypeError):
         return NotImplemented
 
@@ -100,8 +100,8 @@ def _view(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
         except (RuntimeError, IndexError, TypeError):
             return NotImplemented
         if isinstance(result, (tuple, list)):
-            return type(result)([FakeTensor(mode, part, _CPU) for part in result])
-        return FakeTensor(mode, result, _CPU)
+            return type(result)([FakeTensor(mode, part, HOST) for part in result])
+        return FakeTensor(mode, result, HOST)
 
 
 def _elementwise(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

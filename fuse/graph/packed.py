@@ -196,7 +196,7 @@ def _obstacle(states: Sequence[Tensor], dropout: float) -> str | None:
         return "draws as many random numbers for its dropout as there are rows"
     if any(state.shape != states[0].shape for state in states):
         return "has projections"
-    if torch.is_autocast_enabled("cpu"):
+    if torch._C._is_any_autocast_enabled():
         return "is under autocast"
     return None
 

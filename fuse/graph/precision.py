@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fuse.devices import autocast, without_autocast
 from fuse.errors import FuseError
 from fuse.graph.sources import user_line
 
@@ -139,7 +140,7 @@ def applied(precision: Precision, model: nn.Module, arguments: Any, watch: Watch
     given = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(arguments)]
     wide = [t for t in given if isinstance(t, Tensor) and t.dtype == torch.float32]
     if precision.dtype == "autocast":
-        with torch.autocast("cpu", torch.bfloat16), _Autocast(precision, (), watch):
+        with autocast(torch.bfloat16), _Autocast(precision, (), watch):
             yield
     else:
         with _Narrowing(precision, wide, watch):
@@ -228,7 +229,7 @@ class _Autocast(_Narrowing):
     def _run(self, func: Any, name: str, args: Any, kwargs: Any, kept: bool) -> Any:
         if not kept or "out" in kwargs or _writes(name) or name in _NORMS_WITH_STATISTICS:
             return func(*args, **kwargs)
-        with torch.autocast("cpu", enabled=False):
+        with without_autocast():
             if name in CASTS:
                 return self._uncast(func, args, kwargs)
             return func(*self._widened(args), **self._widened(kwargs))

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fuse import ops
+from fuse.devices import is_host
 
 _answers: dict[tuple[Any, ...], str | None] = {}
 _FOREIGN = ("implemented", "only support", "not support", "different dtypes", "reduction dim")
@@ -34,7 +35,7 @@ def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if ops.kind(op) not in ("pointwise", "reduction") or op.namespace != "aten" or ops.is_random(op):
         return None
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    if any(t.device.type != "cpu" or t.layout is not torch.strided for t in tensors):
+    if any(not is_host(t) or t.layout is not torch.strided for t in tensors):
         return None
     try:
         key = op, *map(_look, args), *((name, _look(value)) for name, value in kwargs.items())

@@ -28,6 +28,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
+from fuse.devices import without_autocast
 from fuse.errors import CaptureError
 from fuse.graph.compact import Chosen, makes
 from fuse.graph.control_flow import run_plainly
@@ -374,7 +375,7 @@ class Reader:
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Beside the recording: operators run on fake tensors, and nobody sees them."""
-        with _disable_current_modes(), self.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with _disable_current_modes(), self.fake_mode, torch.no_grad(), without_autocast():
             yield
 
 

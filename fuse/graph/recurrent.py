@@ -18,6 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fuse.devices import is_host
+
 LSTM_MODE = 2
 """oneDNN's number for this kind of cell."""
 
@@ -58,7 +60,7 @@ def _runs_in_onednn(sequence: Tensor, state: Sequence[Tensor], weights: Sequence
         supported.add(torch.bfloat16)
     if torch.ops.mkldnn._is_mkldnn_fp16_supported():
         supported.add(torch.float16)
-    return all(t.device.type == "cpu" and t.dtype in supported for t in (sequence, *state, *weights))
+    return all(is_host(t) and t.dtype in supported for t in (sequence, *state, *weights))
 
 
 def _onednn_lstm(

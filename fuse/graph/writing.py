@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.devices import has_kernels
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Mutation, Signature
 
@@ -106,7 +107,7 @@ def writes(graph: GraphModule) -> list[Write]:
 
 
 def _is_small(value: Tensor, target: Tensor) -> bool:
-    plain = value.dtype in _IN_KERNELS and value.dtype == target.dtype and value.device.type == "cpu"
+    plain = value.dtype in _IN_KERNELS and value.dtype == target.dtype and has_kernels(value)
     dense = not any(s == 0 and e > 1 for s, e in zip(target.stride(), target.shape, strict=True))
     return plain and dense and not value.is_neg() and 0 < value.numel() * value.itemsize <= MAX_BYTES
 

@@ -15,11 +15,12 @@ import operator
 import struct
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
 from fuse import ops
@@ -33,7 +34,7 @@ from fuse.kernel.reading import computation_of, parts_of, values_of
 from fuse.kernel.recipes import Unsupported, find_recipe
 from fuse.kernel.sized import Lower, Text, call_at_hand
 from fuse.kernel.spelled import Numbers, spelled, with_numbers
-from fuse.kernel.target import Target, target_of
+from fuse.kernel.target import TARGETS, Target, target_of
 from fuse.kernel.values import Computation, Concat, Map, Value
 from fuse.kernel.walks import children
 
@@ -155,10 +156,10 @@ def _bits(of: Conditions, number: int | str, sizes: Numbers) -> int:
 
 def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | None:
     """The kernel of a region whose sizes are known in the call; None where it needs the sizes themselves."""
-    with_sizes = _target(region).with_sizes
-    if with_sizes is None:
-        return None
     try:
+        with_sizes = _target(region).with_sizes
+        if with_sizes is None:
+            return None
         with _deep_recursion():
             kernel = _lower(region, "", "asked in the call", DEFAULT)
     except (Unsupported, NotAffine, SplitNeeded, NeedsNumber):
@@ -211,7 +212,24 @@ def _lower(region: GraphModule, key: str, threads: Threads, config: Config) -> K
 
 
 def _target(region: GraphModule) -> Target:
-    return target_of(outputs_of(region.graph)[0].meta["val"].device.type)
+    target = target_for(tensors_of(region))
+    if isinstance(target, Declined):
+        raise Unsupported(target.reason)
+    return target
+
+
+def target_for(values: Sequence[Tensor]) -> Target | Declined:
+    """What writes a kernel that reads and writes ``values``: they have to be on one device."""
+    devices = {value.device.type for value in values}
+    if len(devices) == 1 and devices <= set(TARGETS):
+        return target_of(devices.pop())
+    return Declined(f"there are no kernels for {' and '.join(sorted(devices))} yet")
+
+
+def tensors_of(region: GraphModule) -> list[Tensor]:
+    """What a region is given and returns."""
+    nodes = [*region.graph.find_nodes(op="placeholder"), *outputs_of(region.graph)]
+    return [node.meta["val"] for node in nodes if isinstance(node.meta["val"], Tensor)]
 
 
 def values_of_call(node: Node) -> list[Value] | Declined:

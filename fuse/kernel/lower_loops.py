@@ -13,9 +13,8 @@ from torch.fx import GraphModule
 
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
-from fuse.graph.outputs import outputs_of
-from fuse.kernel.lower import Declined, Kernel
-from fuse.kernel.target import TARGETS, LoopKernels, Target, target_of
+from fuse.kernel.lower import Declined, Kernel, target_for, tensors_of
+from fuse.kernel.target import LoopKernels
 
 
 def lower_loop(
@@ -48,7 +47,7 @@ def lower_loop(
     >>> kernel.sizes
     (('steps', 9),)
     """
-    target = _target_for((*operands, *results))
+    target = target_for((*operands, *results))
     return target if isinstance(target, Declined) else target.write_loop(loop, operands, results, made)
 
 
@@ -58,7 +57,7 @@ def lower_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Ker
     Only shapes, strides, dtypes and devices of its values are read; ``made`` and the result are as for
     :func:`lower_loop`.
     """
-    target = _target_for(_tensors_of(whole.whole))
+    target = target_for(tensors_of(whole.whole))
     return target if isinstance(target, Declined) else target.write_with_ends(whole, made)
 
 
@@ -68,17 +67,5 @@ def lower_end(region: GraphModule) -> Kernel | Declined:
     Strides beyond the first gap of an input are told in the call: with the batch in front of time, they grow with the
     number of steps.
     """
-    target = _target_for(_tensors_of(region))
+    target = target_for(tensors_of(region))
     return target if isinstance(target, Declined) else target.write_end(region)
-
-
-def _target_for(values: Sequence[Tensor]) -> Target | Declined:
-    devices = {value.device.type for value in values}
-    if len(devices) == 1 and devices <= set(TARGETS):
-        return target_of(devices.pop())
-    return Declined(f"device {' and '.join(sorted(devices))} has no loop kernels yet")
-
-
-def _tensors_of(graph: GraphModule) -> list[Tensor]:
-    nodes = [*graph.graph.find_nodes(op="placeholder"), *outputs_of(graph.graph)]
-    return [node.meta["val"] for node in nodes if isinstance(node.meta["val"], Tensor)]

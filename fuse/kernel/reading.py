@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fuse.devices import has_kernels
 from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     attention,
     elementwise,
@@ -34,7 +35,6 @@ from fuse.kernel.extents import is_one
 from fuse.kernel.index import Stride
 from fuse.kernel.names import plain_name
 from fuse.kernel.recipes import Result, Unsupported, translate
-from fuse.kernel.target import TARGETS
 from fuse.kernel.values import Computation, Input, Map, Output, Value
 
 MAX_RANK = 16
@@ -92,7 +92,7 @@ def check(value: object) -> None:
         raise Unsupported(f"a tensor has more than {MAX_RANK} dimensions")
     if value.layout is not torch.strided or value.is_conj() or value.is_neg():
         raise Unsupported("a tensor is sparse or lazily conjugated or negated")
-    if value.device.type not in TARGETS:
+    if not has_kernels(value):
         raise Unsupported(f"device {value.device.type} has no emitter yet")
 
 

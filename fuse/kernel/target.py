@@ -4,7 +4,7 @@
     IR, products, loops  --write-->  source   a target's own          (``fuse/kernel/cpu/``)
 
 A target is a folder with a module ``target`` that defines ``TARGET``. Nothing outside of it knows its language, but for
-the folder of ``fuse/runtime/`` that builds and starts its kernels.
+the folder of ``fuse/runtime/`` that builds and starts its kernels (:mod:`fuse.runtime.device`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fuse.devices import DEVICES
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.kernel.config import Config, Threads
@@ -26,7 +27,7 @@ from fuse.kernel.values import Computation
 if TYPE_CHECKING:
     from fuse.kernel.lower import Declined, Kernel
 
-TARGETS = {"cpu": "fuse.kernel.cpu.target"}
+TARGETS = {device: f"fuse.kernel.{device}.target" for device in DEVICES}
 """The module of each target, by the type of its device."""
 
 

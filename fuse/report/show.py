@@ -183,7 +183,7 @@ def show(
     kwargs: Mapping[str, Any] | None = None,
     *,
     passes: Sequence[str] | None = None,
-    device: str = "cpu",
+    device: str = profiles.DEFAULT,
     train: bool = False,
     fuel: int | None = None,
     target: str | None = None,
@@ -286,8 +286,8 @@ def _check_running(measure: bool, against: Sequence[str], train: bool, fuel: int
     if unknown:
         raise FuseError(f"no peer {unknown[0]!r} to show; there is compile (fuse bench times others)")
     flag = "--measure" if measure else "--against"
-    if (measure or against) and (train or fuel is not None or device != "cpu"):
-        what = "--train" if train else f"--device {device}" if device != "cpu" else "--fuel"
+    if (measure or against) and (train or fuel is not None or device != profiles.DEFAULT):
+        what = "--train" if train else f"--device {device}" if device != profiles.DEFAULT else "--fuel"
         raise FuseError(f"{flag} runs one forward pass here, with all rewrites; leave {what} out")
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuse.cost.count import Count
+from fuse.cost.profiles import DEFAULT
 from fuse.report.host_stage import HostStage
 from fuse.report.loops import Repetition, formula, trip_names
 from fuse.report.show import Report
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from fuse.report.measured import Measured
 
 WIDTH = 110
-DEFAULT_DEVICE = "cpu"
 """What a report is for where no device is named."""
 
 TOP_LINES = 6
@@ -128,7 +128,7 @@ def _row(label: str, before: int, after: int) -> list[str]:
 
 def _sections(report: Report) -> Iterator[RenderableType]:
     yield Text(f"{report.target} on {report.device}, predicted", style="bold")
-    yield kinds_table(report.before, report.after, report.device if report.device != DEFAULT_DEVICE else "")
+    yield kinds_table(report.before, report.after, report.device if report.device != DEFAULT else "")
     if report.held and report.after.peak_bytes > report.before.peak_bytes:
         parts = ", ".join(
             f"{name} {scaled(size, 'B')}" for name, size in report.held.items() if size > 1e-3 * report.after.peak_bytes

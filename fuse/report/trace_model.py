@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from fuse.cost import profiles
 from fuse.cost.count import calls_of_dispatches, count_graph
+from fuse.devices import device_of
 from fuse.graph.capture import capture
 from fuse.graph.load import LoadedModel
 from fuse.graph.signature import Dispatch
@@ -27,7 +28,7 @@ def matched(launches: Sequence[Launch], model: LoadedModel, target: str = "") ->
     expected = expected_launches(graph.meta["signature"].dispatches)
     names = [name for name, _ in expected]
     run_passes(graph)
-    after = count_graph(graph, profiles.get("cpu")).launches
+    after = count_graph(graph, profiles.of_device(device_of(graph))).launches
     lined = list(launches)
     found = _occurrences(names, [one.name for one in launches])
     for start in found:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fuse.cost.profiles import DEFAULT
 from fuse.errors import FuseError
 from fuse.graph.sources import Line
 from fuse.report.files import write
@@ -40,10 +41,10 @@ def trace_page(report: TraceReport, path: Path, other: TraceReport | None = None
         summary = f"{report.launches:,} → {other.launches:,} launches   ·   {_ms(report.span)} → {_ms(other.span)}"
         match = _alignment(sides, changes)
         sheets = [{"name": side.report.name, "report": side.to_dict()} for side in sides]
-        write(path, page(f"{report.name} and {other.name}", sheets, "cpu", match=match, summary=summary))
+        write(path, page(f"{report.name} and {other.name}", sheets, DEFAULT, match=match, summary=summary))
         return
     parts = [{"name": part.name, "report": _Sheet(part).to_dict()} for part in report.parts or (report,)]
-    write(path, page(report.name, parts, "cpu", sheet="call"))
+    write(path, page(report.name, parts, DEFAULT, sheet="call"))
 
 
 class _Sheet:

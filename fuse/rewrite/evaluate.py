@@ -18,6 +18,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from fuse import ops
+from fuse.devices import HOST
 from fuse.rewrite import effects
 
 aten = torch.ops.aten
@@ -125,7 +126,7 @@ def _run(node: Node, value_of: Callable[[Node], Tensor], size: list[int] | None 
             return value.double() if value.is_floating_point() else value
         if isinstance(argument, torch.dtype) and argument.is_floating_point:
             return torch.float64
-        return torch.device("cpu") if isinstance(argument, torch.device) else argument
+        return HOST if isinstance(argument, torch.device) else argument
 
     assert isinstance(node.target, OpOverload)
     kwargs = {name: value for name, value in node.kwargs.items() if name != "memory_format"}

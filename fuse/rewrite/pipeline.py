@@ -23,9 +23,9 @@ from pathlib import Path
 
 from torch.fx import GraphModule, Node
 
+from fuse.devices import without_autocast
 from fuse.errors import FaultWarning
 from fuse.graph.collecting import without_collecting
-from fuse.graph.evaluating import without_autocast
 from fuse.graph.fakes import out_of_inference
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections

@@ -102,10 +102,10 @@ def _views_work(node: Node, val: Any) -> bool:
     return True
 
 
-def bytes_worth(launches: int) -> int:
-    """The bytes of memory traffic that take as long as ``launches`` launches."""
-    profile = profiles.get("cpu")
-    return int(launches * profile.launch_seconds * profile.bytes_per_second)
+def costs_more_to_join(nodes: Sequence[Node], launches: int) -> bool:
+    """Whether copying ``nodes`` side by side takes longer than ``launches`` launches."""
+    profile = profiles.of_device(nodes[0].meta["val"].device.type)
+    return 2 * size_in_bytes(nodes) > int(launches * profile.launch_seconds * profile.bytes_per_second)
 
 
 def size_in_bytes(nodes: Iterable[Node]) -> int:

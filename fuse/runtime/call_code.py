@@ -24,7 +24,6 @@ from keyword import iskeyword
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._C._profiler import _RecordFunctionFast
 from torch._ops import OpOverload
 
@@ -33,14 +32,6 @@ from fuse.runtime.bindings import fastest
 from fuse.runtime.layout import part
 from fuse.runtime.steps import CallStep, Layout, LoopStep, PythonStep, Ref, Schedule, title
 from fuse.runtime.stretches import Native, PythonCall, Stretch, slot_of, slots_read
-
-_guards: Any = torch._C._dynamo.guards
-empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
-    _guards,
-    "_empty_strided_cpu",
-    lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cpu"),
-)
-"""``torch.empty_strided`` without the dispatcher, as the code that ``torch.compile`` writes makes its results."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ class Writer:
         profiled: bool = False,
     ) -> None:
         self.plan, self.stretches, self.places, self.loops, self.profiled = plan, stretches, places, loops, profiled
-        self.names = {**names, "empty": empty, "part": part, "stack": torch.stack, "record": _RecordFunctionFast}
+        self.names = {**names, "part": part, "stack": torch.stack, "record": _RecordFunctionFast}
         self.lines: list[str] = []
         self.indent = "    "
         calls = [s for s in plan.steps if isinstance(s, PythonStep)]

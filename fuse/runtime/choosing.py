@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.cost import profiles
 from fuse.cost.count import CountedCall, calls_of_graph
+from fuse.devices import device_of
 from fuse.graph.learned import Learning
 from fuse.graph.outputs import cone, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
@@ -87,18 +88,19 @@ def chooser_of(graph: GraphModule) -> Chooser | None:
         dispatches=(),
         kept=(),
     )
-    if modelled_seconds(calls_of_graph(small)) > LARGEST_SHARE * modelled_seconds(calls_of_graph(graph)):
+    whole, device = calls_of_graph(graph), device_of(graph)
+    if modelled_seconds(calls_of_graph(small), device) > LARGEST_SHARE * modelled_seconds(whole, device):
         return None
     return Chooser(small, positions, learning)
 
 
-def modelled_seconds(calls: Iterable[CountedCall]) -> float:
-    """What calls take on this machine, as the cost model has it.
+def modelled_seconds(calls: Iterable[CountedCall], device: str) -> float:
+    """What calls take on this kind of device, as the cost model has it.
 
-    >>> modelled_seconds([])
+    >>> modelled_seconds([], "cpu")
     0
     """
-    profile = profiles.get("cpu")
+    profile = profiles.of_device(device)
     return sum(
         call.repeats
         * (call.launches * profile.launch_seconds + profile.seconds(call.work.flops, call.work.bytes, call.work.dtype))

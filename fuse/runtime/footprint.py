@@ -21,11 +21,10 @@ from torch.fx import GraphModule
 from fuse.cost.memory import most_at_once, peak_of_graph
 from fuse.errors import FuseError
 from fuse.runtime.arrangement import arranged, first_touched, handed_out, touched
-from fuse.runtime.choice import lower_measured, preferred
 from fuse.runtime.layout import extent
+from fuse.runtime.refusals import without_kernels
 from fuse.runtime.schedule import schedule
 from fuse.runtime.steps import CallStep, KernelStep, LoopStep, PythonStep, Schedule
-from fuse.runtime.tables import scratch_bytes
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,10 @@ def peak_of_program(graph: GraphModule) -> Peak:
     >>> peak_of_program(graph).bytes - 2 * 1024 < 100  # a few pointers
     True
     """
-    tensors = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    if any(isinstance(tensor, Tensor) and tensor.device.type != "cpu" for tensor in tensors):
+    if without_kernels(graph):
         return Peak(peak_of_graph(graph))
     try:
-        plan = schedule(graph, lower_measured, preferred)
+        plan = schedule(graph)
         return _parted(plan, peak_of_plan(plan))
     except FuseError:
         return Peak(peak_of_graph(graph))
@@ -123,7 +121,7 @@ def fresh_results(plan: Schedule) -> dict[int, Tensor]:
 def _held(plan: Schedule, results: int, lives: Sequence[tuple[int, int, int]] = ()) -> int:
     """Bytes of a run besides its inputs: its results take ``results`` all the time, and others as long as ``lives``
     says."""
-    _, arena = arranged(plan, set(fresh_results(plan)), scratch_bytes(plan.steps))
+    _, arena = arranged(plan, set(fresh_results(plan)), plan.runtime.scratch_bytes(plan.steps))
     return results + arena.size + most_at_once([*_called(plan), *lives], len(plan.steps))
 
 

@@ -26,6 +26,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
+from fuse.devices import DEVICES, HOST
 from fuse.graph.contents import Contents, attributes_of, base_of, class_dict, contents, memory_kinds, module_of, mro
 from fuse.graph.outside import value_of
 from fuse.graph.signature import Attribute, InputSpec, held_tensor
@@ -41,7 +42,6 @@ _TENSOR_DICTS = ("_parameters", "_buffers")
 LARGEST_WATCHED = 1 << 16
 """Bytes of an array that the model holds (numpy's, ``array``, ``bytearray``) up to which its numbers are watched."""
 
-_CPU = torch.device("cpu")
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many there are: a default device is one of them, to be asked for only then."""
 
@@ -272,10 +272,10 @@ def modes() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
+        *map(torch.is_autocast_enabled, DEVICES),
+        *map(torch.get_autocast_dtype, DEVICES),
         torch.get_default_dtype(),
-        torch.get_default_device() if _function_modes() else _CPU,
+        torch.get_default_device() if _function_modes() else HOST,
         torch.are_deterministic_algorithms_enabled(),
         forward_ad._current_level >= 0,
     )

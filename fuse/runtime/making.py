@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fuse.errors import CaptureError, FaultWarning, FuseError, reason_of_fault
+from fuse.errors import CaptureError, CompileFailed, CompilerMissing, FaultWarning, FuseError, reason_of_fault
 from fuse.gradients.differentiating import by_loops
 from fuse.graph.capture import capture
 from fuse.graph.cuts import Unsuitable
@@ -30,7 +30,6 @@ from fuse.graph.signature import Attribute, Signature
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.choosing import chooser_of
-from fuse.runtime.compiler import CompileFailed, CompilerMissing
 from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of

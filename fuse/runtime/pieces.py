@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from fuse.cost.count import calls_of_dispatches, calls_of_graph
+from fuse.devices import device_of
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
 from fuse.graph.cut_reading import Setting
@@ -132,8 +133,9 @@ def refuse_small(graph: GraphModule, cuts: Cuts) -> None:
     Raises:
         Unsuitable: it does.
     """
-    eager = modelled_seconds(calls_of_dispatches(graph.meta["signature"].dispatches))
-    if eager - modelled_seconds(calls_of_graph(graph)) < SECONDS_OF_CALL * len(cuts.calls):
+    device = device_of(graph)
+    eager = modelled_seconds(calls_of_dispatches(graph.meta["signature"].dispatches), device)
+    if eager - modelled_seconds(calls_of_graph(graph), device) < SECONDS_OF_CALL * len(cuts.calls):
         raise Unsuitable(cuts.calls[-1].path, "fusing what lies around it would gain less than cutting costs")
 
 

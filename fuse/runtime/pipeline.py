@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fuse.devices import is_host
 from fuse.errors import FuseError
 from fuse.graph.host_work import (
     DeviceStage,
@@ -345,7 +346,7 @@ class _Pickler(pickle.Pickler):
     """Tensors as plain bytes; torch would have both processes share their memory, through files that outlive one."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
+        if type(value) is not Tensor or not is_host(value) or value.layout is not torch.strided:
             return NotImplemented
         if value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg():
             return NotImplemented

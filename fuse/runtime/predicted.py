@@ -45,7 +45,7 @@ def fitted(
     if same_size and not (
         isinstance(step, CallStep) and isinstance(step.function, OpOverload)
     ):  # what runs op by op here may lie otherwise
-        return torch.empty_strided(size, stride, dtype=dtype, device="cpu").copy_(tensor)
+        return torch.empty_strided(size, stride, dtype=dtype, device=tensor.device).copy_(tensor)
     problem = f"{_described(tensor.shape, tensor.stride(), tensor.dtype)}, not {_described(size, stride, dtype)}"
     raise Mispredicted(name, step.source, f"{problem} as predicted", tuple(tensor.shape))
 

@@ -21,18 +21,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled as _autocasts
 from torch._C._autograd import _profiler_enabled as _profiled
 from torch._C._profiler import _RecordFunctionFast
 from torch.fx import GraphModule
 
 from fuse import ops
-from fuse.graph.evaluating import without_autocast
+from fuse.devices import without_autocast
 from fuse.kernel.lower import Kernel
 from fuse.runtime.arrangement import address, arranged, called_upon, handed_out, of_aten
-from fuse.runtime.call_code import Places, Writer, empty
-from fuse.runtime.choice import lower_measured, preferred
+from fuse.runtime.call_code import Places, Writer
 from fuse.runtime.footprint import fresh_results
-from fuse.runtime.functions import addresses_of, kernels_of
 from fuse.runtime.layout import extent, same_layout
 from fuse.runtime.predicted import PositionOutOfRange, fitted
 from fuse.runtime.reference import Confirm
@@ -45,10 +44,10 @@ from fuse.runtime.steps import (
     LoopStep,
     PythonStep,
     Schedule,
+    kernels_of,
     title,
 )
 from fuse.runtime.stretches import due, stretches_of
-from fuse.runtime.tables import Tables, runner, scratch_bytes
 
 
 @dataclass(frozen=True)
@@ -60,18 +59,13 @@ class _Workspace:
     tensors: tuple[Tensor, ...]
 
 
-def plan_of(graph: GraphModule) -> Schedule:
-    """The steps of a captured (and rewritten) graph."""
-    return schedule(graph, lower_measured, preferred)
-
-
 def program_of(graph: GraphModule) -> Program:
     """The program of a captured (and rewritten) graph.
 
     Raises:
-        CompilerMissing, CompileFailed: see :mod:`fuse.runtime.compiler`.
+        CompilerMissing, CompileFailed: see :mod:`fuse.errors`.
     """
-    return Program(plan_of(graph))
+    return Program(schedule(graph))
 
 
 def begun(graph: GraphModule) -> Callable[[], Program]:
@@ -79,10 +73,10 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
 
     What is returned waits for them; it raises what :func:`program_of` does.
     """
-    plan = plan_of(graph)
+    plan = schedule(graph)
     with_compilers = ThreadPoolExecutor(1)  # not kept: a process that forks would have a pool without threads
     distinct = {kernel.name: kernel for kernel in kernels_of(plan)}
-    functions = with_compilers.submit(copy_context().run, addresses_of, list(distinct.values()))
+    functions = with_compilers.submit(copy_context().run, plan.runtime.functions, list(distinct.values()))
     with_compilers.shutdown(wait=False)
     return lambda: Program(plan, functions.result())
 
@@ -109,7 +103,7 @@ class Program:
         self.fallbacks: tuple[Fallback, ...] = plan.fallbacks
         self.kernels: dict[str, Kernel] = {kernel.name: kernel for kernel in kernels_of(plan)}
         if functions is None:
-            functions = addresses_of(self.kernels.values())
+            functions = plan.runtime.functions(self.kernels.values())
         self._plan, self._loop = plan, loop  # the loop whose body this is, if it is one
         self._loops = {id(s): Program(s.body, functions, s) for s in plan.steps if isinstance(s, LoopStep)}
         self.draws = any(isinstance(s, CallStep) and _is_random(s.function) for s in plan.steps)
@@ -119,7 +113,7 @@ class Program:
         fresh = fresh_results(plan)
         layouts = {b: (tuple(v.shape), v.stride(), v.dtype) for b, v in fresh.items()}
         self._fresh = tuple(layouts.values())
-        scratch = scratch_bytes(plan.steps)
+        scratch = plan.runtime.scratch_bytes(plan.steps)
         homes, arena = arranged(plan, set(fresh), scratch)
         self.workspace_bytes = arena.size
         inputs = sum(b.origin == "input" for b in plan.buffers)
@@ -130,7 +124,7 @@ class Program:
         bases.update({b: self._workspace_base + 1 + i for i, b in enumerate(called)})
         self._made_bases = array("q", bytes(8 * (len(fresh) + 1 + len(called))))
 
-        tables = Tables(self._workspace_base, functions)
+        tables = plan.runtime.tables(self._workspace_base, functions)
         for step in plan.steps:
             if not isinstance(step, PythonStep):
                 tables.add(step, lambda place: address(place, bases, homes, arena, self._workspace_base))
@@ -153,7 +147,7 @@ class Program:
         self._saved: SavedMemory | None = None
         self._saved_places: tuple[int, ...] = ()
         self._pool: list[_Workspace] = []
-        self._run = runner()
+        self._run, self._empty = plan.runtime.run(), plan.runtime.empty
 
     def save_in_blocks(self, positions: Set[int]) -> None:
         """Let the values at these positions of the graph's output tuple lie in memory that later calls use again: the
@@ -188,6 +182,7 @@ class Program:
         bases = array("q", map(Tensor.data_ptr, tensors))
         try:
             if self._whole is not None:
+                empty = self._empty
                 made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
                 if self._saved is not None:
                     for place, tensor in zip(self._saved_places, self._saved.take(), strict=True):
@@ -209,7 +204,7 @@ class Program:
                             raise PositionOutOfRange
                         launches += rest
                 return values, launches
-            if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            if not torch.is_grad_enabled() and not _autocasts():
                 return self._run_parts(tensors, workspace, bases)
             with torch.no_grad(), without_autocast() if self._behind_autocast else contextlib.nullcontext():
                 return self._run_parts(tensors, workspace, bases)  # a call may return a parameter: without gradients
@@ -269,6 +264,7 @@ class Program:
         if profiled not in self._functions:
             names = {
                 "run": self._recorded if profiled else self._run,
+                "empty": self._empty,
                 "tables": ctypes.c_void_p(self._tables.address),
                 "fitted": fitted,
                 "PositionOutOfRange": PositionOutOfRange,
@@ -279,10 +275,10 @@ class Program:
         return self._functions[profiled]
 
     def _new_workspace(self) -> _Workspace:
-        memory = torch.empty(self.workspace_bytes, dtype=torch.uint8, device="cpu")
+        memory = self._empty((self.workspace_bytes,), (1,), torch.uint8)
         tensors = []
         for offset, value in self._held:
-            typed = torch.empty(0, dtype=value.dtype, device="cpu")
+            typed = self._empty((0,), (1,), value.dtype)
             # A storage of its own: some operators copy the whole storage of what they are given.
             own = memory.untyped_storage()[offset : offset + extent(value)]
             tensors.append(typed.set_(own, 0, value.shape, value.stride()))

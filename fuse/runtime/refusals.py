@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
+from fuse.devices import DEVICES
 from fuse.graph.contents import base_of, memory_kinds
 from fuse.runtime.steps import Fallback
 
@@ -50,4 +51,5 @@ def refused_model(model: nn.Module, tensors: Iterable[Tensor]) -> Fallback | Non
 def without_kernels(graph: GraphModule) -> str | None:
     """Why there are no kernels for the devices of a graph, or None."""
     devices = {v.device.type for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), Tensor)}
-    return f"there are no kernels for {', '.join(sorted(devices - {'cpu'}))} yet" if devices - {"cpu"} else None
+    without = ", ".join(sorted(devices.difference(DEVICES)))
+    return f"there are no kernels for {without} yet" if without else None

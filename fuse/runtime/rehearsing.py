@@ -17,9 +17,9 @@ from fuse.kernel.sized import lowering_for
 from fuse.runtime import tuning
 from fuse.runtime.declared import elsewhere
 from fuse.runtime.making import Maker, ModelCall, captured, joint
-from fuse.runtime.program import plan_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import without_kernels
+from fuse.runtime.schedule import schedule
 from fuse.runtime.states import LARGEST_VARIANTS
 from fuse.runtime.steps import Fallback
 from fuse.runtime.training import Finish
@@ -81,5 +81,5 @@ def _rehearse(sizes: SizesOfCalls, maker: Maker, call: ModelCall) -> None:
 def _planned(graph: GraphModule) -> Finish:
     """The kernels of a graph that nobody runs are lowered, and not compiled."""
     if not without_kernels(graph):
-        plan_of(graph)
+        schedule(graph)
     return lambda: Reference(graph, Fallback("", "", "it is not run"))

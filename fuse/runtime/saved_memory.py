@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuse.devices import HOST
 from fuse.graph.locks import ForkedLock
 from fuse.runtime.layout import extent
 
@@ -67,7 +68,7 @@ class SavedMemory:
         self._layouts = [(v.dtype, tuple(v.shape), v.stride()) for v in values]
         sizes = [-(-extent(value) // _ALIGNMENT) * _ALIGNMENT for value in values]
         self._offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-        self.bytes = sum(sizes)
+        self.bytes, self.device = sum(sizes), values[0].device
         weakref.finalize(self, _forget_unowned)
 
     def take(self) -> list[Tensor]:
@@ -75,7 +76,7 @@ class SavedMemory:
         global _blocks, _calls
         with _lock:
             _calls += 1
-            block = next(filter(self._serves, reversed(_blocks)), None) or _new_block(self.bytes)
+            block = next(filter(self._serves, reversed(_blocks)), None) or _new_block(self.bytes, self.device)
             block.used = _calls
             if not block.is_of(self):
                 block.tensors, block.owner = self._tensors(block.storage), weakref.ref(self)
@@ -86,11 +87,12 @@ class SavedMemory:
             return [tensor.detach() for tensor in block.tensors]
 
     def _serves(self, block: _Block) -> bool:
-        return self.bytes <= block.bytes <= 2 * self.bytes and block.is_free()
+        fits = self.bytes <= block.bytes <= 2 * self.bytes and block.storage.device == self.device
+        return fits and block.is_free()
 
     def _tensors(self, storage: torch.UntypedStorage) -> tuple[Tensor, ...]:
         return tuple(
-            torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset // dtype.itemsize, size, stride)
+            torch.empty(0, dtype=dtype, device=self.device).set_(storage, offset // dtype.itemsize, size, stride)
             for offset, (dtype, size, stride) in zip(self._offsets, self._layouts, strict=True)
         )
 
@@ -113,16 +115,16 @@ def _forget_unowned() -> None:
         _blocks = tuple(block for block in _blocks if block.owner is not None and block.owner() is not None)
 
 
-def _new_block(size: int) -> _Block:
-    storage = torch.empty(size, dtype=torch.uint8, device="cpu").untyped_storage()
+def _new_block(size: int, device: torch.device) -> _Block:
+    storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
     return _Block(storage, storage._cdata, size)
 
 
 @cache
 def _alone() -> tuple[int, int]:
     """The references to the storage of a block that nobody uses, in Python and in native code, without its tensors."""
-    block = _new_block(1)
-    block.tensors = (torch.empty(0, dtype=torch.uint8, device="cpu").set_(block.storage),)
+    block = _new_block(1, HOST)
+    block.tensors = (torch.empty(0, dtype=torch.uint8, device=HOST).set_(block.storage),)
     return sys.getrefcount(block.storage), _use_count(block.address) - len(block.tensors)
 
 

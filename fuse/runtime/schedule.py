@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from fuse import ops
 from fuse.cost.inside import inside_bytes
+from fuse.devices import device_of
 from fuse.errors import FuseError
 from fuse.graph.cuts import CutCall
 from fuse.graph.fakes import fake_like, out_of_inference
@@ -37,9 +38,9 @@ from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop, lower_with_ends
 from fuse.kernel.target import LoopKernels
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
+from fuse.runtime.device import Runtime, runtime_of
 from fuse.runtime.layout import extent, is_lazy, origin_bytes, part, same_layout
-from fuse.runtime.libraries import product
-from fuse.runtime.onednn import LibraryCall
+from fuse.runtime.libraries import LibraryCall
 from fuse.runtime.reference import launches_of
 from fuse.runtime.single_operators import kernel_key, region_of, results_read
 from fuse.runtime.steps import (
@@ -58,29 +59,19 @@ from fuse.runtime.steps import (
     Step,
 )
 
-Lower = Callable[[GraphModule], Kernel | LibraryCall | Declined]
-Prefer = Callable[[Node, Callable[[Node], Kernel | LibraryCall | Declined]], Kernel | LibraryCall | str | None]
 
-
-def schedule(graph: GraphModule, lower: Lower, prefer: Prefer = lambda node, lowered: None) -> Schedule:
-    """The steps of a captured (and rewritten) graph on the CPU.
-
-    ``lower`` turns a region into a kernel, or a call of a library, or says why it cannot; it is asked once for equal
-    regions of one operator. ``prefer`` says what runs an operator that is in no region: a kernel, such a call, a name
-    for its own library, or None where it does not know. It is given what lowers such an operator, once
-    for equal ones.
-    """
+def schedule(graph: GraphModule) -> Schedule:
+    """The steps of a captured (and rewritten) graph on its device."""
     with out_of_inference():
-        return _Scheduler(graph, lower, prefer).run()
+        return _Scheduler(graph).run()
 
 
 class _Scheduler:
     """State while the nodes are walked once, in order; ``outer`` walks the graph around a loop whose body this is."""
 
-    def __init__(self, graph: GraphModule, lower: Lower, prefer: Prefer, outer: _Scheduler | None = None) -> None:
+    def __init__(self, graph: GraphModule, outer: _Scheduler | None = None) -> None:
         self.graph = graph
-        self.lower = lower
-        self.prefer = prefer
+        self.runtime: Runtime = outer.runtime if outer else runtime_of(device_of(graph))
         self.signature: Signature | None = graph.meta.get("signature")
         self.buffers: list[Allocation] = []
         self.views: list[BufferView] = []
@@ -120,6 +111,7 @@ class _Scheduler:
             results,
             tuple(self.fallbacks),
             self.regions,
+            self.runtime,
             writing,
             telling,
         )
@@ -208,7 +200,7 @@ class _Scheduler:
                 fitted = fake_like(getter.meta["val"], whole.meta["val"].stride())
                 getter.meta["val"] = values[i] = results[i].meta["val"] = fitted
         node.meta["val"] = tuple(values)
-        return self.lower(body)
+        return self.runtime.lower(body)
 
     def _function(self, node: Node) -> None:
         if node.target is operator.getitem:
@@ -226,11 +218,11 @@ class _Scheduler:
             self._call(node, node.target, 0)
         elif not node.users:  # it runs because it may raise
             self._call(node, node.target, _launches(node))  # type: ignore[arg-type]
-        elif isinstance(preferred := self.prefer(node, self._lone_kernel), Kernel):
+        elif isinstance(preferred := self.runtime.prefer(node, self._lone_kernel), Kernel):
             self._lone(node, preferred)
         elif isinstance(preferred, LibraryCall):
             self._lone_call(node, preferred)
-        elif (found := product(node)) is not None:
+        elif (found := self.runtime.product(node)) is not None:
             operands = (found.left, found.right, *([found.bias] if found.bias else []))
             self.anchors[node] = self._buffer("made", node.meta["val"])
             places = tuple(map(self._place, operands))
@@ -286,7 +278,7 @@ class _Scheduler:
                 return Declined("a loop gathers what it keeps of it")  # counted as such: ``Loop.gathered``
         key = kernel_key(node)
         if key not in self.lone:
-            self.lone[key] = self.lower(region_of(node)[0])
+            self.lone[key] = self.runtime.lower(region_of(node)[0])
         return self.lone[key]
 
     # ---- steps -----------------------------------------------------------------------------------------------------
@@ -350,7 +342,7 @@ class _Scheduler:
 
     def _loop(self, node: Node, loop: Loop) -> None:
         """A loop around a program of its own."""
-        inner = _Scheduler(loop.body, self.lower, self.prefer, self)
+        inner = _Scheduler(loop.body, self)
         body = inner.run()
         self.fallbacks += body.fallbacks
         self.regions += body.regions
@@ -448,7 +440,7 @@ class _Scheduler:
                 sources[write] = Place(aside, 0), self.buffers[aside].value.stride()
                 self._copy(node, *sources[write])
         for group in launched(planned):
-            if len(group) > 1 and isinstance(made := self.lower(self._copies(group)), Kernel):
+            if len(group) > 1 and isinstance(made := self.runtime.lower(self._copies(group)), Kernel):
                 reads = tuple(sources[write][0] for write in group)
                 written, line = tuple(Place(w.input_index, 0) for w in group), group[0].value.meta.get("source", "")
                 self.steps.append(KernelStep(made, reads, written, (), "movement", line))

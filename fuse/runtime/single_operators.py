@@ -51,8 +51,9 @@ def kernel_key(node: Node) -> object:
             tuple(value.shape),
             value.stride(),
             value.dtype,
+            value.device,
         )
 
     args = map_arg((node.args, dict(node.kwargs)), described)  # type: ignore[arg-type]
-    results = ((index, tuple(v.shape), v.stride(), v.dtype) for index, v in results_read(node).items())
+    results = ((index, tuple(v.shape), v.stride(), v.dtype, v.device) for index, v in results_read(node).items())
     return node.target, repr(args), *results

@@ -8,7 +8,7 @@ step: they are other places and strides in the buffer of their base.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from fuse.graph.loop import LoopSpec
 from fuse.kernel.lower import Kernel
 from fuse.ops import Kind
+from fuse.runtime.device import Runtime
 from fuse.runtime.libraries import LibraryProduct
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -193,8 +194,18 @@ class Schedule:
     results: tuple[ProgramResult | None, ...]
     fallbacks: tuple[Fallback, ...]
     regions: int
+    runtime: Runtime
     writing: int = 0
     telling: int = 0
+
+
+def kernels_of(plan: Schedule) -> Iterator[Kernel]:
+    """The kernels that a schedule calls, in order, those in the bodies of its loops included."""
+    for step in plan.steps:
+        if isinstance(step, KernelStep):
+            yield step.kernel
+        elif isinstance(step, LoopStep):
+            yield from kernels_of(step.body)
 
 
 @dataclass(frozen=True)

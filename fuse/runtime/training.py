@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fuse.devices import without_autocast
 from fuse.gradients.absent import without
 from fuse.gradients.saved import settle
 from fuse.graph.halves import Given
@@ -26,7 +27,7 @@ from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sized import call_at_hand, lowering_of
-from fuse.runtime.call_code import empty
+from fuse.runtime.device import runtime_of
 from fuse.runtime.guards import picker
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
@@ -315,9 +316,9 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors
         ran: Ran = ctx.ran
-        if not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):  # 4 us less than to enter both
+        if not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled():  # 4 us less than to enter both
             return ran.training.backward(saved, tangents, ran)
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), without_autocast():
             gradients = ran.training.backward(saved, tangents, ran)
         if not torch.is_grad_enabled():
             return gradients
@@ -347,7 +348,7 @@ def _new_like(layout: Tensor) -> Callable[[], Tensor]:
     if can_be_used_again([layout]):
         memory = SavedMemory([layout])
         return lambda: memory.take()[0]
-    return partial(empty, tuple(layout.shape), layout.stride(), layout.dtype)
+    return partial(runtime_of(layout.device.type).empty, tuple(layout.shape), layout.stride(), layout.dtype)
 
 
 def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

@@ -14,11 +14,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import cache as cached
 
 import torch
 
-from fuse.runtime import cache, cpu
+from fuse.runtime import cache
 
 ROUNDS = 9
 """Rounds in which no way becomes clearly faster, after which no further one is begun: more on a busy machine."""
@@ -48,13 +47,14 @@ def fastest(
 ) -> str:
     """The name of the fastest of ``ways`` to compute ``subject``.
 
-    What was found before for this subject, these names, this machine and this many threads is not measured again,
-    in other processes neither. Where the cache cannot be written, one warning says so and this process remembers.
+    What was found before for this subject, which names the machine, these names and this many threads is not measured
+    again, in other processes neither. Where the cache cannot be written, one warning says so and this process
+    remembers.
 
     >>> fastest("an example", {"short": lambda: sum(range(10)), "long": lambda: sum(range(100_000))})
     'short'
     """
-    key = cache.key_of("tuned", subject, *sorted(ways), _machine(), str(torch.get_num_threads()), torch.__version__)
+    key = cache.key_of("tuned", subject, *sorted(ways), str(torch.get_num_threads()), torch.__version__)
     if _known.get(key) not in ways:
         found = cache.find(key, _SUFFIX)
         name = found[1].decode(errors="replace") if found else ""
@@ -93,8 +93,3 @@ def _keep(key: str, name: str) -> None:
         cache.warn_once(
             f"what was measured for FUSE_TUNE cannot be kept ({error.strerror}): it is measured once a process"
         )
-
-
-@cached
-def _machine() -> str:
-    return f"{cpu.features()} {cpu.model()} {os.cpu_count()}"

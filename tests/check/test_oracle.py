@@ -18,7 +18,7 @@ from fuse.check.compare import compare
 from fuse.check.inputs import CheckCall, in_float64
 from fuse.check.oracle import CheckReport, check
 from fuse.kernel.lower import Kernel, lower
-from fuse.runtime import program
+from fuse.runtime.cpu import device
 from fuse.runtime.module import Fused
 
 
@@ -271,7 +271,7 @@ class Chain(nn.Module):
 
 
 def test_the_first_wrong_kernel_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "lower_measured", broken_lower("sin"))
+    monkeypatch.setattr(device, "RUNTIME", replace(device.RUNTIME, lower=broken_lower("sin")))
     report: CheckReport = check(Chain(), (X,), passes=())
     assert not report.passed
     assert report.first_difference.startswith("sin (aten.sin.default) at ")

@@ -25,7 +25,8 @@ from fuse.errors import FuseError
 from fuse.kernel.cpu import emit, loop_kernel, loop_units
 from fuse.loops import distributing
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime import making, toolchain
+from fuse.runtime import making
+from fuse.runtime.cpu import toolchain
 from tests.fuzz.drawing import Inputs, Program, copies
 
 LARGEST = {True: 50.0, False: 1e3}

@@ -20,7 +20,7 @@ from fuse.graph.capture import capture
 from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.lower import Declined, Kernel, lower
 from fuse.kernel.reading import computation_of
-from fuse.runtime.compiler import build
+from fuse.runtime.cpu.compiler import build
 from tests.kernel.evaluating import NotEvaluated, evaluated, multiplies_and_adds
 
 Function = Callable[..., Any]

@@ -16,7 +16,7 @@ from torch import nn
 import fuse
 from fuse.graph.function import Function
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
-from fuse.runtime import compiler, cpu
+from fuse.runtime.cpu import compiler, processor
 from fuse.testing import assert_fuses
 
 LAST = torch.channels_last
@@ -89,7 +89,7 @@ def test_weights_are_read_in_every_call() -> None:
         torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-NARROWER = ["-mno-avx512f", "-mno-avx"] if cpu.is_x86() else []
+NARROWER = ["-mno-avx512f", "-mno-avx"] if processor.is_x86() else []
 
 
 @pytest.mark.parametrize("flag", NARROWER)

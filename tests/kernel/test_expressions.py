@@ -18,7 +18,7 @@ from fuse.kernel.cpu.printer import text
 from fuse.kernel.evaluate import evaluate
 from fuse.kernel.expressions import Expression, Operation, Parameter, Variable, applied, both, converted, fn, select
 from fuse.kernel.scalar_operators import COSTS, DEFINITIONS, MEANINGS, RELATIONS
-from fuse.runtime.compiler import build
+from fuse.runtime.cpu.compiler import build
 
 X, Y = (Parameter(torch.float32, i) for i in (0, 1))
 INF, NAN = float("inf"), float("nan")

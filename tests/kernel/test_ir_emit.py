@@ -26,7 +26,7 @@ from fuse.kernel.ir import (
     Scope,
     Store,
 )
-from fuse.runtime.compiler import build
+from fuse.runtime.cpu.compiler import build
 
 AT_I, AT_J = Affine.of("i"), Affine.of("j")
 A, B = Variable(torch.float32, "a"), Variable(torch.float32, "b")

@@ -19,7 +19,7 @@ from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
 from fuse.kernel.target import LoopKernels
-from fuse.runtime import compiler
+from fuse.runtime.cpu import compiler
 
 StepFunction = Callable[..., "Tensor | tuple[Tensor, ...]"]
 

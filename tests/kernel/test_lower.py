@@ -14,7 +14,7 @@ from fuse.errors import FaultWarning
 from fuse.kernel import recipes
 from fuse.kernel.cpu.prelude import prelude
 from fuse.kernel.lower import Declined, Kernel, lower
-from fuse.runtime.compiler import build
+from fuse.runtime.cpu.compiler import build
 
 X = torch.randn(4, 8)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse.runtime import cpu, toolchain
+from fuse.runtime.cpu import processor, toolchain
 
 SOURCE = """
 void product(float *out, const float *left, const float *packed, int64_t stride, int64_t depth) {{
@@ -31,7 +31,7 @@ def innermost_loop(assembly: str) -> list[str]:
     return max(loops, key=lambda loop: sum("fmadd" in line for line in loop))
 
 
-@pytest.mark.skipif(not cpu.is_x86() or not toolchain.find().is_gcc, reason="reads what GCC writes for x86")
+@pytest.mark.skipif(not processor.is_x86() or not toolchain.find().is_gcc, reason="reads what GCC writes for x86")
 @pytest.mark.parametrize(
     ("options", "rows", "gates", "multiplications"),
     [

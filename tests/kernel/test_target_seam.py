@@ -44,7 +44,7 @@ def cpp_in(*folders: Path) -> list[tuple[Path, str]]:
 
 def test_no_cpp_stands_outside_of_its_folders() -> None:
     """Reports are pages, which have styles and scripts, not kernels."""
-    own = (ROOT / "kernel" / "cpu", ROOT / "runtime", ROOT / "report")
+    own = (ROOT / "kernel" / "cpu", ROOT / "runtime" / "cpu", ROOT / "report")
     found = cpp_in(ROOT, ROOT.parent / "passes")
     assert [(file, text) for file, text in found if not any(map(file.is_relative_to, own))] == []
 
@@ -53,19 +53,72 @@ def test_cpp_would_be_found() -> None:
     assert len(cpp_in(ROOT / "kernel" / "cpu")) > 50
 
 
-def names_the_cpu(file: Path) -> bool:
-    """Whether the code of a file asks for the device by its name, or imports its kernels."""
-    imports = (node.module or "" for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom))
-    return "cpu" in texts(file) or any(module.startswith("fuse.kernel.cpu") for module in imports)
+OWN = (ROOT / "kernel" / "cpu", ROOT / "runtime" / "cpu")
+DEVICE = re.compile(r"\bcpu\b|_cpu\b|\bcuda\b")
 
 
-def test_the_page_on_targets_names_each_file_that_knows_the_cpu() -> None:
-    page = (ROOT.parent / "docs" / "adding-a-target.md").read_text()
-    layers = [ROOT / name for name in ("graph", "cost", "rewrite", "kernel", "loops", "gradients", "runtime")]
+def shared_files() -> list[Path]:
+    """The files that all devices share: the layers from capture to programs, and the passes."""
+    layers = [ROOT / name for name in ("graph", "cost", "rewrite", "kernel", "loops", "gradients", "runtime", "check")]
     files = [file for layer in (*layers, ROOT.parent / "passes") for file in sorted(layer.rglob("*.py"))]
-    found = [file for file in files if not file.is_relative_to(ROOT / "kernel" / "cpu") and names_the_cpu(file)]
-    assert len(found) > 20
-    assert [file for file in found if not re.search(rf"\b{file.name}`", page)] == []
+    return [file for file in files if not any(map(file.is_relative_to, OWN))]
+
+
+def names_a_device(file: Path) -> list[str]:
+    """What the code of a file calls a device, or imports of one: strings, attributes and modules."""
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    imported = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    imported += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    attributes = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+    return [text for text in (*texts(file), *imported, *attributes) if DEVICE.search(text)]
+
+
+def asks_for_the_host(file: Path) -> bool:
+    """Whether a file takes ``HOST`` or ``is_host`` from :mod:`fuse.devices`."""
+    nodes = ast.walk(ast.parse(file.read_text()))
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "fuse.devices"]
+    return any(alias.name in ("HOST", "is_host") for node in froms for alias in node.names)
+
+
+def named_under(heading: str) -> set[str]:
+    """The files in the table of a section of the page on targets."""
+    page = (ROOT.parent / "docs" / "adding-a-target.md").read_text()
+    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    return set(re.findall(r"`([\w/]+\.py)`", "\n".join(rows)))
+
+
+def test_no_file_but_those_of_a_device_names_one() -> None:
+    """Besides the names of ATen's operators, and the table of profiles."""
+    found = {str(file.relative_to(ROOT.parent)): names for file in shared_files() if (names := names_a_device(file))}
+    assert found == {
+        "fuse/cost/profiles.py": ["cpu"],
+        "fuse/graph/compact.py": ["dtype device requires_grad is_leaf layout grad_fn is_cpu is_cuda"],
+        "fuse/kernel/attention.py": ["_scaled_dot_product_flash_attention_for_cpu"],
+        "fuse/rewrite/constants.py": ["cpu"],
+        "passes/fuse_attention.py": ["_scaled_dot_product_flash_attention_for_cpu"],
+    }
+
+
+def test_the_page_on_targets_names_each_file_that_asks_for_the_host() -> None:
+    found = {str(file.relative_to(ROOT.parent)) for file in shared_files() if asks_for_the_host(file)}
+    assert found == named_under("What asks whether a tensor is on the processor")
+
+
+def test_a_file_that_knows_a_device_would_be_found(tmp_path: Path) -> None:
+    lines = (
+        'x = torch.empty(1, device="cpu")',
+        "from fuse.runtime.cpu.blas import product",
+        "import fuse.kernel.cpu.emit",
+        "y = x.is_cuda or x.cpu()",
+        'torch.autocast("cuda")',
+    )
+    for line in lines:
+        (tmp_path / "one.py").write_text(line)
+        assert names_a_device(tmp_path / "one.py"), line
+    (tmp_path / "one.py").write_text("from fuse.devices import has_kernels, is_host")
+    assert not names_a_device(tmp_path / "one.py")
+    assert asks_for_the_host(tmp_path / "one.py")
 
 
 @pytest.fixture

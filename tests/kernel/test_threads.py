@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.kernel.cpu.prelude import text_of_headers
-from fuse.runtime import compiler
+from fuse.runtime.cpu import compiler
 
 SUMS = """
 // Adds up 64 numbers `steps` times, each step from what the step before left: as loop kernels do. Member `late` comes

@@ -11,7 +11,7 @@ import torch
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.cpu.product_frame import ALIGNMENT, HEADERS
 from fuse.kernel.cpu.tiled_products import ROWS_TOGETHER
-from fuse.runtime import compiler, cpu
+from fuse.runtime.cpu import compiler, processor
 
 SOURCE = """
 extern "C" void product(float *out, const float *left, const float *right, char *workspace, int64_t rows,
@@ -36,7 +36,7 @@ extern "C" void product(float *out, const float *left, const float *right, char 
 }
 """
 
-NARROWER = [[], ["-mno-avx512f"], ["-mno-avx"]] if cpu.is_x86() else [[]]
+NARROWER = [[], ["-mno-avx512f"], ["-mno-avx"]] if processor.is_x86() else [[]]
 
 
 @pytest.mark.parametrize("flags", NARROWER, ids=lambda flags: flags[0] if flags else "native")

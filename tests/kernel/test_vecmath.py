@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuse.kernel.cpu.prelude import prelude
-from fuse.runtime import compiler, toolchain
+from fuse.runtime.cpu import compiler, toolchain
 
 Function = Callable[..., Tensor]
 

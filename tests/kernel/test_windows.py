@@ -19,7 +19,7 @@ from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.cpu.product_frame import HEADERS
 from fuse.kernel.cpu.windows import Convolution, Share
 from fuse.kernel.values import Patches, Value
-from fuse.runtime import compiler, cpu
+from fuse.runtime.cpu import compiler, processor
 from fuse.testing import assert_fuses
 
 
@@ -60,7 +60,7 @@ def test_doubles() -> None:
         assert_fuses(model, torch.randn(2, 3, 7, 16).double(), launches=1)
 
 
-NARROWER = ["-mno-avx512f", "-mno-avx"] if cpu.is_x86() else []
+NARROWER = ["-mno-avx512f", "-mno-avx"] if processor.is_x86() else []
 
 
 @pytest.mark.parametrize("flag", NARROWER)

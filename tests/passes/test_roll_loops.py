@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_leaves
 
 import fuse
 from fuse.check.oracle import check
+from fuse.errors import CompilerMissing
 from fuse.graph.capture import capture
 from fuse.kernel.lower import Declined
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime import compiler, making, schedule
+from fuse.runtime import making, schedule
 
 BATCH, WIDTH, LENGTHS = 3, 20, (5, 8, 17)
 Step = Callable[..., object]
@@ -199,7 +200,7 @@ def views_of_what_is_collected(m: Cell, x: Tensor) -> object:
 @pytest.mark.parametrize("missing", ["kernel", "compiler"])
 def test_without_a_kernel_a_loop_gives_what_its_steps_give(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(*source: object) -> None:
-        raise compiler.CompilerMissing("no C++ compiler")
+        raise CompilerMissing("no C++ compiler")
 
     if missing == "kernel":
         monkeypatch.setattr(schedule, "lower_loop", lambda *loop: Declined("no kernel today"))

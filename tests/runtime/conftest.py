@@ -10,7 +10,8 @@ import pytest
 
 from fuse.kernel import lower
 from fuse.kernel.cpu import loop_kernel
-from fuse.runtime import cache, compiler, patience, toolchain
+from fuse.runtime import cache, patience
+from fuse.runtime.cpu import compiler, toolchain
 
 
 @pytest.fixture

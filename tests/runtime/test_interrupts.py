@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.runtime import compiler, toolchain
+from fuse.runtime.cpu import compiler, toolchain
 
 pytestmark = pytest.mark.usefixtures("interruptible")
 

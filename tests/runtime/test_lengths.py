@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.runtime import compiler
+from fuse.runtime.cpu import compiler
 
 
 class Stacked(nn.Module):

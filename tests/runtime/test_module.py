@@ -307,8 +307,8 @@ def test_autocast_is_followed() -> None:
 
 
 def test_without_a_compiler_the_model_runs_op_by_op_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuse.runtime import functions
-    from fuse.runtime.compiler import CompilerMissing
+    from fuse.errors import CompilerMissing
+    from fuse.runtime.cpu import functions
 
     def missing(sources: list[str]) -> None:
         raise CompilerMissing("no C++ compiler")
@@ -334,8 +334,8 @@ class Detached(nn.Module):
 
 
 def test_without_a_compiler_what_needs_no_gradient_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuse.runtime import functions
-    from fuse.runtime.compiler import CompilerMissing
+    from fuse.errors import CompilerMissing
+    from fuse.runtime.cpu import functions
 
     def missing(sources: list[str]) -> None:
         raise CompilerMissing("no C++ compiler")

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 import fuse
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
-from fuse.runtime import libraries
+from fuse.runtime.cpu import blas
 from fuse.runtime.program import program_of
 from fuse.runtime.steps import Launches
 
@@ -89,7 +89,7 @@ def test_batches_are_one_library_call(dtype: torch.dtype) -> None:
 
 
 def test_batches_run_one_by_one_where_blas_has_no_batched_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuse.runtime.tables.gemm_batch_address", lambda dtype: None)
+    monkeypatch.setattr("fuse.runtime.cpu.tables.gemm_batch_address", lambda dtype: None)
     assert_same(torch.bmm, torch.randn(6, 3, 5), torch.randn(6, 5, 4), kernels=0, libraries=1)
 
 
@@ -113,7 +113,7 @@ def test_what_blas_does_not_take_stays_an_aten_call(a: Tensor, b: Tensor) -> Non
 
 
 def test_without_blas_products_are_kernels_or_stay_aten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "gemm_address", lambda dtype: None)
+    monkeypatch.setattr(blas, "gemm_address", lambda dtype: None)
     assert_same(torch.mm, torch.randn(3, 5), torch.randn(5, 4), kernels=1, aten=0)
     assert_same(torch.bmm, torch.randn(2, 3, 5), torch.randn(2, 5, 4), kernels=0, aten=1)
 

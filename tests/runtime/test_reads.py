@@ -310,8 +310,8 @@ def test_frozen_weights_and_reads() -> None:
 
 
 def test_without_a_compiler_reads_are_confirmed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuse.errors import CompilerMissing
     from fuse.runtime import making
-    from fuse.runtime.compiler import CompilerMissing
 
     def missing(graph: Any) -> Any:
         raise CompilerMissing("no compiler here")

@@ -24,7 +24,8 @@ from fuse.check.draws import RecordedDraws, Replayed
 from fuse.check.inputs import CheckCall, copied, in_float64
 from fuse.check.precision.errors import Errors, PrecisionTarget, errors
 from fuse.cost.count import count_graph
-from fuse.cost.profiles import get as device_profile
+from fuse.cost.profiles import of_device
+from fuse.devices import device_of
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.precision import Precision, Watch, in_precision
@@ -226,7 +227,7 @@ def _counted(call: CheckCall, precision: Precision, passes: Sequence[str] | None
     fresh = copied(call)
     graph = capture(in_precision(fresh.model, precision), fresh.args, fresh.kwargs)
     run_passes(graph, passes)
-    count = count_graph(graph, device_profile("cpu"))
+    count = count_graph(graph, of_device(device_of(graph)))
     return count.launches, count.bytes
 
 

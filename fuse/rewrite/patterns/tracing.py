@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fuse.devices import HOST
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import unlogged
@@ -105,7 +106,7 @@ def terms_of(traced: Traced, terms: Terms, leaves: Sequence[Term]) -> dict[Node,
 
 def twin(mode: FakeTensorMode, value: Tensor) -> Tensor:
     """A fake tensor of its own with the layout of ``value``; on the CPU where ``value`` is on no device."""
-    device = "cpu" if value.device.type == "meta" else value.device
+    device = HOST if value.device.type == "meta" else value.device
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 

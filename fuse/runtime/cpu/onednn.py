@@ -24,26 +24,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.graph.outputs import outputs_of
+from fuse.runtime.libraries import LibraryCall
 
 aten = torch.ops.aten
 mkldnn = torch.ops.mkldnn
-
-
-@dataclass(frozen=True)
-class LibraryCall:
-    """A library called from Python in the place of a region: the region's inputs in order, and a tuple of its results.
-
-    ``name`` is what it is called in measurements and errors.
-    """
-
-    name: str
-    function: Callable[..., tuple[Tensor, ...]]
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return self.function(*inputs)
-
-    def __str__(self) -> str:
-        return self.name
 
 
 @dataclass(frozen=True)

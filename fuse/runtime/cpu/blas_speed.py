@@ -9,7 +9,6 @@ equal models make equal programs from then on.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import cache as cached
@@ -17,7 +16,8 @@ from functools import cache as cached
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuse.runtime import cache, cpu
+from fuse.runtime import cache
+from fuse.runtime.cpu import processor
 
 SIZE = 256
 """Rows, columns and depth of the product."""
@@ -37,7 +37,7 @@ def is_slow() -> bool:
     """
     if not torch.backends.mkldnn.is_available():
         return False
-    key = cache.key_of("library products", cpu.features(), cpu.model(), str(os.cpu_count()), torch.__version__)
+    key = cache.key_of("library products", processor.identity(), torch.__version__)
     found = cache.find(key, _SUFFIX)
     if found is None:
         slow = times_slower() >= SLOW

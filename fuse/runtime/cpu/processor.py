@@ -7,6 +7,7 @@ when both machines share a home directory.
 from __future__ import annotations
 
 import functools
+import os
 import platform
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def model() -> str:
     True
     """
     return _told("model name") or platform.processor()
+
+
+def identity() -> str:
+    """Equal on machines for which one measurement holds."""
+    return f"{features()} {model()} {os.cpu_count()}"
 
 
 def _told(field: str) -> str:

@@ -14,9 +14,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse.kernel.lower import Kernel, lower
-from fuse.runtime import candidate_runs
-from fuse.runtime.candidate_runs import made_up, run_of_call, run_of_library, runs_of_kernels
-from fuse.runtime.onednn import LibraryCall
+from fuse.runtime.cpu import candidate_runs
+from fuse.runtime.cpu.candidate_runs import made_up, run_of_call, run_of_library, runs_of_kernels
+from fuse.runtime.cpu.onednn import LibraryCall
 
 ONE_LIBRARY_LAUNCH = 1 << 32
 aten = torch.ops.aten

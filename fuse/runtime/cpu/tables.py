@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from fuse.runtime.compiler import build
-from fuse.runtime.libraries import LibraryProduct, gemm_address, gemm_batch_address
+from fuse.runtime.cpu.blas import gemm_address, gemm_batch_address
+from fuse.runtime.cpu.compiler import build
+from fuse.runtime.libraries import LibraryProduct
 from fuse.runtime.steps import CopyStep, KernelStep, Place, ProductStep, PythonStep, Step
 
 _KERNEL, _COPY = 0, 1
@@ -120,7 +121,7 @@ def _product_detail(product: LibraryProduct) -> list[int]:
 @cache
 def runner() -> Any:
     """``fuse_run`` of ``runner.cpp``, compiled once for all programs."""
-    folder = resources.files("fuse.runtime")
+    folder = resources.files("fuse.runtime.cpu")
     source = "\n".join(folder.joinpath(name).read_text() for name in ("crowd.h", "runner.cpp"))
     run = build(source).fuse_run
     run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]

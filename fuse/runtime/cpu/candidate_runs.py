@@ -23,11 +23,11 @@ from fuse.graph.outputs import outputs_of
 from fuse.kernel.lower import Kernel
 from fuse.runtime.bindings import fastest
 from fuse.runtime.call_code import replaced
-from fuse.runtime.functions import addresses_of
-from fuse.runtime.libraries import LibraryProduct, product
-from fuse.runtime.onednn import LibraryCall
+from fuse.runtime.cpu.blas import product
+from fuse.runtime.cpu.functions import addresses_of
+from fuse.runtime.cpu.tables import Tables, runner, scratch_bytes
+from fuse.runtime.libraries import LibraryCall, LibraryProduct
 from fuse.runtime.steps import Place, ProductStep, Ref
-from fuse.runtime.tables import Tables, runner, scratch_bytes
 
 REST_OF_A_CALL = 4e-6
 """Seconds that a program takes for a step of Python besides what is run here: it leaves native code and enters it."""

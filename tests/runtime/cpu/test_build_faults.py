@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from fuse.errors import FuseError
-from fuse.runtime import cache, compiler, toolchain
+from fuse.errors import CompileFailed, CompilerMissing, FuseError
+from fuse.runtime import cache
+from fuse.runtime.cpu import compiler, toolchain
 
 ANSWER = 'extern "C" int answer() { return 42; }'
-BUILD_AND_PRINT = f"from fuse.runtime.compiler import build\nprint(build({ANSWER!r}).answer())\n"
+BUILD_AND_PRINT = f"from fuse.runtime.cpu.compiler import build\nprint(build({ANSWER!r}).answer())\n"
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -55,14 +56,14 @@ def files_in(directory: Path) -> list[Path]:
 def test_no_compiler_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(compiler.CompilerMissing) as raised:
+    with pytest.raises(CompilerMissing) as raised:
         compiler.build(ANSWER)
     assert_one_line(raised.value, "no C++ compiler", "set CXX")
 
 
 def test_rejected_source_is_named_by_its_first_error_and_kept():
     source = 'extern "C" int answer() {\n    return undeclared;\n}\nint also_wrong = nowhere;\n'
-    with pytest.raises(compiler.CompileFailed) as raised:
+    with pytest.raises(CompileFailed) as raised:
         compiler.build(source)
     assert_one_line(raised.value, "kernels.cpp:2", "undeclared")
     assert Path(str(raised.value).rsplit(" ", 1)[1]).read_text() == source
@@ -81,7 +82,7 @@ def test_rejected_source_is_named_by_its_first_error_and_kept():
 )
 def test_failing_compiler_is_one_clear_error(tmp_path, monkeypatch, body, said):
     use_compiler(tmp_path / "broken", body, monkeypatch)
-    with pytest.raises(compiler.CompileFailed) as raised:
+    with pytest.raises(CompileFailed) as raised:
         compiler.build(ANSWER)
     assert_one_line(raised.value, str(tmp_path / "broken"), said)
 
@@ -90,14 +91,14 @@ def test_compiler_that_is_no_program_is_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "broken").write_bytes(b"\x7fELF but not really")
     (tmp_path / "broken").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "broken"))
-    with pytest.raises(compiler.CompileFailed) as raised:
+    with pytest.raises(CompileFailed) as raised:
         compiler.build(ANSWER)
     assert_one_line(raised.value, str(tmp_path / "broken"), "cannot be started")
 
 
 def test_compiler_that_writes_no_library_is_one_clear_error(tmp_path, monkeypatch):
     use_compiler(tmp_path / "idle", "exit 0", monkeypatch)
-    with pytest.raises(compiler.CompileFailed) as raised:
+    with pytest.raises(CompileFailed) as raised:
         compiler.build(ANSWER)
     assert_one_line(raised.value, "cannot build", "No such file")
 
@@ -109,7 +110,7 @@ def test_hanging_compiler_is_stopped_with_all_it_started(tmp_path, monkeypatch, 
     use_compiler(tmp_path / "slow", f'case "$*" in *{hangs_at}*) {hang};; esac', monkeypatch)
     monkeypatch.setenv("FUSE_COMPILE_TIMEOUT", "0.3")
     start = time.monotonic()
-    with pytest.raises(compiler.CompileFailed) as raised:
+    with pytest.raises(CompileFailed) as raised:
         compiler.build(ANSWER)
     assert time.monotonic() - start < 1.5
     assert_one_line(raised.value, "did not finish within 0.3 s", "FUSE_COMPILE_TIMEOUT")
@@ -152,7 +153,7 @@ def test_read_only_cache_still_gives_what_it_holds(monkeypatch):
 @pytest.mark.parametrize("step", ["compile_in", "store"])
 def test_no_room_anywhere_is_one_clear_error(monkeypatch, step):
     monkeypatch.setattr(toolchain if step == "compile_in" else cache, step, raising(errno.ENOSPC))
-    with pytest.raises(compiler.CompileFailed) as raised:
+    with pytest.raises(CompileFailed) as raised:
         compiler.build(ANSWER)
     assert_one_line(raised.value, "cannot build", "No space left on device", "TMPDIR")
 
@@ -170,7 +171,7 @@ def test_cache_that_cannot_be_loaded_from_is_replaced_by_copies(empty_cache, mon
 
 
 def test_library_that_can_be_loaded_nowhere_is_one_clear_error():
-    with pytest.raises(compiler.CompileFailed) as raised:
+    with pytest.raises(CompileFailed) as raised:
         compiler.build('extern "C" int nowhere_defined(); extern "C" int answer() { return nowhere_defined(); }')
     assert_one_line(raised.value, "cannot load", "nowhere_defined", "FUSE_CACHE_DIR")
 
@@ -268,7 +269,8 @@ def killed_at(step: str) -> str:
     """A program that is killed by the first call of one function, and calls it only halfway where that can be."""
     return textwrap.dedent(f"""
         import os, signal, sys, tempfile
-        from fuse.runtime import cache, compiler
+        from fuse.runtime import cache
+        from fuse.runtime.cpu import compiler
 
         def die(*_, **__):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.kernel.lower import Kernel
-from fuse.runtime.functions import units_of
+from fuse.runtime.cpu.functions import units_of
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuse.errors import FuseError
-from fuse.runtime import cache, compiler, cpu, toolchain
+from fuse.errors import CompileFailed, FuseError
+from fuse.runtime import cache
+from fuse.runtime.cpu import compiler, processor, toolchain
 
 ANSWER = 'extern "C" int answer() { return 42; }'
 THREADS = """
@@ -73,7 +74,7 @@ def test_several_sources_are_built_in_order_and_the_first_failure_is_raised():
     sources = [f'extern "C" int answer() {{ return {number}; }}' for number in range(4)]
     assert [library.answer() for library in compiler.build_many(sources)] == [0, 1, 2, 3]
     assert compiler.build_many([]) == []
-    with pytest.raises(compiler.CompileFailed, match="first_mistake"):
+    with pytest.raises(CompileFailed, match="first_mistake"):
         compiler.build_many([ANSWER, "int x = first_mistake;", "int x = second_mistake;"])
 
 
@@ -87,7 +88,7 @@ def test_the_key_holds_all_that_makes_a_library_differ(monkeypatch):
         compiler._key(ANSWER, toolchain.Toolchain(gcc.command, "g++ 13.1"), ("-DN=1",)),
         compiler._key(ANSWER, toolchain.Toolchain(("/opt/g++",), gcc.version), ("-DN=1",)),
     ]
-    monkeypatch.setattr(cpu, "features", lambda: "another processor")
+    monkeypatch.setattr(processor, "features", lambda: "another processor")
     keys.append(compiler._key(ANSWER, gcc, ("-DN=1",)))
     assert len(set(keys)) == len(keys)
 
@@ -188,8 +189,8 @@ def test_built_libraries_use_the_openmp_that_torch_has_loaded():
 )
 def test_processor_features_are_those_of_the_first_core(tmp_path, text, expected):
     (tmp_path / "cpuinfo").write_text(text)
-    assert cpu._listed_features(tmp_path / "cpuinfo") == expected
-    assert cpu._listed_features(tmp_path / "missing") == []
+    assert processor._listed_features(tmp_path / "cpuinfo") == expected
+    assert processor._listed_features(tmp_path / "missing") == []
 
 
 def test_a_usual_build_warns_of_nothing_and_leaves_one_file(empty_cache):
@@ -200,7 +201,7 @@ def test_a_usual_build_warns_of_nothing_and_leaves_one_file(empty_cache):
     assert cache.directory() == empty_cache
 
 
-@pytest.mark.skipif(not cpu.is_x86(), reason="the name is of a processor of x86")
+@pytest.mark.skipif(not processor.is_x86(), reason="the name is of a processor of x86")
 def test_libraries_may_be_built_for_another_processor(monkeypatch):
     source = """extern "C" int has_avx512() {
     #ifdef __AVX512F__
@@ -212,4 +213,4 @@ def test_libraries_may_be_built_for_another_processor(monkeypatch):
     monkeypatch.setenv("FUSE_PROCESSOR", "x86-64-v3")
     assert compiler.build(source).has_avx512() == 0
     monkeypatch.setenv("FUSE_PROCESSOR", "")
-    assert compiler.build(source).has_avx512() == ("avx512f" in cpu.features().split())
+    assert compiler.build(source).has_avx512() == ("avx512f" in processor.features().split())

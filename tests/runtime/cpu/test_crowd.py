@@ -8,7 +8,7 @@ from importlib import resources
 
 import pytest
 
-from fuse.runtime import compiler
+from fuse.runtime.cpu import compiler
 
 MACHINE = """
 // A kernel of `work` nanoseconds, which its threads share evenly; each call with more than `free` of them waits for a
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(PROCESSORS < 2, reason="threads share one proces
 
 @pytest.fixture
 def machine() -> ctypes.CDLL:
-    text = resources.files("fuse.runtime").joinpath("crowd.h").read_text()
+    text = resources.files("fuse.runtime.cpu").joinpath("crowd.h").read_text()
     library = compiler.build(text + MACHINE)
     library.simulated.restype = ctypes.c_void_p
     for function in (library.calls, library.spent):

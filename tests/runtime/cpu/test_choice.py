@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import fuse
-from fuse.runtime import blas, candidates, choice, tuning
+from fuse.runtime import tuning
+from fuse.runtime.cpu import blas_speed, candidates, choice
 from fuse.testing import assert_fuses
 
 
@@ -132,7 +133,7 @@ def test_large_products_on_their_own_are_kernels_where_the_library_is_slow(
     slow: bool, rows: int, columns: int, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FUSE_TUNE", raising=False)
-    monkeypatch.setattr(blas, "is_slow", lambda: slow)
+    monkeypatch.setattr(blas_speed, "is_slow", lambda: slow)
     fused, x = fuse.compile(Large(columns)), torch.randn(rows, 512)
     with torch.no_grad():
         torch.testing.assert_close(fused(x), x @ fused.weight, rtol=1e-4, atol=1e-4)
@@ -140,7 +141,7 @@ def test_large_products_on_their_own_are_kernels_where_the_library_is_slow(
 
 
 def test_equal_products_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blas, "is_slow", lambda: True)
+    monkeypatch.setattr(blas_speed, "is_slow", lambda: True)
     fused = fuse.compile(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)))
     with torch.no_grad():
         fused(torch.randn(32, 64))
@@ -150,11 +151,11 @@ def test_equal_products_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_library_takes_is_measured_once_a_machine(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
     measured = iter([2.0, 1.0])
-    monkeypatch.setattr(blas, "times_slower", lambda: next(measured))
+    monkeypatch.setattr(blas_speed, "times_slower", lambda: next(measured))
     for _ in range(2):  # as in two processes: the second reads what the first has kept
-        blas.is_slow.cache_clear()
-        assert blas.is_slow()
+        blas_speed.is_slow.cache_clear()
+        assert blas_speed.is_slow()
     monkeypatch.setattr(torch, "__version__", "another")
-    blas.is_slow.cache_clear()
-    assert not blas.is_slow()
-    blas.is_slow.cache_clear()
+    blas_speed.is_slow.cache_clear()
+    assert not blas_speed.is_slow()
+    blas_speed.is_slow.cache_clear()

@@ -6,26 +6,16 @@ kernels of a schedule  ->  translation units  ->  libraries  ->  {name: address}
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from fuse.kernel.cpu.loop_kernel import HEADERS as LOOP_HEADERS
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.lower import Kernel
-from fuse.runtime.compiler import build_many
-from fuse.runtime.steps import KernelStep, LoopStep, Schedule
+from fuse.runtime.cpu.compiler import build_many
 
 FOR_A_LINE, FOR_A_LINE_BEHIND_HEADERS, FOR_HEADERS = 0.5, 1.0, 350.0
 """Milliseconds that GCC takes, roughly: for a line of a kernel, for one of a kernel that needs headers, and for what
 these headers hold, once a unit."""
-
-
-def kernels_of(plan: Schedule) -> Iterator[Kernel]:
-    """The kernels that a schedule calls, in order, those in the bodies of its loops included."""
-    for step in plan.steps:
-        if isinstance(step, KernelStep):
-            yield step.kernel
-        elif isinstance(step, LoopStep):
-            yield from kernels_of(step.body)
 
 
 def addresses_of(kernels: Iterable[Kernel]) -> dict[str, int]:

@@ -18,11 +18,11 @@ from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 
-from fuse.runtime import cache, cpu, toolchain
+from fuse.errors import CompileFailed
+from fuse.runtime import cache
+from fuse.runtime.cpu import processor, toolchain
+from fuse.runtime.cpu.toolchain import Toolchain
 from fuse.runtime.interrupts import stopped_on_interrupt
-from fuse.runtime.toolchain import CompileFailed, CompilerMissing, Toolchain
-
-__all__ = ["CompileFailed", "CompilerMissing", "build", "build_many"]
 
 # Part of every key: raise it when libraries built before must not be used any more.
 _FORMAT = "1"
@@ -86,7 +86,7 @@ def build_many(sources: Sequence[str], *, flags: Sequence[str] = ()) -> list[cty
 
 
 def _key(source: str, compiler: Toolchain, options: Sequence[str]) -> str:
-    place = (sys.platform, cpu.features())
+    place = (sys.platform, processor.features())
     options = (*toolchain.REQUIRED_OPTIONS, *options)
     return cache.key_of(_FORMAT, *place, *compiler.command, compiler.version, str(len(options)), *options, source)
 

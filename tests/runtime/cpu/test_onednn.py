@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuse
 from fuse.runtime import tuning
-from fuse.runtime.onednn import LibraryCall, call_of
+from fuse.runtime.cpu.onednn import LibraryCall, call_of
 from fuse.testing import assert_fuses
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")

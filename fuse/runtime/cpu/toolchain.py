@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuse.errors import FuseError
-from fuse.runtime import cpu, interrupts
+from fuse.errors import CompileFailed, CompilerMissing, FuseError
+from fuse.runtime import interrupts
 from fuse.runtime.cache import warn_once
+from fuse.runtime.cpu import processor
 
 # Without these a library would be wrong or none: eager's rounding forbids contracting a*b+c.
 REQUIRED_OPTIONS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
@@ -33,14 +34,6 @@ _LONGEST_MESSAGE = 300
 _ERROR_LINE = re.compile(r"(?<!collect2: )\berror:|\bld: (?!warning)", re.IGNORECASE)
 
 _rejected: dict[Toolchain, frozenset[str]] = {}
-
-
-class CompilerMissing(FuseError):
-    """No C++ compiler on this machine."""
-
-
-class CompileFailed(FuseError):
-    """The compiler rejected a source, took too long, or could not run."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +111,8 @@ def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     """
     options = ["-fno-math-errno", "-fno-trapping-math"]
     # Arm's compilers take the processor, architecture and tuning in one, with -mcpu.
-    processor = os.environ.get("FUSE_PROCESSOR") or "native"
-    options += [f"-march={processor}", "-mprefer-vector-width=512"] if cpu.is_x86() else [f"-mcpu={processor}"]
+    name = os.environ.get("FUSE_PROCESSOR") or "native"
+    options += [f"-march={name}", "-mprefer-vector-width=512"] if processor.is_x86() else [f"-mcpu={name}"]
     options += ["-fopenmp"] if toolchain.is_gcc else []
     rejected = _rejected.get(toolchain, frozenset())
     return tuple(option for option in options if option not in rejected)

@@ -6,7 +6,7 @@
 
 ``candidates.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
 operands are made up in the layouts that the call has, and what is called from Python is measured with what that costs.
-The rule: products on their own are a kernel where the library's are slow (``blas.py`` measures that once a machine),
+The rule: products on their own are a kernel where the library's are slow (``blas_speed.py`` measures that once),
 but for the smallest and thinnest. On AMD's processors the library of PyTorch's usual builds (MKL) took 1.0 to 3 times
 as long, packing included (one call, two threads, 2 to 1000 rows, 32 to 4096 columns); it also keeps what it packs
 into, 0.1 to 2 MB that no plan knows of.
@@ -20,10 +20,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse.kernel.lower import Declined, Kernel, lower, structure
-from fuse.runtime import blas, tuning
-from fuse.runtime.candidate_runs import Run, run_of_call, run_of_library, runs_of_kernels
-from fuse.runtime.candidates import holds_product, kernels_of
-from fuse.runtime.onednn import LibraryCall, call_of
+from fuse.runtime import tuning
+from fuse.runtime.cpu import blas_speed, processor
+from fuse.runtime.cpu.candidate_runs import Run, run_of_call, run_of_library, runs_of_kernels
+from fuse.runtime.cpu.candidates import holds_product, kernels_of
+from fuse.runtime.cpu.onednn import call_of
+from fuse.runtime.libraries import LibraryCall
 from fuse.runtime.single_operators import region_of
 
 aten = torch.ops.aten
@@ -77,7 +79,7 @@ def _fastest(
         runs[call.name] = run_of_call(region, call)
     if len(runs) < 2:
         return made
-    name = tuning.fastest(structure(region, named=False), runs)
+    name = tuning.fastest(f"{structure(region, named=False)} on {processor.identity()}", runs)
     return call if call and name == call.name else kernels.get(name)
 
 
@@ -88,4 +90,4 @@ def is_for_a_kernel(node: Node) -> bool:
     rows, columns = node.meta["val"].shape
     depth = node.args[-1].meta["val"].shape[0]  # type: ignore[union-attr]  # the right operand
     is_large = bool(rows >= FEWEST_ROWS and columns >= FEWEST_COLUMNS and rows * columns * depth >= LARGE)
-    return is_large and blas.is_slow()
+    return is_large and blas_speed.is_slow()

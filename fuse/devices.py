@@ -1,0 +1,77 @@
+"""The devices that have kernels, and PyTorch's autocast on them.
+
+A device is a name here, a folder in ``fuse/kernel/`` that writes its kernels, one in ``fuse/runtime/`` that builds and
+starts them, and a profile in ``fuse/cost/profiles.py``. No other file names a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+DEVICES = ("cpu",)
+"""The types of the devices that have kernels, as ``torch.device.type`` has them."""
+HOST = torch.device("cpu")
+"""Where Python runs: constants are computed there, and it is PyTorch's default device."""
+
+
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether programs compute with tensors where this one is.
+
+    >>> has_kernels(torch.zeros(1)), has_kernels(torch.zeros(1, device="meta"))
+    (True, False)
+    """
+    return tensor.device.type in DEVICES
+
+
+def is_host(tensor: Tensor) -> bool:
+    """Whether a tensor is in the memory of the processor.
+
+    >>> is_host(torch.zeros(1)), is_host(torch.zeros(1, device="meta"))
+    (True, False)
+    """
+    return tensor.device.type == HOST.type
+
+
+def device_of(graph: GraphModule) -> str:
+    """The type of the device that a graph computes on: another than the host where a tensor is on another.
+
+    >>> device_of(torch.fx.symbolic_trace(torch.nn.Tanh()))
+    'cpu'
+    """
+    values = (node.meta.get("val") for node in graph.graph.nodes)
+    types = {value.device.type for value in values if isinstance(value, Tensor)}
+    return min(types - {HOST.type}, default=HOST.type)
+
+
+@contextlib.contextmanager
+def autocast(dtype: torch.dtype) -> Iterator[None]:
+    """Under autocast to ``dtype`` on every device that has kernels.
+
+    >>> with autocast(torch.bfloat16):
+    ...     torch.get_autocast_dtype("cpu")
+    torch.bfloat16
+    """
+    with contextlib.ExitStack() as stack:
+        for device in DEVICES:
+            stack.enter_context(torch.autocast(device, dtype))
+        yield
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Behind autocast's choice of dtypes, which recorded operators hold.
+
+    >>> with torch.autocast("cpu"), without_autocast():
+    ...     torch.is_autocast_enabled("cpu")
+    False
+    """
+    with contextlib.ExitStack() as stack:
+        for device in DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

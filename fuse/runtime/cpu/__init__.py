@@ -1,0 +1,1 @@
+"""What builds, measures and starts kernels on processors, and the libraries that PyTorch has there."""

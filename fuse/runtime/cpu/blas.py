@@ -1,0 +1,172 @@
+"""Matrix products through the BLAS that torch itself ships.
+
+    node mm/addmm/bmm/baddbmm/mv  ->  Product: what to hand to ?gemm_ or ?gemm_batch_
+
+The symbols are taken from torch's own shared library, so that a fused product is the same code, with the same
+threads, as eager's. BLAS is column-major and our matrices are row-major: C = A B is computed as C^T = B^T A^T, which
+needs no copy. Every operand with one unit stride is a plain or a transposed matrix to BLAS. What does not fit (other
+dtypes, no unit stride, an empty matrix, a BLAS that is not there) is ``None`` here and stays an ATen call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fuse.runtime.layout import is_lazy
+from fuse.runtime.libraries import LibraryProduct
+
+aten = torch.ops.aten
+_PREFIX = {torch.float32: "s", torch.float64: "d"}
+LARGEST_NUMBER = 2**31 - 1  # BLAS takes 32-bit integers
+
+
+@cache
+def blas_address(name: str) -> int | None:
+    """Address of a BLAS routine in the process's torch, or None when this build has none.
+
+    >>> blas_address("no_such_routine_") is None
+    True
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    for file in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        try:
+            library = ctypes.CDLL(str(folder / file))
+            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def gemm_address(dtype: torch.dtype) -> int | None:
+    """``sgemm_`` or ``dgemm_``."""
+    return blas_address(f"{_PREFIX[dtype]}gemm_") if dtype in _PREFIX else None
+
+
+def gemm_batch_address(dtype: torch.dtype) -> int | None:
+    """``sgemm_batch_`` or ``dgemm_batch_`` (an extension of MKL: absent elsewhere)."""
+    return blas_address(f"{_PREFIX[dtype]}gemm_batch_") if dtype in _PREFIX else None
+
+
+def product(node: Node) -> LibraryProduct | None:
+    """``node`` as a BLAS product, or None when it has to stay an ATen call."""
+    if node.op != "call_function" or node.target not in _READERS:
+        return None
+    found = _READERS[node.target](node)
+    if found is None or gemm_address(found.dtype) is None:
+        return None
+    return found
+
+
+def _mm(node: Node) -> LibraryProduct | None:
+    return _describe(node, node.args[0], node.args[1])
+
+
+def _addmm(node: Node) -> LibraryProduct | None:
+    bias, left, right = node.args[:3]
+    return _describe(node, left, right, bias)
+
+
+def _mv(node: Node) -> LibraryProduct | None:
+    return _describe(node, node.args[0], node.args[1])
+
+
+_READERS = {
+    aten.mm.default: _mm,
+    aten.bmm.default: _mm,
+    aten.mv.default: _mv,
+    aten.addmm.default: _addmm,
+    aten.baddbmm.default: _addmm,
+}
+
+
+def _describe(node: Node, left: object, right: object, bias: object = None) -> LibraryProduct | None:
+    if not isinstance(left, Node) or not isinstance(right, Node):
+        return None
+    values: list[Tensor] = [left.meta["val"], right.meta["val"], node.meta["val"]]
+    dtype = values[2].dtype
+    same = all(v.dtype == dtype and v.device.type == "cpu" and not is_lazy(v) for v in values)
+    if not same or dtype not in _PREFIX or values[2].numel() == 0:
+        return None
+    as_column = values[1].dim() == 1
+    (batch, m, k), a_strides = _as_batch(values[0], False)
+    (_, _, n), b_strides = _as_batch(values[1], as_column)
+    _, c_strides = _as_batch(values[2], as_column)
+    left_form = matrix_form(m, k, *a_strides[1:])
+    right_form = matrix_form(k, n, *b_strides[1:])
+    result_form = matrix_form(m, n, *c_strides[1:])
+    if left_form is None or right_form is None or result_form is None or result_form[0]:
+        return None
+    if k == 0:
+        return None
+    found = LibraryProduct(
+        left,
+        right,
+        None,
+        dtype,
+        m,
+        n,
+        k,
+        left_form,
+        right_form,
+        result_form[1],
+        batch=batch,
+        batch_strides=(a_strides[0], b_strides[0], c_strides[0]),
+    )
+    if found.largest > LARGEST_NUMBER:
+        return None
+    return _with_bias(found, bias, node) if isinstance(bias, Node) else found
+
+
+def _with_bias(found: LibraryProduct, bias: Node, node: Node) -> LibraryProduct | None:
+    alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
+    if not isinstance(alpha, int | float) or not isinstance(beta, int | float):
+        return None
+    value: Tensor = bias.meta["val"]
+    if value.dtype != found.dtype or value.device.type != "cpu" or is_lazy(value):
+        return None
+    if beta == 0:  # eager does not read the bias either: a NaN in it must not spread
+        return replace(found, alpha=float(alpha))
+    size = tuple(node.meta["val"].shape)
+    layout = (size, broadcast_strides(value, size))
+    return replace(found, bias=bias, alpha=float(alpha), beta=float(beta), bias_layout=layout)
+
+
+def _as_batch(tensor: Tensor, column: bool) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Size and stride of a vector or matrix seen as a batch of one matrix (a vector is one column when
+    ``column``)."""
+    size, stride = tuple(tensor.shape), tensor.stride()
+    if len(size) == 1:
+        size, stride = ((*size, 1), (*stride, 1)) if column else ((1, *size), (1, *stride))
+    if len(size) == 2:
+        size, stride = (1, *size), (0, *stride)
+    return size, stride  # type: ignore[return-value]  # three of each by now
+
+
+def broadcast_strides(tensor: Tensor, size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of ``tensor.expand(size)``.
+
+    >>> broadcast_strides(torch.empty(5), (3, 5)), broadcast_strides(torch.empty(3, 1), (2, 3, 5))
+    ((0, 1), (0, 1, 0))
+    """
+    own = [0 if length == 1 else stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return (*[0] * (len(size) - len(own)), *own)
+
+
+def matrix_form(rows: int, columns: int, row_stride: int, column_stride: int) -> tuple[bool, int] | None:
+    """How BLAS reads a matrix: ``(transposed, leading dimension)``, or None when it cannot.
+
+    >>> matrix_form(3, 4, 4, 1), matrix_form(3, 4, 1, 3), matrix_form(3, 4, 8, 2)
+    ((False, 4), (True, 3), None)
+    """
+    if (column_stride == 1 or columns == 1) and (row_stride >= columns or rows == 1):
+        return False, row_stride if rows > 1 else max(columns, 1)
+    if (row_stride == 1 or rows == 1) and (column_stride >= rows or columns == 1):
+        return True, column_stride if columns > 1 else max(rows, 1)
+    return None
