@@ -96,8 +96,8 @@ def lower(region: GraphModule, threads: Threads = "if worth it", config: Config 
     """
     key = f"{structure(region)}\n{threads}" + (f" {config}" if config != DEFAULT else "")
     known = _KERNELS.get(key)
-    if known is None:
-        known = _for_sizes(region) if (threads, config) == ("if worth it", DEFAULT) else None
+    if not isinstance(known, Kernel) and (threads, config) == ("if worth it", DEFAULT):
+        known = _for_sizes(region) or known  # which may serve what has no kernel of its own
     if known is None:
         known = _KERNELS[key] = attempt(
             lambda: replace(_lower(region, key, threads, config), computes=_computes(region, threads, config))

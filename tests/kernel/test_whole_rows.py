@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import fuse
 from fuse.graph.function import Function
 from fuse.testing import assert_fuses
 
@@ -102,3 +103,17 @@ def test_near_misses_say_why(model: nn.Module, rows: int, depth: int, reason: st
 def test_a_product_that_is_repeated_in_what_is_reduced_stays_apart(repeated: Callable[..., Tensor]) -> None:
     model = Function(lambda x, w, b: repeated(x @ w, b))
     assert_fuses(model, torch.randn(64, 32), torch.randn(32, 96), torch.randn(3))
+
+
+def test_rows_that_vary_have_one_kernel_however_few() -> None:
+    """Also where a program for a size of its own has left such rows to the library before."""
+    model, w = Columns(), torch.randn(16, 32) / 4
+    with torch.no_grad():
+        for rows in (9, 24):
+            fuse.compile(model, dynamic_shapes=None)(torch.randn(rows, 16), w)
+        fused = fuse.compile(model)
+        for rows in (70, 40, 24, 9):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(fused(x, w), model(x, w), rtol=1e-4, atol=1e-5)
+            assert fused.last_run is not None
+            assert fused.last_run.launches == 1

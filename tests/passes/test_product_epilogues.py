@@ -259,3 +259,16 @@ def test_a_reader_that_waits_for_another_stays_behind_it() -> None:
         return (y.relu() @ v) * y.sigmoid()
 
     assert_fuses(Function(run), torch.randn(16, 32), torch.randn(32, 28), torch.randn(28, 28), launches=2)
+
+
+@pytest.mark.parametrize(("width", "launches"), [(16, 1), (128, 2)])
+def test_a_single_row_of_a_call_whose_sizes_vary(width: int, launches: int) -> None:
+    """The kernel of calls with more rows serves it, where packing the weight costs next to nothing."""
+    model = nn.Sequential(nn.Linear(width, width), nn.Tanh()).eval()
+    fused = fuse.compile(model)
+    with torch.no_grad():
+        for rows in (9, 7, 1):
+            x = torch.randn(rows, width)
+            torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+    assert fused.last_run is not None
+    assert fused.last_run.launches == launches
