@@ -27,7 +27,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.kernel.lower import Declined, lower
-from fuse.kernel.sized import call_at_hand
+from fuse.kernel.sized import sizes_vary
 from fuse.rewrite import effects, nested, regions
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -117,9 +117,9 @@ def has_few_rows(product: Node) -> bool:
     kernel of calls with more rows serves this one, and nothing is compiled for it."""
     if product.meta["val"].size(0) >= FEWEST_ROWS:
         return False
-    call, weight = call_at_hand(), product.args[-1]
+    weight = product.args[-1]
     assert isinstance(weight, Node)
-    return call is None or call.sizes is None or weight.meta["val"].numel() > SMALL_WEIGHT
+    return not sizes_vary() or weight.meta["val"].numel() > SMALL_WEIGHT
 
 
 def holds_product(node: Node) -> bool:

@@ -32,7 +32,7 @@ from fuse.kernel.index import NotAffine, SplitNeeded
 from fuse.kernel.names import plain_name
 from fuse.kernel.reading import computation_of, parts_of, values_of
 from fuse.kernel.recipes import Unsupported, find_recipe
-from fuse.kernel.sized import Lower, Text, call_at_hand
+from fuse.kernel.sized import Lower, Text, call_at_hand, sizes_vary
 from fuse.kernel.spelled import Numbers, spelled, with_numbers
 from fuse.kernel.target import TARGETS, Target, target_of
 from fuse.kernel.values import Computation, Concat, Map, Value
@@ -96,8 +96,8 @@ def lower(region: GraphModule, threads: Threads = "if worth it", config: Config 
     """
     key = f"{structure(region)}\n{threads}" + (f" {config}" if config != DEFAULT else "")
     known = _KERNELS.get(key)
-    if not isinstance(known, Kernel) and (threads, config) == ("if worth it", DEFAULT):
-        known = _for_sizes(region) or known  # which may serve what has no kernel of its own
+    if known is None or (isinstance(known, Declined) and sizes_vary()):  # other sizes may have a kernel
+        known = (_for_sizes(region) if (threads, config) == ("if worth it", DEFAULT) else None) or known
     if known is None:
         known = _KERNELS[key] = attempt(
             lambda: replace(_lower(region, key, threads, config), computes=_computes(region, threads, config))

@@ -104,6 +104,12 @@ def call_at_hand() -> SizedCall | None:
     return _CALL.get()
 
 
+def sizes_vary() -> bool:
+    """Whether the call whose regions are lowered is known to differ from others in sizes."""
+    call = call_at_hand()
+    return call is not None and call.sizes is not None
+
+
 # ---- relations -------------------------------------------------------------------------------------------------------
 
 Relation = tuple[int | Terms, ...]
