@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ Recording = Callable[[], contextlib.AbstractContextManager[list[Dispatch]]]
 LARGEST_CALLS = 256
 """Calls of submodules that stay Python, in one call of the model."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def obstacle(model: nn.Module, path: str) -> str:
     own_call = any("__call__" in class_dict(one) for one in mro(cls) if one not in (nn.Module, object))
     if own_call or module._compiled_call_impl is not None:
         return "it is not called by its forward"
-    if any(getattr(module, hooks, None) for hooks in _HOOKS):
+    if any(getattr(module, hooks, None) for hooks in HOOKS):
         return "it has hooks"
     inside = {id(one) for one in module.modules()}
     others = [one for one in model.modules() if id(one) not in inside]
@@ -225,14 +226,52 @@ def _replaced(module: nn.Module) -> Iterator[None]:
     """As long as anybody wants it, ``module.forward`` asks for a handler of the thread that calls it."""
     with _lock:
         _replacements[id(module)] = _replacements.get(id(module), 0) + 1
-        module.__dict__["forward"] = partial(_forward, module)
+        module.__dict__["forward"] = Replacement(module)
     try:
         yield
     finally:
         with _lock:
             _replacements[id(module)] -= 1
             if not _replacements[id(module)]:
-                del _replacements[id(module)], module.__dict__["forward"]
+                del _replacements[id(module)]
+                module.__dict__.pop("forward", None)
+
+
+class Replacement:
+    """In the place of the method ``module.forward``, and like it for whoever looks at it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _forward(self._module, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_module":  # while it is made by copy
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return MethodType(type(self._module).forward, self._module)
+
+
+@contextlib.contextmanager
+def own_forward(module: nn.Module) -> Iterator[bool]:
+    """Within a handler for ``module``, let its ``forward`` be that of its class again. Whether it is: not where another
+    thread has replaced it, too."""
+    handlers = _handlers.by_module
+    with _lock:
+        alone = _replacements.get(id(module)) == 1
+        replacement = module.__dict__.pop("forward") if alone else None
+    _handlers.by_module = {key: handler for key, handler in handlers.items() if key != id(module)}
+    try:
+        yield alone
+    finally:
+        _handlers.by_module = handlers
+        with _lock:
+            if alone and id(module) in _replacements:
+                module.__dict__["forward"] = replacement
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

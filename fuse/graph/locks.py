@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 
@@ -32,6 +34,23 @@ class ForkedLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()
+
+    @contextmanager
+    def without_waiting(self) -> Iterator[bool]:
+        """Hold it if nobody does, this thread included; whether that is so.
+
+        >>> lock = ForkedLock()
+        >>> with lock.without_waiting() as first, lock.without_waiting() as second:
+        ...     first, second
+        (True, False)
+        """
+        lock = self._lock
+        free = not self.is_held() and lock.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                lock.release()
 
     def is_held(self) -> bool:
         """Whether this thread holds it."""

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from fuse.runtime.generalised import Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import StateGuard, flatten, modes, overlaps
 from fuse.runtime.making import Maker, ModelCall, kind_of_cut, make
 from fuse.runtime.mutated_attributes import kind_of_call
+from fuse.runtime.parts import Parts, Told
 from fuse.runtime.patience import Patience
 from fuse.runtime.pieces import Pieces
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
@@ -61,11 +63,14 @@ from fuse.runtime.states import (
 )
 from fuse.runtime.steps import Fallback, Launches
 from fuse.runtime.training import RaisedByHook, Ran
-from fuse.runtime.variants import Compiled, LastRun, counted
+from fuse.runtime.variants import Compiled, LastRun, counted, together
 
 LARGEST_CARRIED = 4
 LARGEST_CONTEXTS = 8
 _NUMBER = re.compile(r"-?\b\d+(\.\d+)?\b")
+
+Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[Told, ...]]
+"""What a call did: a program, nothing that is observed, or, where it ran eager, what its parts tell."""
 
 Found = tuple[Compiled, tuple[Any, ...]]
 """A variant, and the tensors of a call that it is given."""
@@ -81,6 +86,7 @@ class Engine:
         passes: Sequence[str] | None,
         fuel: int | None = None,
         dynamic_shapes: Any = "auto",
+        quiet: bool = False,
     ) -> None:
         check_declaration(model, dynamic_shapes)
         self.model = model
@@ -92,11 +98,12 @@ class Engine:
         self._in_vain: Counter[Hashable] = Counter()  # captures of calls that may be captured another time
         self._lock = ForkedLock()
         self._pieces = Pieces(model)
-        self._maker = Maker(model, freeze, passes, fuel, self._lock, self._pieces)
+        self._maker = Maker(model, freeze, passes, fuel, self._lock, self._pieces, quiet=quiet)
+        self._parts = Parts(model, self._of_part, self._lock)
         self._sizes = SizesOfCalls(dynamic_shapes)
         self._patience = Patience()
         self._kinds = KindsOfCalls()
-        self._observed: tuple[Launches | int, Compiled, Ran | None] | LastRun | None = None
+        self._observed: Observed | None = None
 
     # ---- serving ---------------------------------------------------------------------------------------------------
 
@@ -143,6 +150,8 @@ class Engine:
             Missed: it is a specialisation that does not serve this call.
         """
         if compiled.program is None or compiled.rebuild is None:
+            if compiled.in_parts:
+                return self._in_parts(args, kwargs, compiled.reason, compiled)
             return self._eager(args, kwargs, compiled.reason, warn=not compiled.once, watches=compiled.watches)
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
@@ -198,14 +207,11 @@ class Engine:
 
     def last_run(self) -> LastRun | None:
         """What the last call to finish did, or None before the first."""
-        observed = self._observed
-        if observed is None or isinstance(observed, LastRun):
-            return observed
-        launches, compiled, ran = Launches.unpack(observed[0]), observed[1], observed[2]
-        assert compiled.program is not None
-        backward = counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None
-        forward = counted(launches, compiled.program.regions, compiled.program.fallbacks)
-        return replace(forward, backward=backward, reads=compiled.learning.lines if compiled.learning else ())
+        return None if self._observed is None else _told(self._observed)
+
+    def observed(self) -> Told:
+        """Tells what the last call did."""
+        return partial(_told, LastRun() if self._observed is None else self._observed)
 
     @property
     def fills(self) -> bool:
@@ -215,7 +221,7 @@ class Engine:
     def latest(self) -> Compiled | None:
         """The variant that served the last call."""
         observed = self._observed
-        return observed[1] if isinstance(observed, tuple) else None
+        return observed[1] if isinstance(observed, tuple) and isinstance(observed[1], Compiled) else None
 
     def forget(self) -> None:
         """Make every variant anew when it is next needed."""
@@ -229,6 +235,8 @@ class Engine:
         family = first[0].family
         assert family is not None
         if family.reason is not None:
+            if not self.freeze and self._maker.needs_gradients(call.leaves):
+                return self._in_parts(call.args, call.kwargs, family.reason, family)
             return self._eager(call.args, call.kwargs, family.reason, watches=self._around_reader(family, call))
         missed: Learned | None = None
         told: dict[int, object] = {}
@@ -441,6 +449,32 @@ class Engine:
                 self._maker.warn(f"{self._maker.name} runs eager: {reason.reason}")
             self._observed = LastRun(fallbacks=(reason,))
         return result
+
+    def _in_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: Fallback | None, kind: object) -> Any:
+        """As :meth:`_eager`, but that submodules run fused where they can."""
+        assert reason is not None
+        self._maker.warn(f"{self._maker.name} runs eager: {reason.reason}")
+        result, told = self._parts.run(args, kwargs, kind)
+        self._observed = reason, told
+        return result
+
+    def _of_part(self, module: nn.Module) -> Engine:
+        """What runs a part of the model."""
+        sizes = None if self.dynamic_shapes is None else "auto"
+        return Engine(module, False, self.passes, self.fuel, sizes, quiet=True)
+
+
+def _told(observed: Observed) -> LastRun:
+    if isinstance(observed, LastRun):
+        return observed
+    if len(observed) == 2:
+        reason, told = observed
+        return together(reason, [tell() for tell in told])
+    launches, compiled, ran = Launches.unpack(observed[0]), observed[1], observed[2]
+    assert compiled.program is not None
+    backward = counted(ran.backward, ran.regions, ran.fallbacks) if ran and ran.backward else None
+    forward = counted(launches, compiled.program.regions, compiled.program.fallbacks)
+    return replace(forward, backward=backward, reads=compiled.learning.lines if compiled.learning else ())
 
 
 def _given(compiled: Compiled, call: ModelCall) -> tuple[Any, ...]:

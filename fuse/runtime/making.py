@@ -64,7 +64,7 @@ class Maker:
     ``pieces`` says around which submodules calls are cut. ``kept`` are the attributes that calls assigned so far.
     ``changing`` are guards of calls that were seen to change something, once, and ``filling`` is what the last such
     call is reported with. ``trained`` are tensors that need gradients and are no parameters: ``forward`` finds them in
-    plain attributes or globals. ``warned`` is what was said.
+    plain attributes or globals. ``warned`` is what was said; nothing is where it is ``quiet``.
     """
 
     model: nn.Module
@@ -78,6 +78,7 @@ class Maker:
     filling: tuple[Fallback, ...] | None = None
     trained: tuple[Tensor, ...] = ()
     warned: set[str] = field(default_factory=set)
+    quiet: bool = False
 
     @property
     def name(self) -> str:
@@ -85,7 +86,7 @@ class Maker:
 
     def warn(self, message: str) -> None:
         """Say something once, as if it came from the user's line."""
-        if message not in self.warned:
+        if message not in self.warned and not self.quiet:
             self.warned.add(message)
             warnings.warn(message, stacklevel=_outside())
 
@@ -307,9 +308,9 @@ def kind_of_cut(maker: Maker, call: ModelCall) -> Hashable:
 
 def _in_pieces(maker: Maker, declined: Compiled, error: CaptureError, kind: Hashable, call: ModelCall) -> Compiled:
     """Let a call that is declined be watched, where the next such call may be cut around what it is because of."""
-    if maker.needs_gradients(call.leaves):
-        return declined
     assert declined.reason is not None
+    if maker.needs_gradients(call.leaves):
+        return replace(declined, in_parts=True)
     blame(error, maker.model, (call.args, call.kwargs), maker.kept)
     path, why = maker.pieces.further(error, kind)
     hope = f"; the next such call is cut around {path}" if path else why and f"; {why}"

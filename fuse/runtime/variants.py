@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
 
@@ -50,6 +50,7 @@ class Compiled:
     ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
     ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
     calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
+    ``in_parts``: these calls run eager, and what they call of submodules fused (:mod:`fuse.runtime.parts`).
     ``passing``: another call may not run eager. ``once``: another call is captured again. ``cuts``: submodules that run
     as Python in the program; the rest reads their ``settings``. ``watches``: the kind of call that is watched while it
     runs eager (:mod:`fuse.runtime.pieces`). ``resized``: the graph is that of other sizes; no such call was captured.
@@ -70,6 +71,7 @@ class Compiled:
     chooser: Chooser | None = None
     family: Family[Compiled] | None = None
     ending: Ending | None = None
+    in_parts: bool = False
     passing: bool = False
     once: bool = False
     cuts: tuple[str, ...] = ()
@@ -81,3 +83,25 @@ class Compiled:
 
 def counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:
     return LastRun(launches.total, launches.kernels, launches.libraries, launches.aten, regions, fallbacks)
+
+
+def _summed(runs: Sequence[LastRun]) -> LastRun:
+    return LastRun(
+        sum(run.launches for run in runs),
+        sum(run.kernels for run in runs),
+        sum(run.libraries for run in runs),
+        sum(run.aten for run in runs),
+        sum(run.regions for run in runs),
+        tuple(fallback for run in runs for fallback in run.fallbacks),
+    )
+
+
+def together(reason: Fallback, runs: Sequence[LastRun]) -> LastRun:
+    """What a call did that ran eager for ``reason``, but for parts of it."""
+    forward, backward = _summed(runs), [run.backward for run in runs if run.backward is not None]
+    return replace(
+        forward,
+        fallbacks=(reason, *forward.fallbacks),
+        backward=_summed(backward) if backward else None,
+        reads=tuple(read for run in runs for read in run.reads),
+    )

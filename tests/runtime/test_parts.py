@@ -1,0 +1,291 @@
+"""Training calls that cannot be captured whole: submodules run fused one by one, with eager's effects and gradients."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.runtime import parts
+from fuse.runtime.module import Fused
+
+
+class Odd(nn.Module):
+    """Python that a graph cannot hold: it notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 16))
+        self.seen: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(float(x.detach().double().sum()))
+        return x.sin() * self.weight
+
+
+def block(*more: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16), *more)
+
+
+class Around(nn.Module):
+    """Blocks around Python; ``between`` says what happens there."""
+
+    def __init__(self, between: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.before, self.after, self.norm = block(nn.Dropout(0.1)), block(), nn.LayerNorm(16)
+        self.inner = nn.ModuleList([Odd()])
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.between(self, self.before(x))
+
+
+def usual(self: Any, h: Tensor) -> Tensor:
+    return self.after(self.inner[0](h + 1)) + h
+
+
+@pytest.fixture(autouse=True)
+def _costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Submodules as small as these are parts, too."""
+    monkeypatch.setattr(parts, "SECONDS_OF_STEP", -1.0)
+
+
+def model(between: Callable[..., Tensor] = usual) -> Around:
+    torch.manual_seed(0)
+    return Around(between)
+
+
+def step(module: nn.Module, x: Tensor) -> Tensor:
+    module.zero_grad()
+    result: Tensor = module(x)
+    result.square().sum().backward()
+    return result.detach()
+
+
+def held(module: nn.Module, between_calls: Callable[[nn.Module, int], None] = lambda one, number: None) -> Fused:
+    """Every step beside eager's: results, gradients, what was noted, random numbers."""
+    expected, fused = copy.deepcopy(module), fuse.compile(module)
+    for number in range(6):
+        between_calls(module, number)
+        between_calls(expected, number)
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(number))
+        given, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        torch.manual_seed(number)
+        right = step(expected, theirs)
+        state = torch.get_rng_state()
+        torch.manual_seed(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.testing.assert_close(step(fused, given), right, rtol=1e-4, atol=1e-4)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.testing.assert_close(given.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+        for (name, one), other in zip(module.named_parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3, msg=name)
+        noted = [one.seen for one in module.modules() if isinstance(one, Odd)]
+        for mine, its in zip(noted, [one.seen for one in expected.modules() if isinstance(one, Odd)], strict=True):
+            assert mine == pytest.approx(its, rel=1e-3, abs=1e-3)
+    assert not any("forward" in one.__dict__ for one in (module.get_submodule("before"), module.get_submodule("after")))
+    return fused
+
+
+def fused_parts(fused: Fused) -> set[str]:
+    return set(fused._own()._parts._parts or {})
+
+
+def test_what_lies_around_the_python_is_fused_forward_and_backward() -> None:
+    fused = held(model())
+    run = fused.last_run
+    assert run is not None
+    assert fused_parts(fused) >= {"before", "after"}
+    assert run.kernels > 0
+    assert run.backward is not None
+    assert run.backward.kernels > 0
+    assert run.fallbacks[0].op == "Around"
+    assert "Odd.seen" in run.fallbacks[0].reason
+
+
+def test_python_deeper_inside() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.inner, self.after = block(), model(), block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.after(self.inner(self.before(x)))
+
+    fused = held(Outer())
+    run = fused.last_run
+    assert run is not None
+    assert fused_parts(fused) == {"before", "inner", "after"}
+    assert [fallback.op for fallback in run.fallbacks][:2] == ["Outer", "Around"]
+
+
+def test_python_of_the_model_itself_and_parts_that_are_called_several_times() -> None:
+    told: list[int] = []
+
+    def between(self: Any, h: Tensor) -> Tensor:
+        told.append(1)
+        for _ in range(3):
+            h = self.after(h) + self.after(h * 2)
+        return h
+
+    fused = held(model(between))
+    assert len(told) == 12
+    assert fused_parts(fused) >= {"before", "after"}
+
+
+def test_values_that_differ_in_every_call() -> None:
+    def between(self: Any, h: Tensor) -> Tensor:
+        return self.after(h * 2) * (1 + hash(int(8 * h.abs().sum().item())) % 7)
+
+    held(model(between))
+
+
+def written(self: Any, h: Tensor) -> Tensor:
+    y = self.inner[0](h * 2)
+    h.add_(1)
+    return self.after(y) + h
+
+
+def written_afterwards(self: Any, h: Tensor) -> Tensor:
+    y = self.after(self.inner[0](h))
+    y += 1
+    return y
+
+
+def written_past_autograd(self: Any, h: Tensor) -> Tensor:
+    y = self.inner[0](self.norm(h))
+    h.data.mul_(0.5)
+    return self.after(y) + h
+
+
+def differentiated(self: Any, h: Tensor) -> Tensor:
+    y = self.after(self.inner[0](h))
+    (slope,) = torch.autograd.grad(y.sum(), h, create_graph=True)
+    return y + slope.square()
+
+
+@pytest.mark.parametrize(
+    ("between", "left"),
+    [
+        (written, {"after"}),
+        (written_afterwards, {"before"}),
+        (written_past_autograd, {"after"}),
+        (differentiated, set()),
+    ],
+)
+def test_near_misses_run_eager(between: Callable[..., Tensor], left: set[str]) -> None:
+    fused = held(model(between))
+    assert fused_parts(fused) & {"before", "after"} == left
+
+
+def test_what_the_model_looks_at() -> None:
+    def between(self: Any, h: Tensor) -> Tensor:
+        assert list(inspect.signature(self.after.forward).parameters) == ["input"]
+        assert self.after.forward.__self__ is self.after
+        assert self.after.forward.__func__ is nn.Sequential.forward
+        return self.after.forward(self.inner[0](h))
+
+    assert "after" in fused_parts(held(model(between)))
+
+
+def replaced(module: nn.Module, number: int) -> None:
+    if number == 4:
+        torch.manual_seed(7)
+        module.after = block()
+
+
+def hooked(module: nn.Module, number: int) -> None:
+    if number == 4:
+        module.get_submodule("after").register_forward_hook(lambda one, args, result: result * 2)
+
+
+def weighed(module: nn.Module, number: int) -> None:
+    if number == 4:
+        module.get_submodule("after.0").weight = nn.Parameter(torch.eye(16))
+
+
+def frozen(module: nn.Module, number: int) -> None:
+    module.get_submodule("after").requires_grad_(number % 2 == 0)
+
+
+def evaluated(module: nn.Module, number: int) -> None:
+    module.train(number % 3 > 0)
+
+
+@pytest.mark.parametrize("between_calls", [replaced, hooked, weighed, frozen, evaluated])
+def test_what_is_changed_between_calls_is_seen(between_calls: Callable[[nn.Module, int], None]) -> None:
+    held(model(), between_calls)
+
+
+def test_a_forward_that_is_assigned_stays() -> None:
+    module = model()
+    fused = fuse.compile(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            step(fused, torch.randn(4, 16))
+        module.after.forward = own = lambda x: x * 3  # type: ignore[method-assign]
+        result = step(fused, torch.zeros(4, 16))
+    assert module.after.__dict__["forward"] is own
+    torch.manual_seed(0)
+    assert result.shape == (4, 16)
+
+
+def test_an_error_leaves_the_model_as_it_was() -> None:
+    def between(self: Any, h: Tensor) -> Tensor:
+        if len(self.inner[0].seen) > 3:
+            raise ValueError("enough")
+        return usual(self, h)
+
+    module = model(between)
+    fused = fuse.compile(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            step(fused, torch.randn(4, 16))
+        with pytest.raises(ValueError, match="enough"):
+            fused(torch.randn(4, 16))
+    assert not any("forward" in one.__dict__ for one in module.modules())
+
+
+def test_threads() -> None:
+    module = model()
+    module.before[3].p = 0.0
+    expected, fused = copy.deepcopy(module), fuse.compile(module)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for number in range(8):
+            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(100 * seed + number)).requires_grad_()
+            (mine,) = torch.autograd.grad(fused(x).square().sum(), x)
+            (its,) = torch.autograd.grad(expected(x).square().sum(), x)
+            if not torch.allclose(mine, its, rtol=1e-3, atol=1e-3):
+                wrong.append(f"{seed} {number}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(12):  # a capture would put back what other threads note meanwhile
+            step(fused, torch.randn(4, 16).requires_grad_())
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert len(module.inner[0].seen) == 36
+    assert not any("forward" in one.__dict__ for one in module.modules())
+
+
+def test_parts_that_gain_less_than_they_cost_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "SECONDS_OF_STEP", 1.0)
+    fused = held(model())
+    assert not fused_parts(fused) & {"before", "after"}
