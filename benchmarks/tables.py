@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks import survivors
 from benchmarks.common import RESULTS, ROOT
+from benchmarks.zoo_world import is_equal
 
 BUSY = 1.25
 """Load a core above which something besides the benchmark, which uses all cores, was running."""
@@ -638,6 +639,19 @@ def zoo_table(results: dict[str, Any]) -> list[str]:
     return [*lines, "", f"Figures by the commit of the engine that they hold for: {states}."]
 
 
+def zoo_world_table(results: dict[str, Any]) -> list[str]:
+    """How many models run eager behind fuse as in a process without it, bit by bit."""
+    cases = results["cases"]
+    together = sorted({case["together"] for case in cases})
+    return [
+        "| eager, in a process that ran the models through fuse before | |",
+        "|---|--:|",
+        f"| models | {len(cases)} |",
+        f"| equal bit by bit to a process without fuse | {sum(map(is_equal, cases))} |",
+        f"| models in one process | {' to '.join(map(str, sorted({together[0], together[-1]})))} |",
+    ]
+
+
 def zoo_speeds_table(results: dict[str, Any]) -> list[str]:
     """A row a package: what eager and ``torch.compile`` take for each second of fuse's, and first calls, of models that
     fill a cache in the first call and are captured in the second left out."""
@@ -798,6 +812,7 @@ TABLES = {
     "convolutions": convolutions_table,
     "zoo": zoo_table,
     "zoo_speeds": zoo_speeds_table,
+    "zoo_world": zoo_world_table,
 }
 """Each from the results of its name; ``_in_short``, ``_launches`` and ``_speeds`` from those of the whole table."""
 
