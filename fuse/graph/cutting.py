@@ -226,7 +226,7 @@ def _replaced(module: nn.Module) -> Iterator[None]:
     """As long as anybody wants it, ``module.forward`` asks for a handler of the thread that calls it."""
     with _lock:
         _replacements[id(module)] = _replacements.get(id(module), 0) + 1
-        module.__dict__["forward"] = Replacement(module)
+        module.__dict__["forward"] = ReplacedForward(module)
     try:
         yield
     finally:
@@ -237,7 +237,7 @@ def _replaced(module: nn.Module) -> Iterator[None]:
                 module.__dict__.pop("forward", None)
 
 
-class Replacement:
+class ReplacedForward:
     """In the place of the method ``module.forward``, and like it for whoever looks at it."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.devices import DEVICES, HOST
 from fuse.graph.contents import Contents, attributes_of, base_of, class_dict, contents, memory_kinds, module_of, mro
-from fuse.graph.cutting import Replacement
+from fuse.graph.cutting import ReplacedForward
 from fuse.graph.outside import value_of
 from fuse.graph.signature import Attribute, InputSpec, held_tensor
 
@@ -124,7 +124,7 @@ class StateGuard:
         own = not type(module).__module__.startswith("torch.nn.")
         left_out = self._left_out.get(id(module), frozenset())
         for name, value in module.__dict__.items():
-            if name in left_out or type(value) is Replacement:
+            if name in left_out or type(value) is ReplacedForward:
                 continue
             if name in _HOOKS and not value:
                 self._empty.append(value)
@@ -285,7 +285,7 @@ def modes() -> tuple[Any, ...]:
 
 def _without_replacement(own: dict[Any, Any]) -> dict[Any, Any] | None:
     """The attributes of a module of which another thread replaced ``forward`` for itself; None where none did."""
-    if type(own.get("forward")) is not Replacement:
+    if type(own.get("forward")) is not ReplacedForward:
         return None
     return {name: value for name, value in own.items() if name != "forward"}
 

@@ -340,7 +340,7 @@ def test_modes(mode: Any) -> None:
     assert fused.last_run.kernels > 0
 
 
-def test_calls_that_need_gradients_are_eager() -> None:
+def test_calls_that_need_gradients_are_not_cut() -> None:
     module = model()
     expected, fused = copy.deepcopy(module), fuse.compile(module)
     for (x,) in inputs(4):
@@ -349,7 +349,7 @@ def test_calls_that_need_gradients_are_eager() -> None:
             fused(x).square().sum().backward()
         expected(x).square().sum().backward()
     for one, other in zip(module.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
     assert notes(module) == notes(expected)
 
 
