@@ -24,6 +24,7 @@ from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
 from fuse.cost.count import calls_of_dispatches, calls_of_graph
+from fuse.devices import device_of
 from fuse.graph.cuts import oddity
 from fuse.graph.cutting import HOOKS, diverted, obstacle, own_forward
 from fuse.graph.learned import same_bits
@@ -219,8 +220,8 @@ def _gained(compiled: Compiled) -> float:
     training: Training | None = compiled.training
     graphs = [compiled.graph] if training is None else [training.joint.forward, training.graphs()[1]]
     return sum(
-        modelled_seconds(calls_of_dispatches(graph.meta["signature"].dispatches))
-        - modelled_seconds(calls_of_graph(graph))
+        modelled_seconds(calls_of_dispatches(graph.meta["signature"].dispatches), device_of(graph))
+        - modelled_seconds(calls_of_graph(graph), device_of(graph))
         for graph in graphs
         if graph is not None
     )

@@ -350,7 +350,7 @@ def test_calls_that_need_gradients_are_not_cut() -> None:
         expected(x).square().sum().backward()
     for one, other in zip(module.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
-    assert notes(module) == notes(expected)
+    np.testing.assert_allclose(notes(module), notes(expected), rtol=1e-3, atol=1e-4)
 
 
 def test_buffers_that_the_rest_writes() -> None:
