@@ -71,7 +71,7 @@ def _is_0d(value: Tensor) -> bool:
 
 def arguments(node: Node, known: Mapping[Node, float]) -> tuple[Any, ...]:
     """The arguments of ``node``, a tensor that is a number as that number, which stands behind the other operand."""
-    if node.target not in OF_TWO or len(node.args) != 2 or not any(one in known for one in node.all_input_nodes):
+    if node.target not in OF_TWO or len(node.args) != 2:
         return node.args
     x, y = (known.get(one, one) if isinstance(one, Node) else one for one in node.args)
     if not isinstance(x, Node) and isinstance(y, Node) and ops.is_commutative(node.target):

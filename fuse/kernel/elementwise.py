@@ -12,7 +12,7 @@ import operator
 import torch
 
 from fuse.kernel.dtypes import HALVES, register
-from fuse.kernel.expressions import Expression, Operation, Parameter, fn, select, squared
+from fuse.kernel.expressions import Expression, Literal, Operation, Parameter, both, converted, fn, select, squared
 from fuse.kernel.recipes import Call, Formula, Number, Recipe, Unsupported, apply, choice, convert, recipe, rounded
 from fuse.kernel.values import Constant, Map, Value, expand
 
@@ -127,7 +127,7 @@ def rsub(call: Call) -> Value:
 
 @recipe("mul")
 def mul(call: Call) -> Value:
-    return call.map(operator.mul, "self", call["other"])
+    return call.map(operator.mul, "self", call.unrounded("other"))
 
 
 @recipe("div")
@@ -136,10 +136,12 @@ def div(call: Call) -> Value:
     if not call.dtype.is_floating_point:
         raise Unsupported("integer division may trap")
     if mode is None:
-        return call.map(operator.truediv, "self", call["other"])
+        return call.map(operator.truediv, "self", call.unrounded("other"))
     if mode == "floor":
-        return call.map(fn.floor_divide, "self", "other")
-    return call.map(lambda x, y: fn.trunc(x / y), "self", "other")
+        return _floor_divide(call)
+    if _by_number(call):
+        return call.map(lambda x, y: fn.trunc(x / y), "self", call.unrounded("other"))
+    return call.map(lambda x, y: fn.trunc(converted(x / y, x.dtype, call.dtype)), "self", "other")
 
 
 @recipe("floor_divide", "remainder.Tensor", "remainder.Scalar", "fmod")
@@ -148,7 +150,34 @@ def divide_by_rounding(call: Call) -> Value:
     divisor = call["other"]
     if not call.dtype.is_floating_point and (isinstance(divisor, Value) or divisor in (0, -1)):
         raise Unsupported("integer division may trap")
-    return call.map(getattr(fn, name), "self", "other")
+    return _floor_divide(call) if name == "floor_divide" else call.map(getattr(fn, name), "self", "other")
+
+
+def _by_number(call: Call) -> bool:
+    """Whether eager divides by one number, in float: it divides halves by halves, each step rounded to a half."""
+    divisor = call.unrounded("other")
+    return call.dtype not in HALVES or not isinstance(divisor, Value) or divisor.shape == ()
+
+
+def _floor_divide(call: Call) -> Value:
+    """Python's quotient of floats: (x - x % y) / y, which is a whole number but for rounding."""
+    if _by_number(call):
+        return call.map(fn.floor_divide, "self", call.unrounded("other"))
+
+    def rounded_each(x: Expression, y: Expression) -> Expression:
+        def half(value: Expression) -> Expression:
+            return converted(value, value.dtype, call.dtype)
+
+        rest = half(fn.fmod(x, y))
+        exact = half(half(x - rest) / y)
+        lower = both(fn.unequal(rest, 0), fn.unequal(y < 0, rest < 0))
+        quotient = select(lower, half(exact - 1), exact)
+        whole = fn.floor(quotient)
+        whole = select(half(quotient - whole) > 0.5, half(whole + 1), whole)
+        whole = select(fn.equal(quotient, 0), fn.copysign(Literal(x.dtype, 0.0), x / y), whole)
+        return select(fn.equal(y, 0), x / y, whole)
+
+    return call.map(rounded_each, "self", "other")
 
 
 @recipe("neg")
@@ -164,7 +193,7 @@ def square(call: Call) -> Value:
 @recipe("pow.Tensor_Scalar")
 def power(call: Call) -> Value:
     """Eager's own special cases (none in float16) keep its bits; other exponents call ``pow``."""
-    exponent = float(call["exponent"])
+    exponent = float(rounded(call["exponent"], call.dtype) if call.dtype in HALVES else call["exponent"])
     if not call.dtype.is_floating_point:
         if exponent != 2:
             raise Unsupported("an integer power")

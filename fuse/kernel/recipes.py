@@ -23,7 +23,8 @@ from torch.fx import Node, map_arg
 
 from fuse.kernel.dtypes import HALVES, register, supported
 from fuse.kernel.expressions import Expression, Parameter, converted, select
-from fuse.kernel.values import Constant, Map, Value, expand
+from fuse.kernel.extents import is_one
+from fuse.kernel.values import Constant, Map, Value, expand, view
 
 Result = Value | tuple[Value | None, ...]
 Number = bool | int | float
@@ -78,9 +79,18 @@ class Call:
     def _operand(self, name: str, compute: torch.dtype) -> Value | Number:
         """An argument in ``compute``: eager makes a tensor of that dtype of a number that stands for one."""
         value: Value | Number = self.arguments[name]
-        if name not in ("self", "other") or compute not in HALVES:
+        if compute not in HALVES:
             return value
-        return convert(value, compute) if isinstance(value, Value) else rounded(value, compute)
+        if isinstance(value, Value):
+            return convert(value, compute)
+        return rounded(value, compute) if name in ("self", "other") else value
+
+    def unrounded(self, name: str) -> Value | Number:
+        """A factor or divisor: one element beside halves is a number to eager's loops, which read it in float."""
+        value: Value | Number = self.arguments[name]
+        if isinstance(value, Value) and self.dtype in HALVES and all(is_one(size) for size in value.shape):
+            return convert(view(value, ()), register(self.dtype))
+        return value
 
 
 def rounded(number: Number, dtype: torch.dtype) -> Number:

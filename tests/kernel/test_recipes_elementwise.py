@@ -107,8 +107,17 @@ UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-LOOSE_IN_HALVES = ("floor_of_number", "pow_3", "floor_divide", "add_scaled", "sub_scaled", "rsub_scaled")
+LOOSE_IN_HALVES = ("pow_3", "add_scaled", "sub_scaled", "rsub_scaled")
 """Operators that eager rounds in between in some of its loops (the last few elements, say); a kernel rounds once."""
+
+QUOTIENTS: Mapping[str, Callable[[Tensor, Any], Tensor]] = {
+    "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "floor_divide": torch.floor_divide,
+    "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "mul": torch.mul,
+    "div": torch.div,
+}
+"""Operators whose second operand eager reads in float, beside halves, where it is one number."""
 
 
 GRADIENTS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -143,6 +152,22 @@ def half_cases() -> Cases:
             f"{name} {short}": (f, torch.cat([a, near])) for name, f in UNARY.items() if name not in LOOSE_IN_HALVES
         }
         cases[f"rounds after every operator {short}"] = (lambda x, y: (x * y + x) * y - x, a, b)
+        normal = a.where((a == 0) | (a.abs() > 1e-30), 7.0)  # the evaluated recipe has a vectorised fmod, too
+        multiples = torch.cat([torch.arange(-40, 40) * 0.7, torch.arange(-1000, 1000, 9), normal]).to(dtype)
+        for name, f in QUOTIENTS.items():
+            for number in (0.7, -3, 2051):
+                cases[f"{name} by {number} {short}"] = (lambda x, f=f, n=number: f(x, n), multiples)
+            for kind in (torch.float32, torch.int64, dtype):
+                for shape in ((), (1,)) if kind is not torch.float32 else ((),):
+                    divisor = torch.full(shape, 0.7 if kind.is_floating_point else -2051, dtype=kind)
+                    cases[f"{name} by {len(shape)}-d {kind} {short}"] = (f, multiples, divisor)
+                    cases[f"{name} of {len(shape)}-d {kind} {short}"] = (f, divisor, multiples)
+            cases[f"{name} by tensor {short}"] = (f, multiples, torch.full_like(multiples, 0.7))
+        positive = multiples.abs()
+        cases[f"pow of number {short}"] = (lambda x: x**0.7, positive)
+        cases[f"pow of odd number {short}"] = (lambda x: x**2051, multiples)
+        cases[f"pow of 0-d {short}"] = (torch.pow, positive, torch.tensor(0.7))
+        cases[f"addcmul of 0-d {short}"] = (lambda x, y: torch.addcmul(x, y, x, value=0.5), positive, torch.tensor(0.7))
         cases[f"an integer tensor {short}"] = (lambda x, y: x * y, a, torch.arange(52) * 37 + 1)
         cases[f"a scalar tensor {short}"] = (lambda x, y: x * y + y, a, torch.tensor(0.1))
         cases[f"a float tensor {short}"] = (lambda x, y: x * y, a, torch.randn(52))

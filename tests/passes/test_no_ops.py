@@ -31,7 +31,9 @@ NOTHING = {
     "times one point zero": lambda x: x * 1.0,
     "divided by one": lambda x: x / 1,
     "to the power of one": lambda x: x**1,
+    "one, times": lambda x: torch.mul(1, x),
     "plus negative zero": lambda x: x + -0.0,
+    "negative zero, plus": lambda x: torch.add(-0.0, x),
     "minus zero": lambda x: x - 0.0,
     "minus integer zero": lambda x: x - 0,
     "times a tensor that is one": lambda x: x * torch.full((), 1.0),
@@ -62,6 +64,9 @@ SOMETHING = {
     "a copy that transposes": lambda x: x.t().clone(memory_format=torch.contiguous_format),
     "flipped": lambda x: x.flip([1]),
     "zero minus": lambda x: 0 - x,
+    "zero minus, as a function": lambda x: torch.sub(0, x),
+    "a number, plus": lambda x: torch.add(1, x),
+    "one, divided": lambda x: torch.div(1, x),
 }
 
 
