@@ -19,6 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fuse.devices import is_host
+
 Guard = Literal["truth", "number", "values", "size"]
 
 
@@ -187,7 +189,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     one, other = one.resolve_conj().resolve_neg().contiguous(), other.resolve_conj().resolve_neg().contiguous()
-    if one.is_cpu and other.is_cpu:
+    if is_host(one) and is_host(other):
         return bool(_compare(one.data_ptr(), other.data_ptr(), one.nbytes) == 0)
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 

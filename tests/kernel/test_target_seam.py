@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import fuse
+from fuse.devices import device_of
 from fuse.kernel import recipes
 from fuse.kernel.expressions import fn, select
-from fuse.kernel.lower import Kernel, lower
+from fuse.kernel.lower import Declined, Kernel, lower, target_for
 from fuse.kernel.recipes import Call, recipe
+from fuse.kernel.target import TARGETS
 from fuse.kernel.values import Value
 from fuse.testing import assert_fuses
 from tests.kernel.test_python_target import loops_of, run
@@ -119,6 +121,23 @@ def test_a_file_that_knows_a_device_would_be_found(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("from fuse.devices import has_kernels, is_host")
     assert not names_a_device(tmp_path / "one.py")
     assert asks_for_the_host(tmp_path / "one.py")
+
+
+def test_values_on_several_devices_have_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where both devices have kernels: each reads memory of its own only."""
+    monkeypatch.setattr("fuse.kernel.lower.TARGETS", {**TARGETS, "meta": TARGETS["cpu"]})
+    here, there = torch.ones(2), torch.ones(2, device="meta")
+    assert not isinstance(target_for([here, here]), Declined)
+    reason = target_for([here, there])
+    assert isinstance(reason, Declined)
+    assert "cpu and meta" in reason.reason
+
+
+def test_a_graph_computes_on_the_device_that_is_not_the_host() -> None:
+    graph = fuse.capture(nn.Tanh(), (torch.ones(2),))
+    assert device_of(graph) == "cpu"
+    graph.graph.find_nodes(op="placeholder")[0].meta["val"] = torch.ones(2, device="meta")
+    assert device_of(graph) == "meta"
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
 from pathlib import Path
 
 from fuse.errors import CompileFailed
@@ -63,7 +62,7 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
     return _loaded.setdefault(key, _load(*entry))
 
 
-def build_many(sources: Sequence[str], *, flags: Sequence[str] = ()) -> list[ctypes.CDLL]:
+def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
     """``build`` each source, with as many compilers at once as there are processors; libraries in the order of sources.
 
     Two halves of a graph's kernels built like this take little more than half the time of the whole.
@@ -77,11 +76,11 @@ def build_many(sources: Sequence[str], *, flags: Sequence[str] = ()) -> list[cty
     (1, 2)
     """
     compiler = toolchain.find()
-    options = (*toolchain.tuning_options(compiler), *flags)
+    options = toolchain.tuning_options(compiler)
     if sum(_key(source, compiler, options) not in _loaded for source in sources) < 2:
-        return [build(source, flags=flags) for source in sources]
+        return list(map(build, sources))
     with ThreadPoolExecutor(os.cpu_count()) as pool, stopped_on_interrupt():
-        libraries = [pool.submit(copy_context().run, partial(build, source, flags=flags)) for source in sources]
+        libraries = [pool.submit(copy_context().run, build, source) for source in sources]
         return [library.result() for library in libraries]
 
 
