@@ -244,6 +244,8 @@ class ReplacedForward:
         self._module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # by Dynamo, which cannot look into handlers
+            return type(self._module).forward(self._module, *args, **kwargs)
         return _forward(self._module, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

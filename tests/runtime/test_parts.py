@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fuse
 from fuse.runtime import parts
@@ -185,6 +186,43 @@ def differentiated(self: Any, h: Tensor) -> Tensor:
 def test_near_misses_run_eager(between: Callable[..., Tensor], left: set[str]) -> None:
     fused = held(model(between))
     assert fused_parts(fused) & {"before", "after"} == left
+
+
+def checkpointed(self: Any, h: Tensor) -> Tensor:
+    result: Tensor = checkpoint(lambda z: self.after(z) * 2, self.inner[0](h), use_reentrant=False) + h
+    return result
+
+
+def checkpointed_in_backward(self: Any, h: Tensor) -> Tensor:
+    result: Tensor = checkpoint(self.after, self.inner[0](h), use_reentrant=True) + h
+    return result
+
+
+def compiled_by_dynamo(self: Any, h: Tensor) -> Tensor:
+    h = self.inner[0](h)
+    result: Tensor = torch.compile(lambda z: self.after(z) * 2, backend="eager")(h)
+    return result
+
+
+def with_saved_tensors_packed(self: Any, h: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        result: Tensor = self.after(self.inner[0](h))
+    return result
+
+
+def partly_without_gradients(self: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = self.after(h)
+    result: Tensor = self.after(self.inner[0](h)) * scale + self.norm(h).detach()
+    return result
+
+
+@pytest.mark.parametrize(
+    "between",
+    [checkpointed, checkpointed_in_backward, compiled_by_dynamo, with_saved_tensors_packed, partly_without_gradients],
+)
+def test_parts_within_what_changes_how_they_are_run(between: Callable[..., Tensor]) -> None:
+    held(model(between))
 
 
 def test_what_the_model_looks_at() -> None:
