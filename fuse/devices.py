@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ DEVICES = ("cpu",)
 """The types of the devices that have kernels, as ``torch.device.type`` has them."""
 HOST = torch.device("cpu")
 """Where Python runs: constants are computed there, and it is PyTorch's default device."""
+_enabled, _dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 
 
 def has_kernels(tensor: Tensor) -> bool:
@@ -46,6 +48,18 @@ def device_of(graph: GraphModule) -> str:
     values = (node.meta.get("val") for node in graph.graph.nodes)
     types = {value.device.type for value in values if isinstance(value, Tensor)}
     return min(types - {HOST.type}, default=HOST.type)
+
+
+def autocast_modes() -> tuple[Any, ...]:
+    """Whether autocast is on, and to which dtype, on each device that has kernels. Every call of a model asks this.
+
+    >>> autocast_modes()
+    (False, torch.bfloat16)
+    """
+    modes = _enabled(DEVICES[0]), _dtype(DEVICES[0])
+    if len(DEVICES) == 1:
+        return modes
+    return (*modes, *map(_enabled, DEVICES[1:]), *map(_dtype, DEVICES[1:]))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuse.devices import DEVICES, has_kernels
+from fuse.devices import autocast_modes, has_kernels
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.cut_reading import Setting
 from fuse.graph.learned import Guard, bits, same_bits
@@ -225,8 +225,7 @@ def modes() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        *map(torch.is_autocast_enabled, DEVICES),
-        *map(torch.get_autocast_dtype, DEVICES),
+        autocast_modes(),
         torch.get_default_dtype(),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),

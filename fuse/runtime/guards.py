@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
-from fuse.devices import DEVICES, HOST
+from fuse.devices import HOST, autocast_modes
 from fuse.graph.contents import Contents, attributes_of, base_of, class_dict, contents, memory_kinds, module_of, mro
 from fuse.graph.cutting import ReplacedForward
 from fuse.graph.outside import value_of
@@ -274,8 +274,7 @@ def modes() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        *map(torch.is_autocast_enabled, DEVICES),
-        *map(torch.get_autocast_dtype, DEVICES),
+        autocast_modes(),
         torch.get_default_dtype(),
         torch.get_default_device() if _function_modes() else HOST,
         torch.are_deterministic_algorithms_enabled(),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fuse
+from fuse import devices
 from fuse.devices import device_of
 from fuse.kernel import recipes
 from fuse.kernel.expressions import fn, select
@@ -131,6 +132,16 @@ def test_values_on_several_devices_have_no_kernel(monkeypatch: pytest.MonkeyPatc
     reason = target_for([here, there])
     assert isinstance(reason, Declined)
     assert "cpu and meta" in reason.reason
+
+
+def test_autocast_is_told_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DEVICES", ("cpu", "cuda"))
+    off = devices.autocast_modes()
+    with torch.autocast("cpu", torch.float16):
+        assert devices.autocast_modes() == (True, torch.float16, *off[2:])
+        with devices.without_autocast():
+            assert devices.autocast_modes()[0] is off[0] is False
+    assert len(off) == 4
 
 
 def test_a_graph_computes_on_the_device_that_is_not_the_host() -> None:
