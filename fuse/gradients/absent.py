@@ -93,7 +93,7 @@ class _Half:
         if not there:
             return None
         if node.target is aten.add.Tensor and not node.kwargs and _alike(there[0], node):
-            return self.made[there[0]]
+            return self._laid_as(there[0], node)
         return self.graph.node_copy(node, self._present)
 
     def _is_zero(self, call: Node, result: int) -> bool:
@@ -105,6 +105,18 @@ class _Half:
         absent = [i for i, operand in enumerate(call.args) if self.made[operand] is None]  # type: ignore[index]
         there = [i for i, operand in enumerate(call.args) if operand in self.reached]
         return result in results_of(loop, absent) - results_of(loop, there)
+
+    def _laid_as(self, left: Node, node: Node) -> Node | None:
+        """What is left of a sum, in the sum's layout, which views of it rely on."""
+        made, wanted = self.made[left], node.meta["val"]
+        if made is None or left.meta["val"].stride() == wanted.stride():
+            return made
+        if not wanted.is_contiguous():
+            return self.graph.node_copy(node, self._present)
+        how = {"memory_format": torch.contiguous_format}
+        copy = self.graph.call_function(aten.clone.default, (made,), how)  # type: ignore[arg-type]
+        copy.meta.update(val=wanted, source=node.meta.get("source", ""))
+        return copy
 
     def _present(self, node: Node) -> Node:
         return self.made[node] or self._zeros(node.meta["val"])

@@ -663,3 +663,29 @@ def test_a_step_of_a_recurrent_loop_launches_as_much_at_any_length() -> None:
         launches.append((run.launches, run.backward.launches))
     assert launches[0] == launches[1]
     assert sum(launches[0]) <= 20
+
+
+class TwoLayouts(nn.Module):
+    """Two results of one value, whose gradients arrive in two layouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        heads = self.linear(x).view(2, 4, 2, 4)
+        turned = heads.transpose(1, 2) @ heads.new_ones(4, 4)
+        return heads.sin(), turned
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_loss_of_one_result_whose_gradient_lies_otherwise_than_the_sum_of_all(used: int) -> None:
+    model = TwoLayouts()
+    expected, fused = copy.deepcopy(model), fuse.compile(model)
+    for _ in range(2):
+        x = torch.randn(2, 4, 8)
+        fused(x)[used].square().sum().backward()
+        expected(x)[used].square().sum().backward()
+    assert fused.last_run.fallbacks == ()
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
