@@ -13,7 +13,7 @@ import torch
 from fuse.kernel.dtypes import register
 from fuse.kernel.elementwise import apply_test
 from fuse.kernel.expressions import Expression, Operation, Parameter, fn
-from fuse.kernel.extents import is_zero
+from fuse.kernel.extents import is_one, is_zero
 from fuse.kernel.recipes import Call, Unsupported, choice, convert, recipe
 from fuse.kernel.values import (
     Concat,
@@ -236,7 +236,9 @@ def _with_dimension(value: Value, dim: int) -> Value:
 
 def _overlay(value: Value, piece: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
     """``value`` with ``[start:end:step]`` of ``dim`` replaced by ``piece``."""
-    if step != 1:
+    if is_one(piece.shape[dim]):
+        end = start + 1
+    elif step != 1:
         return _interleaved(value, piece, dim, start, step)
     pieces = [_part(value, dim, 0, start), piece, _part(value, dim, end, value.shape[dim])]
     return concat(pieces, dim, value.shape, value.dtype)

@@ -89,6 +89,16 @@ def cases() -> Cases:
         "diagonal_backward": (lambda x: aten.diagonal_backward(x * 2, (6, 3, 3), 0, 1, 2) + 1, counted(6, 3)),
         "slice_scatter": (lambda x, y: torch.slice_scatter(x, y[:, :3], 1, 2, 5) * 2, x, y),
         "slice_scatter with steps": (lambda x, y: torch.slice_scatter(x, y[:, :3], 1, 1, 6, 2) * 2, x, y),
+        "slice_scatter of one column, with steps": (
+            lambda x, y: torch.slice_scatter(x, y[:, :1], 1, 4, 6, 7) * 2,
+            x,
+            y,
+        ),
+        "slice_scatter of the only column, with steps": (
+            lambda x, y: torch.slice_scatter(x[:, :1] + 1, y[:, :1], 1, 0, 2**63 - 1, 2) * 2,
+            x,
+            y,
+        ),
         "slice_scatter of one row": (lambda x, y: torch.slice_scatter(x, y[3:], 0, 3, 4, 4) + 1, x, y),
         "slice_backward with steps": (lambda x: aten.slice_backward(x + 1, (4, 18), 1, 2, 18, 3) * 2, x),
         "slice_backward to the end in steps": (lambda x: aten.slice_backward(x, (12, 6), 0, 1, 2**63 - 1, 3), x),
