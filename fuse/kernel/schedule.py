@@ -195,8 +195,8 @@ def _nest(targets: list[Sink], inputs: list[Buffer], names: Names, config: Confi
     if isinstance(first.value, Scan):
         return with_splits(first.value.shape, lambda d: scan_nest(first, inputs, names, d))
     if isinstance(first.value, Concat):
-        pieces = _pieces(first)
-        return [s for piece in pieces for s in _scoped(_nest([piece], inputs, names, config))]
+        groups = _sharing(_pieces(first))
+        return [s for group in groups for s in _scoped(_nest(group, inputs, names, config))]
     return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, names, d, config.order))
 
 
@@ -205,8 +205,25 @@ def _scoped(statements: list[Statement]) -> list[Statement]:
     return statements if all(isinstance(s, (For, Scope)) for s in statements) else [Scope(tuple(statements))]
 
 
+def _sharing(pieces: Sequence[Sink]) -> list[list[Sink]]:
+    """Pieces of a concatenation that share a nest: elementwise ones of one shape that are computed from each other, as
+    the states of a loop are, whose steps each piece would repeat from the start."""
+    groups: list[list[Sink]] = []
+    shares = False  # whether the last group is one of elementwise pieces
+    for piece in pieces:
+        value = piece.value
+        elementwise = not isinstance(value, (Concat, Scan)) and not reductions_below([value])
+        last = Output(groups[-1][-1].value, piece.strides) if shares and elementwise else None
+        if last is not None and _share_costly_work(last, Output(value, piece.strides)):
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+        shares = elementwise
+    return groups
+
+
 def _pieces(target: Sink) -> list[Sink]:
-    """A concatenation is one nest a piece, each stored in its place."""
+    """The pieces of a concatenation, each stored in its place."""
     value = target.value
     assert isinstance(value, Concat)
     pieces, start = [], target.start

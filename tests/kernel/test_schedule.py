@@ -107,3 +107,30 @@ def test_small_kernels_run_in_one_thread_and_large_ones_in_many(lowered: Callabl
     large = lowered(lambda x: x + 1, torch.randn(1000, 1000)).kernel
     assert (small.parallel, large.parallel) == (False, True)
     assert "parallel for" in large.source
+
+
+def test_pieces_of_a_concatenation_that_are_computed_from_each_other_share_a_nest(
+    lowered: Callable[..., Any], run: Callable[..., Any]
+) -> None:
+    """Each would repeat the steps before it: 40 sines, exponentials and the like took 41 s to compile."""
+
+    def steps(x: Tensor) -> Tensor:
+        states = [x]
+        for _ in range(40):
+            states.append(states[-1].tanh() * 0.5)
+        return torch.stack(states)
+
+    x = torch.randn(4, 6)
+    assert source_of(lowered, steps, x).count("fuse_tanh(") == 40
+    run(steps, x).check()
+
+
+def test_pieces_of_other_shapes_and_with_reductions_have_nests_of_their_own(run: Callable[..., Any]) -> None:
+    def pieces(x: Tensor) -> Tensor:
+        a = x.tanh() * 0.5
+        b = a.exp().tanh()
+        rest = [torch.cat([b.sin(), b], 1)[:, :3], b.exp(), torch.softmax(b, 1), (b * 2).tanh(), b.t()[:5].t().tanh()]
+        return torch.cat([a, b, *rest], 1)
+
+    x = torch.randn(4, 6)
+    run(pieces, x).check()
