@@ -153,7 +153,7 @@ def obstacle(model: nn.Module, path: str) -> str:
     """Why the submodule at ``path`` cannot be cut out of the model; empty where it can, as far as can be seen."""
     module = model.get_submodule(path)
     cls = type(module)
-    if cls.forward is nn.Module.forward or "forward" in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, torch.jit.ScriptModule) or cls.forward is nn.Module.forward or "forward" in module.__dict__:
         return "it has no forward of its class"
     own_call = any("__call__" in class_dict(one) for one in mro(cls) if one not in (nn.Module, object))
     if own_call or module._compiled_call_impl is not None:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
@@ -166,13 +167,15 @@ class _Seeing:
 
 
 def paths_of_parts(model: nn.Module) -> Iterator[str]:
-    """The outermost submodules that have a ``forward``.
+    """The outermost submodules that have a ``forward`` in Python.
 
     >>> blocks = nn.ModuleList([nn.Sequential(nn.ReLU()), nn.ReLU()])
     >>> list(paths_of_parts(nn.ModuleDict({"blocks": blocks, "head": nn.Linear(2, 2)})))
     ['blocks.0', 'blocks.1', 'head']
     """
     for name, child in model.named_children():
+        if isinstance(child, torch.jit.ScriptModule):
+            continue
         if type(child).forward is not nn.Module.forward:
             yield name
         elif type(child) in (nn.ModuleList, nn.ModuleDict):
