@@ -20,15 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from fuse.kernel.polynomials import Terms, product_of, quotient_of, sum_of
+
 LEAST = 1
 """The least value of a size that varies: what has no elements is lowered apart."""
 TELLING = 2
 """The least value that kernels for varying sizes are made at: a one broadcasts, and does not tell what it is."""
-
-Monomial = tuple[str, ...]
-"""Names of factors, sorted; none for a plain number."""
-Terms = tuple[tuple[Monomial, int], ...]
-"""A polynomial: monomials with their coefficients, none of them 0, sorted."""
 
 
 @dataclass
@@ -123,21 +120,20 @@ class Extent(int):
         made.conditions = conditions
         return made
 
-    def _made(self, value: int, terms: dict[Monomial, int]) -> int:
-        kept = tuple(sorted(item for item in terms.items() if item[1]))
-        return Extent(value, kept, self.conditions) if any(m for m, _ in kept) else value
+    def _made(self, value: int, terms: Terms) -> int:
+        return Extent(value, terms, self.conditions) if any(m for m, _ in terms) else value
 
     # ---- arithmetic ----------------------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> Any:
         if not isinstance(other, int):
             return pinned(self) + other
-        return self._made(plain(self) + plain(other), dict(sum_of(self.terms, terms_of(other))))
+        return self._made(plain(self) + plain(other), sum_of(self.terms, terms_of(other)))
 
     __radd__ = __add__
 
     def __neg__(self) -> int:
-        return self._made(-plain(self), {m: -c for m, c in self.terms})
+        return self._made(-plain(self), tuple((m, -c) for m, c in self.terms))
 
     def __sub__(self, other: Any) -> Any:
         return self + -other
@@ -148,7 +144,7 @@ class Extent(int):
     def __mul__(self, other: Any) -> Any:
         if not isinstance(other, int):
             return pinned(self) * other
-        return self._made(plain(self) * plain(other), dict(product_of(self.terms, terms_of(other))))
+        return self._made(plain(self) * plain(other), product_of(self.terms, terms_of(other)))
 
     __rmul__ = __mul__
 
@@ -463,12 +459,11 @@ def reaches(number: int, bound: int) -> bool:
     apart = number - bound
     if isinstance(apart, Extent) and not any("(" in factor for factors, _ in apart.terms for factor in factors):
         # a size n is TELLING and m more: a polynomial in m without a coefficient below 0 is never below 0
-        more: dict[Monomial, int] = {}
-        for factors, coefficient in apart.terms:
-            shifted = product_of(*((((), TELLING), ((factor,), 1)) for factor in factors), (((), coefficient),))
-            for monomial, c in shifted:
-                more[monomial] = more.get(monomial, 0) + c
-        if min(more.values()) >= 0:
+        moved = (
+            product_of(*((((), TELLING), ((factor,), 1)) for factor in factors), (((), coefficient),))
+            for factors, coefficient in apart.terms
+        )
+        if all(coefficient >= 0 for _, coefficient in sum_of(*moved)):
             return True
     return number >= bound
 
@@ -513,35 +508,6 @@ def terms_of(number: int) -> Terms:
     return (((), int(number)),) if number else ()
 
 
-def sum_of(*polynomials: Terms) -> Terms:
-    """The sum of polynomials.
-
-    >>> sum_of(((("n",), 1), ((), 3)), ((("n",), 2), ((), -3)))
-    ((('n',), 3),)
-    """
-    total: dict[Monomial, int] = {}
-    for terms in polynomials:
-        for monomial, coefficient in terms:
-            total[monomial] = total.get(monomial, 0) + coefficient
-    return tuple(sorted(item for item in total.items() if item[1]))
-
-
-def product_of(*polynomials: Terms) -> Terms:
-    """The product of polynomials.
-
-    >>> product_of(((("n",), 1), ((), 3)), ((("n",), 2),))
-    ((('n',), 6), (('n', 'n'), 2))
-    """
-    product: dict[Monomial, int] = {(): 1}
-    for terms in polynomials:
-        so_far, product = product, {}
-        for one, a in so_far.items():
-            for two, b in terms:
-                monomial = tuple(sorted(one + two))
-                product[monomial] = product.get(monomial, 0) + a * b
-    return tuple(sorted(item for item in product.items() if item[1]))
-
-
 def divided(number: int, divisor: int) -> int:
     """``number // divisor``, a polynomial where every monomial can be divided."""
     found = _exact(number, divisor)
@@ -560,16 +526,8 @@ def _exact(number: int, divisor: int) -> int | None:
         return 0
     if not isinstance(number, Extent) and number < 0 and least(divisor) >= -number:
         return -1
-    if len(terms_of(divisor)) != 1:
-        return None
-    ((factors, coefficient),) = terms_of(divisor)
-    found: dict[Monomial, int] = {}
-    for monomial, c in terms_of(number):
-        left = _without(monomial, factors)
-        if left is None or c % coefficient:
-            return None
-        found[left] = c // coefficient
-    return _any(number, divisor)._made(plain(number) // plain(divisor), found)
+    found = quotient_of(terms_of(number), terms_of(divisor))
+    return None if found is None else _any(number, divisor)._made(plain(number) // plain(divisor), found)
 
 
 def _quotient(function: str, symbol: str, number: int, divisor: int) -> int:
@@ -587,16 +545,6 @@ def _computed(text: str, python: str, value: int, *of: int) -> Extent:
 
 def _any(*numbers: int) -> Extent:
     return next(number for number in numbers if isinstance(number, Extent))
-
-
-def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
-    """``monomial / factors``; None where that is no monomial."""
-    left = list(monomial)
-    for factor in factors:
-        if factor not in left:
-            return None
-        left.remove(factor)
-    return tuple(left)
 
 
 def least(number: int) -> float:

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, product
 from typing import Any, Generic, TypeVar
 
-from fuse.kernel.extents import LEAST, TELLING, Conditions, Real, Terms, product_of, sum_of
+from fuse.kernel.extents import LEAST, TELLING, Conditions, Real
+from fuse.kernel.polynomials import Terms, product_of, sum_of
 from fuse.kernel.spelled import Numbers
 
 Made = TypeVar("Made")
