@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -31,8 +32,7 @@ def without(
 
     A result that only they reach is None. The graph is copied, unless there is nothing to leave out and not ``copied``.
     """
-    output = backward.graph.output_node()
-    results: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
+    (results,) = _arguments(backward.graph.output_node())
     if not absent and not copied:
         return backward, {i: i for i in range(len(results))}
     half = _Half(backward, absent)
@@ -85,7 +85,7 @@ class _Half:
 
     def _copied(self, node: Node) -> Node | None:
         operands = node.all_input_nodes
-        if node.target is operator.getitem and self._is_zero(operands[0], int(node.args[1])):  # type: ignore[arg-type]
+        if node.target is operator.getitem and self._is_zero(operands[0], _arguments(node)[1]):
             return None
         if all(self.made[operand] is not None for operand in operands):
             return self.graph.node_copy(node, self._present)
@@ -102,7 +102,7 @@ class _Half:
         loop = owner.get_submodule(str(call.target)) if owner is not None and call.op == "call_module" else None
         if not isinstance(loop, Loop) or self.made[call] is None:
             return False
-        absent = [i for i, operand in enumerate(call.args) if self.made[operand] is None]  # type: ignore[index]
+        absent = [i for i, operand in enumerate(_arguments(call)) if self.made[operand] is None]
         there = [i for i, operand in enumerate(call.args) if operand in self.reached]
         return result in results_of(loop, absent) - results_of(loop, there)
 
@@ -113,8 +113,8 @@ class _Half:
             return made
         if not wanted.is_contiguous():
             return self.graph.node_copy(node, self._present)
-        how = {"memory_format": torch.contiguous_format}
-        copy = self.graph.call_function(aten.clone.default, (made,), how)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"memory_format": torch.contiguous_format}
+        copy = self.graph.call_function(aten.clone.default, (made,), how)
         copy.meta.update(val=wanted, source=node.meta.get("source", ""))
         return copy
 
@@ -122,10 +122,15 @@ class _Half:
         return self.made[node] or self._zeros(node.meta["val"])
 
     def _zeros(self, value: torch.Tensor) -> Node:
-        how = {"dtype": value.dtype, "device": value.device}
-        node = self.graph.call_function(aten.zeros.default, (list(value.shape),), how)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+        node = self.graph.call_function(aten.zeros.default, (list(value.shape),), how)
         node.meta.update(val=fake_like(value), source="")
         return node
+
+
+def _arguments(node: Node) -> tuple[Any, ...]:
+    """The arguments of a node, whose kinds its operator says."""
+    return node.args
 
 
 def _alike(one: Node, other: Node) -> bool:

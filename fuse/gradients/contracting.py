@@ -37,7 +37,8 @@ class GradientTerm:
     def viewed(self, value: Tensor) -> Tensor:
         """``value``, the sum of ``base`` over steps, looked at as the gradient."""
         for view in self.views:
-            value = view.target(value, *view.args[1:], **view.kwargs)  # type: ignore[operator]
+            look: Any = view.target
+            value = look(value, *view.args[1:], **view.kwargs)
         return value
 
 
@@ -87,26 +88,27 @@ class Contraction:
 
 def contraction(node: Node) -> Contraction | None:
     """How the sum of ``node`` over steps is one contraction, or None."""
+    args: tuple[Any, ...] = node.args
     match node.target:
         case aten.mm.default:
-            left, right = node.args
-            if (turned := _transposed(left)) is not None:  # type: ignore[arg-type]
-                return Contraction((turned, right), _product_of_rows)  # type: ignore[arg-type]
-            return Contraction((left, right), _product)  # type: ignore[arg-type]
+            left, right = args
+            if (turned := _transposed(left)) is not None:
+                return Contraction((turned, right), _product_of_rows)
+            return Contraction((left, right), _product)
         case aten.bmm.default:
-            return Contraction(tuple(node.args), _batched_product)  # type: ignore[arg-type]
-        case aten.sum.dim_IntList if not node.kwargs and node.args[1]:
-            rows, dims, *keep = node.args
-            of_step = tuple(dims), bool(keep and keep[0])  # type: ignore[arg-type]
-            return Contraction((rows,), _Sum(*of_step), _SumOfStep(*of_step))  # type: ignore[arg-type]
-        case aten.embedding_dense_backward.default if not node.args[4]:  # not scaled by how often words occur
-            return Contraction(tuple(node.args[:2]), _Embedding(tuple(node.args[2:])))  # type: ignore[arg-type]
+            return Contraction(args, _batched_product)
+        case aten.sum.dim_IntList if not node.kwargs and args[1]:
+            rows, dims, *keep = args
+            of_step = tuple(dims), bool(keep and keep[0])
+            return Contraction((rows,), _Sum(*of_step), _SumOfStep(*of_step))
+        case aten.embedding_dense_backward.default if not args[4]:  # not scaled by how often words occur
+            return Contraction(args[:2], _Embedding(args[2:]))
         case aten.index_put.default | aten._index_put_impl.default:
             return _placed(node)
-        case aten.index_add.default if not node.kwargs and _is_zeros(node.args[0]):
-            whole, dim, index, source = node.args
-            rule = _AddedAt(_Zeros.like(whole), dim)  # type: ignore[arg-type]
-            return Contraction((index, source), rule)  # type: ignore[arg-type]
+        case aten.index_add.default if not node.kwargs and _is_zeros(args[0]):
+            whole, dim, index, source = args
+            rule = _AddedAt(_Zeros.like(whole), dim)
+            return Contraction((index, source), rule)
         case operator.getitem if (of_weight := gradient_of_weight(node)) is not None:
             gradient, image, convolved = of_weight
             return Contraction((gradient, image), convolved)
@@ -115,16 +117,16 @@ def contraction(node: Node) -> Contraction | None:
 
 def _placed(node: Node) -> Contraction | None:
     """How what a step adds up at places of a tensor of zeros is added up for all steps at once."""
-    whole, indices, values, *more = node.args
+    args: tuple[Any, ...] = node.args
+    whole, indices, values, *more = args
     accumulated = more[0] if more else node.kwargs.get("accumulate", False)
-    assert isinstance(indices, (tuple, list))
     used = [dim for dim, index in enumerate(indices) if index is not None]
     if not (accumulated and _is_zeros(whole)) or len(used) != 1:
         return None
     index = indices[used[0]]
     if not isinstance(index, Node) or index.meta["val"].dtype not in (torch.int64, torch.int32):
         return None
-    return Contraction((index, values), _Placed(_Zeros.like(whole), used[0]))  # type: ignore[arg-type]
+    return Contraction((index, values), _Placed(_Zeros.like(whole), used[0]))
 
 
 @dataclass(frozen=True)

@@ -37,19 +37,8 @@ def formula(args: Sequence[Any]) -> Callable[..., Any] | None:
     return _gradients if plain and inside and mask[0] and work <= MOST_WORK else None
 
 
-def _gradients(
-    gradient: Tensor,
-    image: Tensor,
-    weight: Tensor,
-    bias: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _gradients(*args: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    gradient, image, weight, _, stride, padding, dilation, _, output_padding, _, mask = args
     places = list(range(2, image.dim()))
     turned = weight.flip(places).transpose(0, 1).contiguous()
     around = [taps - 1 - p for taps, p in zip(weight.shape[2:], padding, strict=True)]
@@ -91,8 +80,9 @@ def gradient_of_weight(node: Node) -> tuple[Node, Node, OfWeight] | None:
     call = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
     if not isinstance(call, Node) or call.target is not aten.convolution_backward.default:
         return None
-    gradient, image, weight, _, stride, padding, dilation, _, _, _, mask = call.args
-    if list(mask) != [False, True, False]:  # type: ignore[arg-type]
+    args: tuple[Any, ...] = call.args
+    gradient, image, weight, _, stride, padding, dilation, _, _, _, mask = args
+    if list(mask) != [False, True, False]:
         return None
-    how = OfWeight(weight.meta["val"].shape, tuple(stride), tuple(padding), tuple(dilation))  # type: ignore[union-attr,arg-type]
-    return gradient, image, how  # type: ignore[return-value]
+    how = OfWeight(weight.meta["val"].shape, tuple(stride), tuple(padding), tuple(dilation))
+    return gradient, image, how

@@ -42,19 +42,8 @@ def _work(gradient: Tensor, weight: Tensor) -> int:
     return gradient.numel() * weight[0].numel()
 
 
-def _gradients(
-    gradient: Tensor,
-    image: Tensor,
-    weight: Tensor,
-    bias: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
-) -> tuple[None, Tensor, Tensor | None]:
+def _gradients(*args: Any) -> tuple[None, Tensor, Tensor | None]:
+    gradient, image, weight, _, stride, padding, _, _, _, _, mask = args
     places, taps = range(2, image.dim()), range(image.dim(), 2 * image.dim() - 2)
     if any(padding):
         image = aten.constant_pad_nd(image, [p for side in reversed(padding) for p in (side, side)], 0.0)
