@@ -51,12 +51,13 @@ class Alias:
     node: Node
     version: int
     storage: int
+    layout: tuple[Any, ...] | None = None
     made: Node = field(init=False)
-    layout: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.made = self.node
-        self.layout = layout_of(self.tensor)
+        if self.layout is None:
+            self.layout = layout_of(self.tensor)
 
 
 def layout_of(tensor: Tensor) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,6 +33,11 @@ from fuse.graph.mixed_norms import eager_dtype
 from fuse.graph.strides import contiguous_strides
 
 aten = torch.ops.aten
+_META = torch.device("meta")
+CONSTANTS = frozenset(
+    [int, bool, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format]
+)
+"""Types of arguments that say all of themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +52,11 @@ class TensorMetadata:
     storage_bytes: int
     requires_grad: bool
 
+    @cached_property
+    def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Size, stride and offset."""
+        return self.size, self.stride, self.offset
+
     def placed(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[Any, ...]:
         """The facts of a view of this tensor, where no gradients are recorded."""
         return (self.dtype, size, stride, offset, self.device, self.storage_bytes, False)
@@ -58,6 +69,11 @@ class Recipe:
     look: TensorMetadata | None
     is_view: bool = False
     argument: int = -1
+
+    @property
+    def layout(self) -> tuple[Any, ...] | None:
+        """Size, stride and offset of the result, where it is no argument."""
+        return None if self.look is None else self.look.layout
 
 
 class _Unremembered(Exception):
@@ -111,11 +127,9 @@ class FakeRunner:
             self._add_to_key(found, args, known[1])
             if kwargs:
                 self._add_to_key(found, tuple(kwargs.items()), known[1])
-            key = tuple(found)
-            hash(key)
-        except (_Unremembered, TypeError):
+        except _Unremembered:
             return None
-        return key
+        return tuple(found)
 
     def _ask(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         result = op(*args, **kwargs)
@@ -158,6 +172,11 @@ class FakeRunner:
                 return self._fake(made, whole.fake_device)
             return type(made)([self._fake(part, whole.fake_device) for part in made])
 
+    def layout(self, made: Tensor) -> tuple[Any, ...] | None:
+        """Size, stride and offset of what :meth:`make` made."""
+        look = self._looks[id(made)][1]
+        return None if look is None else look.layout
+
     def forget(self, tensor: Tensor) -> None:
         """``tensor`` is about to change its shape in place."""
         self._looks.pop(id(tensor), None)
@@ -173,18 +192,23 @@ class FakeRunner:
 
     def _add_to_key(self, found: list[Any], values: Sequence[Any], anywhere: bool) -> None:
         """Add what is remembered of arguments; ``anywhere``: not where in its memory a tensor begins."""
+        looks, places = self._looks, self._anywhere
         for value in values:
             kind = type(value)
-            if kind is tuple or kind is list:
-                found += kind, len(value)
-                self._add_to_key(found, value, anywhere)
+            if kind in CONSTANTS:
+                found += kind, value
             elif isinstance(value, Tensor):
-                known = self._looks.get(id(value))
+                known = looks.get(id(value))
                 look = known[1] if known is not None else self._look(value)
                 if look is None:
                     raise _Unremembered
-                found.append((self._anywhere.get(look) or self._moved(look)) if anywhere else look)
+                found.append((places.get(look) or self._moved(look)) if anywhere else look)
+            elif kind is tuple or kind is list:
+                found += kind, len(value)
+                self._add_to_key(found, value, anywhere)
             else:
+                if kind.__hash__ is None:
+                    raise _Unremembered
                 found += kind, value
 
     def _moved(self, look: TensorMetadata) -> TensorMetadata:
@@ -256,10 +280,10 @@ class FakeRunner:
             return argument
         with torch._C._DisableTorchDispatch():
             if recipe.is_view:
-                meta = torch.empty(0, dtype=look.dtype, device="meta")
+                meta = torch.empty(0, dtype=look.dtype, device=_META)
                 meta.set_(args[0].untyped_storage(), look.offset, look.size, look.stride)
             else:
-                meta = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device="meta")
+                meta = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device=_META)
             made = self._fake(meta, look.device)
         self._looks[id(made)] = made, look
         return made
@@ -278,7 +302,7 @@ class FakeRunner:
             torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
         else:
             torch._C._set_throw_on_mutable_data_ptr(made)
-        vars(made).update(state)
+        made.__dict__ = state.copy()
         return made
 
 

@@ -40,6 +40,7 @@ from fuse.graph.aliases import (
     written_arguments,
 )
 from fuse.graph.fakes import FakeRunner
+from fuse.graph.naming import append_call
 from fuse.graph.seeding import Draws
 from fuse.graph.strides import is_dense
 
@@ -97,15 +98,9 @@ class Functionalizer:
 
     def add(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """As :meth:`emit`, of an operator that draws no random numbers."""
-        # torch.fx looks through arguments that come with a new node for symbolic sizes, a third of its time.
-        node = self.graph.create_node("call_function", op, name=op.__name__.split(".")[0])
-        node._update_args_kwargs(args, dict(kwargs))
         if value is None:
-            fake_args, fake_kwargs = torch.fx.node.map_arg((args, dict(kwargs)), lambda n: n.meta["val"])
-            value = self.fakes.run(op, fake_args, fake_kwargs)
-        node.meta["val"] = value
-        node.meta["source"] = self.source
-        return node
+            value = self.fakes.run(op, _fakes(args), _fakes(dict(kwargs)))
+        return append_call(self.graph, op, args, dict(kwargs), {"val": value, "source": self.source})
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
@@ -203,11 +198,11 @@ class Functionalizer:
             )
         self._look_at(parent, (view,), part, self.emit(view.op, (node, *view.args), view.kwargs, part))
 
-    def own(self, tensor: Tensor, node: Node) -> None:
-        """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
+    def own(self, tensor: Tensor, node: Node, layout: tuple[Any, ...] | None = None) -> None:
+        """``tensor`` is a new value on a storage of its own, as far as anyone can tell; ``layout``: if it is known."""
         base, storage = Base(tensor, node), storage_of(tensor)
         self.bases[storage] = base
-        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, storage)
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, storage, layout)
 
     def own_parts(self, parts: Iterable[Any], whole: Node) -> None:
         """The tensors among ``parts`` are the new values that ``whole`` computes."""
@@ -250,7 +245,7 @@ class Functionalizer:
         if reason := overlap.obstacle(op, written, args, kwargs):
             raise CaptureError(f"{op} at {self.source} {reason}; it runs in eager mode")
         if op is aten.copy_.default:
-            node = self._copied(self.value(args[0]), self.value(args[1]))
+            node = self.copied(self.value(args[0]), self.value(args[1]))
             result = run()
             self.write(args[0], node)
             return result
@@ -271,13 +266,13 @@ class Functionalizer:
         if shapes != [tensor.shape for tensor in written]:
             raise CaptureError(f"{op} at {self.source} resizes its out= tensor; it runs in eager mode")
         if isinstance(node.meta["val"], Tensor):
-            self._write_result(written[0], node)
+            self.write_result(written[0], node)
             return result
         parts = [self._part(node, position) for position in range(len(node.meta["val"]))]
         of_its_own = [t for t in tensors_in(result) if not any(t is w for w in written)]
         for tensor, part in zip((*of_its_own, *written), parts, strict=True):
             if self.known(tensor):
-                self._write_result(tensor, part)
+                self.write_result(tensor, part)
             else:
                 self.own(tensor, part)
         return result
@@ -291,14 +286,14 @@ class Functionalizer:
         drawn = self.emit(aten.bernoulli.p, (self.emit(aten.permute.default, (target, order), {}), p), {})
         return self.emit(aten.permute.default, (drawn, [order.index(d) for d in range(len(order))]), {})
 
-    def _write_result(self, tensor: Tensor, node: Node) -> None:
+    def write_result(self, tensor: Tensor, node: Node) -> None:
         """Write a result in the tensor's own dtype and shape, as the in-place operator does."""
         held, value = self.aliases[id(tensor)].tensor, node.meta["val"]
         if value.dtype != held.dtype or value.shape != held.shape:
-            node = self._copied(self.value(tensor), node)
+            node = self.copied(self.value(tensor), node)
         self.write(tensor, node)
 
-    def _copied(self, target: Node, source: Node) -> Node:
+    def copied(self, target: Node, source: Node) -> Node:
         """``target.copy_(source)`` as a value: the source itself where nobody could tell the difference."""
         a, b = target.meta["val"], source.meta["val"]
         if a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device:
@@ -325,7 +320,6 @@ class Functionalizer:
             try:
                 return self.emit(aten.view.default, (part, shape), {})
             except RuntimeError:
-                self.graph.erase_node(next(reversed(self.graph.nodes)))
                 dense = self.emit(aten.clone.default, (part,), {"memory_format": torch.contiguous_format})
                 return self.emit(aten.view.default, (dense, shape), {})
         raise CaptureError(
@@ -389,6 +383,17 @@ class Functionalizer:
             operator.getitem, (whole, position), {}, whole.meta["val"][position] if value is None else value
         )
 
+    def operands(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The positional arguments of an operator, with every tensor replaced by the node of its present value."""
+        found: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                alias = self.aliases[id(argument)]
+                found.append(alias.node if alias.version == alias.base.version else self.value(argument))
+            else:
+                found.append(self.nodes(argument) if isinstance(argument, (tuple, list)) else argument)
+        return tuple(found)
+
     def nodes(self, arguments: Any) -> Any:
         """Arguments with every tensor replaced by the node of its present value."""
         if isinstance(arguments, Tensor):
@@ -432,6 +437,17 @@ _RESHAPES = frozenset(
         aten.squeeze.dims,
     }
 )
+
+
+def _fakes(arguments: Any) -> Any:
+    """Arguments with every node replaced by its fake value."""
+    if isinstance(arguments, Node):
+        return arguments.meta["val"]
+    if isinstance(arguments, (tuple, list)):
+        return type(arguments)([_fakes(a) for a in arguments])
+    if isinstance(arguments, dict):
+        return {name: _fakes(a) for name, a in arguments.items()}
+    return arguments
 
 
 def _exchange(node: Node, tensor: Tensor, held: Tensor) -> None:

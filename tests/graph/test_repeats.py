@@ -54,6 +54,29 @@ def writes(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
     return row.new_ones(4, 1) * h.view(2, 2, 6).flatten(0, 1)
 
 
+def writes_gates(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    whole = cell.linear(h + x) * 1.0
+    a, b = whole[:, :3], whole[:, 3:]
+    a.add_(b).mul_(0.5)
+    b.mul_(2.0).sub_(a, alpha=0.5)
+    return torch.cat([a, b], 1).masked_fill_(x > 1, 0).sigmoid_()
+
+
+def copies_into_rows(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    out = torch.empty(4, 6)
+    out[:2] = x[:2].double()
+    out[2:].copy_(h[2:])
+    out[3] = 1.5
+    return out
+
+
+def writes_what_it_reads(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
+    h = h + x
+    h.mul_(h)
+    h[:2].add_(h[2:])
+    return h.div_(h.sum())
+
+
 def writes_an_argument(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
     x.mul_(0.5)
     return h + x
@@ -98,6 +121,9 @@ STEPS_OF_ALL_KINDS = [
     gates,
     norms,
     writes,
+    writes_gates,
+    copies_into_rows,
+    writes_what_it_reads,
     writes_an_argument,
     other_strides,
     grows,
