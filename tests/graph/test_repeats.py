@@ -58,7 +58,7 @@ def writes_gates(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
     whole = cell.linear(h + x) * 1.0
     a, b = whole[:, :3], whole[:, 3:]
     a.add_(b).mul_(0.5)
-    b.mul_(2.0).sub_(a, alpha=0.5)
+    whole.mul_(2.0).sub_(x, alpha=0.5)
     return torch.cat([a, b], 1).masked_fill_(x > 1, 0).sigmoid_()
 
 
