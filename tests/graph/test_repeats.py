@@ -72,9 +72,9 @@ def copies_into_rows(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
 
 def writes_what_it_reads(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
     h = h + x
-    h.mul_(h)
+    h.add_(h)
     h[:2].add_(h[2:])
-    return h.div_(h.sum())
+    return h.sub_(h.sum())
 
 
 def writes_an_argument(cell: Cell, x: Tensor, h: Tensor) -> Tensor:
