@@ -19,11 +19,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
 from fuse.report.machine import machine, versions
 from fuse.runtime.cpu import toolchain
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def bench(*arguments: str) -> dict[str, Any]:
@@ -86,3 +92,24 @@ def processor_seconds() -> float:
     """What this process and those that it waited for (compilers) used."""
     of_others = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + of_others.ru_utime + of_others.ru_stime
+
+
+def without_optimising() -> None:
+    """From here on, compile kernels much faster, to slower code, for runs that only look at values."""
+    options = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O3")
+    toolchain.REQUIRED_OPTIONS = (*options, "-O0")
+
+
+def leaves(call: Call) -> Call:
+    """Arguments as their caller's own tensors: some samples of torch's tests are results of operators."""
+    own: dict[int, Tensor] = {}
+
+    def leaf(argument: Tensor) -> Tensor:
+        return own.setdefault(id(argument), argument.detach().requires_grad_(argument.requires_grad))
+
+    return pytree.tree_map_only(Tensor, leaf, call)
+
+
+def tangent(result: Tensor) -> Tensor:
+    """Numbers that differ from element to element, the same for all dtypes."""
+    return torch.arange(result.numel(), dtype=torch.float64).add(1).cos().reshape(result.shape).to(result.dtype)

@@ -1,6 +1,6 @@
 """Every module that PyTorch tests itself with, forward and gradients, through both doors: is any wrong, how many fuse?
 
-    for each module of module_db, on CPU float32:    results, buffers, gradients    eager, fused, and in float64
+    for each module of module_db, on the CPU:    results, buffers, gradients    eager, fused, and in float64
 
     compile   fuse.compile(model)
     dynamo    torch.compile(model, backend="fuse"), recurrent layers allowed (torch._dynamo.config.allow_rnn)
@@ -9,6 +9,7 @@ A wrong value, dtype, shape, stride or gradient is a failure. A module counts as
 back: no call, backward pass or operator of a region ran as eager would, and Dynamo broke no graph. Run it as::
 
     python -m benchmarks.module_db [--samples 6] [--only NAME ...] [-o benchmarks/results/module_db.json]
+    python -m benchmarks.module_db --samples 200 --dtype float64 --unoptimised    # all samples
 
 The samples of one module, in training mode and, where that differs, in evaluation, are one model first, which is one
 capture. Where that falls back or differs, each sample is its own model, so that the sample at fault is named. Lazy
@@ -36,15 +37,15 @@ from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.utils import _pytree as pytree
 
 import fuse
-from benchmarks.common import RESULTS, conditions
+from benchmarks.common import RESULTS, Call, conditions, leaves, tangent, without_optimising
 from fuse.check.compare import compare
 from fuse.check.inputs import widened
 
 SAMPLES = 6
 """Samples a module and mode."""
 
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 Door = str
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ def modules(names: Sequence[str] = ()) -> list[ModuleInfo]:
     return [info for info in module_db if not names or info.name in names]
 
 
-def sweep(info: ModuleInfo, door: Door, samples: int = SAMPLES) -> Outcome:
+def sweep(info: ModuleInfo, door: Door, samples: int = SAMPLES, dtype: torch.dtype = torch.float32) -> Outcome:
     """Run the samples of one module through one door, and judge them."""
-    made = _samples(info, samples)
+    made = _samples(info, samples, dtype)
     together = _judge(info, door, made)
     if not (together.fallbacks or together.wrong) or len(made) <= 1:
         return together
@@ -94,12 +95,12 @@ def sweep(info: ModuleInfo, door: Door, samples: int = SAMPLES) -> Outcome:
     return Outcome(info.name, door, len(made), fallbacks, wrong or together.wrong)
 
 
-def _samples(info: ModuleInfo, samples: int) -> list[tuple[nn.Module, Call]]:
+def _samples(info: ModuleInfo, samples: int, dtype: torch.dtype) -> list[tuple[nn.Module, Call]]:
     """Modules with arguments that need gradients where they can, spread over the listing; those that eager accepts.
 
     Two modules are given random positions in float64, whatever they are asked for; they are run in float64.
     """
-    return _samples_in(info, samples, torch.float32) or _samples_in(info, samples, torch.float64)
+    return _samples_in(info, samples, dtype) or _samples_in(info, samples, torch.float64)
 
 
 def _samples_in(info: ModuleInfo, samples: int, dtype: torch.dtype) -> list[tuple[nn.Module, Call]]:
@@ -112,21 +113,11 @@ def _samples_in(info: ModuleInfo, samples: int, dtype: torch.dtype) -> list[tupl
             if sample.forward_input is None:
                 continue
             made = sample.constructor_input
-            module = info.module_cls(*made.args, **made.kwargs).train(training)
-            call = _leaves((tuple(sample.forward_input.args), dict(sample.forward_input.kwargs)))
+            module = info.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
+            call = leaves((tuple(sample.forward_input.args), dict(sample.forward_input.kwargs)))
             if _accepted(module, call, keep=info.is_lazy):
                 found.append((module, call))
     return found
-
-
-def _leaves(call: Call) -> Call:
-    """Arguments as their caller's own tensors: some samples are results of operators."""
-    own: dict[int, Tensor] = {}
-
-    def leaf(argument: Tensor) -> Tensor:
-        return own.setdefault(id(argument), argument.detach().requires_grad_(argument.requires_grad))
-
-    return pytree.tree_map_only(Tensor, leaf, call)
 
 
 def _accepted(module: nn.Module, call: Call, keep: bool) -> bool:
@@ -166,18 +157,13 @@ def _run(
         leaves = pytree.tree_leaves(result)
         trained = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
         if trained:
-            torch.autograd.backward(trained, [_tangent(t) for t in trained])
+            torch.autograd.backward(trained, [tangent(t) for t in trained])
         named |= {f"call {number}, result {i}": _kept(leaf) for i, leaf in enumerate(leaves)}
     arguments = (t for t in pytree.tree_leaves(calls) if isinstance(t, Tensor))
     named |= {f"gradient of argument {i}": a.grad for i, a in enumerate(arguments)}
     named |= {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
     named |= {f"buffer {name}": b for name, b in model.named_buffers()}
     return Ran(named)
-
-
-def _tangent(result: Tensor) -> Tensor:
-    """Numbers that differ from element to element, the same for all dtypes."""
-    return torch.arange(result.numel(), dtype=torch.float64).add(1).cos().reshape(result.shape).to(result.dtype)
 
 
 def _kept(leaf: Any) -> Any:
@@ -269,16 +255,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--samples", type=int, default=SAMPLES, help="samples a module and mode")
     parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="modules to run instead of all")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of modules and arguments")
+    parser.add_argument("--unoptimised", action="store_true", help="compile much faster, and slower kernels")
     parser.add_argument("--doors", nargs="*", default=list(DOORS), choices=list(DOORS), help="ways in")
-    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "module_db.json")
+    parser.add_argument("-o", "--output", type=Path, help="results/module_db.json of float32, nothing of others")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
+    if options.unoptimised:
+        without_optimising()
     outcomes: list[Outcome] = []
     chosen = modules(options.only)
     for number, info in enumerate(chosen, 1):
         for door in options.doors:
             start = time.perf_counter()
-            outcome = sweep(info, door, options.samples)
+            outcome = sweep(info, door, options.samples, getattr(torch, options.dtype))
             outcomes.append(outcome)
             note = "; ".join((*(f"WRONG {text}" for text in outcome.wrong[:2]), *outcome.fallbacks[:2]))
             seconds = time.perf_counter() - start
@@ -289,8 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 flush=True,
             )
     figures = {**conditions("module_db"), **summary(outcomes)}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(figures, indent=1) + "\n")
+    output = options.output or (RESULTS / "module_db.json" if options.dtype == "float32" and not options.only else None)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures["doors"], indent=1))
     return 1 if any(door["wrong"] for door in figures["doors"].values()) else 0
 

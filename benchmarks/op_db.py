@@ -6,17 +6,19 @@ A wrong value, dtype, shape or stride is a failure. The rest is counted: operato
 operators that run in a generated kernel, next to a library call, or still as ATen calls. Run it as::
 
     python -m benchmarks.op_db [--samples 6] [--dtype float32] [--only NAME ...] [-o benchmarks/results/op_db.json]
+    python -m benchmarks.op_db --gradients --samples 2000 --unoptimised --limit 300    # all samples, trained
 
-The samples of one operator are one model first, which is one capture and one compiler call. Where that falls back or
-differs, each sample is its own model, so that the sample at fault is named.
+With ``--gradients`` the calls need gradients, and those of their arguments are compared too. Up to 24 samples of one
+operator are one model first, which is one capture and one compiler call. Where that falls back or differs, each sample
+is its own model, so that the sample at fault is named.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
 import json
+import signal
 import sys
 import time
 import warnings
@@ -34,15 +36,15 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 import fuse
-from benchmarks.common import RESULTS, conditions
+from benchmarks.common import RESULTS, Call, conditions, leaves, tangent, without_optimising
 from fuse.check.compare import compare
 from fuse.check.inputs import widened
 from fuse.errors import FuseError
 
 SAMPLES = 6
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "bool")
-LARGEST_LISTING = 200
-"""Samples looked at before some are chosen: a few operators list thousands."""
+TOGETHER = 24
+"""Samples of one model."""
 
 UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose result is whatever the memory held: nothing but dtype, shape and stride can be compared."""
@@ -59,7 +61,8 @@ class Outcome:
 
     ``place`` is where it runs, for the sample that fares worst: a generated kernel, a library call next to generated
     kernels, an ATen call, or eager as a whole. Samples without elements, for which no kernel is worth making, count
-    only when they run eager. ``fallbacks`` are the reasons of what ran eager or op by op.
+    only when they run eager. ``fallbacks`` are the reasons of what ran eager or op by op, ``declined`` counts the
+    samples that did as a whole. ``unfinished`` operators ran into the limit of time.
     """
 
     name: str
@@ -67,6 +70,12 @@ class Outcome:
     place: Place
     fallbacks: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
+    declined: int = 0
+    unfinished: bool = False
+
+
+class TooLong(KeyboardInterrupt):
+    """An operator takes longer than it may: passes that raise are left out, and interrupts are not."""
 
 
 class TwicePlusOne(nn.Module):
@@ -76,16 +85,18 @@ class TwicePlusOne(nn.Module):
         super().__init__()
         self.call = lambda *args, **kwargs: op(*args, **kwargs)  # an operator itself is changed by its first call
 
-    def forward(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
+    def forward(self, calls: Sequence[Call]) -> list[Any]:
         return [pytree.tree_map_only(Tensor, lambda t: 2 * t + 1, self.call(*args, **kwargs)) for args, kwargs in calls]
 
 
-Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
+Calls = list[Call]
 
 
-def operators(names: Sequence[str] = (), dtype: torch.dtype = torch.float32) -> list[OpInfo]:
+def operators(names: Sequence[str] = (), dtype: torch.dtype = torch.float32, gradients: bool = False) -> list[OpInfo]:
     """Operators of ``op_db`` that take ``dtype`` on the CPU: all, or those named (``name`` or ``name.variant``)."""
     found = [op for op in op_db if dtype in op.supported_dtypes("cpu")]
+    if gradients:
+        found = [op for op in found if op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")]
     return [op for op in found if not names or op.name in names or full_name(op) in names]
 
 
@@ -93,88 +104,114 @@ def full_name(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def sweep(op: OpInfo, samples: int = SAMPLES, dtype: torch.dtype = torch.float32) -> Outcome:
+def sweep(op: OpInfo, samples: int = SAMPLES, dtype: torch.dtype = torch.float32, gradients: bool = False) -> Outcome:
     """Run up to ``samples`` sample inputs of one operator fused, and judge them."""
-    calls = calls_of(op, samples, dtype)
+    calls = calls_of(op, samples, dtype, gradients)
     filled = [call for call in calls if not _is_empty(call)]
     empty = [call for call in calls if _is_empty(call)]
-    if not calls:
+    parts = [_together_or_apart(op, part, gradients) for part in (*_parts(filled), *_parts(empty))]
+    if not parts:
         return Outcome(full_name(op), 0, "kernel")
-    if not filled:
-        return _together_or_apart(op, empty)
-    found = _together_or_apart(op, filled)
-    if empty:
-        other = _together_or_apart(op, empty)
-        place = "eager" if other.place == "eager" else found.place
-        reasons = tuple(dict.fromkeys((*found.fallbacks, *other.fallbacks)))
-        found = Outcome(found.name, len(calls), place, reasons, (*found.wrong, *other.wrong))
-    return found
+    counted = parts[: len(_parts(filled))] or parts  # a kernel for no elements is worth nothing
+    places = [one.place for one in counted] + [one.place for one in parts if one.place == "eager"]
+    return Outcome(
+        full_name(op),
+        len(calls),
+        _worst(places),
+        tuple(dict.fromkeys(reason for one in parts for reason in one.fallbacks)),
+        tuple(text for one in parts for text in one.wrong),
+        sum(one.declined for one in parts),
+    )
 
 
-def _together_or_apart(op: OpInfo, calls: Calls) -> Outcome:
-    together = _judge(op, calls)
+def _parts(calls: Calls) -> list[Calls]:
+    return [calls[start : start + TOGETHER] for start in range(0, len(calls), TOGETHER)]
+
+
+def _worst(places: Sequence[Place]) -> Place:
+    return next(place for place in ("eager", "aten", "library", "kernel") if place in places)
+
+
+def _together_or_apart(op: OpInfo, calls: Calls, gradients: bool) -> Outcome:
+    together = _judge(op, calls, gradients)
     if (together.place != "eager" and not together.wrong) or len(calls) == 1:
         return together
-    apart = [_judge(op, [call]) for call in calls]
-    places = [one.place for one in apart]
-    worst = next(place for place in ("eager", "aten", "library", "kernel") if place in places)
+    apart = [_judge(op, [call], gradients) for call in calls]
     fallbacks = tuple(dict.fromkeys(reason for one in apart for reason in one.fallbacks))
-    wrong = tuple(f"sample {i}: {text}" for i, one in enumerate(apart) for text in one.wrong)
-    return Outcome(full_name(op), len(calls), worst, fallbacks, wrong or together.wrong)
+    wrong = tuple(f"sample {_short(calls[i])}: {text}" for i, one in enumerate(apart) for text in one.wrong)
+    declined = sum(one.declined for one in apart)
+    return Outcome(
+        full_name(op), len(calls), _worst([one.place for one in apart]), fallbacks, wrong or together.wrong, declined
+    )
+
+
+def _short(call: Any) -> str:
+    """A call, with shapes instead of values."""
+    return str(pytree.tree_map_only(Tensor, lambda t: (str(t.dtype), tuple(t.shape), t.stride()), call))
 
 
 def _is_empty(call: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.numel() == 0 for leaf in pytree.tree_leaves(call))
 
 
-def calls_of(op: OpInfo, samples: int, dtype: torch.dtype = torch.float32) -> Calls:
+def calls_of(op: OpInfo, samples: int, dtype: torch.dtype = torch.float32, gradients: bool = False) -> Calls:
     """Sample inputs spread over the listing, those that eager itself accepts."""
     torch.manual_seed(0)
-    listed: list[SampleInput] = list(itertools.islice(op.sample_inputs("cpu", dtype), LARGEST_LISTING))
+    listed: list[SampleInput] = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
     step = max(1, len(listed) // samples)
-    calls: Calls = [((s.input, *s.args), dict(s.kwargs)) for s in listed[::step][:samples]]
-    return [call for call in calls if _accepted(op, call)]
+    calls: Calls = [leaves(((s.input, *s.args), dict(s.kwargs))) for s in listed[::step][:samples]]
+    return [call for call in calls if _accepted(op, call, gradients)]
 
 
-def _accepted(op: OpInfo, call: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+def _accepted(op: OpInfo, call: Call, gradients: bool) -> bool:
     try:
-        _run(TwicePlusOne(op.op), [call])
+        _run(TwicePlusOne(op.op), [call], gradients)
     except Exception:  # what eager does not run is no case
         return False
     return True
 
 
-def _run(model: nn.Module, calls: Calls) -> Any:
+def _run(model: nn.Module, calls: Calls, gradients: bool) -> Any:
+    """The results, and the gradients of the arguments behind them."""
     calls = copy.deepcopy(calls)
     torch.manual_seed(0)
-    with torch.no_grad():
-        return model(calls)
+    with torch.set_grad_enabled(gradients):
+        results = model(calls)
+    if not gradients:
+        return results
+    trained = [t for t in pytree.tree_leaves(results) if isinstance(t, Tensor) and t.requires_grad]
+    torch.autograd.backward(trained, [tangent(t) for t in trained])
+    arguments = [t for t in pytree.tree_leaves(calls) if isinstance(t, Tensor)]
+    return [results, [(t.grad is None, t.grad) for t in arguments]]
 
 
-def _judge(op: OpInfo, calls: Calls) -> Outcome:
+def _judge(op: OpInfo, calls: Calls, gradients: bool) -> Outcome:
     model = TwicePlusOne(op.op)
     fused = fuse.compile(model)
-    eager = _run(model, calls)
-    result = _run(fused, calls)
+    eager = _run(model, calls, gradients)
+    result = _run(fused, calls, gradients)
     run = fused.last_run
     assert run is not None
     if fused.compiled is None:
         place: Place = "eager"
     else:
         place = "aten" if run.aten else "library" if run.libraries else "kernel"
-    reasons = tuple(dict.fromkeys(f.reason for f in run.fallbacks))
-    exact = None if op.name in UNDEFINED else _in_float64(model, calls)
-    wrong = _differences(op, eager, result, exact) + _differences(op, eager, _run(fused, calls), exact, "second call: ")
-    return Outcome(full_name(op), len(calls), place, reasons, tuple(wrong))
+    backward = run.backward.fallbacks if run.backward else ()
+    reasons = tuple(dict.fromkeys(f.reason for f in (*run.fallbacks, *backward)))
+    exact = None if op.name in UNDEFINED else _in_float64(model, calls, gradients)
+    wrong = _differences(op, eager, result, exact)
+    wrong += _differences(op, eager, _run(fused, calls, gradients), exact, "second call: ")
+    declined = len(calls) if place == "eager" else 0
+    return Outcome(full_name(op), len(calls), place, reasons, tuple(wrong), declined)
 
 
-def _in_float64(model: nn.Module, calls: Calls) -> Any:
+def _in_float64(model: nn.Module, calls: Calls, gradients: bool) -> Any:
     """The results in float64, or None where the operator draws numbers, fixes a dtype or has no such form."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         wide = pytree.tree_map_only(Tensor, widened, copy.deepcopy(calls))
-        return _run(model, wide)
+        return _run(model, wide, gradients)
     except Exception:  # not every operator runs in float64
         return None
     finally:
@@ -222,6 +259,9 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "operators": len(tried),
+        "samples": sum(one.samples for one in tried),
+        "declined": sum(one.declined for one in tried),
+        "unfinished": [one.name for one in tried if one.unfinished],
         "without_samples": [one.name for one in outcomes if not one.samples],
         "wrong": [one.name for one in tried if one.wrong],
         "captured": _share(len(tried) - places["eager"], len(tried)),
@@ -242,31 +282,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=SAMPLES, help="sample inputs an operator")
     parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="operators to run instead of all")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the samples")
+    parser.add_argument("--gradients", action="store_true", help="of the arguments too")
+    parser.add_argument("--unoptimised", action="store_true", help="compile much faster, and slower kernels")
+    parser.add_argument("--limit", type=int, default=0, metavar="SECONDS", help="for one operator, none by default")
     parser.add_argument("-o", "--output", type=Path, help="results/op_db.json of float32 without it, nothing of others")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
+    if options.unoptimised:
+        without_optimising()
+    signal.signal(signal.SIGALRM, _stop)
     outcomes: list[Outcome] = []
     dtype: torch.dtype = getattr(torch, options.dtype)
-    chosen = operators(options.only, dtype)
+    chosen = operators(options.only, dtype, options.gradients)
     for number, op in enumerate(chosen, 1):
         start = time.perf_counter()
+        signal.alarm(options.limit)
         try:
-            outcome = sweep(op, options.samples, dtype)
+            outcome = sweep(op, options.samples, dtype, options.gradients)
         except FuseError as error:
-            outcome = Outcome(full_name(op), 1, "eager", (str(error),))
+            outcome = Outcome(full_name(op), 1, "eager", (str(error),), declined=1)
+        except TooLong:
+            outcome = Outcome(full_name(op), 1, "eager", (f"more than {options.limit} s",), unfinished=True)
+        finally:
+            signal.alarm(0)
         outcomes.append(outcome)
         note = "; ".join((*(f"WRONG {text}" for text in outcome.wrong[:2]), *outcome.fallbacks[:2]))
-        seconds = time.perf_counter() - start
         print(
-            f"{number:>4}/{len(chosen)} {outcome.name:<52} {outcome.place:<8} {seconds:5.1f} s  {note}", file=sys.stderr
+            f"{number:>4}/{len(chosen)} {outcome.name:<52} {outcome.place:<8} {outcome.samples:>4} samples "
+            f"{time.perf_counter() - start:5.1f} s  {note}",
+            file=sys.stderr,
+            flush=True,
         )
     figures = {**conditions("op_db"), **summary(outcomes)}
-    output = options.output or (RESULTS / "op_db.json" if options.dtype == "float32" and not options.only else None)
+    plain = options.dtype == "float32" and not (options.only or options.gradients)
+    output = options.output or (RESULTS / "op_db.json" if plain else None)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps({name: value for name, value in figures.items() if name != "outcomes"}, indent=1))
     return 1 if figures["wrong"] else 0
+
+
+def _stop(*_: Any) -> None:
+    raise TooLong
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from benchmarks import op_db
 
@@ -22,3 +23,13 @@ def test_an_operator_gives_what_eager_gives(name: str) -> None:
         assert not outcome.wrong
         if name in KERNELS.split() and not op.variant_test_name:
             assert outcome.place == "kernel", outcome.fallbacks
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "dtype"), [("mul", "float32"), ("softmax", "bfloat16"), ("linalg.norm", "float32")])
+def test_an_operator_is_trained_as_in_eager(name: str, dtype: str) -> None:
+    for op in op_db.operators([name], getattr(torch, dtype), gradients=True):
+        outcome = op_db.sweep(op, samples=30, dtype=getattr(torch, dtype), gradients=True)
+        assert outcome.samples > 1
+        assert not outcome.wrong
+        assert not outcome.declined
