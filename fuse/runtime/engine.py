@@ -39,7 +39,7 @@ from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import lowering_for
 from fuse.runtime.declared import check_declaration
-from fuse.runtime.generalised import Between, KindsOfCalls, layouts_of
+from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import StateGuard, flatten, modes, overlaps
 from fuse.runtime.making import Maker, ModelCall, kind_of_cut, make
 from fuse.runtime.mutated_attributes import kind_of_call
@@ -47,6 +47,7 @@ from fuse.runtime.parts import Parts, Told
 from fuse.runtime.patience import Patience
 from fuse.runtime.pieces import Pieces
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
+from fuse.runtime.reaching import further_call, made_up
 from fuse.runtime.refusals import refused_call, refused_model
 from fuse.runtime.rehearsing import SizesOfCalls, kind, varying
 from fuse.runtime.specialised import LARGEST_UNUSED, Family, Missed
@@ -130,8 +131,8 @@ class Engine:
             ):
                 return self._eager(args, kwargs, reason)
             between = self._between(call)
-            if (seconds := self._better_later(call, between is not None)) is not None:
-                return self._not_yet(call, seconds)
+            if (seconds := self._better_later(call, between)) is not None:
+                return self._not_yet(call, between, seconds)
             found = self._make(call, between)
             if found[0].family is None:
                 return self._served(*found, args, kwargs)
@@ -313,7 +314,8 @@ class Engine:
     # ---- making ----------------------------------------------------------------------------------------------------
 
     def _between(self, call: ModelCall) -> Between | None:
-        """What serves a call whose sizes lie between those that were captured; None where there is no such thing."""
+        """What serves a call whose sizes lie between those that were captured, or may come to serve it; None where
+        there is no such thing."""
         if self.dynamic_shapes is None or self.freeze:
             return None
         states = [state.guard for state in self._states if state.guard.holds()]
@@ -327,20 +329,37 @@ class Engine:
         with self._lock:
             found = next(matching(self._states, call.leaves, call.spec, modes()), None)
             if found is None:  # no other thread has made it
+                beyond, started = between is not None and not between.within, time.perf_counter()
+                if between is not None and beyond:
+                    between = self._reached(call, between)
                 if between is not None and not between.follow(self.model, call.args, call.kwargs):
                     between = None
-                started = time.perf_counter()
+                if not beyond:
+                    started = time.perf_counter()
                 with without_collecting(), unlogged(), self._lowering(call):
                     compiled = make(self._maker, call, resized=between.captured() if between else None)
                 if compiled.program is not None:
                     size, seconds = kind_of_call(call.leaves, call.spec), time.perf_counter() - started
-                    self._patience.captured(kind(self._maker, call), size, seconds, compiled.resized)
+                    self._patience.captured(kind(self._maker, call), size, seconds, compiled.resized and not beyond)
                 if not (compiled.once or self._is_passing(compiled, call)):
                     state = self._remember(compiled)
                     if not self.freeze:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model)
                 found = compiled, _given(compiled, call)
             return found
+
+    def _reached(self, call: ModelCall, beyond: Between) -> Between | None:
+        """What serves a call beyond all captured sizes once others, further out, are captured."""
+        further = further_call(self.model, call, beyond)
+        if further is None:
+            return None
+        beyond.kind.reaches -= 1
+        with without_collecting(), unlogged(), self._lowering(further):
+            captured = made_up(self._maker, further, beyond.kind)
+        between = beyond.kind.reached(captured, layouts_of(call.leaves)) if captured is not None else None
+        if between is None:
+            beyond.kind.reaches -= MOST_REACHED // 3 - 1
+        return between
 
     def _lowering(self, call: ModelCall) -> AbstractContextManager[None]:
         """Regions that are lowered inside are those of this call."""
@@ -384,19 +403,22 @@ class Engine:
 
     # ---- running eager ---------------------------------------------------------------------------------------------
 
-    def _better_later(self, call: ModelCall, between: bool) -> float | None:
+    def _better_later(self, call: ModelCall, between: Between | None) -> float | None:
         """The seconds of a capture that is not worth it yet, as sizes keep changing; None where the call is captured.
 
         Who declares sizes, or that there are none, has captures.
         """
         if self.dynamic_shapes != "auto":
             return None
-        return self._patience.expected(kind(self._maker, call), kind_of_call(call.leaves, call.spec), between)
+        within, beyond = between is not None and between.within, between is not None and not between.within
+        size = kind_of_call(call.leaves, call.spec)
+        return self._patience.expected(kind(self._maker, call), size, within, beyond)
 
-    def _not_yet(self, call: ModelCall, seconds: float) -> Any:
+    def _not_yet(self, call: ModelCall, between: Between | None, seconds: float) -> Any:
         """The result of a call that is captured once its size has come often enough."""
         why = f"sizes keep changing: one runs eager until that has taken as long as a capture ({seconds:.3f} s)"
-        size = kind_of_call(call.leaves, call.spec)
+        beyond = between is not None and not between.within
+        size = kind(self._maker, call) if beyond else kind_of_call(call.leaves, call.spec)
         started = time.perf_counter()
         result = self._eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
         with self._lock:

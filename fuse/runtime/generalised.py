@@ -53,6 +53,8 @@ MOST_CAPTURED = 48
 MOST_COLUMNS = 256
 """Distinct numbers of a graph whose order is compared pair by pair; graphs with more are captured at each size."""
 MOST_KINDS = 8
+MOST_REACHED = 12
+"""Captures of a kind at sizes further out; one that is in vain counts as ``MOST_REACHED // 3``."""
 MOST_FOLLOWED = 3
 """How often ``forward`` is run to follow its sizes, where that was in vain."""
 
@@ -60,10 +62,11 @@ MOST_FOLLOWED = 3
 @dataclass(frozen=True)
 class CapturedCall:
     """One captured call: its rewritten graphs, with those of its ``training`` where it needs gradients; or one of other
-    sizes, with the training of a captured call."""
+    sizes, with the training of a captured call. ``made_up``: nobody made the call, so that it has no program."""
 
     graphs: tuple[GraphModule, ...]
     training: Training | None = None
+    made_up: bool = False
 
     @staticmethod
     def of(compiled: Compiled) -> CapturedCall | None:
@@ -149,11 +152,15 @@ class Generalised:
             return False
         return all(_sign(numbers[a] - numbers[b]) in seen for a, b, seen in self.orders)
 
+    def had(self) -> list[tuple[int, ...]]:
+        """The sizes of the members."""
+        return [own for one in self.members if (own := self.sizes(one.numbers[: one.arguments]))]
+
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Numbers) -> bool:
         """Find out what ``forward`` compares sizes with, in a call that has these and at others; whether all members
         agree."""
-        had = [own for one in self.members if (own := self.sizes(one.numbers[: one.arguments]))]
-        bounds = [(min(of), max(of), step) for of, (_, step) in zip(zip(*had, strict=True), self.steps, strict=True)]
+        had = zip(*self.had(), strict=True)
+        bounds = [(min(of), max(of), step) for of, (_, step) in zip(had, self.steps, strict=True)]
         further = telling(bounds, lambda one: one != sizes and self.covers(one), self.evaluate)
         noted: dict[str, bool] = {}
         for one in (sizes, *further):
@@ -200,7 +207,7 @@ def generalised(graphs: Sequence[CapturedGraphs]) -> Generalised | None:
     last = graphs[-1]
     alike = (one for one in graphs if one.text == last.text and all(map(are_alike, one.numbers, last.numbers)))
     same = [one for one in alike if all(map(_same_constants, one.call.graphs, last.call.graphs))]
-    if len(same) < FEWEST:
+    if len(same) < FEWEST or last.call.made_up:
         return None
     found = relation_of(last.numbers, [one.numbers for one in same[:-1]])
     if found is None:
@@ -323,13 +330,14 @@ class KindOfCalls:
     """Captured calls that differ in sizes only, and what their graphs have in common.
 
     ``facts`` are those of the tensors of a call that are no sizes. ``sources``: where the placeholders' tensors come
-    from. ``_held``: those that do not come with a call, with the facts of each, sizes among them: ``module.double()``
-    changes these.
+    from. ``reaches``: captures at sizes further out than those of calls, which may still be made. ``_held``: tensors
+    that do not come with a call, with the facts of each, sizes among them: ``module.double()`` changes these.
     """
 
     guard: CallGuard
     facts: tuple[Any, ...]
     sources: tuple[int | Tensor, ...]
+    reaches: int = MOST_REACHED
     _held: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
     _waiting: list[CapturedCall] = field(default_factory=list)
     _captured: list[CapturedGraphs] = field(default_factory=list)
@@ -347,19 +355,31 @@ class KindOfCalls:
         return all(_facts_of_held(tensor) == facts for tensor, facts in self._held.values())
 
     def between(self, given: Numbers) -> Between | None:
-        """What serves a call whose tensors have these layouts."""
+        """What serves a call whose tensors have these layouts, or may once sizes further out are captured."""
         if self._waiting and self._in_vain < MOST_FOLLOWED:
             spelled = [one for call in self._waiting if (one := call.spelled()) is not None]
             self._captured = [*self._captured, *spelled][-MOST_CAPTURED:]
             texts = dict.fromkeys(one.text for one in reversed(self._captured))
-            ordered = (sorted(self._captured, key=lambda one: one.text == text) for text in texts)
+            ordered = (sorted(self._captured, key=lambda o: (o.text == text, not o.call.made_up)) for text in texts)
             made = [common for graphs in ordered if (common := generalised(graphs)) is not None]
             self._common = [common for common in made if self._as_before(common)]
         self._waiting.clear()
+        found = []
         for common in self._common:
             sizes = common.sizes(given)
-            if sizes is not None and (common.met is None or common.met(*sizes)) and common.covers(sizes):
-                return Between(self, common, sizes)
+            if sizes is not None and (common.met is None or common.met(*sizes)):
+                found.append(Between(self, common, sizes, common.covers(sizes)))
+        return max(found, key=lambda one: one.within, default=None)
+
+    def reached(self, made_up: CapturedCall, given: Numbers) -> Between | None:
+        """What serves a call whose tensors have these layouts, now that a call further out is captured; None where
+        nothing does, and then all is as it was before."""
+        before = self._captured, self._common
+        self._waiting.append(made_up)
+        found = self.between(given)
+        if found is not None and found.within:
+            return found
+        self._captured, self._common = before
         return None
 
     def _as_before(self, common: Generalised) -> bool:
@@ -378,11 +398,12 @@ class KindOfCalls:
 
 @dataclass(frozen=True)
 class Between:
-    """What serves a call whose sizes lie between those of captured calls."""
+    """What serves a call whose sizes lie between those of captured calls; or not yet, where they are not ``within``."""
 
     kind: KindOfCalls
     common: Generalised
     sizes: tuple[int, ...]
+    within: bool = True
 
     def follow(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether ``forward`` may use sizes as it does; where nobody knows yet, it is run for this call."""

@@ -2,11 +2,13 @@
 
     the first eight sizes of a kind of call      captured, or given the graph of others, each at its first call
     further ones                                 eager, until that has taken as long as either takes
+    those beyond all that were captured          the same, but that their eager seconds are counted together
 
 Batches cut at their own length seldom have one size twice, and a capture takes as long as many eager calls: whoever
 captured each size would be slower with fuse than without. A size that returns is worth its capture. Which those are
 is not known before; as with skis that are rented until the rent has added up to the price, no order of sizes costs
-more than twice what would have been best.
+more than twice what would have been best. One capture of a size beyond the others serves all that lie between
+(:mod:`fuse.runtime.reaching`).
 """
 
 from __future__ import annotations
@@ -44,23 +46,25 @@ class Patience:
     def captured(self, kind: Hashable, size: Hashable, seconds: float, resized: bool = False) -> None:
         """A call of this kind and size was captured, or got the graph of others (``resized``)."""
         self._eager.pop(size, None)
+        if not resized:
+            self._eager.pop(kind, None)
         known = (self._resized if resized else self._captured).setdefault(kind, {})
         known.pop(size, None)
         known[size] = seconds
         _shorten(known, LARGEST_CAPTURED)
 
-    def expected(self, kind: Hashable, size: Hashable, resized: bool = False) -> float | None:
+    def expected(self, kind: Hashable, size: Hashable, resized: bool = False, together: bool = False) -> float | None:
         """The seconds that a capture is expected to take, or the graph of other sizes (``resized``); None where a call
-        of this size has its program made now."""
+        of this size has its program made now. ``together``: what other sizes took counts as well."""
         captured, graphs = self._captured.get(kind, {}), self._resized.get(kind, {})
         known = graphs if resized else captured
         if size in captured or not known or len(captured) + len(graphs) < SETTLED:
             return None
-        seconds = median(known.values())
-        return seconds if self._eager.get(size, 0.0) < seconds else None
+        seconds = min(known.values()) if resized else median(known.values())  # without what is done once
+        return seconds if self._eager.get(kind if together else size, 0.0) < seconds else None
 
     def ran_eager(self, size: Hashable, seconds: float) -> None:
-        """A call of this size ran eager for so long."""
+        """A call of this size ran eager for so long, or one of this kind where several sizes count together."""
         self._eager[size] = self._eager.pop(size, 0.0) + seconds
         _shorten(self._eager, LARGEST_EAGER)
 

@@ -174,15 +174,38 @@ def _looks_up_in_tables(frame: FrameType) -> bool:
 def _named(frame: FrameType) -> Iterator[Any]:
     """What code can reach by the names in it: arguments, globals, what is around it, and attributes of these."""
     code = frame.f_code
-    near = [*frame.f_locals.values(), *(frame.f_globals[name] for name in code.co_names if name in frame.f_globals)]
+    names = [name for name in code.co_names if name not in _only_compared(code)]
+    local = (value for name, value in frame.f_locals.items() if name not in _only_compared(code))
+    near = [*local, *(frame.f_globals[name] for name in names if name in frame.f_globals)]
     for of in near:
         held = getattr(of, "__dict__", {})
-        attributes = [held[name] for name in code.co_names if name in held]
+        attributes = [held[name] for name in names if name in held]
         yield from attributes
         for inner in (*attributes, type(of)):
             further = getattr(inner, "__dict__", {})
-            yield from (further[name] for name in code.co_names if name in further)
+            yield from (further[name] for name in names if name in further)
     yield from near
+
+
+@functools.lru_cache(maxsize=4096)
+def _only_compared(code: CodeType) -> frozenset[str]:
+    """Names of which code does nothing but compare them with a constant, such as the name of a mode.
+
+    >>> def of(code): return sorted(_only_compared(compile(code, "", "eval")))
+    >>> of("mode == 'greedy'"), of("self.mode in ('a', 'b')"), of("mode[n] == 'a'"), of("[mode == 'a', mode]")
+    (['mode'], ['mode'], [], [])
+    """
+    found = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    compared: set[str] = set()
+    otherwise: set[str] = {*code.co_cellvars, *code.co_freevars}
+    for one, second, third in zip(found, found[1:], found[2:], strict=False):
+        is_compared = second.opname == "LOAD_CONST" and third.opname in ("COMPARE_OP", "CONTAINS_OP")
+        names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        if one.opname in ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR") and is_compared:
+            compared.add(one.argval)
+        elif one.opname != "LOAD_CONST":
+            otherwise.update(name for name in names if isinstance(name, str))
+    return frozenset(compared - otherwise)
 
 
 def _is_table(value: Any) -> bool:

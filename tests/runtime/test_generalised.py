@@ -49,6 +49,15 @@ def positions(m: Model, x: Tensor) -> Tensor:
     return m.first(x) * torch.sin(places / 100.0)
 
 
+MODE = "sine"
+
+
+def by_mode(m: Model, x: Tensor) -> Tensor:
+    """A text that is only compared is no table that a size picks from."""
+    y = m.first(x)[: x.shape[0] - 1]
+    return torch.sin(y) if MODE == "sine" else torch.cos(y)
+
+
 def count_too(m: Model, x: Tensor) -> tuple[Tensor, int]:
     return m.first(x).sum((0, 1)), x.shape[0] * x.shape[1]
 
@@ -400,7 +409,7 @@ def as_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, tuple) else [result]
 
 
-SERVED = [loop, plain, attention, positions, count_too, reshaped, reversed_loop, one_number, by_length]
+SERVED = [loop, plain, attention, positions, count_too, reshaped, reversed_loop, one_number, by_length, by_mode]
 OTHERS = [
     branch, windows, mean_by_hand, several, coincidence, counter, slices, halves, odd, every_seventh, one_length,
     one_count, one_stride, inner_size, unseen_size, by_table, root, text, shape_of_two, grown, last_apart,

@@ -1,0 +1,103 @@
+"""Sizes beyond those that were captured: one capture further out serves all that lie between."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.runtime import making, patience
+from fuse.runtime.patience import Patience
+from fuse.runtime.reaching import LEAST_FURTHER
+from tests.fuzz.sizes import WIDTH, Model, attention, branch, train
+from tests.runtime.test_generalised import infer, loop, plain
+
+FIRST = ((27, 3), (24, 5), (29, 4), (28, 6))
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The sizes of each capture that is made; every new size gets its program at its first call."""
+    made: list[tuple[int, ...]] = []
+    own, joint = making.capture, making.capture_joint
+
+    def capture(model: nn.Module, args: tuple[Tensor, ...], *more: object) -> object:
+        made.append(tuple(args[0].shape))
+        return own(model, args, *more)  # type: ignore[arg-type]
+
+    def capture_joint(model: nn.Module, args: tuple[Tensor, ...], *more: object) -> object:
+        made.append(tuple(args[0].shape))
+        return joint(model, args, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(making, "capture", capture)
+    monkeypatch.setattr(making, "capture_joint", capture_joint)
+    monkeypatch.setattr(patience, "SETTLED", 1_000_000)
+    return made
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("function", [plain, loop, attention])
+def test_one_capture_further_out_serves_what_lies_between(
+    function: Callable[..., Tensor], training: bool, captures: list[tuple[int, ...]]
+) -> None:
+    model = Model(function).train(training)
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    further = ((30, 3), (31, 4), (40, 3), (45, 3), (22, 5), (20, 4), (16, 5), (15, 6))
+    for shape in (*FIRST, *further):
+        (train if training else infer)(model, double, fused, torch.randn(*shape, WIDTH))
+        assert not fused.last_run.fallbacks
+    made = [shape[0] for shape in captures[len(FIRST) :]]
+    assert len(made) == 2
+    assert max(made) >= 30 + LEAST_FURTHER
+    assert min(made) <= 12
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_another_way_further_out_is_not_taken(training: bool, captures: list[tuple[int, ...]]) -> None:
+    """A branch on the length above 12."""
+    model = Model(branch).train(training)
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in [(8, 2), (3, 3), (9, 4), (6, 5), (11, 3), (12, 4), (13, 2), (14, 3), (10, 2)]:
+        (train if training else infer)(model, double, fused, torch.randn(*shape, WIDTH))
+
+
+class Positions(nn.Module):
+    """A table of positions, which has no more than 40."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.first = nn.Parameter(torch.randn(40, 1, WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x + self.table[: x.shape[0]]).tanh()
+
+
+@pytest.mark.filterwarnings("ignore:Positions runs eager")
+def test_sizes_that_the_model_cannot_have_are_no_error(captures: list[tuple[int, ...]]) -> None:
+    model = Positions().eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in (*FIRST, (33, 3), (36, 2), (39, 3), (40, 2), (26, 3)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+        assert not fused.last_run.fallbacks
+    with pytest.raises(RuntimeError):
+        fused(torch.randn(41, 2, WIDTH))
+
+
+def test_eager_seconds_beyond_all_sizes_are_counted_together() -> None:
+    patient = Patience()
+    for size in range(patience.SETTLED):
+        patient.captured("kind", size, 1.0)
+    for _ in range(9):
+        patient.ran_eager("kind", 0.1)
+    assert patient.expected("kind", 100, together=True) == 1.0
+    patient.ran_eager("kind", 0.2)
+    assert patient.expected("kind", 100, together=True) is None
+    assert patient.expected("kind", 100) == 1.0
+    patient.captured("kind", 100, 1.0, resized=True)
+    assert patient.expected("kind", 101, together=True) is None
+    patient.captured("kind", 101, 1.0)
+    assert patient.expected("kind", 102, together=True) == 1.0
