@@ -111,8 +111,9 @@ def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
         return "the caller receives it, in the memory that was written"
     value: Tensor = read.meta["val"]
     if source.written:
-        given: Tensor = written(source.node).meta["val"]
-        new = layouts.stand_in(given).to(value.dtype).expand(value.shape)
+        given = layouts.stand_in(written(source.node).meta["val"])
+        given = given if given.dtype == value.dtype else given.to(value.dtype)
+        new = given if given.shape == value.shape else given.expand(value.shape)
     else:
         new = layouts.view(read.target, layouts.stand_in(source.node.meta["val"]), read.args[1:], read.kwargs)  # type: ignore[arg-type]
     return None if new.stride() == value.stride() else shows(read, new)

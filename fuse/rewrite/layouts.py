@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,11 +28,42 @@ def view(
 ) -> Any:
     """``target(val, *arguments)`` for a view operator and a stand-in, or None where there is no such view.
 
+    Unrolled loops ask the same in every step: answers are kept. What is returned is for looking at only.
+
     >>> view(torch.ops.aten.view.default, stand_in(torch.zeros(4, 6).t()), ([24],)) is None
     True
     """
+    key = _key((target, torch.get_default_dtype(), val, *arguments, options or {}))
+    try:
+        if key in _ANSWERS:
+            return _ANSWERS[key]
+    except TypeError:  # an argument that is no key
+        return _asked(target, val, arguments, options)
+    if len(_ANSWERS) >= MOST_ANSWERS:
+        _ANSWERS.clear()
+    found = _ANSWERS[key] = _asked(target, val, arguments, options)
+    return found
+
+
+def _asked(target: OpOverload, val: Tensor, arguments: Sequence[Any], options: Mapping[str, Any] | None) -> Any:
     try:
         with unset_fake_temporarily(), torch.no_grad():
             return target(val, *arguments, **(options or {}))
     except (RuntimeError, IndexError, ValueError):
         return None
+
+
+def _key(value: Any) -> Hashable:
+    """What a layout may depend on."""
+    if isinstance(value, Tensor):
+        held = value.untyped_storage().nbytes()
+        return value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, held
+    if isinstance(value, (list, tuple)):
+        return type(value), *map(_key, value)
+    if isinstance(value, Mapping):
+        return tuple((name, _key(one)) for name, one in value.items())
+    return type(value), value
+
+
+MOST_ANSWERS = 4096
+_ANSWERS: dict[Hashable, Any] = {}
