@@ -1,4 +1,4 @@
-"""What three matchers find, and what they get wrong: ten fusions, six spellings and six near misses of each.
+"""Compare three matchers on ten fusions, with six spellings and six near misses of each.
 
     pattern, model --matcher--> found? --run--> still right?      benchmarks/results/comparison.json, docs/comparison.md
 
@@ -129,17 +129,17 @@ def page(found: Sequence[dict[str, str]]) -> str:
         "# What three matchers find",
         "",
         _paragraph(
-            "Ten fusions written as patterns for fuse, for `torch.fx.subgraph_rewriter` and for Inductor's "
-            "`register_replacement`, and looked for in other spellings of the same computation, which should be found, "
-            "and in near misses, which must not be rewritten wrongly. A fusion is replaced by itself; *wrong* means "
-            "that the model then computes something else, or nothing. `-` where a change does not apply."
+            "Ten fusions are written as patterns for three matchers: fuse, `torch.fx.subgraph_rewriter` and Inductor's "
+            "`register_replacement`. Each matcher searches other spellings of the same computation, which it should "
+            "find, and near misses, which it must not rewrite wrongly. A fusion is replaced by itself. *wrong* means "
+            "that the rewritten model computes another result, or fails. `-` means that a change does not apply."
         ),
         "",
         _paragraph(
             "`python -m benchmarks.comparison` runs every cell and writes this page; the functions are in "
             "[benchmarks/fusions.py](../benchmarks/fusions.py) and "
-            "[benchmarks/more_fusions.py](../benchmarks/more_fusions.py). Both peers are given ATen operators, which "
-            "evens out methods and keywords for them."
+            "[benchmarks/more_fusions.py](../benchmarks/more_fusions.py). The other two matchers get graphs of ATen "
+            "operators, in which methods and keywords are already uniform."
         ),
         "",
         f"PyTorch {torch.__version__}.",
@@ -155,7 +155,7 @@ def page(found: Sequence[dict[str, str]]) -> str:
         own = sum(one[name] == FOUND for one in found if one["change"] == AS_WRITTEN)
         lines.append(f"| {name} | {own} of {len(FUSIONS)} | {right} of {len(spelled)} | {wrong} of {len(near)} |")
     for title, kinds in (("Spellings", (AS_WRITTEN, *SPELLINGS)), ("Near misses", NEAR_MISSES)):
-        lines += ["", f"## {title}", "", f"Each cell: {', '.join(names)}.", ""]
+        lines += ["", f"## {title}", "", f"Each cell has the results of {', '.join(names)}.", ""]
         lines += [f"| fusion | {' | '.join(kinds)} |", f"|---{'|---' * len(kinds)}|"]
         for fusion in FUSIONS:
             cells = [_cell(found, fusion.name, kind, names) for kind in kinds]
@@ -163,8 +163,8 @@ def page(found: Sequence[dict[str, str]]) -> str:
     lines += [
         "",
         _paragraph(
-            "A near miss that is *found* was rewritten and is right all the same: the pattern holds there, too, with a "
-            "broadcast operand, say, or with the transpose of a weight."
+            "A near miss that is *found* was rewritten and is still right, because the pattern holds there, too: with a "
+            "broadcast operand, for example, or with the transpose of a weight."
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -74,7 +74,7 @@ def test_no_file_but_those_of_a_device_names_one() -> None:
 
 def test_the_page_on_targets_names_each_file_that_asks_for_the_host() -> None:
     found = {str(file.relative_to(ROOT.parent)) for file in shared_files() if asks_for_the_host(file)}
-    assert found == named_under("What asks whether a tensor is on the processor")
+    assert found == named_under("Code that asks whether a tensor is on the host")
 
 
 def test_a_file_that_knows_a_device_would_be_found(tmp_path: Path) -> None:
