@@ -74,13 +74,13 @@ def r(*shape: int) -> Tensor:
 
 CASES: list[Case] = []
 
-OTHER_MEANING = "it computes something else, and is tried before it is used"
-RUN_ONCE = "what a model computes twice is one value before patterns are looked for"
-NO_PATTERN = "generic passes do it, whatever the operators are called"
+OTHER_MEANING = "the replacement computes something else, and fuse tests it before use"
+RUN_ONCE = "equal computations become one value before patterns are matched"
+NO_PATTERN = "generic passes do this without a pattern"
 QUANTISED = (
-    "written without `dequantize`: what is quantised is not captured, and a pattern with `dequantize` is refused"
+    "written without `dequantize`: quantised tensors are not captured, and a pattern with `dequantize` is refused"
 )
-OF_THE_LIBRARY = "about the library's own parts, not about what is matched"
+OF_THE_LIBRARY = "tests the library's internals, not what is matched"
 
 
 def pair(
@@ -312,7 +312,7 @@ pair(
     r(2, 3),
     r(4),
     r(2, 3),
-    why=f"{RUN_ONCE}, and what nobody reads is left out: there, that other reader is dead code",
+    why=f"{RUN_ONCE}; the other reader in that test is dead code, which fuse removes",
 )
 pair(
     FX,
@@ -333,7 +333,7 @@ pair(
     lambda x: torch.relu(torch.sigmoid(x + 1)),
     r(3, 4),
     here=REFUSED,
-    why=OTHER_MEANING + "; a module is a function of its operators here, its name does not count",
+    why=OTHER_MEANING + "; fuse compares a module by its operators, not by its name",
 )
 left_out(FX, "annotations_int", "types of placeholders", OF_THE_LIBRARY)
 pair(
@@ -377,7 +377,7 @@ pair(
     r(3, 4),
     r(3, 4),
     here=DECLINED,
-    why="two results would be one tensor, which the caller would notice: every call is declined",
+    why="every call is declined, because two results would be one tensor, which the caller would notice",
 )
 pair(
     FX,
@@ -459,7 +459,7 @@ pair(
     lambda x: torch.tanh(x) + torch.tensor([1]) - torch.tensor([2]),
     r(3, 4),
     here=DECLINED,
-    why="a pattern may make a tensor, and be compared by its value; a replacement takes it as a parameter",
+    why="a pattern may create a tensor, which is compared by value; a replacement gets it as a parameter",
 )
 
 
@@ -653,7 +653,7 @@ pair(
     r(1, 16, 16),
     *SQUARES[1:],
     here=DECLINED,
-    why="PyTorch's fake tensors take such a bias, its own do not: what is tried there raises, and is declined",
+    why="PyTorch's fake tensors accept such a bias, but real tensors raise; the call is declined",
 )
 single(
     INDUCTOR,
@@ -686,7 +686,7 @@ pair(
     lambda x, y: x + y,
     r(8, 1),
     r(10),
-    why="adding a size and taking it off again rounds, within what is allowed",
+    why="adding and subtracting a size rounds, within the tolerance",
 )
 pair(
     INDUCTOR,
@@ -698,7 +698,7 @@ pair(
     r(4, 4),
     matches=0,
     here=NONE,
-    why="with `empty` it would read memory that nobody wrote; zeros are folded into the graph's constants",
+    why="with `empty` it would read uninitialised memory; zeros are folded into the graph's constants",
 )
 pair(
     INDUCTOR,
@@ -796,7 +796,7 @@ passes(
     (2, 2),
     lambda x: (x, torch.cumsum(torch.full((5, 4), 2), 0)),
     r(2),
-    why="what is made of no input and of nothing else is left as it is",
+    why="operators that read neither inputs nor constants are left unchanged",
 )
 passes("remove_pointless_clones", "removed", (2, 1), lambda a, b: torch.mm(a, b).clone(), r(8, 8), r(8, 8))
 passes(
@@ -894,9 +894,9 @@ passes(
     (2, 2),
     lambda x: (torch.amax(x, [0], True), torch.amax(x)),
     r(64, 64),
-    why="two reductions of one tensor are not made of one another here",
+    why="fuse does not compute one reduction from another",
 )
-passes("gumbel_max_trick", "1", (5, 2), gumbel, r(4, 10), why="random numbers are eager's own, and are drawn by it")
+passes("gumbel_max_trick", "1", (5, 2), gumbel, r(4, 10), why="eager draws the random numbers")
 left_out(INDUCTOR, "fused_int_mm_mul, _epilogue, _gating", "GPU only", "products of integers stay library calls")
 left_out(
     INDUCTOR, "addmm_symbolic_scalar, pointless_view_pair_dynamic_shapes", "right", "sizes are captured; see limits.md"
@@ -906,7 +906,7 @@ left_out(
     INDUCTOR,
     "serialized_patterns_up_to_date",
     "patterns as files",
-    "patterns are traced, and kept by what their code says",
+    "patterns are traced, and kept under a hash of their code",
 )
 left_out(INDUCTOR, "stable_topological_sort, mutation_op_matching", "helpers", OF_THE_LIBRARY)
 left_out(INDUCTOR, "fwd_only_generate_original_aten_meta", "metadata", OF_THE_LIBRARY)
@@ -917,7 +917,7 @@ def show(case: Case) -> fuse.Report:
     return fuse.show(Function(case.model), case.arguments)
 
 
-HEAD = "| case | there | here | why it differs |\n|---|---|---|---|\n"
+HEAD = "| case | PyTorch | fuse | why it differs |\n|---|---|---|---|\n"
 
 
 def table(file: str) -> str:
@@ -928,9 +928,13 @@ def page() -> str:
     """``docs/matcher-cases.md``; ``python -m tests.rewrite.patterns.peer_cases`` writes it."""
     return f"""# The cases of PyTorch's own matchers
 
-PyTorch has two pattern matchers, and tests of both. This page has every case of these tests, written again for `fuse.pattern`: how often PyTorch's matcher fires there, what fuse does, and why where it differs. [tests/rewrite/patterns/test_peers.py](../tests/rewrite/patterns/test_peers.py) runs each of them, and holds every match to the values that the graph has there.
+PyTorch has two pattern matchers, and tests of both. This page lists every case of these tests, written again for `fuse.pattern`: how often PyTorch's matcher fires, what fuse does, and why fuse differs. [tests/rewrite/patterns/test_peers.py](../tests/rewrite/patterns/test_peers.py) runs each case, and compares every match with the values of the graph.
 
-Three differences come back again and again. PyTorch's tests put something else in the place of what they match, to see that it was replaced; fuse tries a replacement before it uses it, and **refuses** one that computes something else. What a model computes twice is **one value** before patterns are looked for. And a fusion that Inductor has as a pattern of its own often **needs none**: generic passes do it.
+Three differences occur often:
+
+- PyTorch's tests replace a match by a different computation, to see that it was replaced. fuse tests a replacement before it uses it, and **refuses** one that computes something else.
+- Equal computations in a model become **one value** before patterns are matched.
+- A fusion that Inductor has as a pattern often **needs no pattern** in fuse: generic passes do it.
 
 ## `torch.fx.subgraph_rewriter`
 
@@ -940,7 +944,7 @@ The tests are `{FX}` in [pytorch/pytorch](https://github.com/pytorch/pytorch), e
 
 ## Inductor's pattern matcher
 
-The tests are `{INDUCTOR}`. A case with several inputs has a line for each where they come out differently.
+The tests are `{INDUCTOR}`. A case with several inputs has a line for each input whose result differs.
 
 {table(INDUCTOR)}
 
