@@ -163,8 +163,8 @@ def page(found: Sequence[dict[str, str]]) -> str:
     lines += [
         "",
         _paragraph(
-            "A near miss that is *found* was rewritten and is still right, because the pattern holds there, too: with a "
-            "broadcast operand, for example, or with the transpose of a weight."
+            "A near miss that is *found* was rewritten and is still right, because the pattern holds there, too: with "
+            "a broadcast operand, for example, or with the transpose of a weight."
         ),
     ]
     return "\n".join(lines) + "\n"
