@@ -40,15 +40,16 @@ class Places:
 
     ``bases``: places of buffers in the array of addresses. ``fresh``: results that are made in a call, how they lie,
     and what of them Python calls take, where that is another tensor. ``held``: buffers in the workspace that are
-    tensors, in order. ``due``: results to be made in front of a stretch. ``computing``: the number of native steps
-    before those that write to inputs. ``saved``: fresh results that are made already, by their place behind those held.
+    tensors, in order. ``due``: results to be made in front of a stretch. ``confirmed``: the number of native steps
+    after which results are confirmed, if they are. ``saved``: fresh results that are made already, by their place
+    behind those held.
     """
 
     bases: Mapping[int, int]
     fresh: Mapping[int, tuple[Layout, tuple[Any, ...] | None]]
     held: Sequence[int]
     due: Mapping[int, Sequence[int]]
-    computing: int
+    confirmed: int | None
     saved: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -90,10 +91,10 @@ class Writer:
         self._name(self.places.held, (f"held[{i}]" for i in range(len(self.places.held))))
         self._add("native = aten = 0")
         for number, stretch in enumerate(self.stretches):
-            if isinstance(stretch, Native) and stretch.first == self.places.computing < stretch.last:
-                self._confirm()
             for buffer in self.places.due.get(number, ()):
                 self._make(buffer)
+            if isinstance(stretch, Native) and stretch.first == self.places.confirmed:
+                self._confirm()
             self._stretch(stretch)
         self._confirm()
         self._add(f"return {self._values()}, native, aten")

@@ -112,7 +112,6 @@ class Program:
         self._behind_autocast: bool = not own and all(body._behind_autocast for body in self._loops.values())
         fresh = fresh_results(plan)
         layouts = {b: (tuple(v.shape), v.stride(), v.dtype) for b, v in fresh.items()}
-        self._fresh = tuple(layouts.values())
         scratch = plan.runtime.scratch_bytes(plan.steps)
         homes, arena = arranged(plan, set(fresh), scratch)
         self.workspace_bytes = arena.size
@@ -130,22 +129,19 @@ class Program:
                 tables.add(step, lambda place: address(place, bases, homes, arena, self._workspace_base))
         self._tables = tables.freeze()
         self._titles = tuple(title(step) for step in plan.steps if not isinstance(step, PythonStep))
-        self._computing = len(tables) - plan.writing
-        native = loop is None and not any(isinstance(step, PythonStep) for step in plan.steps)
-        self._whole = len(tables) if native else None
-        self._telling = plan.telling
-        order = {b: i for i, b in enumerate(fresh)}
-        self._picked = tuple(order.get(r.buffer) if r else None for r in plan.results) if native else ()
+        self._native = not any(isinstance(step, PythonStep) for step in plan.steps)
         needed = called_upon(plan)
         held = [b for b in needed if b in homes]
         self._held = tuple((arena.offsets[homes[b]], plan.buffers[b].value) for b in held)
         self._stretches = stretches_of(plan)
         taken = _reshaped_results(plan, fresh, needed)
         ways = {b: (layout, taken.get(b)) for b, layout in layouts.items()}
-        self._places = Places(bases, ways, held, due(plan, self._stretches, list(fresh)), self._computing)
+        made = {0: list(fresh)} if self._native else due(plan, self._stretches, list(fresh))
+        before = None if plan.confirmed is None else plan.steps[: plan.confirmed]
+        confirmed = None if before is None else sum(not isinstance(step, PythonStep) for step in before)
+        self._places = Places(bases, ways, held, made, confirmed)
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._saved: SavedMemory | None = None
-        self._saved_places: tuple[int, ...] = ()
         self._pool: list[_Workspace] = []
         self._run, self._empty = plan.runtime.run(), plan.runtime.empty
 
@@ -156,14 +152,10 @@ class Program:
         kept = {r.buffer for i, r in enumerate(self._plan.results) if r and i in positions} - received
         kept -= handed_out(self._plan)
         fresh = fresh_results(self._plan)
-        values = {number: value for number, (b, value) in enumerate(fresh.items()) if b in kept}
-        if not can_be_used_again(list(values.values())):
-            return
-        self._saved, self._saved_places = SavedMemory(list(values.values())), tuple(values)
-        self._fresh = tuple(layout for number, layout in enumerate(self._fresh) if number not in values)
-        held = len(self._places.held)
-        saved = {b: held + i for i, b in enumerate(b for b in fresh if b in kept)}
-        self._places = replace(self._places, saved=saved)
+        values = {buffer: value for buffer, value in fresh.items() if buffer in kept}
+        if can_be_used_again(list(values.values())):
+            self._saved, held = SavedMemory(list(values.values())), len(self._places.held)
+            self._places = replace(self._places, saved={buffer: held + i for i, buffer in enumerate(values)})
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches | int]:
         """Run on the placeholders' tensors, which must have the layouts that the graph was captured with.
@@ -175,39 +167,33 @@ class Program:
             PositionOutOfRange: a look-up (embedding, gather) reads outside of its table.
             Mispredicted: an ATen operator did not return what capture expected.
         """
+        if self._native or (not torch.is_grad_enabled() and not _autocasts()):
+            values, native, aten = self._call(tensors, self.confirm)
+        else:  # a call may return a parameter: without gradients
+            with torch.no_grad(), without_autocast() if self._behind_autocast else contextlib.nullcontext():
+                values, native, aten = self._call(tensors, self.confirm)
+        return values, Launches(native & 0xFFFFFFFF, native >> 32, aten) if aten else native
+
+    def run_steps(self, operands: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], int, int]:
+        """Run as the body of a loop: its last states and what it keeps, and what was launched in all steps, in native
+        code, packed, and by ATen calls."""
+        made: tuple[tuple[Tensor, ...], int, int] = self._call(operands)
+        return made
+
+    def _call(self, tensors: Sequence[Tensor], *others: Any) -> Any:
+        """What the function of all steps gives, told the ``others``."""
         try:
             workspace = self._pool.pop()
         except IndexError:
             workspace = self._new_workspace()
         bases = array("q", map(Tensor.data_ptr, tensors))
+        bases.extend(self._made_bases)
+        bases[self._workspace_base] = workspace.address
         try:
-            if self._whole is not None:
-                empty = self._empty
-                made = [empty(size, stride, dtype) for size, stride, dtype in self._fresh]
-                if self._saved is not None:
-                    for place, tensor in zip(self._saved_places, self._saved.take(), strict=True):
-                        made.insert(place, tensor)
-                bases.extend(map(Tensor.data_ptr, made))
-                bases.append(workspace.address)
-                run = self._recorded if _profiled() else self._run
-                pointers, confirm = bases.buffer_info()[0], self.confirm
-                first = self._whole if confirm is None else self._telling
-                launches = run(self._tables.address, 0, first, pointers)
-                if launches < 0:
-                    raise PositionOutOfRange
-                values = [None if i is None else made[i] for i in self._picked]
-                if confirm is not None:
-                    confirm(values)
-                    if first < self._whole:
-                        rest = run(self._tables.address, first, self._whole, pointers)
-                        if rest < 0:
-                            raise PositionOutOfRange
-                        launches += rest
-                return values, launches
-            if not torch.is_grad_enabled() and not _autocasts():
-                return self._run_parts(tensors, workspace, bases)
-            with torch.no_grad(), without_autocast() if self._behind_autocast else contextlib.nullcontext():
-                return self._run_parts(tensors, workspace, bases)  # a call may return a parameter: without gradients
+            called = self._called(_profiled())
+            address = ctypes.c_void_p(bases.buffer_info()[0])
+            held = workspace.tensors if self._saved is None else (*workspace.tensors, *self._saved.take())
+            return called(tensors, held, bases, address, *others)
         finally:
             self._pool.append(workspace)
 
@@ -229,35 +215,6 @@ class Program:
             forget()
         for body in self._loops.values():
             body.forget_workspaces()
-
-    def _run_parts(
-        self, tensors: Sequence[Tensor], workspace: _Workspace, bases: array[int]
-    ) -> tuple[list[Tensor | None], Launches]:
-        bases.extend(self._made_bases)
-        bases[self._workspace_base] = workspace.address
-        called = self._called(_profiled())
-        address = ctypes.c_void_p(bases.buffer_info()[0])
-        held = workspace.tensors if self._saved is None else (*workspace.tensors, *self._saved.take())
-        values, native, aten = called(tensors, held, bases, address, self.confirm)
-        return values, Launches(native & 0xFFFFFFFF, native >> 32, aten)
-
-    def run_steps(self, operands: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], int, int]:
-        """Run as the body of a loop: its last states and what it keeps, and what was launched in all steps, in native
-        code, packed, and by ATen calls."""
-        try:
-            workspace = self._pool.pop()
-        except IndexError:
-            workspace = self._new_workspace()
-        bases = array("q", map(Tensor.data_ptr, operands))
-        bases.extend(self._made_bases)
-        bases[self._workspace_base] = workspace.address
-        try:
-            called = self._called(_profiled())
-            address = ctypes.c_void_p(bases.buffer_info()[0])
-            made: tuple[tuple[Tensor, ...], int, int] = called(operands, workspace.tensors, bases, address)
-            return made
-        finally:
-            self._pool.append(workspace)
 
     def _called(self, profiled: bool) -> Callable[..., Any]:
         """The function that makes all steps, each an event of the profiler where one runs."""

@@ -54,6 +54,7 @@ from fuse.runtime.steps import (
     Place,
     ProductStep,
     ProgramResult,
+    PythonStep,
     Ref,
     Schedule,
     Step,
@@ -89,7 +90,7 @@ class _Scheduler:
         self.waiting = placed_pieces(graph)  # piece -> (assemble node, offset in elements)
 
     def run(self) -> Schedule:
-        writing = telling = 0
+        confirmed = None
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
                 self.anchors[node] = self._buffer("input", node.meta["val"])
@@ -99,11 +100,9 @@ class _Scheduler:
                 self._function(node)
             elif node.op == "output":
                 results = self._results(node) if self.signature else self._states(node)
-                before = len(self.steps)
-                self._mutations()
                 if self.signature and self.signature.learning:
-                    writing = len(self.steps) - before
-                    telling = self._telling(results, self.signature.learning)
+                    confirmed = self._known_after(results, self.signature.learning)
+                self._mutations()
         return Schedule(
             tuple(self.buffers),
             tuple(self.views),
@@ -112,12 +111,13 @@ class _Scheduler:
             tuple(self.fallbacks),
             self.regions,
             self.runtime,
-            writing,
-            telling,
+            confirmed,
         )
 
-    def _telling(self, results: Sequence[ProgramResult | None], learning: Learning) -> int:
-        """The steps after which all is known that was learned."""
+    def _known_after(self, results: Sequence[ProgramResult | None], learning: Learning) -> int:
+        """The steps after which all is known that was learned: all so far where some of them are Python calls."""
+        if any(isinstance(step, PythonStep) for step in self.steps):
+            return len(self.steps)
         values = [results[one.leaf] for one in learning.learned]
         told = {value.buffer for value in values if value is not None}
         writes = ((number, getattr(step, "writes", ())) for number, step in enumerate(self.steps, start=1))

@@ -182,10 +182,9 @@ class ProgramResult:
 class Schedule:
     """A graph as steps in order.
 
-    The first buffers are the graph's placeholders. ``results``
-    follows the graph's output tuple; None where no output of the model names the value. Those of the body of a loop may
-    be placeholders, and one buffer may be there twice. ``writing`` are the last steps, which write to inputs, where
-    results have to be confirmed before; after ``telling`` steps all is known that is confirmed.
+    The first buffers are the graph's placeholders. ``results`` follows the graph's output tuple; None where no output
+    of the model names the value. Those of the body of a loop may be placeholders, and one buffer may be there twice.
+    After ``confirmed`` steps results are confirmed, where anything was learned of values: before inputs are written.
     """
 
     buffers: tuple[Allocation, ...]
@@ -195,8 +194,7 @@ class Schedule:
     fallbacks: tuple[Fallback, ...]
     regions: int
     runtime: Runtime
-    writing: int = 0
-    telling: int = 0
+    confirmed: int | None = None
 
 
 def kernels_of(plan: Schedule) -> Iterator[Kernel]:

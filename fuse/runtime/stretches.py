@@ -33,7 +33,7 @@ Stretch = Native | PythonCall
 
 
 def stretches_of(plan: Schedule) -> tuple[Stretch, ...]:
-    """All steps; those that write to inputs, where results are confirmed before, are a stretch of their own."""
+    """All steps; what comes after results are confirmed begins a stretch of its own."""
     last_use: dict[int, int] = {}
     for number, step in enumerate(plan.steps):
         if isinstance(step, PythonStep):
@@ -47,13 +47,12 @@ def stretches_of(plan: Schedule) -> tuple[Stretch, ...]:
             used = dict.fromkeys(slots_of(step, plan))
             parts.append(PythonCall(step, tuple(s for s in used if last_use[s] == number and s not in kept)))
             continue
-        begins = plan.writing and number == len(plan.steps) - plan.writing
-        if parts and isinstance(before := parts[-1], Native) and not begins:
+        if parts and isinstance(before := parts[-1], Native) and number != plan.confirmed:
             parts[-1] = Native(before.first, native + 1)
         else:
             parts.append(Native(native, native + 1))
         native += 1
-    return tuple(parts)
+    return tuple(parts) or (Native(0, 0),)
 
 
 def due(plan: Schedule, stretches: Sequence[Stretch], buffers: Sequence[int]) -> dict[int, list[int]]:
