@@ -12,7 +12,7 @@ other values that are saved (:mod:`fuse.graph.recomputing`). What is only compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph.comparing_ahead import compared_ahead
-from fuse.graph.outputs import add_placeholder
+from fuse.graph.outputs import add_placeholder, cone
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
 
@@ -57,7 +57,7 @@ def cut_in_two(
     """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``, but for
     what ``again`` says."""
     later = _after(output)
-    needed = _needed(gradients, set(later))
+    needed = dict.fromkeys(sorted(cone(gradients, set(later).__contains__)))
     if random := next((n for n in needed if ops.is_random(n.target)), None):
         raise CaptureError(f"{random.target} draws random numbers in the backward pass")
     inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
@@ -167,18 +167,6 @@ def _after(node: Node) -> list[Node]:
     while (node := node.next).op != "root":
         found.append(node)
     return found
-
-
-def _needed(nodes: Iterable[Node], among: set[Node]) -> dict[Node, None]:
-    """``nodes`` and what they need, as far as it is in ``among``; in program order."""
-    found: set[Node] = set()
-    worklist = [node for node in nodes if node in among]
-    while worklist:
-        node = worklist.pop()
-        if node not in found:
-            found.add(node)
-            worklist.extend(operand for operand in node.all_input_nodes if operand in among)
-    return dict.fromkeys(sorted(found))
 
 
 def root_of(node: Node) -> Node:

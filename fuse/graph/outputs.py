@@ -5,7 +5,7 @@ FX gives each node a name of its own, but writes the functions that run a graph 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch.fx import Graph, Node
 
@@ -37,8 +37,8 @@ def outputs_of(graph: Graph) -> tuple[Node, ...]:
     return tuple(results)  # type: ignore[arg-type]  # FX allows any structure
 
 
-def cone(nodes: Iterable[Node]) -> set[Node]:
-    """``nodes`` and all nodes that they need, directly or not.
+def cone(nodes: Iterable[Node], within: Callable[[Node], bool] = lambda _: True) -> set[Node]:
+    """``nodes`` and all nodes that they need, directly or not; of those alone that are ``within``.
 
     >>> graph = Graph()
     >>> x, y = graph.placeholder("x"), graph.placeholder("y")
@@ -49,7 +49,7 @@ def cone(nodes: Iterable[Node]) -> set[Node]:
     worklist = list(nodes)
     while worklist:
         node = worklist.pop()
-        if node not in found:
+        if node not in found and within(node):
             found.add(node)
             worklist.extend(node.all_input_nodes)
     return found

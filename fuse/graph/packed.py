@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuse.errors import CaptureError
+from fuse.graph.patched import patched
 from fuse.graph.sources import user_line
 
 State = tuple[Tensor, ...]
@@ -101,7 +102,6 @@ def packed_by_masks(used: Callable[[], None]) -> Iterator[None]:
     """Packed sequences of this thread are stand-ins until the end; ``used`` is called where there is one."""
     functions: Any = torch._VF
     thread = threading.get_ident()
-    outer = {name: vars(functions).get(name) for name in _REPLACED}
 
     def replaced(original: Callable[..., Any], own: Callable[..., Any], always: bool) -> Callable[..., Any]:
         def function(*args: Any) -> Any:
@@ -112,16 +112,9 @@ def packed_by_masks(used: Callable[[], None]) -> Iterator[None]:
 
         return function
 
-    for name, own in _REPLACED.items():
-        setattr(functions, name, replaced(getattr(functions, name), own, name == "_pack_padded_sequence"))
-    try:
+    own = {n: replaced(getattr(functions, n), one, n == "_pack_padded_sequence") for n, one in _REPLACED.items()}
+    with patched(functions, own):
         yield
-    finally:
-        for name, one in outer.items():
-            if one is None:
-                delattr(functions, name)  # the module finds the original again by itself
-            else:
-                setattr(functions, name, one)
 
 
 def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[PackedRows, BatchSizes]:

@@ -35,6 +35,7 @@ from fuse.graph.control_flow import run_plainly
 from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
+from fuse.graph.patched import patched
 from fuse.graph.read_numbers import is_number, known, node_of, read_number
 from fuse.graph.sources import module_running, user_line
 
@@ -42,6 +43,9 @@ aten = torch.ops.aten
 
 LARGEST_LIST = 64
 """Elements of a list of numbers; larger ones are learned as a whole."""
+
+_CONDITIONAL = "_hop_compile_and_call"
+"""What runs torch.cond and its kin; torch 2.11 has it not: there these stay what a graph cannot hold."""
 
 READS = frozenset({aten._local_scalar_dense.default, aten.allclose.default, aten.equal.default})
 """Operators that make a Python value of a tensor."""
@@ -394,7 +398,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype | None:
 def reads_followed(reader: Reader) -> Iterator[None]:
     """Let ``reader`` answer, in this thread, what fake tensors are asked for their values."""
     thread = threading.get_ident()
-    before = {name: FakeTensor.__dict__[name] for name in _ANSWERS if name in FakeTensor.__dict__}
 
     def asked(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
         original = getattr(FakeTensor, name)
@@ -407,29 +410,17 @@ def reads_followed(reader: Reader) -> Iterator[None]:
 
         return method
 
-    for name, answer in _ANSWERS.items():
-        setattr(FakeTensor, name, asked(name, answer))
-    higher: Any = _higher_order
-    compiled = getattr(higher, "_hop_compile_and_call", None)
-    if compiled is not None:  # torch 2.11 has it not: there torch.cond stays what a graph cannot hold
+    compiled: Any = getattr(_higher_order, _CONDITIONAL, None)
 
-        def followed(function: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
-            if threading.get_ident() != thread or kwargs:
-                return compiled(function, args, kwargs)
-            with reader.refusing():
-                return run_plainly(function, args)
+    def followed(function: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
+        if threading.get_ident() != thread or kwargs:
+            return compiled(function, args, kwargs)
+        with reader.refusing():
+            return run_plainly(function, args)
 
-        higher._hop_compile_and_call = followed
-    try:
+    answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()}
+    with patched(FakeTensor, answers), patched(_higher_order, {_CONDITIONAL: followed} if compiled else {}):
         yield
-    finally:
-        if compiled is not None:
-            higher._hop_compile_and_call = compiled
-        for name in _ANSWERS:
-            if name in before:
-                setattr(FakeTensor, name, before[name])
-            else:
-                delattr(FakeTensor, name)
     reader.close()
 
 

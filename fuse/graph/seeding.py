@@ -22,6 +22,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from fuse.errors import CaptureError
+from fuse.graph.patched import patched
 
 aten = torch.ops.aten
 
@@ -95,12 +96,8 @@ def followed(draws: Draws) -> Iterator[None]:
     fuse.errors.CaptureError: forward seeds the random number generator; a graph cannot hold that
     """
     home: Any = torch.random
-    watched = _WatchedGenerator(home.default_generator, draws)
-    home.default_generator = watched
-    try:
+    with patched(home, {"default_generator": _WatchedGenerator(home.default_generator, draws)}):
         yield
-    finally:
-        home.default_generator = watched.generator
     draws.raise_if_moved()
 
 

@@ -23,7 +23,7 @@ from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.loop import Loop, of_all_steps
-from fuse.graph.outputs import add_placeholder, outputs_of
+from fuse.graph.outputs import add_placeholder, cone, outputs_of
 from fuse.loops.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.loops.building import call_loop
 from fuse.loops.reads import is_link
@@ -130,14 +130,7 @@ class _Whole:
 
     def behind(self, nodes: Iterable[Node]) -> set[Node]:
         """These nodes and what they need."""
-        found: set[Node] = set()
-        worklist = list(nodes)
-        while worklist:
-            node = worklist.pop()
-            if node not in found and node.op == "call_function":
-                found.add(node)
-                worklist.extend(node.all_input_nodes)
-        return found
+        return cone(nodes, lambda node: node.op == "call_function")
 
     def leaving(self, all_of_it: bool, staying: Set[Node] = frozenset()) -> set[Node]:
         """The nodes that leave, with all that need them; sums of what stays stay, and so does ``staying``."""
@@ -208,13 +201,7 @@ class _Whole:
 
     def _body(self, carries: Sequence[int], results: Sequence[Node]) -> tuple[GraphModule, list[int]]:
         """The body that gives ``results``, and the operands that it reads."""
-        wanted: set[Node] = {self.states[i] for i in carries}
-        worklist = list(results)
-        while worklist:
-            node = worklist.pop()
-            if node not in wanted or node in self.states:
-                wanted.add(node)
-                worklist.extend(operand for operand in node.all_input_nodes if operand not in wanted)
+        wanted = cone([*(self.states[i] for i in carries), *results])
         body, inner = Graph(), dict[Node, Node]()
         for node in (*self.given, *self.nodes):
             if node in wanted:

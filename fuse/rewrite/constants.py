@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from fuse.graph.outputs import outputs_of
+from fuse.graph.outputs import cone, outputs_of
 from fuse.rewrite import surgery
 from fuse.rewrite.evaluate import can_evaluate, evaluate, laid_out
 
@@ -71,7 +71,7 @@ def _origin(graph: GraphModule, node: Node) -> GraphModule | None:
         for place, spec in zip(graph.graph.find_nodes(op="placeholder"), graph.meta["signature"].inputs, strict=True)
     }
     made, copies = Graph(), dict[Node, Node]()
-    for one in _needed(node):
+    for one in sorted(cone([node])):
         if one.op == "placeholder":
             if (origin := origins[one]) is None:
                 return None
@@ -85,16 +85,3 @@ def _origin(graph: GraphModule, node: Node) -> GraphModule | None:
             copies[one].meta = dict(one.meta)
     made.output((copies[node],)).meta = {"val": (node.meta["val"],), "source": ""}
     return _LazyGraphModule(nn.Module(), made)
-
-
-def _needed(node: Node) -> list[Node]:
-    """All that a node is computed from, and the node, in order."""
-    found: dict[Node, None] = {}
-    worklist = [node]
-    while worklist:
-        current = worklist[-1]
-        unknown = [operand for operand in current.all_input_nodes if operand not in found]
-        if not unknown or current in found:
-            found.setdefault(worklist.pop())
-        worklist.extend(unknown)
-    return list(found)

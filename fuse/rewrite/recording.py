@@ -23,6 +23,7 @@ from torch.nn import Module
 
 from fuse.graph.locks import ForkedLock
 from fuse.graph.loop_ends import graph_in
+from fuse.graph.patched import patched
 from fuse.rewrite.deltas import Candidate, Delta, Made, Recording, Row, State
 from fuse.rewrite.rows import row_of
 
@@ -57,7 +58,6 @@ def _wrap(until: contextlib.ExitStack, owner: type, name: str, tells: Callable[.
     original: Callable[..., Any] | None = getattr(owner, name, None)
     if original is None:
         return
-    own = name in owner.__dict__
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -65,10 +65,7 @@ def _wrap(until: contextlib.ExitStack, owner: type, name: str, tells: Callable[.
         tells(result, *args, **kwargs)
         return result
 
-    setattr(owner, name, method)
-    until.callback(
-        functools.partial(setattr, owner, name, original) if own else functools.partial(delattr, owner, name)
-    )
+    until.enter_context(patched(owner, {name: method}))
 
 
 class _Meta(dict[str, Any]):

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fuse.graph.fake_mode import FakeMode
-from fuse.graph.outputs import add_placeholder
+from fuse.graph.outputs import add_placeholder, cone
 from fuse.graph.signature import InputSpec, Signature
 from fuse.rewrite import effects
 
@@ -97,14 +97,7 @@ def refresh_views(views: Iterable[Node]) -> None:
 
 def ancestors_after(nodes: Iterable[Node], before: Node) -> list[Node]:
     """``nodes`` and what they need, as far as it comes after ``before``, in program order."""
-    found: set[Node] = set()
-    worklist = list(nodes)
-    while worklist:
-        node = worklist.pop()
-        if node not in found and before < node:
-            found.add(node)
-            worklist.extend(node.all_input_nodes)
-    return sorted(found)
+    return sorted(cone(nodes, lambda node: before < node))
 
 
 def hoist(nodes: Iterable[Node], before: Node) -> None:

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fuse.graph.capture import prepared
 from fuse.graph.joint import JointRecorder
 from fuse.graph.mutated_attributes import Plan, settled
+from fuse.graph.patched import patched
 from fuse.graph.recorder import Recorder
 from fuse.kernel.extents import Conditions
 from fuse.runtime.counting import counting
@@ -106,21 +107,14 @@ class _Following:
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
         """As long as this lasts, fake tensors answer with sizes that note how they are used."""
-        own = {name: FakeTensor.__dict__[name] for name in _ANSWERS if name in FakeTensor.__dict__}
-        for name, answer in _ANSWERS.items():
-            setattr(FakeTensor, name, answer(self))
-        self._plain -= 1
-        try:
-            names = counting(self.number, self.known)
-            with noted(self._refused.append, lambda: self._plain > 0, names):
-                yield
-        finally:
-            self._plain += 1
-            for name in _ANSWERS:
-                if name in own:
-                    setattr(FakeTensor, name, own[name])
-                else:
-                    delattr(FakeTensor, name)
+        names = counting(self.number, self.known)
+        with patched(FakeTensor, {name: answer(self) for name, answer in _ANSWERS.items()}):
+            self._plain -= 1
+            try:
+                with noted(self._refused.append, lambda: self._plain > 0, names):
+                    yield
+            finally:
+                self._plain += 1
 
     @contextlib.contextmanager
     def plainly(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
+from fuse.graph.patched import patched
 from fuse.kernel.extents import pinned
 
 _MATH = {
@@ -75,15 +76,12 @@ def noted(refuse: Callable[[str], None], is_plain: Callable[[], bool], counting:
         elif called in _READERS or called.__name__ in _ASKING or (called.__module__ or "").startswith("numpy"):
             refuse(f"{frame.f_code.co_name} calls {called.__name__}")
 
-    for name, own in _MATH.items():
-        setattr(math, name, _noting(own))
-    sys.setprofile(watch)
     try:
-        yield
+        with patched(math, {name: _noting(own) for name, own in _MATH.items()}):
+            sys.setprofile(watch)
+            yield
     finally:
         sys.setprofile(None)
-        for name, own in _MATH.items():
-            setattr(math, name, own)
         for of, added in given.values():
             for name in added:
                 if of.get(name) is names[name]:
