@@ -16,6 +16,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,9 @@ from torch import Tensor
 
 from fuse.errors import CaptureError
 from fuse.graph.patched import patched
+from fuse.graph.recurrent import State, stacked
 from fuse.graph.sources import user_line
 
-State = tuple[Tensor, ...]
 Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
 
 
@@ -150,8 +151,8 @@ def _over(valid: Tensor, padded: Tensor) -> Tensor:
 # ---- layers --------------------------------------------------------------------------------------------------------
 
 
-def _layers(cell: Cell, states: int) -> Callable[..., Any]:
-    """A function that runs layers of ``cell`` as ``torch._VF`` does; a state has ``states`` tensors."""
+def _layers(cell: Cell) -> Callable[..., Any]:
+    """A function that runs layers of ``cell`` as ``torch._VF`` does."""
 
     def run(
         rows: PackedRows,
@@ -167,19 +168,8 @@ def _layers(cell: Cell, states: int) -> Callable[..., Any]:
         first = (given,) if isinstance(given, Tensor) else tuple(given)
         if reason := _obstacle(first, dropout if train and layers > 1 else 0.0):
             raise CaptureError(f"a layer over a packed sequence at {user_line()} {reason}; it runs in eager mode")
-        directions = 2 if bidirectional else 1
-        held = len(weights) // (layers * directions)
-        values, lasts = rows.padded, list[State]()
-        for layer in range(layers):
-            outputs = []
-            for direction in range(directions):
-                index = layer * directions + direction
-                own = weights[index * held : (index + 1) * held]
-                output, last = _direction(cell, values, sizes, tuple(t[index] for t in first), own, direction > 0)
-                outputs.append(output)
-                lasts.append(last)
-            values = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-        return (PackedRows(values), *(torch.stack([last[i] for last in lasts]) for i in range(states)))
+        values, lasts = stacked(partial(_direction, cell, sizes), rows.padded, first, weights, layers, bidirectional)
+        return PackedRows(values), *lasts
 
     return run
 
@@ -195,7 +185,7 @@ def _obstacle(states: Sequence[Tensor], dropout: float) -> str | None:
 
 
 def _direction(
-    cell: Cell, values: Tensor, sizes: BatchSizes, state: State, weights: Sequence[Tensor], backwards: bool
+    cell: Cell, sizes: BatchSizes, values: Tensor, state: State, weights: Sequence[Tensor], backwards: bool
 ) -> tuple[Tensor, State]:
     """One layer in one direction: its output, which goes on as it was where a sequence has ended, and last state."""
     steps = len(values)
@@ -235,8 +225,8 @@ def _relu_cell(ahead: Tensor, state: State, weights: Sequence[Tensor]) -> State:
 _REPLACED: dict[str, Callable[..., Any]] = {
     "_pack_padded_sequence": _pack,
     "_pad_packed_sequence": _pad,
-    "lstm": _layers(_lstm_cell, 2),
-    "gru": _layers(_gru_cell, 1),
-    "rnn_tanh": _layers(_tanh_cell, 1),
-    "rnn_relu": _layers(_relu_cell, 1),
+    "lstm": _layers(_lstm_cell),
+    "gru": _layers(_gru_cell),
+    "rnn_tanh": _layers(_tanh_cell),
+    "rnn_relu": _layers(_relu_cell),
 }

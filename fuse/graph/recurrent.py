@@ -12,42 +12,37 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fuse.devices import is_host
+from fuse.graph.patched import patched
 
 LSTM_MODE = 2
 """oneDNN's number for this kind of cell."""
 
 LayerState = tuple[Tensor, Tensor, Tensor]
+State = tuple[Tensor, ...]
+"""Of one layer in one direction, or of all."""
 
 
 @contextlib.contextmanager
 def lstm_of_eager() -> Iterator[None]:
     """``torch._VF.lstm`` replaced, during one capture, by one that takes the branch real tensors would take."""
-    functions: Any = torch._VF
-    original = functions.lstm
-    outer = vars(functions).get("lstm")  # that of a capture inside of which this one is
-    thread = threading.get_ident()
+    original, thread = torch._VF.lstm, threading.get_ident()
 
     def lstm(*arguments: Any) -> LayerState:
         if threading.get_ident() != thread:
-            return cast(LayerState, original(*arguments))
+            return original(*arguments)
         if isinstance(arguments[1], Tensor) or not _runs_in_onednn(*arguments[:3]):  # a packed sequence, or no oneDNN
-            return cast(LayerState, original(*arguments))
+            return original(*arguments)
         return _onednn_lstm(*arguments)
 
-    functions.lstm = lstm
-    try:
+    with patched(torch._VF, {"lstm": lstm}):
         yield
-    finally:
-        del functions.lstm  # the module finds the original again by itself
-        if outer is not None:
-            functions.lstm = outer
 
 
 def _runs_in_onednn(sequence: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
@@ -76,27 +71,47 @@ def _onednn_lstm(
 ) -> LayerState:
     """The same operators, in the same order, as ATen's ``mkldnn_rnn``."""
     values = (sequence.transpose(0, 1) if batch_first else sequence).contiguous()
+
+    def run(values: Tensor, state: State, own: Sequence[Tensor], backwards: bool) -> tuple[Tensor, State]:
+        zeros = () if has_biases else [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in own]
+        output, h, c, _ = torch.ops.aten.mkldnn_rnn_layer(
+            values, *own, *zeros, *state, backwards, [], LSTM_MODE, state[0].shape[1], layers, has_biases,
+            bidirectional, batch_first, train,
+        )  # fmt: skip
+        return output, (h, c)
+
+    def dropped(values: Tensor) -> Tensor:
+        return torch.dropout(values, dropout, True) if dropout and train else values
+
+    values, (h, c) = stacked(run, values, state, weights, layers, bidirectional, dropped)
+    return values.transpose(0, 1) if batch_first else values, h, c
+
+
+def stacked(
+    run: Callable[[Tensor, State, Sequence[Tensor], bool], tuple[Tensor, State]],
+    values: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    layers: int,
+    bidirectional: bool,
+    between: Callable[[Tensor], Tensor] = lambda values: values,
+) -> tuple[Tensor, State]:
+    """The output of layers one above another, and their last states side by side.
+
+    ``run`` runs one of them in one direction, given its states and weights; ``between`` is done to the output of one
+    layer before the next.
+    """
     directions = 2 if bidirectional else 1
     held = len(weights) // (layers * directions)
-    hidden: list[Tensor] = []
-    cell: list[Tensor] = []
+    lasts: list[State] = []
     for layer in range(layers):
         outputs = []
-        for direction in range(directions):
-            index = layer * directions + direction
-            own = list(weights[index * held : (index + 1) * held])
-            h, c = state[0][index], state[1][index]
-            if not has_biases:
-                own += [torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in own]
-            output, h, c, _ = torch.ops.aten.mkldnn_rnn_layer(
-                values, *own, h, c, direction > 0, [], LSTM_MODE, state[0].shape[2], layers, has_biases, bidirectional,
-                batch_first, train,
-            )  # fmt: skip
+        for index in range(layer * directions, (layer + 1) * directions):
+            own = weights[index * held : (index + 1) * held]
+            output, last = run(values, tuple(state[index] for state in states), own, index % directions > 0)
             outputs.append(output)
-            hidden.append(h)
-            cell.append(c)
+            lasts.append(last)
         values = outputs[0] if directions == 1 else torch.cat(outputs, -1)
-        if dropout and train and layer < layers - 1:
-            values = torch.dropout(values, dropout, True)
-    last = torch.stack(hidden), torch.stack(cell)
-    return (values.transpose(0, 1) if batch_first else values, *last)
+        if layer < layers - 1:
+            values = between(values)
+    return values, tuple(torch.stack(parts) for parts in zip(*lasts, strict=True))

@@ -14,6 +14,7 @@ import heapq
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Literal, get_args
 
 from torch.fx import GraphModule
@@ -177,7 +178,7 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
     infos = list(passes)
     by_name = {info.name: info for info in infos}
     place = {info.name: (STAGES.index(info.stage), index) for index, info in enumerate(infos)}
-    later: dict[str, set[str]] = {name: set() for name in by_name}
+    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(by_name, ()))
     for info in infos:
         for other in (*info.after, *info.before):
             if other not in by_name:
@@ -187,25 +188,22 @@ def ordered(passes: Iterable[PassInfo]) -> list[PassInfo]:
             if place[first][0] > place[second][0]:
                 stages = f"{first!r} is of stage {by_name[first].stage!r}, {second!r} of {by_name[second].stage!r}"
                 raise FuseError(f"pass {info.name!r} of {info.origin} contradicts the stages: {stages}; change stage=")
-            later[first].add(second)
-    waiting = dict.fromkeys(by_name, 0)
-    for names in later.values():
-        for name in names:
-            waiting[name] += 1
-    ready = sorted((place[name], name) for name, count in waiting.items() if not count)
+            sorter.add(second, first)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        stuck = ", ".join(sorted(set(error.args[1])))
+        raise FuseError(
+            f"passes {stuck} declare an order that contradicts itself; change their after= or before="
+        ) from None
     result: list[PassInfo] = []
-    while ready:
+    ready: list[tuple[tuple[int, int], str]] = []
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            heapq.heappush(ready, (place[name], name))
         _, first = heapq.heappop(ready)
         result.append(by_name[first])
-        for name in later[first]:
-            waiting[name] -= 1
-            if not waiting[name]:
-                heapq.heappush(ready, (place[name], name))
-    if len(result) < len(infos):
-        stuck = sorted(name for name, count in waiting.items() if count)
-        raise FuseError(
-            f"passes {', '.join(stuck)} declare an order that contradicts itself; change their after= or before="
-        )
+        sorter.done(first)
     return result
 
 

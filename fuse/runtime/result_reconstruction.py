@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from torch import Tensor
@@ -50,33 +51,26 @@ def play_leaves(signature: Signature, detached: frozenset[int]) -> Playback:
     rebuild = _builder(signature.out_spec)
     if all(spec.kind == "graph" for spec in outputs):
         return lambda new, inputs: rebuild(iter(new))
-
-    def play(new: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> Any:
-        leaves = iter(new)
-        made: list[Any] = []
-        for position, spec in enumerate(outputs):
-            if spec.kind == "graph":
-                made.append(next(leaves))
-            elif spec.kind == "repeat":
-                made.append(made[spec.index])
-            elif spec.kind == "number":
-                made.append(made[spec.index].item())
-            else:
-                given = [t.detach() for t in inputs] if position in detached else inputs
-                made.append(_leaf(spec, (), given))
-        return rebuild(iter(made))
-
-    return play
+    number = count()
+    leaves = [replace(spec, index=next(number), view=None) if spec.kind == "graph" else spec for spec in outputs]
+    return lambda new, inputs: rebuild(iter(_played(leaves, new, inputs, detached)))
 
 
-def _played(leaves: Sequence[OutputSpec], values: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Any]:
+def _played(
+    leaves: Sequence[OutputSpec],
+    values: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    detached: frozenset[int] = frozenset(),
+) -> list[Any]:
     """Every leaf in order; a repeated one is the object made before, a number is read from one."""
     made: list[Any] = []
-    for spec in leaves:
+    for position, spec in enumerate(leaves):
         if spec.kind == "number":
             made.append(made[spec.index].item())
+        elif spec.kind == "repeat":
+            made.append(made[spec.index])
         else:
-            made.append(made[spec.index] if spec.kind == "repeat" else _leaf(spec, values, inputs))
+            made.append(_leaf(spec, values, [t.detach() for t in inputs] if position in detached else inputs))
     return made
 
 
