@@ -258,6 +258,10 @@ def insert_loop(
             after = _replace_collector(graph, after, part, *found)
         _replace_other_collectors(rolled, result, part)
     lasts = {last: parts[n] for (result, k), n in last_states(rolled).items() for last in result.of(rolled.steps[k])}
+    for state, part in lasts.items():  # layouts of states may alternate: the last step's may not be the typical step's
+        wanted = state.meta["val"].stride()
+        if part.meta["val"].stride() != wanted and outside_reads(state, place):
+            after = lasts[state] = native.copied(part, after.next, wanted)
     _replace_outside(lasts, place, lambda user: user.op == "output" or user in escaping)
     reads: dict[Node, Node] = {}
     for result, part in collected.items():

@@ -280,6 +280,21 @@ def test_numbers_drawn_in_a_step_stay_in_eagers_order() -> None:
     assert checked.passed, checked
 
 
+@pytest.mark.parametrize("length", [SHORT, SHORT + 1])
+def test_last_states_whose_layouts_change_places_every_step_lie_as_eagers(length: int) -> None:
+    def run(m: Model, x: Tensor) -> object:
+        a, b = torch.ones(WIDTH, BATCH).t(), torch.zeros(BATCH, WIDTH)
+        for step in x:
+            a, b = b, torch.where(step[:, :1] > 0, a.sort(-1).values.tanh(), b)
+        return a, b.t()
+
+    case = Case(run, 0)
+    report, model = shown(case, length)
+    assert any(loop.rolled for loop in report.loops), report
+    checked = check(model, (sequence(length, case),))
+    assert checked.passed, checked
+
+
 # ---- what is said of them --------------------------------------------------------------------------------------------
 
 
