@@ -197,11 +197,11 @@ def check(
             problems += [f"{c.name}, second call: {c.problem}" for c in later if c.problem and not problems]
             if counted != after:
                 problems.append(f"{after} launches counted by the program, {counted} by a dispatch mode")
-        predicted = _predicted(call, compiled, train)
+        predicted = _predicted(call, compiled, seed, train)
         problems += _count_problems(predicted, (counting.launches, after))
         where = ""
         if compiled is not None and compiled.graph is not None and any(c.problem for c in comparisons):
-            where = _locate(call, compiled)
+            where = _locate(call, compiled, seed)
     backward = run.backward
     return CheckReport(
         tuple(comparisons),
@@ -469,7 +469,8 @@ def _alias_text(name: str, alias: tuple[str, str, int]) -> str:
     return f"{where} from element {offset}"
 
 
-def _predicted(call: CheckCall, compiled: Compiled | None, train: bool) -> tuple[int | None, int | None]:
+def _predicted(call: CheckCall, compiled: Compiled | None, seed: int, train: bool) -> tuple[int | None, int | None]:
+    _seed(seed)  # a number that the model draws may decide what is launched
     try:
         if train:
             captured = capture_joint(call.model, call.args, call.kwargs).forward
@@ -492,7 +493,8 @@ def _count_problems(predicted: tuple[int | None, int | None], observed: tuple[in
     ]
 
 
-def _locate(call: CheckCall, compiled: Compiled) -> str:
+def _locate(call: CheckCall, compiled: Compiled, seed: int) -> str:
+    _seed(seed)
     captured = capture(call.model, call.args, call.kwargs)
     fresh = copied(call)
     leaves = pytree.tree_leaves((fresh.args, fresh.kwargs))

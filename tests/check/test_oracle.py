@@ -54,6 +54,21 @@ class Coded(nn.Module):
         return nn.functional.one_hot(x, 5).float() * 2
 
 
+class Drawn(nn.Module):
+    """A number that it draws and reads decides what it launches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if torch.randn(()).item() > 0.3 else x.sin().cos() + 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_launches_are_predicted_for_the_numbers_that_the_call_draws(seed: int) -> None:
+    torch.manual_seed(99 + seed)  # whatever the caller's state is
+    report = check(Drawn(), (X,), seed=seed)
+    assert report.passed, report
+    assert report.observed[0] == report.predicted[0]
+
+
 def test_what_eager_reads_back_is_no_launch() -> None:
     report = check(Coded(), (torch.tensor([0, 4, 2]),))
     assert report.passed, report
