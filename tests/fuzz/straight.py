@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.fuzz.drawing import Draw, Inputs, Model, Program, copies
+from tests.fuzz.operators import ACTIVATIONS, FURTHER, FURTHER_WRITES, SCANS
 
 LARGEST = 1e3  # values beyond would drown an error elsewhere, or overflow in half precision
 MOST_ELEMENTS = 4096
@@ -136,8 +137,8 @@ ANYTHING = (
     UNARY, UNARY, UNARY, BINARY, BINARY, BINARY, REDUCTIONS, REDUCTIONS, VIEWS, VIEWS, VIEWS, MOVEMENT, MOVEMENT,
     PRODUCTS, WRITES, LOOPS,
 )  # fmt: skip
-GROUPS = (*ANYTHING, CASTS, INTEGERS, LOOKUPS, FUNCTIONS, FUNCTIONS)
-STATEMENTS = (*WRITES, *LOOPS, *STATE)
+GROUPS = (*ANYTHING, CASTS, INTEGERS, LOOKUPS, FUNCTIONS, FUNCTIONS, *FURTHER)
+STATEMENTS = (*WRITES, *LOOPS, *STATE, *FURTHER_WRITES)
 SHAPES = (
     (4,), (3, 4), (4, 4), (2, 3, 4), (4, 1), (1, 4), (5, 6), (2, 1, 3, 4), (), (4, 17), (3, 4), (4, 4), (2, 3, 4),
     (1,), (3, 130), (65, 4), (7, 64), (2, 3, 4, 5), (0, 4),
@@ -153,7 +154,8 @@ def program(seed: int) -> Program:
     """The program of a seed: inputs, lines that eager accepts, results, and further calls of other sizes or values."""
     draw = Draw(seed)
     train, wild = draw.once_in(4), draw.once_in(12)
-    groups = (*ANYTHING, FUNCTIONS, RANDOM) if wild else GROUPS  # an integer has no infinity, nor a place for it
+    # an integer has no infinity, nor a place for it
+    groups = (*ANYTHING, FUNCTIONS, RANDOM, ACTIVATIONS, SCANS) if wild else GROUPS
     for others in (READS, STATE, RANDOM):
         groups = (*groups, others, others) if draw.once_in(6) else groups
     half = draw.pick(["float16", "bfloat16"]) if draw.once_in(5) else "float64"
