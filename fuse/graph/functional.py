@@ -39,8 +39,8 @@ from fuse.graph.aliases import (
     tensors_in,
     written_arguments,
 )
+from fuse.graph.appending import Call, append, new_call
 from fuse.graph.fakes import FakeRunner
-from fuse.graph.naming import append_call
 from fuse.graph.seeding import Draws
 from fuse.graph.strides import is_dense
 
@@ -57,12 +57,14 @@ class Functionalizer:
     written: set[Node] = field(default_factory=set)  # values that came about by writes
     bases: dict[int, Base] = field(default_factory=dict)
     source: str = ""
+    unsettled: list[Call] = field(default_factory=list)
     draws: Draws = field(default_factory=Draws)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def value(self, tensor: Tensor) -> Node:
         """The node of ``tensor``'s present value, derived again from its base when the base was written since."""
+        self.settle()
         alias = self.aliases[id(tensor)]
         if alias.version != alias.base.version:
             node = alias.base.node
@@ -92,15 +94,34 @@ class Functionalizer:
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
+        self.settle()
         if ops.is_random(op):
             return self.draws.next(op, args, kwargs, lambda: self.add(op, args, kwargs, value))
         return self.add(op, args, kwargs, value)
 
     def add(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """As :meth:`emit`, of an operator that draws no random numbers."""
+        self.settle()
         if value is None:
             value = self.fakes.run(op, _fakes(args), _fakes(dict(kwargs)))
-        return append_call(self.graph, op, args, dict(kwargs), {"val": value, "source": self.source})
+        node = self.later(op, args, kwargs, value)
+        self.settle()
+        return node
+
+    def later(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> Node:
+        """As :meth:`add`, but that :meth:`settle` puts the node into the graph: many of them in half of the time.
+
+        Until then it has no arguments, users or metadata; :meth:`value` and :meth:`nodes` settle before they answer.
+        """
+        node = new_call(self.graph, op)
+        self.unsettled.append((node, args, dict(kwargs), value, self.source))
+        return node
+
+    def settle(self) -> None:
+        """Put the nodes that were recorded for later into the graph."""
+        if self.unsettled:
+            append(self.graph, self.unsettled)
+            self.unsettled.clear()
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 

@@ -159,6 +159,7 @@ class JointRecorder(Recorder):
         tangents = {i: self._tangent(i) for i in trained}
         with self._recording("backward", contextlib.nullcontext()), without_autocast():
             found = self._gradients(inputs, tangents)
+        self.functional.settle()
         self._refuse_accumulated()
         signature = replace(forward.meta["signature"], inputs=tuple(self.inputs))
         forward.meta["signature"] = signature

@@ -1,4 +1,4 @@
-"""What placeholders are called, after the parameter, buffer, or part of an argument that they stand for; new nodes."""
+"""What nodes are called: placeholders after the parameter, buffer, or part of an argument that they stand for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
-from torch._C import _NodeBase
-from torch.fx import Graph, Node
+from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
 from fuse.graph.signature import Attribute
@@ -78,25 +77,3 @@ def new_name(graph: Graph, base: str) -> str:
     used.add(name)
     namespace._base_count[base] = number
     return name
-
-
-def append_call(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meta: dict[str, Any]) -> Node:
-    """A node at the end of ``graph`` that calls ``target``: ``Graph.create_node`` in a third of its time.
-
-    ``create_node`` parses names, and looks through arguments for symbolic sizes, which a captured graph has none of.
-
-    >>> graph = Graph()
-    >>> node = append_call(graph, abs, (graph.placeholder("x"),), {}, {"source": "model.py:1"})
-    >>> graph.output(node).args[0].meta, list(graph.find_nodes(op="call_function", target=abs)) == [node]
-    ({'source': 'model.py:1'}, True)
-    """
-    name = new_name(graph, target.__name__.partition(".")[0])
-    node: Node = Node.__new__(Node)
-    _NodeBase.__init__(node, graph, name, "call_function", target, None)
-    node._update_args_kwargs(args, kwargs)
-    node.meta = meta
-    graph._graph_namespace._obj_to_name[node] = name
-    graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
-    graph._len += 1
-    return node

@@ -124,7 +124,9 @@ class Recorder(TorchDispatchMode):
             ):
                 result = self.model(*fake_args, **fake_kwargs)
             self._refuse_switches()
-            return self._finish(self._with_learned(self._with_assigned(result)))
+            result = self._with_learned(self._with_assigned(result))
+            self.functional.settle()
+            return self._finish(result)
         except (Assigns, Reads, NoData):
             raise
         except CaptureError as error:
@@ -205,6 +207,7 @@ class Recorder(TorchDispatchMode):
     def _place(self, fake: Tensor, spec: InputSpec, writes_back: bool = True) -> Node:
         """A new placeholder for ``fake``, after the placeholders that are there."""
         name = identifier(spec.name)
+        self.functional.settle()
         if self.last_input is not None:
             with self.graph.inserting_after(self.last_input):
                 node = add_placeholder(self.graph, name)

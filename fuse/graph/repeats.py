@@ -59,7 +59,7 @@ class Repeats:
             if type(args[0]) is FakeTensor and functional.known(args[0]):
                 part = fakes.part(op, args)
                 if part is not None:
-                    self._view(View(op, args[1:], {}), args[0], functional.value(args[0]), part)
+                    self._view(View(op, args[1:], {}), args[0], functional.operands(args[:1])[0], part)
                     return part
             return NotImplemented
         key = fakes.key(op, args, kwargs)
@@ -78,7 +78,7 @@ class Repeats:
             if known.views:
                 self._view(known.views[0], args[0], node_args[0], result)
             else:
-                functional.own(result, functional.add(op, node_args, node_kwargs, result), recipe.layout)
+                functional.own(result, functional.later(op, node_args, node_kwargs, result), recipe.layout)
             return result
         made = [fakes.make(recipe, args) for recipe in known.recipes]
         if known.views:
@@ -93,6 +93,7 @@ class Repeats:
         storage = functional.aliases[id(target)].storage
         if any(isinstance(a, Tensor) and functional.aliases[id(a)].storage == storage for a in args[1:]):
             return NotImplemented
+        functional.settle()
         if known.functional is None:
             functional.write(target, functional.copied(node_args[0], node_args[1]))
         else:
@@ -101,7 +102,7 @@ class Repeats:
 
     def _view(self, view: View, origin: Tensor, value: Node, part: Tensor) -> None:
         functional = self._functional
-        node = functional.add(view.op, (value, *view.args), view.kwargs, part)
+        node = functional.later(view.op, (value, *view.args), view.kwargs, part)
         parent = functional.aliases[id(origin)]
         base, layout = parent.base, self._fakes.layout(part)
         alias = Alias(part, base, (*parent.chain, view), node, base.version, parent.storage, layout)
