@@ -30,7 +30,8 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.kernel.lower import Declined, lower
-from fuse.rewrite import effects, regions
+from fuse.kernel.sized import call_at_hand
+from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -67,6 +68,9 @@ def fuse_attention(graph: GraphModule) -> Iterator[Verdict]:
         if reason := obstacle(found):
             yield declined((found.first, found.second), reason)
             continue
+        if views := views_in_place_of_copies(found):
+            yield rewrite(views, copy_instead, views)
+            found = attention_of(product) or found
         members = sorted(found.members)
         body, inputs, results = regions.build_body(members)
         kernel = lower(body)
@@ -179,6 +183,35 @@ def operands_of(found: Attention) -> tuple[Node, Node, Node]:
         return found.first.args[:3]  # type: ignore[return-value]
     first, second = position_of_left(found.first), position_of_left(found.second)
     return *found.first.args[first : first + 2], found.second.args[second + 1]  # type: ignore[return-value]
+
+
+def views_in_place_of_copies(found: Attention) -> list[Node]:
+    """Operands that are views, as the heads of a batch of one are, where calls of other sizes copy operands: with the
+    copy, which the kernel leaves out, these have one kernel."""
+    call = call_at_hand()
+    operands = [] if found.first is found.second else operands_of(found)
+    copied = any(effects.root(operand).target in COPIES for operand in operands)
+    place = "operands of attention", found.second.meta.get("source")
+    if call is None or not call.follows_from_sizes(place, copied) or copied:
+        return []
+    readers = {found.first, found.second}
+    return [operand for operand in operands if drops_a_one(operand) and readers.issuperset(operand.users)]
+
+
+def drops_a_one(node: Node) -> bool:
+    """Whether a node is a view of batches and heads as images, which would be a copy if none of them was one."""
+    if node.target is not aten.view.default:
+        return False
+    old, new = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    of_images = new.dim() == 3 and old.dim() > 3 and old.shape[-2:] == new.shape[-2:]
+    apart = (old.stride(d) != old.shape[d + 1] * old.stride(d + 1) for d in range(old.dim() - 3))
+    return bool(of_images and 1 in old.shape[:-2] and any(apart))
+
+
+def copy_instead(views: list[Node]) -> None:
+    for view in views:
+        copy = surgery.insert(view, aten.clone.default, view.args[0], memory_format=torch.contiguous_format)
+        surgery.replace(view, surgery.insert(view, aten._unsafe_view.default, copy, view.args[1]))
 
 
 def is_scale(node: Node) -> bool:

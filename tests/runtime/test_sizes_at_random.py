@@ -108,6 +108,33 @@ def test_a_batch_of_one_has_the_kernel_of_others(compiled_sources: list[str], em
 
 
 @pytest.mark.usefixtures("captured_at_once")
+def test_attention_of_a_batch_of_one_has_the_kernel_of_others(compiled_sources: list[str], empty_cache: Path) -> None:
+    """Although its heads are viewed where those of others are copied."""
+    model = Model(attention).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in ((30, 3), (25, 4)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+    before = len(compiled_sources)
+    for shape in ((20, 1), (1, 1), (1, 5), (40, 1)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+        assert not fused.last_run.fallbacks
+    assert len(compiled_sources) == before
+
+
+@pytest.mark.usefixtures("captured_at_once")
+def test_attention_that_only_ever_has_a_batch_of_one_copies_nothing(
+    compiled_sources: list[str], empty_cache: Path
+) -> None:
+    model = Model(attention).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in ((30, 1), (25, 1), (20, 1), (14, 1)):
+        infer(model, double, fused, torch.randn(*shape, WIDTH))
+    assert fused.compiled.graph is not None
+    assert "clone" not in fused.compiled.graph.print_readable(print_output=False)
+    assert len(compiled_sources) <= 4
+
+
+@pytest.mark.usefixtures("captured_at_once")
 def test_rows_of_any_length_are_reduced_in_lanes(compiled_sources: list[str], empty_cache: Path) -> None:
     """What is left behind the last whole vector takes part, and what lies behind the row does not."""
 
