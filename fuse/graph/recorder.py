@@ -124,9 +124,7 @@ class Recorder(TorchDispatchMode):
             ):
                 result = self.model(*fake_args, **fake_kwargs)
             self._refuse_switches()
-            result = self._with_learned(self._with_assigned(result))
-            self.functional.settle()
-            return self._finish(result)
+            return self._finish(self._with_learned(self._with_assigned(result)))
         except (Assigns, Reads, NoData):
             raise
         except CaptureError as error:
@@ -443,6 +441,7 @@ class Recorder(TorchDispatchMode):
     # ---- result ------------------------------------------------------------------------------------------------------
 
     def _finish(self, result: Any) -> GraphModule:
+        self.functional.settle()
         leaves, out_spec = flatten_result(result)
         values: list[Node] = []
         roots: dict[int, int] = {}  # base -> position among ``values``
