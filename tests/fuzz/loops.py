@@ -62,9 +62,34 @@ PRODUCTS = (
 LIBRARY = (  # what no kernel computes
     "{a}.sort(1).values", "{a} * ({a} >= {a}.topk(1, 1).values * 0.5)", "{a}.sort(1, descending=True)[0].t().t()",
     "{a}.gather(1, {a}.sort(dim=1, stable=True)[1])", "{a} @ ({b}.t() @ {a}).softmax(1)", "{a}.cummax(1)[0]",
+    "{a}.kthvalue(1, 1, True)[0] + {a}", "{a}.median(1, keepdim=True)[0] * {b}",
+    "{a}.scatter(1, {a}.argmax(1, keepdim=True), 0.25)", "{a}.scatter_add(1, {a}.argsort(1), {b}) * 0.5",
     "torch.linalg.solve(({a} @ {a}.t()).double().tanh() + 5 * torch.eye(B).double(), {b}.double()).to({a}.dtype)",
 )  # fmt: skip
-GROUPS = (UNARY, BINARY, BINARY, REDUCTIONS, PRODUCTS, PRODUCTS, LIBRARY)
+LOOKUPS = (  # by what a step computes, of a table or of all steps
+    "self.w{k}{k}[{a}.argmax(1)] * 0.5", "torch.nn.functional.embedding({a}.argmax(1), self.w{k}{k}) + {b}",
+    "({a}.softmax(1) @ self.w{k}{k}.t()).softmax(1) @ self.w{k}{k}", "{a}.gather(1, {b}.argmax(1, keepdim=True)) * {a}",
+    "torch.nn.functional.one_hot({a}.argmax(1), {n}).to({a}.dtype) * {b}",
+    "self.b{k}[{a}.argmax(1)].unsqueeze(1) * {b}", "torch.einsum('bi,bi->b', {a}, {b}).unsqueeze(1).tanh() * {a}",
+    "torch.einsum('bi,bj->bij', {a}, {b}).mean(2)",
+    "(({a} @ {b}.t()) * 0.5 - 9 * (torch.ones(B, B, dtype={a}.dtype).triu(1))).softmax(-1) @ {a}",
+    "torch.nn.functional.scaled_dot_product_attention({a}.unsqueeze(1), {b}.unsqueeze(1), {a}.unsqueeze(1)).squeeze(1)",
+    "torch.bmm({a}.unsqueeze(1), {b}.unsqueeze(2)).squeeze(2).tanh() * {a}",
+    "torch.nn.functional.rms_norm({a}, ({n},))",
+    "torch.nn.functional.conv1d({a}.unsqueeze(1), self.b{k}[:1].view(1, 1, 1), padding=0).squeeze(1)",
+    "torch.nn.functional.avg_pool1d({a}.unsqueeze(1), 3, 1, 1).squeeze(1)", "{a}.cumprod(1)",
+    "{a}.logcumsumexp(1) * 0.1",
+)  # fmt: skip
+WRITES = (  # into a copy of a value, and what a step keeps in containers and inner loops
+    "{a}.clone(); {v}[:, 0] = {b}[:, -1]", "{a}.clone(); {v}[:, ::2] *= 0.5", "{a} * 1; {v}.t()[0].add_(0.25)",
+    "{a}.clone(); {v}[{v} > 0.3137] = 0.25", "torch.zeros_like({a}); {v}[:, :1] = {b}[:, :1]; {v} += {a}",
+    "{a}.clone(); {v}.masked_fill_(~keep[t], 0.5)", "{a} + 0; {v}.chunk(2, 1)[0].mul_(0.5)",
+    "{a} * 2; {v}[0] = {b}[-1]", "({a}, {b}); {v} = {v}[0] - {v}[1] * 0.5",
+    "{{'a': {a}, 'b': {b}}}; {v} = torch.tanh({v}['a'] * {v}['b'])",
+    "{a}\n        for _ in range(3): {v} = {v} * 0.5 + {b}.tanh()",
+    "{a}\n        for s in range(2): {v} = torch.tanh({v} + s)",
+)  # fmt: skip
+GROUPS = (UNARY, BINARY, BINARY, REDUCTIONS, PRODUCTS, PRODUCTS, LIBRARY, LOOKUPS, WRITES)
 NEXT = (
     "torch.tanh({a})", "torch.sigmoid({a}) * {a}.tanh()", "{a}.tanh() * 0.5 + {h} * 0.5",
     "torch.where(keep[t], {a}.tanh(), {h})", "torch.nn.functional.layer_norm({a}, ({n},))", "{a}.softmax(1)",
@@ -72,7 +97,7 @@ NEXT = (
 )  # fmt: skip
 KEPT = (
     "stack", "stack", "cat", "rows", "columns", "last", "some", "reversed", "pair", "twice", "with first", "scores",
-    "sum", "sum of means", "wide",
+    "sum", "sum of means", "wide", "read so far", "written so far",
 )  # fmt: skip
 AFTERWARDS = (  # another loop behind the first one
     "for t in range(T): z = torch.tanh({read} + z @ self.w00)",
@@ -160,17 +185,17 @@ class LoopText:
         lines += [*before, *loop, *after, f"return [{', '.join(f'({r})' for r in shown)}]"]
         return "\n    ".join(["def forward(x, h0, mask):", *lines])
 
-    def filled(self, template: str, k: int, h: str = "") -> str:
-        """``template`` for a result of width number ``k``: a, b of that width, s of any (number m)."""
+    def filled(self, template: str, k: int, h: str = "", name: str = "") -> str:
+        """``template`` for a result of width number ``k``, named v: a, b of that width, s of any (number m)."""
         same = [name for name, width in self.scope.items() if width == k]
         source = self.pick(self.scope) if "{s}" in template else ""
         a, b = (self.pick(same), self.pick(same)) if "{a}" in template or "{b}" in template else ("", "")
-        return template.format(a=a, b=b, h=h, s=source, m=self.scope.get(source, 0), k=k, n=self.widths[k])
+        return template.format(a=a, b=b, h=h, v=name, s=source, m=self.scope.get(source, 0), k=k, n=self.widths[k])
 
     def line(self, name: str) -> str:
         template = self.pick(self.pick(GROUPS))
         k = self.draw.number(0, 2) if "{s}" in template else self.pick(self.scope.values())
-        expression = self.filled(template, k)
+        expression = self.filled(template, k, name=name)
         self.scope[name] = k
         return f"{name} = {expression}"
 
@@ -242,6 +267,19 @@ class LoopText:
                 case "sum of means":
                     before.append(f"{y} = {self.pick([0, 0.0])}")
                     inside.append(f"{y} = {y} + torch.nn.functional.mse_loss({value}, {value}.tanh())")
+                    results.append(y)
+                case "read so far":
+                    h = self.pick([name for name, other in self.scope.items() if other == k])
+                    before, inside = [*before, f"{y} = []"], [*inside, f"{y}.append({value} * 0.5)"]
+                    how = self.pick(["mean(0)", "amax(0)", "sum(0).tanh()"])
+                    inside.append(f"{h} = {h} * 0.5 + torch.stack({y}).{how}")
+                    results.append(f"{h} + 1")
+                case "written so far":
+                    h = self.pick([name for name, other in self.states.items() if other == k] or [value])
+                    before.append(f"{y} = torch.zeros(T, B, {width}, dtype=x[0].dtype)")
+                    inside.append(f"{y}[t] = {value}")
+                    read = self.pick([f"{y}.mean(0)", f"{y}[: t + 1].mean(0)", f"{y}[t // 2]", f"{y}[max(t - 2, 0)]"])
+                    inside.append(f"{h} = torch.tanh({h} + {read})")
                     results.append(y)
                 case "with first":
                     before = [*before, f"{y} = [{value}]"] if value in self.states else [*before, f"{y} = []"]
