@@ -10,7 +10,7 @@ operators that run in a generated kernel, next to a library call, or still as AT
 
 With ``--gradients`` the calls need gradients, and those of their arguments are compared too. Up to 24 samples of one
 operator are one model first, which is one capture and one compiler call. Where that falls back or differs, each sample
-is its own model, so that the sample at fault is named.
+is its own model, so that the sample at fault is named; the oracle has the last word (:mod:`fuse.check.oracle`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from torch.utils import _pytree as pytree
 
 import fuse
 from benchmarks.common import RESULTS, Call, conditions, leaves, tangent, without_optimising
+from fuse.check import oracle
 from fuse.check.compare import compare
 from fuse.check.inputs import widened
 from fuse.errors import FuseError
@@ -134,15 +135,35 @@ def _worst(places: Sequence[Place]) -> Place:
 
 def _together_or_apart(op: OpInfo, calls: Calls, gradients: bool) -> Outcome:
     together = _judge(op, calls, gradients)
-    if (together.place != "eager" and not together.wrong) or len(calls) == 1:
+    if together.place != "eager" and not together.wrong:
         return together
-    apart = [_judge(op, [call], gradients) for call in calls]
-    fallbacks = tuple(dict.fromkeys(reason for one in apart for reason in one.fallbacks))
-    wrong = tuple(f"sample {_short(calls[i])}: {text}" for i, one in enumerate(apart) for text in one.wrong)
-    declined = sum(one.declined for one in apart)
+    apart = [together] if len(calls) == 1 else [_judge(op, [call], gradients) for call in calls]
+    wrong = [
+        f"sample {_short(call)}: {text}"
+        for call, one in zip(calls, apart, strict=True)
+        for text in _confirmed(op, [call], gradients, one.wrong)
+    ]
+    if not any(one.wrong for one in apart):
+        wrong = list(_confirmed(op, calls, gradients, together.wrong))
     return Outcome(
-        full_name(op), len(calls), _worst([one.place for one in apart]), fallbacks, wrong or together.wrong, declined
+        full_name(op),
+        len(calls),
+        _worst([one.place for one in apart]),
+        tuple(dict.fromkeys(reason for one in apart for reason in one.fallbacks)),
+        tuple(wrong),
+        sum(one.declined for one in apart),
     )
+
+
+def _confirmed(op: OpInfo, calls: Calls, gradients: bool, wrong: Sequence[str]) -> Sequence[str]:
+    """What the oracle reports as well, which knows what an element was added up from (a sum whose terms cancel)."""
+    if not wrong or op.name in UNDEFINED:
+        return wrong
+    try:
+        report = oracle.check(TwicePlusOne(op.op), (calls,), train=gradients)
+    except FuseError as error:
+        return (*wrong, str(error))
+    return [problem for problem in report.problems if "launches" not in problem]
 
 
 def _short(call: Any) -> str:
