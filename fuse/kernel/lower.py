@@ -35,8 +35,8 @@ from fuse.kernel.recipes import Unsupported, find_recipe
 from fuse.kernel.sized import Lower, Text, call_at_hand, sizes_vary
 from fuse.kernel.spelled import Numbers, spelled, with_numbers
 from fuse.kernel.target import TARGETS, Target, target_of
-from fuse.kernel.values import Computation, Concat, Map, Value
-from fuse.kernel.walks import children
+from fuse.kernel.values import Computation, Concat, Gather, Map, Pad, Reduce, Value
+from fuse.kernel.walks import children, within_stage
 
 Made = TypeVar("Made")
 
@@ -258,17 +258,8 @@ def _in_place_pairs(computation: Computation) -> frozenset[tuple[int, int]]:
 
 def _pointwise(values: Iterable[Value]) -> bool:
     """Whether only maps, views and inputs stand below (no reductions, no pieces)."""
-    seen: set[int] = set()
-    stack = list(values)
-    while stack:
-        current = stack.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        if isinstance(current, Concat) or type(current).__name__ in ("Reduce", "Gather", "Pad"):
-            return False
-        stack.extend(children(current))
-    return True
+    below = within_stage(values, through_reductions=True)
+    return not any(isinstance(value, (Concat, Reduce, Gather, Pad)) for value in below)
 
 
 def _read_elsewhere(values: Iterable[Value]) -> set[int]:

@@ -71,26 +71,9 @@ def cost_within_stage(value: Value) -> int:
 
 def stages(reductions: Sequence[Reduce]) -> list[list[Reduce]]:
     """Reductions by how many others must come before: those of one stage share a loop."""
-    level: dict[int, int] = {}
-    memo: dict[int, int] = {}
-
-    def before(value: Value) -> int:
-        """The number of stages that must be complete before ``value`` can be computed."""
-        stack = [value]
-        while stack:
-            current = stack[-1]
-            if id(current) in memo:
-                stack.pop()
-                continue
-            waiting = [c for c in children(current) if id(c) not in memo]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            memo[id(current)] = max((memo[id(c)] for c in children(current)), default=0) + isinstance(current, Reduce)
-            stack.pop()
-        return memo[id(value)]
-
-    for reduction in reductions:
-        level[id(reduction)] = before(reduction.source)
-    count = max(level.values(), default=-1) + 1
-    return [[r for r in reductions if level[id(r)] == n] for n in range(count)]
+    before: dict[int, int] = {}
+    for value in within_stage(reductions, through_reductions=True):
+        known = (before[id(child)] + isinstance(child, Reduce) for child in children(value))
+        before[id(value)] = max(known, default=0)
+    count = max((before[id(r)] for r in reductions), default=-1) + 1
+    return [[r for r in reductions if before[id(r)] == n] for n in range(count)]

@@ -86,6 +86,18 @@ def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequence[str] = ()) -> str:
+    """The text of a kernel that finds its sizes behind so many arguments; those that are ``reals`` bit by bit."""
+    head, opening, rest = source.partition("(char *const *args) {")
+    lines = [f"    const int64_t *sizes = (const int64_t *)args[{arguments}];"]
+    for number, name in enumerate(names):
+        kind, value = (
+            ("double", f"((const double *)sizes)[{number}]") if name in reals else ("int64_t", f"sizes[{number}]")
+        )
+        lines.append(f"    const {kind} {name} = {value};")
+    return "\n".join([f"{head}{opening}", *lines, rest.removeprefix("\n")])
+
+
 def argument(buffer: Buffer, number: int) -> str:
     """The line that names an argument of a kernel."""
     pointer = f"{'const ' if buffer.role == 'input' else ''}{cpp_types.storage(buffer.dtype)} *"

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
-from fuse.kernel.cpu.emit import emit, is_parallel
+from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
 from fuse.kernel.cpu.loop_frame import ALIGNMENT
 from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_kept
@@ -52,19 +52,11 @@ def _lowered_end(region: GraphModule) -> Kernel | Declined:
         return Declined("it is worth threads of its own")
     name = f"{readable_name(region)}_{hashlib.sha256(structure(region).encode()).hexdigest()[:8]}"
     sizes = [s for value in computation.inputs for s in value.strides if isinstance(s, Size)]
-    text = _told(emit(body, name, "one"), sizes, len(computation.inputs) + len(computation.outputs))
+    text = emit(body, name, "one")
+    if sizes:
+        text = with_sizes(text, [size.name for size in sizes], len(computation.inputs) + len(computation.outputs))
     values = tuple((size.name, size.value) for size in sizes)
     return Kernel(name, text, frozenset(), parallel=False, sizes=values)
-
-
-def _told(text: str, sizes: Sequence[Size], position: int) -> str:
-    """The kernel's text with its sizes read from the argument at ``position``."""
-    if not sizes:
-        return text
-    head, opening, rest = text.partition("(char *const *args) {\n")
-    lines = [f"    const int64_t *sizes = (const int64_t *)args[{position}];"]
-    lines += [f"    const int64_t {size} = sizes[{number}];" for number, size in enumerate(sizes)]
-    return "\n".join([head + opening.rstrip("\n"), *lines, rest])
 
 
 def kernel_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Kernel | Declined:

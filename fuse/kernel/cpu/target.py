@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fuse.kernel.config import Config, Threads
 from fuse.kernel.cpu.attention import attention
-from fuse.kernel.cpu.emit import emit, is_parallel
+from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
 from fuse.kernel.cpu.loop_ends import end_kernel, kernel_with_ends
 from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_kept
@@ -32,18 +30,6 @@ def write(computation: Computation, name: str, threads: Threads, config: Config)
     if len(products) > 1:
         return attention(computation, name, one_thread, config)
     return (whole_rows if any(map(is_reduced, values)) else tiled)(computation, name, one_thread, config)
-
-
-def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequence[str] = ()) -> str:
-    """The text of a kernel that finds its sizes behind so many arguments; those that are ``reals`` bit by bit."""
-    head, opening, rest = source.partition("(char *const *args) {")
-    lines = [f"    const int64_t *sizes = (const int64_t *)args[{arguments}];"]
-    for number, name in enumerate(names):
-        kind, value = (
-            ("double", f"((const double *)sizes)[{number}]") if name in reals else ("int64_t", f"sizes[{number}]")
-        )
-        lines.append(f"    const {kind} {name} = {value};")
-    return "\n".join([f"{head}{opening}", *lines, rest.removeprefix("\n")])
 
 
 TARGET = Target("cpu", PACKING, write, loop_kernel, kernel_with_ends, end_kernel, with_sizes)
