@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from operator import getitem
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,8 @@ from fuse import ops
 from fuse.devices import without_autocast
 from fuse.errors import CaptureError
 from fuse.graph.cuts import CutCall
+from fuse.graph.outputs import worked_out
 from fuse.graph.seeding import Draws
-
-T = TypeVar("T")
 
 
 class NoData(CaptureError):
@@ -141,7 +140,7 @@ class Keys:
 
     def of(self, node: Node) -> int:
         """The number of ``node``."""
-        return _worked_out(node, self._known, self._key)
+        return worked_out(node, self._known, self._key)
 
     def _key(self, node: Node) -> int:
         if node.op == "placeholder":
@@ -175,7 +174,7 @@ class Varying:
 
     def of(self, node: Node) -> bool:
         """Whether ``node`` may vary."""
-        return _worked_out(node, self._known, self._varies)
+        return worked_out(node, self._known, self._varies)
 
     def _varies(self, node: Node) -> bool:
         return self._alone(node) or any(self._known[operand] for operand in node.all_input_nodes)
@@ -185,15 +184,3 @@ class Varying:
             return node not in self._fixed
         known = (isinstance(node.target, OpOverload) and node.target.namespace == "aten") or node.target is getitem
         return not known or ops.is_random(node.target) or "empty" in str(node.target)
-
-
-def _worked_out(node: Node, known: dict[Node, T], of: Callable[[Node], T]) -> T:
-    """``of(node)``, once it is known of all operands, in a loop: graphs are deeper than Python's stack."""
-    waiting = [node]
-    while waiting:
-        one = waiting[-1]
-        missing = [operand for operand in one.all_input_nodes if operand not in known]
-        waiting.extend(missing)
-        if not missing:
-            known[waiting.pop()] = of(one)
-    return known[node]

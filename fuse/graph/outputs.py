@@ -6,8 +6,11 @@ FX gives each node a name of its own, but writes the functions that run a graph 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from torch.fx import Graph, Node
+
+T = TypeVar("T")
 
 
 def add_placeholder(graph: Graph, name: str) -> Node:
@@ -53,3 +56,25 @@ def cone(nodes: Iterable[Node], within: Callable[[Node], bool] = lambda _: True)
             found.add(node)
             worklist.extend(node.all_input_nodes)
     return found
+
+
+def worked_out(node: Node, known: dict[Node, T], of: Callable[[Node], T]) -> T:
+    """``of(node)``, once it is known of all operands, in a loop: graphs are deeper than Python's stack. What is found
+    on the way is ``known`` from then on.
+
+    >>> graph = Graph()
+    >>> x = graph.placeholder("x")
+    >>> depth = {x: 0}
+    >>> worked_out(graph.call_function(abs, (x,)), depth, lambda node: 1 + max(map(depth.get, node.all_input_nodes)))
+    1
+    """
+    waiting = [node]
+    while waiting:
+        one = waiting[-1]
+        missing = [] if one in known else [operand for operand in one.all_input_nodes if operand not in known]
+        waiting.extend(missing)
+        if not missing:
+            waiting.pop()
+            if one not in known:
+                known[one] = of(one)
+    return known[node]

@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate
 
 from fuse import ops
 from fuse.devices import HOST
+from fuse.graph.outputs import worked_out
 from fuse.rewrite import effects
 
 aten = torch.ops.aten
@@ -56,18 +57,7 @@ def evaluate(node: Node, values: dict[Node, Tensor | None], largest: int = 0) ->
     ``values`` holds what is given, and receives every value found on the way. All that ``node`` needs must be given or
     evaluable.
     """
-    worklist = [node]
-    while worklist:
-        current = worklist[-1]
-        if current in values:
-            worklist.pop()
-            continue
-        unknown = [operand for operand in current.all_input_nodes if operand not in values]
-        if unknown:
-            worklist.extend(unknown)
-            continue
-        values[current] = _value(current, values, largest)
-    return values[node]
+    return worked_out(node, values, lambda one: _value(one, values, largest))
 
 
 def laid_out(value: Tensor, stride: Sequence[int]) -> Tensor:

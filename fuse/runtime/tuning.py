@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 
@@ -56,12 +56,7 @@ def fastest(
     """
     key = cache.key_of("tuned", subject, *sorted(ways), str(torch.get_num_threads()), torch.__version__)
     if _known.get(key) not in ways:
-        found = cache.find(key, _SUFFIX)
-        name = found[1].decode(errors="replace") if found else ""
-        if name not in ways:
-            name = _measured(ways, clock)
-            _keep(key, name)
-        _known[key] = name
+        _known[key] = kept(key, ways, lambda: _measured(ways, clock), "what was measured for FUSE_TUNE")
     return _known[key]
 
 
@@ -86,10 +81,14 @@ def _measured(ways: Mapping[str, Callable[[], object]], clock: Callable[[], floa
     return best if least[best] < CLEARLY * least[first] else first
 
 
-def _keep(key: str, name: str) -> None:
-    try:
-        cache.store(key, name.encode(), _SUFFIX)
-    except OSError as error:
-        cache.warn_once(
-            f"what was measured for FUSE_TUNE cannot be kept ({error.strerror}): it is measured once a process"
-        )
+def kept(key: str, known: Collection[str], measure: Callable[[], str], what: str) -> str:
+    """The one of some ``known`` words that ``measure`` gives, once a machine; ``what`` names it where that fails."""
+    found = cache.find(key, _SUFFIX)
+    word = found[1].decode(errors="replace") if found else ""
+    if word not in known:
+        word = measure()
+        try:
+            cache.store(key, word.encode(), _SUFFIX)
+        except OSError as error:
+            cache.warn_once(f"{what} cannot be kept ({error.strerror}): it is measured once a process")
+    return word

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 
 from fuse import ops
 from fuse.errors import FuseError
-from fuse.graph.outputs import outputs_of
+from fuse.graph.outputs import outputs_of, worked_out
 from fuse.graph.signature import Signature
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.patterns.definition import Failure, Match
@@ -108,18 +108,12 @@ class Surroundings:
 
     def is_fixed(self, node: Node) -> bool:
         """Whether ``node`` has the same value in every call, as long as no weight is changed."""
-        worklist = [node]
-        while worklist:
-            current = worklist[-1]
-            unknown = [operand for operand in current.all_input_nodes if operand not in self._fixed]
-            if current in self._fixed or not unknown:
-                pure = current.op == "call_function" and effects.is_pure(current)
-                answer = pure and all(self._fixed[operand] for operand in current.all_input_nodes)
-                self._fixed.setdefault(current, answer)
-                worklist.pop()
-            else:
-                worklist.extend(unknown)
-        return self._fixed[node]
+
+        def of(one: Node) -> bool:
+            pure = one.op == "call_function" and effects.is_pure(one)
+            return pure and all(self._fixed[operand] for operand in one.all_input_nodes)
+
+        return worked_out(node, self._fixed, of)
 
 
 def obstacle(found: Found, around: Surroundings) -> Misfit | None:

@@ -18,14 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse.runtime import cache
 from fuse.runtime.cpu import processor
+from fuse.runtime.tuning import kept
 
 SIZE = 256
 """Rows, columns and depth of the product."""
 ROUNDS = 8
 SLOW = 1.3
 """Times what oneDNN takes from which the library is called slow."""
-
-_SUFFIX = ".txt"
 
 
 @cached
@@ -38,15 +37,8 @@ def is_slow() -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     key = cache.key_of("library products", processor.identity(), torch.__version__)
-    found = cache.find(key, _SUFFIX)
-    if found is None:
-        slow = times_slower() >= SLOW
-        try:
-            cache.store(key, b"slow" if slow else b"fast", _SUFFIX)
-        except OSError as error:
-            cache.warn_once(f"what products take cannot be kept ({error.strerror}): it is measured once a process")
-        return slow
-    return found[1] == b"slow"
+    words = "fast", "slow"
+    return kept(key, words, lambda: words[times_slower() >= SLOW], "what products take") == "slow"
 
 
 def times_slower() -> float:

@@ -90,7 +90,7 @@ def test_the_fastest_by_the_clock_is_taken(monkeypatch: pytest.MonkeyPatch, empt
     monkeypatch.setattr(tuning, "fastest", measured)
     for winner, ran in (("onednn", (0, 0, 1)), (choice.LIBRARY, (0, 1, 0)), (candidates.USUAL, (1, 0, 0))):
         monkeypatch.setattr(tuning, "_known", {})
-        monkeypatch.setattr(tuning, "_keep", lambda key, name: None)
+        monkeypatch.setattr(tuning, "kept", lambda key, known, measure, what: measure())
         fused = fuse.compile(nn.Linear(20, 70))
         with torch.no_grad():
             fused(torch.randn(9, 20))
