@@ -1,7 +1,7 @@
 """The command ``fuse``: prints data on stdout and the rest on stderr, and an error as one line.
 
 Exit status: 0 good; 1 a check failed or a budget was exceeded; 2 usage, loading, capture or internal error.
-The verbs are :mod:`fuse.verbs`.
+The verbs are :mod:`fuse.verbs` and :mod:`fuse.pattern_verbs`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from collections.abc import Iterator, Sequence
 import click
 
 from fuse.errors import FuseError
+from fuse.pattern_verbs import check_pattern, explain, patterns
 from fuse.verbs import GOOD, commands
+
+for _verb in (check_pattern, explain, patterns):
+    commands.add_command(_verb)
 
 ERROR, INTERRUPTED = 2, 130
 
