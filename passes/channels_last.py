@@ -61,9 +61,11 @@ CYCLES_OF_OTHERS = {"reduction": 10.0, "movement": 10.0, "gemm": 2.0}
 @register_pass(stage="clean", after="fold_batch_norm", before_gradients=False)  # for frozen weights only
 def channels_last(graph: GraphModule) -> Iterator[Verdict]:
     """Let the images between a frozen model's convolutions lie with their channels side by side."""
+    nodes = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    if not nodes:
+        return
     values = given_constants(graph)
     known = {*values, *constant_nodes(graph, values)}
-    nodes = graph.graph.find_nodes(op="call_function", target=aten.convolution.default)
     convolutions = [node for node in nodes if is_image_with_places_side_by_side(node) and weight_of(node) in known]
     if not convolutions:
         return

@@ -47,9 +47,10 @@ class WeightedLayer:
 @register_pass(stage="clean", after="constant_folding", before_gradients=False)  # for frozen weights only
 def fold_batch_norm(graph: GraphModule) -> Iterator[Verdict]:
     """Let the weights of a frozen convolution or linear layer take in the batch norm behind it."""
-    values = given_constants(graph)
-    constant = {*values, *constant_nodes(graph, values)}
-    for norm in graph.graph.find_nodes(op="call_function", target=NORM):
+    norms = graph.graph.find_nodes(op="call_function", target=NORM)
+    values = given_constants(graph) if norms else {}
+    constant = {*values, *constant_nodes(graph, values)} if norms else set()
+    for norm in norms:
         layer = layer_of(norm.args[0])
         if layer is None or layer.weight not in constant:
             continue

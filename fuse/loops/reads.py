@@ -86,9 +86,9 @@ def layout(node: Node) -> tuple[Any, ...]:
     """Dtype and shape of what ``node`` computes."""
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):
-        return ((value.dtype, tuple(value.shape)),)
+        return ((value.dtype, value.shape),)
     parts = value if isinstance(value, (tuple, list)) else (value,)
-    return tuple((p.dtype, tuple(p.shape)) if isinstance(p, torch.Tensor) else p for p in parts)
+    return tuple((p.dtype, p.shape) if isinstance(p, torch.Tensor) else p for p in parts)
 
 
 def leaves(node: Node) -> list[Leaf]:

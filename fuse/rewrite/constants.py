@@ -39,10 +39,11 @@ def given_constants(graph: GraphModule) -> dict[Node, Tensor | None]:
 def constant_nodes(graph: GraphModule, given: Collection[Node], without: Set[Node] = frozenset()) -> dict[Node, None]:
     """The operators that can be evaluated now, in program order, but for those ``without`` and what needs them."""
     found: dict[Node, None] = {}
+    known = set(given)
     for node in graph.graph.nodes:
-        known = all(operand in found or operand in given for operand in node.all_input_nodes)
-        if known and node not in without and can_evaluate(node):
+        if known.issuperset(node._input_nodes) and node not in without and can_evaluate(node):
             found[node] = None
+            known.add(node)
     return found
 
 
