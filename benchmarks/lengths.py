@@ -149,7 +149,7 @@ def measured(name: str, way: str, kind: str, contestant: str, batches: int) -> d
     model = MODELS[name].make().train(kind == "training")
     called = CONTESTANTS[contestant](model)
     seconds, compiled, ran_eager, launches = [], 0, 0, 0
-    captured: set[tuple[torch.Size, ...]] = set()
+    sizes: dict[tuple[torch.Size, ...], bool] = {}  # those that ran fused; whether with the graph of others
     with torch.set_grad_enabled(kind == "training"), compilations() as compiling:
         for lengths, size in drawn(batches, way):
             args = MODELS[name].arguments(lengths, size)
@@ -165,11 +165,12 @@ def measured(name: str, way: str, kind: str, contestant: str, batches: int) -> d
                 ran_eager += bool(run.fallbacks)
                 launches += run.launches + (run.backward.launches if run.backward else 0)
                 if not run.fallbacks:
-                    captured.add(tuple(arg.shape for arg in args))
+                    sizes.setdefault(tuple(arg.shape for arg in args), called.compiled.resized)
     found: dict[str, Any] = {"seconds": sum(seconds), "later": median(seconds[batches // 2 :])}
     if contestant == "fuse":
         fused = batches - ran_eager
-        found |= {"compiled": compiled, "captured": len(captured), "ran_eager": ran_eager}
+        resized = sum(sizes.values())
+        found |= {"compiled": compiled, "captured": len(sizes) - resized, "resized": resized, "ran_eager": ran_eager}
         found["launches"] = launches / fused if fused else 0.0
     return found
 

@@ -365,8 +365,9 @@ def lengths_table(results: dict[str, Any]) -> list[str]:
     """A row a model and way of making batches: the processor's time a batch, and what fuse captured and compiled."""
     lines = [
         "| model | batches | filled | eager ms | fuse ms | later batch ms: eager | fuse "
-        "| calls that compile | sizes captured | calls that run eager | launches a fused batch |",
-        f"|---|---{'|--:' * 9}|",
+        "| calls that compile | sizes captured | with the graph of others | calls that run eager "
+        "| launches a fused batch |",
+        f"|---|---{'|--:' * 10}|",
     ]
     for case in results["cases"]:
         eager, fuse = case["eager"], case["fuse"]
@@ -378,7 +379,7 @@ def lengths_table(results: dict[str, Any]) -> list[str]:
             case["way"],
             f"{case['filled']:.2f}",
             *(f"{taken:.2f}" for taken in times),
-            *(f"{fuse[name]:,}" for name in ("compiled", "captured", "ran_eager")),
+            *(f"{fuse.get(name, 0):,}" for name in ("compiled", "captured", "resized", "ran_eager")),
             f"{fuse['launches']:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
