@@ -107,7 +107,7 @@ class _Half:
         return result in results_of(loop, absent) - results_of(loop, there)
 
     def _laid_as(self, left: Node, node: Node) -> Node | None:
-        """What is left of a sum, in the sum's layout, which views of it rely on."""
+        """The remaining term of a sum, in the sum's layout, because views of the sum rely on it."""
         made, wanted = self.made[left], node.meta["val"]
         if made is None or left.meta["val"].stride() == wanted.stride():
             return made

@@ -1,4 +1,4 @@
-"""What ``forward`` can change without any operator: attributes of modules, and what containers in them hold.
+"""Changes that ``forward`` can make without an operator: attributes of modules, and contents of their containers.
 
     before = held_by(model)          every container and object that the model reaches, with a list of what is in it
     model(...)
@@ -41,7 +41,7 @@ _CONCURRENT = ("_thread", "threading", "queue", "_queue", "multiprocessing.queue
 """Modules of what threads meet at."""
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
-"""What ``nn.Module`` itself keeps in the dictionary of a module."""
+"""Entries of a module's dictionary that ``nn.Module`` itself uses."""
 
 Path = str | tuple[Any, Any]
 """Where something lies: the path of what holds it and its key there, or a name to start with."""

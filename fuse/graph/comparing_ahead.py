@@ -1,4 +1,4 @@
-"""What the backward pass only compares: the forward pass compares it, and saves the truths in place of the numbers.
+"""Compare in the forward pass where the backward pass only compares: booleans are saved instead of numbers.
 
     forward    y = hardtanh(x, 0, 6)                                           saved: x
     backward   d = where(x <= 0 | x >= 6, 0, g)

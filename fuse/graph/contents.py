@@ -1,4 +1,4 @@
-"""What Python objects hold, read and put back without running any code of their classes.
+"""Contents of Python objects, read and restored without running any code of their classes.
 
     table = Lazy(relu=nn.ReLU)                  __getitem__ of the class makes a module, keys() counts, __eq__ raises
     contents(table)                             what dict.keys and dict.values say, whatever the class says
@@ -34,7 +34,7 @@ mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 """The bases of a class, whatever its metaclass says."""
 
 class_dict: Callable[[type], types.MappingProxyType[str, Any]] = type.__dict__["__dict__"].__get__
-"""What a class itself defines, whatever its metaclass says."""
+"""Attributes that a class itself defines, whatever its metaclass returns."""
 
 module_of: Callable[[type], Any] = type.__dict__["__module__"].__get__
 """The name of the module that a class says it was made in."""

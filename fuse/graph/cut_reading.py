@@ -1,4 +1,4 @@
-"""What the rest of a model reads of a submodule that stays Python: settings, or it is not cut out.
+"""Reads of an eager submodule by the rest of the model: settings only, or the submodule is not cut out.
 
     y = self.odd(x)
     return y * self.odd.count      a number in the graph, and another one in each call of odd

@@ -68,7 +68,7 @@ class Spoilt(FuseError):
 
 
 class Otherwise(Exception):
-    """What was learned of values before the call of a submodule is otherwise now."""
+    """A value that was learned before the call of a submodule differs now."""
 
 
 def taken_apart(value: Any, tensors: list[Tensor]) -> Any:
@@ -204,7 +204,7 @@ class Noted:
             raise Spoilt(f"{self.path} ran in this call already, and is called with other values when it is run again")
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the call gave, for one in its place that is given the like."""
+        """The result of the call, for a repeated call with equal arguments."""
         assert self.state is not None
         torch.set_rng_state(self.state)
         given: list[Tensor] = []
@@ -364,7 +364,7 @@ def journaled() -> Iterator[Journal]:
 
 
 def journal() -> Journal | None:
-    """That of the call that this thread makes."""
+    """The journal of this thread's current call."""
     return _here.journal
 
 

@@ -1,4 +1,4 @@
-"""What a value is, in few words: dtype and shape, as in ``f32[4, 128]``."""
+"""Short descriptions of values: dtype and shape, as in ``f32[4, 128]``."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
 @dataclass(frozen=True)
 class Given:
-    """What a placeholder of a backward graph stands for.
+    """The meaning of a placeholder of a backward graph.
 
     ``saved``: the value at position ``index`` of the forward graph's output; ``input``: forward placeholder ``index``;
     ``tangent``: the gradient of leaf ``index`` of the model's result.
@@ -113,7 +113,7 @@ class _Half:
         self.made: dict[Node, Node] = {}
 
     def reads(self, needed: Mapping[Node, None]) -> dict[Node, list[Node]]:
-        """What the backward half reads of the forward half, as roots of memory, and the operators that do."""
+        """Values of the forward half that the backward half reads, as roots of memory, with their readers."""
         found: dict[Node, list[Node]] = {}
         for node in needed:
             for operand in node.all_input_nodes:

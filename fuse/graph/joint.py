@@ -235,7 +235,7 @@ class JointRecorder(Recorder):
         return line
 
     def lies_at(self, line: str) -> None:
-        """What autograd recorded last, if it is new, comes from the user's ``line``."""
+        """Mark autograd's latest record, if it is new, with the user's ``line``."""
         self.lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # type: ignore[attr-defined]  # torch keeps it to itself
 
     def _gradients(self, inputs: Sequence[int], tangents: Mapping[int, Node]) -> list[Tensor | None]:

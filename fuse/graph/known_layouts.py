@@ -1,4 +1,4 @@
-"""What the commonest operators make of fake tensors, without asking torch's fake mode.
+"""Result layouts of the commonest operators on fake tensors, without torch's fake mode.
 
     mm(f32[4, 8], f32[8, 16])         ->   f32[4, 16]
     add(f32[4, 16], f32[16])          ->   f32[4, 16]

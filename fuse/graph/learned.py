@@ -1,4 +1,4 @@
-"""What Python learned of values while a call was recorded, and what of it must be as it was.
+"""Values that Python learned while a call was recorded, and the parts that later calls must confirm.
 
     if (x > 0).any():         the truth of a value          True
     n = int(lengths.max())    a number                      17
@@ -74,7 +74,7 @@ class Learning:
     lines: tuple[ReadLine, ...]
 
     def told(self, values: Sequence[Tensor | None]) -> dict[int, object]:
-        """What is learned from these values, by keys."""
+        """The learned values, by key."""
         return {
             one.key: tuple(value.shape) if one.guard == "size" else bits(_element(value, one.place))
             for one in self.learned

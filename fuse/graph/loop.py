@@ -141,7 +141,7 @@ class Loop(nn.Module):
 
 
 def of_all_steps(value: Tensor, steps: int, dim: int = 0) -> Tensor:
-    """What is collected of a fake value: ``[steps, *shape]``, contiguous once the steps are moved to ``dim``.
+    """The stack of a fake value over all steps: ``[steps, *shape]``, contiguous once the steps are moved to ``dim``.
 
     >>> from torch._subclasses.fake_tensor import FakeTensorMode
     >>> with FakeTensorMode():

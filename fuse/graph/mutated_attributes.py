@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class _Absent:
-    """What an attribute is that the module does not have."""
+    """Stands for an attribute that the module does not have."""
 
     def __repr__(self) -> str:
         return "no attribute"

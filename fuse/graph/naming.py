@@ -14,7 +14,7 @@ from fuse.graph.signature import Attribute
 
 
 def parameter_names(model: nn.Module) -> list[str]:
-    """What the ``forward`` of a model calls its positional arguments.
+    """Names of the positional arguments of a model's ``forward``.
 
     >>> parameter_names(nn.Linear(2, 2))
     ['input']

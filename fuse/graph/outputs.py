@@ -29,7 +29,7 @@ def add_placeholder(graph: Graph, name: str) -> Node:
 
 
 def outputs_of(graph: Graph) -> tuple[Node, ...]:
-    """What a captured graph returns, which is always a flat list of nodes.
+    """Outputs of a captured graph, always a flat list of nodes.
 
     >>> graph = Graph()
     >>> _ = graph.output([graph.placeholder("x")])

@@ -1,4 +1,4 @@
-"""What a call can change of the Python world: the model's attributes, its arguments, and all that its code reaches.
+"""Python state that a call can change: the model's attributes, its arguments, and everything its code reaches.
 
     features = {}
     model.layer.register_forward_hook(lambda module, args, result: features.update(layer=result))

@@ -1,4 +1,4 @@
-"""Which operators eager has no code for: found out by asking it, with tensors of one element.
+"""Find operators that eager has no code for, by calling them with tensors of one element.
 
     gelu(int8[3, 4])      fake tensors answer int8[3, 4]; eager: "GeluKernelImpl" not implemented for 'Char'
 
@@ -21,7 +21,7 @@ from fuse.devices import is_host
 
 _answers: dict[tuple[Any, ...], str | None] = {}
 _FOREIGN = ("implemented", "only support", "not support", "different dtypes", "reduction dim")
-"""What eager's errors say where a dtype, or that there is nothing to reduce, is at fault."""
+"""Phrases of eager's errors about an unsupported dtype, or about an empty reduction."""
 
 
 def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 _EXACT = 2**53
 _SMALL = 2**31
-"""What integers are learned to stay below when they are first computed with."""
+"""Upper bound that an integer is learned to have when it is first used in arithmetic."""
 
 
 class WantsPlain(CaptureError):

@@ -268,7 +268,7 @@ class Reader:
             self.facts.setdefault((node, "size"), _Fact(node, "size", shape, node.meta["source"]))
 
     def read(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What one of :data:`READS` returns."""
+        """The result of one of :data:`READS`."""
         if self.closed:
             raise CaptureError(f"a value is read in the backward pass at {user_line()}; it runs in eager mode")
         if op is aten._local_scalar_dense.default:
@@ -365,7 +365,7 @@ class Reader:
 
     @contextlib.contextmanager
     def _troubled(self) -> Iterator[None]:
-        """What is raised while values are computed ends the recording, whatever the user's code makes of it."""
+        """An error while values are computed ends the recording, even if the user's code catches it."""
         try:
             yield
         except CaptureError as error:
@@ -388,7 +388,7 @@ def _is_plain(part: Any) -> bool:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype | None:
-    """What holds every number of ``dtype`` as Python does, or None."""
+    """The dtype that represents every number of ``dtype`` as Python does, or None."""
     if dtype.is_floating_point:
         return torch.float64
     return None if dtype.is_complex or dtype in (torch.bool, torch.uint64) else torch.int64

@@ -1,4 +1,4 @@
-"""What the backward pass had better compute again than keep: cheap arithmetic of what it is given anyway.
+"""Recompute in the backward pass instead of saving: cheap arithmetic of values that are saved anyway.
 
     forward    m = x > 0;  y = where(m, x, 0)                                      saved: x, no longer m
     backward   d = where(m, g, 0) * x            ->    backward   m = x > 0;  d = where(m, g, 0) * x

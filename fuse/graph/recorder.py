@@ -309,7 +309,7 @@ class Recorder(TorchDispatchMode):
         return fake
 
     def _with_learned(self, result: Any) -> Any:
-        """What tells what was learned of values, and the result."""
+        """The result, after the values that confirm what Python learned."""
         leaves = flatten_result(result)[0]
         tensors, self.learning, self.numbers = self.reader.finish(leaves)
         if not self.learning.lines:

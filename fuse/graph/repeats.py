@@ -45,7 +45,7 @@ class _KnownWrite:
 
 
 class Repeats:
-    """What one capture has recorded of operators, by their layouts."""
+    """Operators that one capture has recorded, by their layouts."""
 
     def __init__(self, functional: Functionalizer, fakes: FakeRunner) -> None:
         self._functional = functional
@@ -53,7 +53,7 @@ class Repeats:
         self._known: dict[Hashable, _Known | _KnownWrite] = {}
 
     def again(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What ``op`` returns, recorded; ``NotImplemented`` where more than this has to be asked."""
+        """Record ``op`` and return its result; ``NotImplemented`` where further checks are needed."""
         fakes, functional = self._fakes, self._functional
         if id(op) in PARTS and not kwargs:
             if type(args[0]) is FakeTensor and functional.known(args[0]):

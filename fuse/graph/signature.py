@@ -1,4 +1,4 @@
-"""What a captured graph promises its caller: where inputs come from, what becomes of outputs, what is written back.
+"""Signature of a captured graph: the sources of its inputs, the uses of its outputs, and its writes to inputs.
 
 A captured graph is a pure function of its placeholders. Everything that eager did besides computing values (mutating
 an input, returning a view of one, returning the same tensor twice, plain Python values in the output) is written down
@@ -72,7 +72,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What one leaf of the model's result is.
+    """The kind of one leaf of the model's result.
 
     ``graph``: value ``index`` of the graph's flat outputs; ``input``: placeholder ``index`` itself (the very same
     tensor); ``repeat``: leaf ``index`` of the result once more (the very same object); ``number``: the Python number in

@@ -26,7 +26,7 @@ _known: dict[object, Callable[..., Any]] = {}
 
 
 def fastest(function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """What to call with arguments of the types of these, which hold fake tensors.
+    """The fastest function for a call with arguments of these types, which contain fake tensors.
 
     >>> fastest(torch.ops.aten.topk.default, (torch.empty(8, device="meta"), 2), {}) is torch.topk
     True

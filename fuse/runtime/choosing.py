@@ -45,7 +45,7 @@ class Chooser:
         return program_of(self.graph)
 
     def told(self, tensors: Sequence[Tensor]) -> dict[int, object]:
-        """What is learned in a call with these tensors, by keys; nothing where that fails, as eager may do too."""
+        """Learned values of a call with these tensors, by key; none where computing them fails, as it may in eager."""
         try:
             values, _ = self.program.run([tensors[i] for i in self.positions])
         except Exception:  # the specialisation that is tried instead sees to it
@@ -95,7 +95,7 @@ def chooser_of(graph: GraphModule) -> Chooser | None:
 
 
 def modelled_seconds(calls: Iterable[CountedCall], device: str) -> float:
-    """What calls take on this kind of device, as the cost model has it.
+    """Predicted time of calls on this kind of device, by the cost model.
 
     >>> modelled_seconds([], "cpu")
     0

@@ -116,7 +116,7 @@ def declared_sizes(
 
 
 def _values(sizes: Mapping[int, Sizes], leaves: Sequence[Any]) -> dict[str, int]:
-    """What each size is in this call."""
+    """The value of each size in this call."""
     found: dict[str, int] = {}
     for i, of_leaf in sizes.items():
         for dim, size in of_leaf.items():

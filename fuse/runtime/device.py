@@ -46,7 +46,7 @@ class NativeTables(Protocol):
 
 @dataclass(frozen=True)
 class Runtime:
-    """What programs ask of their device.
+    """The interface between programs and their device.
 
     ``lower`` turns a region into a kernel, or a call of a library, or says why it cannot; it is asked once for equal
     regions of one operator. ``prefer`` says what runs an operator that is in no region: a kernel, such a call, a name
@@ -70,7 +70,7 @@ class Runtime:
 
 
 def runtime_of(device: str) -> Runtime:
-    """What builds and starts kernels on this kind of device.
+    """The runtime that builds and starts kernels on this kind of device.
 
     >>> runtime_of("cpu").empty((2, 3), (3, 1), torch.float32).shape
     torch.Size([2, 3])

@@ -71,7 +71,7 @@ LARGEST_CONTEXTS = 8
 _NUMBER = re.compile(r"-?\b\d+(\.\d+)?\b")
 
 Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[Told, ...]]
-"""What a call did: a program, nothing that is observed, or, where it ran eager, what its parts tell."""
+"""The run of a call: a program, an unobserved call, or the parts of a call that ran eager."""
 
 Found = tuple[Compiled, tuple[Any, ...]]
 """A variant, and the tensors of a call that it is given."""
@@ -207,7 +207,7 @@ class Engine:
         return Fallback(self._maker.name, "", f"an operator raised {type(error).__name__}: {message}")
 
     def last_run(self) -> LastRun | None:
-        """What the last call to finish did, or None before the first."""
+        """The run of the last finished call, or None before the first."""
         return None if self._observed is None else _told(self._observed)
 
     def observed(self) -> Told:
@@ -481,7 +481,7 @@ class Engine:
         return result
 
     def _of_part(self, module: nn.Module) -> Engine:
-        """What runs a part of the model."""
+        """The engine for a part of the model."""
         sizes = None if self.dynamic_shapes is None else "auto"
         return Engine(module, False, self.passes, self.fuel, sizes, quiet=True)
 

@@ -1,4 +1,4 @@
-"""What makes a compiled graph stale, checked at every call.
+"""Guards: checks at every call that a compiled graph is still valid.
 
 Two guards. :class:`StateGuard` watches the model: which tensors are its parameters and buffers, the module tree,
 ``training``, hooks and plain attributes. :class:`CallGuard` watches one call: layouts of tensors, values of other

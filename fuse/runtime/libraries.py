@@ -1,4 +1,4 @@
-"""What a library computes in the place of a kernel: a product of matrices in native code, or a call from Python."""
+"""Library calls in place of kernels: a matrix product in native code, or a call from Python."""
 
 from __future__ import annotations
 

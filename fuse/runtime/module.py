@@ -92,7 +92,7 @@ class Fused(nn.Module):
 
     @property
     def last_run(self) -> LastRun | None:
-        """What the last call launched, and what ran as eager instead and why; None before the first call."""
+        """Launches of the last call, and the operators that ran eager, with reasons; None before the first call."""
         return self._own().last_run()
 
     @property

@@ -35,7 +35,7 @@ from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled, LastRun
 
 Told = Callable[[], LastRun]
-"""What one call did, its backward pass included once that has run."""
+"""Launches and fallbacks of one call, including its backward pass once that has run."""
 
 SECONDS_OF_STEP = 60e-6
 """What the forward and the backward call of a part cost, as the cost model counts time: guards, autograd, Python."""
@@ -45,7 +45,7 @@ LARGEST_EAGER = 8
 
 
 class Serving(Protocol):
-    """What runs a part: :class:`fuse.runtime.engine.Engine`."""
+    """The engine of a part: :class:`fuse.runtime.engine.Engine`."""
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def observed(self) -> Told: ...

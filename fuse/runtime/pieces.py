@@ -26,7 +26,7 @@ from fuse.graph.signature import Attribute
 from fuse.runtime.choosing import modelled_seconds
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a model is given."""
+"""Arguments of a model."""
 
 SECONDS_OF_CALL = 20e-6
 """What a call of a submodule between fused parts costs, as the cost model counts time: copies of what it is given,

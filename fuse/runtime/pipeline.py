@@ -226,7 +226,7 @@ class _Worker:
             raise error
 
     def receive(self) -> _Handed:
-        """What became of the batch that it has."""
+        """The result of this worker's batch."""
         wait([self.connection, self.process.sentinel])
         try:
             handed: _Handed = pickle.loads(self.connection.recv_bytes())

@@ -1,4 +1,4 @@
-"""What a program predicts of a call, and how a call says that it is otherwise."""
+"""A program's predictions about a call, and the error of a call that differs from them."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Program:
         return made
 
     def _call(self, tensors: Sequence[Tensor], *others: Any) -> Any:
-        """What the function of all steps gives, told the ``others``."""
+        """The result of the function of all steps, called with the ``others``."""
         try:
             workspace = self._pool.pop()
         except IndexError:

@@ -1,4 +1,4 @@
-"""What runs as eager would, whatever else is true of it: calls, models and graphs that compiled code is not for."""
+"""Refusals: calls, models and graphs that always run eager, with the reason."""
 
 from __future__ import annotations
 

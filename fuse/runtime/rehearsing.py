@@ -28,7 +28,7 @@ from fuse.runtime.varying import SizesSeen, kind_of_sizes
 
 @dataclass(eq=False)
 class SizesOfCalls:
-    """What is ``declared`` of sizes, which were ``seen``, and the kinds of calls that were planned at others."""
+    """Declared sizes, sizes ``seen`` in calls, and the kinds of calls that were planned at other sizes."""
 
     declared: Any
     seen: SizesSeen = field(default_factory=SizesSeen)

@@ -113,7 +113,7 @@ def _inside(module: nn.Module) -> tuple[GraphModule, Any]:
 
 
 def _beside_loop(loop: Loop) -> Any:
-    """What of a loop is in the text, the sizes as numbers."""
+    """The parts of a loop that the text contains, with sizes as numbers."""
     spec = loop.spec
     fixed = replace(spec, trip_count=0, step_inputs=())
     dims = [read.dim for read in spec.step_inputs]
@@ -131,7 +131,7 @@ def _loop_with(loop: Loop, body: GraphModule, beside: Any) -> Loop:
 
 
 def _beside_whole(signature: Signature) -> Any:
-    """What of a signature is in the text, the sizes of results as numbers."""
+    """The parts of a signature that the text contains, with the sizes of results as numbers."""
     inputs = [(spec.kind, spec.name, spec.index, spec.origin is not None) for spec in signature.inputs]
     outputs = [(spec.kind, spec.index, spec.view is not None) for spec in signature.outputs]
     fixed = inputs, outputs, signature.out_spec, signature.mutations

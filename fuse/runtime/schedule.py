@@ -180,7 +180,7 @@ class _Scheduler:
     def _fitted(
         self, region: torch.nn.Module, node: Node, inputs: Sequence[Node], getters: dict[int, Node]
     ) -> Kernel | LibraryCall | Declined:
-        """What runs a region or loop, made for the layouts that its inputs have and its results get."""
+        """The kernel or program of a region or loop, for the layouts of its inputs and results."""
         if isinstance(region, Loop):
             return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]), self.loops)
         body = graph_in(region)

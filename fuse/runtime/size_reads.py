@@ -34,7 +34,7 @@ from fuse.runtime.counting import counting
 from fuse.runtime.unnoted import noted
 
 UNKNOWN = "unknown"
-"""What the names of sizes begin with that follow from no formula."""
+"""Prefix of the names of sizes without a formula."""
 
 
 class Unfollowed(Exception):

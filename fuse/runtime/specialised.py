@@ -42,7 +42,7 @@ LEAST_DOUBT = 0.01
 each: nineteen of them in a row after one that another served, whose share of an eighth falls by an eighth a call."""
 
 CLOSE = 1e-4
-"""What a value that is computed fused may differ by, relatively, from what eager operators gave."""
+"""Relative tolerance between a fused value and the value of eager operators."""
 
 
 class Missed(Exception):
@@ -139,7 +139,7 @@ M = TypeVar("M")
 
 @dataclass(eq=False)
 class Family(Generic[T]):
-    """What is known of the specialisations of one kind of calls. Several threads may tell it things."""
+    """Record of the specialisations of one kind of calls. Several threads may update it."""
 
     made: int = 1
     reason: Fallback | None = None

@@ -72,11 +72,11 @@ def slot_of(ref: Ref, plan: Schedule) -> int:
 
 
 def slots_of(step: PythonStep, plan: Schedule) -> list[int]:
-    """What a Python call takes and gives."""
+    """Arguments and results of a Python call."""
     refs: list[Ref] = [*refs_in(step.args), *refs_in(step.kwargs), *(ref for _, ref in step.results)]
     return [slot_of(ref, plan) for ref in refs]
 
 
 def slots_read(argument: Any, plan: Schedule) -> list[int]:
-    """What an argument refers to."""
+    """The reference of an argument."""
     return [slot_of(ref, plan) for ref in refs_in(argument)]

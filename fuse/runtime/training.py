@@ -161,7 +161,7 @@ class Training:
         return self.rebuild(leaves, tensors), ran.launches, ran
 
     def _leaves_of(self, bases: Sequence[int]) -> Callable[[Sequence[Tensor | None]], tuple[Any, ...]]:
-        """What makes the leaves of the result that are new from the values of the forward graph."""
+        """Playback of the result's new leaves from the values of the forward graph."""
         if self._shared or any(self.signature.outputs[i].view for i in self._leaves):
             return lambda values: tuple(self._leaf(i, values) for i in self._leaves)
         return picker(bases)
@@ -251,7 +251,7 @@ class Training:
         return self.joint.forward, self.rewritten.backward, *own
 
     def beside(self) -> str:
-        """What else has to be the same for calls of other sizes."""
+        """Further facts that have to be equal for calls of other sizes."""
         assert self.rewritten is not None
         joint, ready = self.joint, self.rewritten
         return repr((joint.gradients, sorted(joint.trained), sorted(joint.detached), ready.given, ready.gradients))

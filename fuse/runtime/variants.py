@@ -23,7 +23,7 @@ from fuse.runtime.training import Training
 
 @dataclass(frozen=True)
 class LastRun:
-    """What the last call really launched, counted where each launch was made.
+    """Observed launches of the last call, counted where each launch is made.
 
     ``launches`` is the sum of ``kernels`` (generated), ``libraries`` (BLAS) and ``aten`` (operators called from
     Python); ``regions`` the fused groups that ran as one kernel each. A call that ran eager has its reason in

@@ -1,4 +1,4 @@
-"""Which sizes of a model's calls vary, told by the calls that came.
+"""Which sizes of a model's calls vary, observed from the calls so far.
 
 model(x [5, 3, 64])     captured, kernels for these sizes
 model(x [7, 4, 64])     5 and 3 became 7 and 4: captured, kernels for any such sizes (fuse/kernel/sized.py)

@@ -1,1 +1,1 @@
-"""What builds, measures and starts kernels on processors, and the libraries that PyTorch has there."""
+"""The runtime for processors: it builds, measures and starts kernels, and calls PyTorch's libraries."""

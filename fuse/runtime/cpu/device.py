@@ -1,4 +1,4 @@
-"""What programs are given on processors (:mod:`fuse.runtime.device`)."""
+"""The ``Runtime`` of processors (:mod:`fuse.runtime.device`)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def units_of(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
 
 
 def _milliseconds(unit: Sequence[Kernel]) -> float:
-    """What the compiler takes for a unit, roughly: it serves to compare units."""
+    """Rough compile time of a unit, to compare units."""
     lines = sum(kernel.source.count("\n") for kernel in unit)
     return lines * FOR_A_LINE_BEHIND_HEADERS + FOR_HEADERS if unit[0].headers else lines * FOR_A_LINE
 

@@ -1,4 +1,4 @@
-"""What this processor can execute, as text for the cache key.
+"""The instruction sets of this processor, as text for the cache key.
 
 Libraries are built with ``-march=native``: one that uses AVX-512 must never be loaded on a machine without it, even
 when both machines share a home directory.
@@ -63,7 +63,7 @@ def identity() -> str:
 
 
 def _told(field: str) -> str:
-    """What the system says of the first core under this name; nothing where it says nothing."""
+    """The system's entry of this name for the first core; empty where there is none."""
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
             return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
