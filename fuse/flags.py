@@ -72,7 +72,7 @@ class Console:
 
 @dataclass(frozen=True)
 class Request:
-    """What every verb with a TARGET is asked for."""
+    """Options of every verb with a TARGET."""
 
     target: str
     inputs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What is known of each operator: the one place that holds lists of operators.
+"""Facts about each operator: the one place that holds lists of operators.
 
     aten.tanh.default   ->  OpInfo(kind="pointwise", flops="output", weight=10, ...)
     aten.tanh_.default  ->  the same: in-place, ``out=`` and ``_copy`` variants take the facts of the operator they vary

@@ -45,7 +45,7 @@ def common_subexpressions(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def expression(node: Node) -> Hashable:
-    """What ``node`` computes, and in which layout: the order of a commutative operator's operands may decide that."""
+    """Key of a node's computation and layout, which the operand order of a commutative operator may decide."""
     val = node.meta["val"]
     layout = val.stride() if isinstance(val, Tensor) else None
     if ops.is_commutative(node.target) and not node.kwargs:

@@ -1,4 +1,4 @@
-"""What the fusion passes share: from groups of nodes to regions, each judged by whether it can be lowered.
+"""Shared by the fusion passes: turn groups of nodes into regions, if each can be lowered.
 
     groups  ->  region body  ->  kernel?   yes: rewrite      no: try its halves, then decline with the reason
 

@@ -110,7 +110,7 @@ def obstacle(node: Node, mask: Node, between: Sequence[Node]) -> str | None:
 
 
 def expected(target: Any, mask: Any, value: Any) -> Any:
-    """What ``where`` makes of fake tensors; None where they do not fit."""
+    """Fake result of ``where``; None where the tensors do not fit."""
     inner = target.dim() - mask.dim()
     try:
         torch.broadcast_shapes(value.shape[1 if value.dim() > inner else 0 :], target.shape[mask.dim() :])

@@ -71,7 +71,7 @@ def is_cast(node: Node) -> bool:
 
 
 def operand(node: Node) -> Node:
-    """What ``node`` casts."""
+    """The operand of a cast ``node``."""
     found = node.args[0]
     assert isinstance(found, Node)
     return found
@@ -129,7 +129,7 @@ def moved(node: Node, chosen: Node, escaping: set[Node]) -> Verdict:
 
 
 def chain_of(node: Node) -> list[Node]:
-    """What leads from casts to ``node``, which chooses among them."""
+    """Nodes between casts and ``node``, which chooses among them."""
     found = [node]
     for one in found:
         if not is_cast(one):

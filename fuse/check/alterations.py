@@ -61,7 +61,7 @@ def alterations(graph: GraphModule) -> Iterator[Alteration]:
 
 
 def _of(graph: GraphModule, node: Node, op: OpOverload) -> Iterator[Alteration]:
-    """What can be changed in one call."""
+    """The possible changes of one call."""
     name, args = _called(node), node.args
     tensors = [place for place, argument in enumerate(args) if isinstance(argument, Node)]
     if len(tensors) > 1 and args[tensors[0]] is not args[tensors[1]] and not ops.is_commutative(op):

@@ -32,14 +32,14 @@ FLOAT64 = torch.finfo(torch.float64).eps
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What torch logs, and what the functions tried warn of, is an answer here and not the user's business."""
+    """Silence torch's logs and the tested functions' warnings, which are results of a trial and not for the user."""
     with unlogged(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def judged_call(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial | None:
-    """What came of one call of ``pattern`` and its replacement; None where the pattern itself does not run."""
+    """Verdict on one call of ``pattern`` and its replacement; None where the pattern itself does not run."""
     assert pattern.replace is not None
     function, replace = within(pattern.function, environment), within(pattern.replace, environment)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def difference(
 
 
 def results(function: Function, arguments: Sequence[Any]) -> list[Any]:
-    """What ``function`` gives for copies of ``arguments``, as a list."""
+    """Results of ``function`` for copies of ``arguments``, as a list."""
     given = pytree.tree_map_only(Tensor, _copy, list(arguments))
     answer = function(*given)
     return list(answer) if isinstance(answer, (tuple, list)) else [answer]

@@ -1,4 +1,4 @@
-"""What is wrong with a set of patterns though each of them is right: one takes another's place, or undoes it.
+"""Conflicts in a set of patterns, each of which is right: one takes another's place, or undoes it.
 
     shadowed           where B matches, A of higher priority matches too: B never fires
     order-dependent    the same at equal priority: which fires depends on which was registered first
@@ -25,7 +25,7 @@ from fuse.rewrite.registry import of_stages
 
 
 def lint(patterns: Sequence[Pattern]) -> list[Finding]:
-    """What is wrong with ``patterns`` as a set, which are registered in this order.
+    """Conflicts between ``patterns``, which are registered in this order.
 
     >>> import torch
     >>> from fuse.rewrite.patterns.definition import define

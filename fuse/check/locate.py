@@ -1,4 +1,4 @@
-"""Which node is the first to differ, when the fused result does.
+"""Find the first node that differs, when the fused result differs.
 
     captured graph, op by op   against   rewritten graph, op by op      a pass changed the meaning of a node
     node, op by op             against   node as its kernel or product  the code generated for a node is wrong

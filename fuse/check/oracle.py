@@ -50,7 +50,7 @@ from fuse.runtime.variants import Compiled
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What :func:`check` found. ``problems`` is empty when the fused call cannot be told from eager's.
+    """Result of :func:`check`. ``problems`` is empty when the fused call equals eager's.
 
     ``predicted`` and ``observed`` are launches (before, after); predicted is None for a call that cannot be captured.
     ``observed_backward`` is the same of the backward pass, where there is one. ``first_difference`` names the node at

@@ -370,7 +370,7 @@ def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Se
 
 
 def _counterexample(told: str, tried: Judged) -> Counterexample | None:
-    """What is wrong with a call; one on which the replacement raises is not, it is declined."""
+    """The fault of a call; a call on which the replacement raises is declined, and no fault."""
     if tried.trial is None or tried.trial.outcome != "wrong":
         return None
     return Counterexample(told, tried.trial.reason)

@@ -46,7 +46,7 @@ _SMALL = (2, 1, 0, 0.5)
 
 @dataclass(frozen=True)
 class Kind:
-    """What a tensor is to be: ``laid_out`` is how it lies in memory, ``special`` a value that one element has."""
+    """Description of a tensor to make: ``laid_out`` is its memory layout, ``special`` a value that one element has."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -38,7 +38,7 @@ from fuse.graph.writing import launched, writes
 
 @dataclass(frozen=True)
 class Count:
-    """What one run costs, predicted.
+    """Predicted costs of one run.
 
     ``small_ops`` are launches predicted to run for less time than they take to launch; ``nodes`` are operators, views
     and those inside regions included, loop bodies once; ``bytes`` is traffic to and from memory; ``peak_bytes`` is the
@@ -284,7 +284,7 @@ def _reads_or_computes_numbers(node: Node) -> bool:
 
 
 def _traffic(node: Node) -> Work:
-    """What a call of something unknown moves at least."""
+    """The least traffic of a call of an unknown operator."""
     results = list(tensors_in(node.meta.get("val")))
     moved = [*_distinct_tensors(node), *results]
     return Work(0, sum(map(bytes_of, moved)), results[0].dtype if results else torch.float32)

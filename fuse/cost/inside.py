@@ -1,4 +1,4 @@
-"""What operators that run whole are known to allocate inside themselves, from shapes.
+"""Known allocations inside operators that run whole, from shapes.
 
     _transformer_encoder_layer_fwd   queries, keys and values twice (as multiplied, as attention reads them), or the
                                      hidden layer; with the norm first also what it gives

@@ -176,7 +176,7 @@ def _buffers_of_pieces(nodes: Sequence[Node], places: Mapping[Node, Sequence[Pla
 
 
 def _held_inside(node: Node, module: torch.nn.Module) -> int:
-    """What one step of a loop holds besides the arguments of the loop."""
+    """Memory of one step of a loop, besides the arguments of the loop."""
     body = getattr(module, "body", None)
     if not isinstance(body, GraphModule):
         return 0

@@ -1,4 +1,4 @@
-"""What a step of torch's optimizers launches, as each way of writing them dispatches.
+"""Launches of a step of torch's optimizers, for each of their implementations.
 
     loop      a few operators for each parameter         the default on a processor
     foreach   an operator for a list of parameters       _foreach_mul_(gradients, 0.9)

@@ -32,7 +32,7 @@ class Work:
 
 
 def work_of_call(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
-    """What ``result = op(*args, **kwargs)`` costs; tensors may be real, fake or meta.
+    """Cost of ``result = op(*args, **kwargs)``; tensors may be real, fake or meta.
 
     >>> a, b = torch.ones(4, 16), torch.ones(16, 8)
     >>> work_of_call(torch.ops.aten.mm.default, (a, b), {}, a @ b)

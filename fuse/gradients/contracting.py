@@ -43,7 +43,7 @@ class GradientTerm:
 
 
 def terms_of(node: Node) -> list[GradientTerm]:
-    """What ``node`` is the sum of."""
+    """The operand of a sum ``node``."""
     found: list[GradientTerm] = []
     worklist: list[tuple[Node, tuple[Node, ...]]] = [(node, ())]
     while worklist:

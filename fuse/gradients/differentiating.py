@@ -52,7 +52,7 @@ from fuse.rewrite.pipeline import run_passes
 aten = torch.ops.aten
 
 NAME = "gradients_by_loops"
-"""What reports call it, beside the passes."""
+"""The name of differentiation in reports, next to the passes."""
 
 OWN = "pattern_gradients"
 """The pass that sets apart what a pattern knows the gradients of; it runs where patterns do."""
@@ -350,7 +350,7 @@ def _operand(given: Tensor | Zeros | Prepared, like: Tensor) -> Tensor:
 
 
 def _lowered(loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> Split | None:
-    """What had better be done behind ``loop``, so that there is a kernel for it.
+    """Work to move after ``loop``, so that the loop has a kernel.
 
     Raises:
         NotReversible: there is none.

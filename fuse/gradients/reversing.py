@@ -323,7 +323,7 @@ class _Reversal:
         return node
 
     def _sums(self) -> tuple[list[AddedTerm], list[tuple[int, GradientTerm, Contraction]]]:
-        """What is added up from step to step for invariants, and what is contracted behind the loop."""
+        """Gradients of invariants that are summed from step to step, and those contracted after the loop."""
         first = self.spec.carries + len(self.spec.step_inputs)
         terms = [(i, term) for i, node in self.gradients.items() if i >= first for term in terms_of(node)]
         found = [(i, term, contraction(term.base)) for i, term in terms]

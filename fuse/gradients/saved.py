@@ -1,4 +1,4 @@
-"""What the forward half of a training step hands to the backward half, once the forward half is rewritten.
+"""Values that the forward half of a training step passes to the backward half, after the forward half is rewritten.
 
     forward    output y, select(hs, 0, 0), select(hs, 0, 1), ...       output y, hs
     backward   given h1, h2, ...                                 ->    given hs;  h1 = select(hs, 0, 0), ...

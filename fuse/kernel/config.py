@@ -1,4 +1,4 @@
-"""What a kernel is told of its loops where that is not left to its cost."""
+"""Explicit choices for a kernel's loops, in place of those by cost."""
 
 from __future__ import annotations
 

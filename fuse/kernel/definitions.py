@@ -1,4 +1,4 @@
-"""What kernels compute, in the IR alone: for reading, and for targets that have nothing better.
+"""Definitions of products, convolutions, attention and loops in the IR alone: for reading, and as a target's default.
 
     relu(x @ w)            ->    for each row and column: product = sum of x * w;   then relu of it
     loop(h0, xs, w)        ->    for step in steps: a nest for each product, then the next states, then what is kept
@@ -57,7 +57,7 @@ UNPACKED = Packing(panel=1, most_panels=1, largest_block=1 << 20)
 """Products here read their right operand as it lies."""
 
 CUTS: tuple[Cut, ...] = ("as needed", "concatenations", "reductions")
-"""What of a step is in memory before it is read: as little as there are loops for."""
+"""Values of a step that are in memory before they are read: as few as possible."""
 
 
 def defined(computation: Computation) -> KernelBody:
@@ -133,7 +133,7 @@ def _as_rows(operand: Value) -> Value:
 
 
 def _lying(place: StridedPlace, shape: Shape, sizes: Mapping[str, int]) -> Value:
-    """What lies in memory in this order, as arithmetic on the number of an element."""
+    """A value stored in this order, by the number of an element."""
     start, *strides = (_known(number, sizes).constant for number in (place.start, *place.strides))
     extent = 1 + start + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     memory = Input((extent,), place.source.dtype, place.source.position, (1,))

@@ -1,4 +1,4 @@
-"""What a node's loops run over: the facts by which fusion passes decide who may share a kernel.
+"""Domains: index ranges of a node's loops, by which fusion passes decide which nodes may share a kernel.
 
 add   [64, 768]           points 49152, rows -
 sum   [64, 768] -> [64]   points 49152, rows 64

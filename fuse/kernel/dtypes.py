@@ -1,4 +1,4 @@
-"""Which dtypes kernels handle, and what they compute in."""
+"""Dtypes that kernels handle, and the dtypes that they compute in."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Parameter(Expression):
 
 @dataclass(frozen=True)
 class Variable(Expression):
-    """What a statement before has named."""
+    """A value named by an earlier statement."""
 
     name: str
 

@@ -100,7 +100,7 @@ class Accumulator:
 
     @property
     def result(self) -> Variable:
-        """What has been accumulated."""
+        """The accumulated value."""
         if self.op in ("argmax", "argmin"):
             return Variable(torch.int64, f"{self.name}_at")
         return Variable(self.dtype, self.name)
@@ -193,7 +193,7 @@ Statement = Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | 
 
 @dataclass(frozen=True)
 class KernelBody:
-    """What the emitter prints: arguments in order, then statements."""
+    """A kernel for the emitter: arguments in order, then statements."""
 
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]

@@ -46,7 +46,7 @@ class Frame:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """What the kernel is told in every call, in this order."""
+        """Sizes passed to the kernel in every call, in this order."""
         names = [self.step.names[position] for position in range(len(self.operands))]
         own = sizes_of(self.spec, self.operands, self.results, names, self.step.result_names)
         return (*own, *self.told)

@@ -1,4 +1,4 @@
-"""What differs between loops of one body and different lengths: numbers that a loop kernel is told in every call.
+"""Arguments of a loop kernel that differ between lengths: trip count and strides over time.
 
     x[b, t, h] of a tensor 3 x T x 16  ->  x_steps[x_first + t * x_pace + b * x_stride0 + h]
 

@@ -53,7 +53,7 @@ of every reduction, too."""
 
 @dataclass(frozen=True)
 class StepValues:
-    """What a step reads, computes and stores.
+    """The operands, stages and results of a loop step.
 
     ``inputs`` by position: the operands' parts that a step reads (states, step inputs, invariants), then results of
     stages. ``results``: the next states, then what is collected. ``names`` are names by position of an input,
@@ -71,7 +71,7 @@ class StepValues:
 
 @dataclass
 class StepReader:
-    """What is known while the body's nodes are read in order: memory by position, its names, the stages so far.
+    """State while the body's nodes are read in order: memory by position, its names, the stages so far.
 
     ``cut`` says what is kept beside what must be. ``factors`` are left operands of products that are in memory, by
     ``id`` of the value.

@@ -106,7 +106,7 @@ def lower(region: GraphModule, threads: Threads = "if worth it", config: Config 
 
 
 def _computes(region: GraphModule, threads: Threads, config: Config) -> str:
-    """What the kernel of a region computes, without names; not for sizes that vary: writing numbers down pins them."""
+    """Hash of a region's computation without names; not for sizes that vary, because writing numbers down pins them."""
     return hashlib.sha256(f"{structure(region, named=False)}\n{threads} {config}".encode()).hexdigest()
 
 
@@ -173,7 +173,7 @@ def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | Non
 
 
 def attempt(lowered: Callable[[], Made]) -> Made | Declined:
-    """What ``lowered`` makes, or why it does not; a fault of ours does not become the user's.
+    """The result of ``lowered``, or the reason for its failure; an internal fault does not reach the user.
 
     >>> attempt(lambda: 3), attempt(lambda: values_of(torch.fx.Graph().output(None)))
     (3, Declined(reason='output has no kernel'))
@@ -219,7 +219,7 @@ def _target(region: GraphModule) -> Target:
 
 
 def target_for(values: Sequence[Tensor]) -> Target | Declined:
-    """What writes a kernel that reads and writes ``values``: they have to be on one device."""
+    """The target for a kernel on ``values``, which have to be on one device."""
     devices = {value.device.type for value in values}
     if len(devices) == 1 and devices <= set(TARGETS):
         return target_of(devices.pop())
@@ -227,7 +227,7 @@ def target_for(values: Sequence[Tensor]) -> Target | Declined:
 
 
 def tensors_of(region: GraphModule) -> list[Tensor]:
-    """What a region is given and returns."""
+    """Arguments and results of a region."""
     nodes = [*region.graph.find_nodes(op="placeholder"), *outputs_of(region.graph)]
     return [node.meta["val"] for node in nodes if isinstance(node.meta["val"], Tensor)]
 

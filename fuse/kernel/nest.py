@@ -32,7 +32,7 @@ class Dimension:
         return total
 
     def step_of(self, where: Affine) -> Affine | None:
-        """What one more of the index adds to ``where``; None where that depends on the index."""
+        """Stride of ``where`` along the index; None where it depends on the index."""
         steps = [where.step(atom) for atom in self.atoms]
         inner = zip(steps, steps[1:], self.extents[1:], strict=False)
         return steps[-1] if all(outer == step * extent for outer, step, extent in inner) else None

@@ -144,7 +144,7 @@ def _place(value: Value) -> _Place | None:
 
 
 def _below(value: Value, dimensions: Sequence[Dimension]) -> tuple[Value, Affine]:
-    """What ``value`` is a view of, and the place of its element at the dimensions' index."""
+    """The tensor that ``value`` is a view of, and the place of its element at the dimensions' index."""
     index: Index = tuple(d.index() for d in dimensions)
     extents = {a: e for d in dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
     while isinstance(value, Reindex) or (isinstance(value, Map) and value.is_copy):

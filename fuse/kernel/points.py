@@ -142,7 +142,7 @@ class _Nest:
 
 
 def _parts(first: int, last: int, extent: int) -> list[Part]:
-    """What is before, between and behind the borders; nothing where that is not worth loops of its own.
+    """Loops before, between and after the borders; none where separate loops are not worth it.
 
     >>> _parts(1, 39, 40), _parts(0, 20, 40)
     ([(0, 0), (1, 38), (39, 39)], [])

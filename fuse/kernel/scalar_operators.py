@@ -30,7 +30,7 @@ _COSTLY = """
 COSTS: Mapping[str, int] = dict.fromkeys(_COSTLY.split(), ops.TRANSCENDENTAL_WEIGHT) | {
     "logaddexp": 2 * ops.TRANSCENDENTAL_WEIGHT
 }
-"""What functions cost, in operations of a few cycles. The others are such operations."""
+"""Costs of functions, in operations of a few cycles; other functions cost one such operation."""
 
 
 def _multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def convolution(call: Call) -> Value:
 
 
 def _moved(x: Value, shape: tuple[int, ...], window: Window, tap: int) -> Value:
-    """What one tap reads for every element of the result."""
+    """Elements that one tap reads, for every element of the result."""
     (stride,), (dilation,) = window.stride, window.dilation
 
     def where(index: Index, extents: Mapping[str, int]) -> Index:

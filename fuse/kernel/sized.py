@@ -114,7 +114,7 @@ def sizes_vary() -> bool:
 # ---- relations -------------------------------------------------------------------------------------------------------
 
 Relation = tuple[int | Terms, ...]
-"""What each number of a text is: always the same, or a polynomial in the sizes."""
+"""Each number of a text: a constant, or a polynomial in the sizes."""
 
 
 def relation_of(
@@ -346,7 +346,7 @@ def _supposed(numbers: Numbers, apart: frozenset[int]) -> Numbers | None:
 
 
 def _in_their_places(apart: frozenset[int], numbers: Numbers, others: Numbers) -> frozenset[int]:
-    """What another call has where this one has the numbers ``apart``."""
+    """Numbers of another call in place of this call's numbers ``apart``."""
     return frozenset(other for number, other in zip(numbers, others, strict=True) if number in apart)
 
 
@@ -357,7 +357,7 @@ def _family(
     relation: Relation,
     lower: Lower[Made],
 ) -> SizeFamily[Made] | None:
-    """What serves a region at all sizes, lowered for those of this call, and once more for others.
+    """A kernel that serves a region at all sizes, lowered for the sizes of this call and once more for others.
 
     None where that gives another kernel: something was not noted. None, too, where no other sizes are known that meet
     the conditions, so that nothing would be gained.

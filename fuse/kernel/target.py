@@ -51,7 +51,7 @@ LoopKernels = dict[Hashable, "Kernel | Declined"]
 
 @dataclass(frozen=True)
 class Target:
-    """What writes kernels for one kind of device.
+    """Writer of kernels for one kind of device.
 
     ``write`` is given a region as values, the kernel's name, whether threads share it out, and the config of its loops.
     It raises ``Unsupported`` or ``NotAffine``, with a reason, where there is no such kernel. ``write_loop``,
@@ -71,7 +71,7 @@ class Target:
 
 
 def target_of(device: str) -> Target:
-    """What writes kernels for this kind of device.
+    """The target for this kind of device.
 
     >>> target_of("cpu").device
     'cpu'

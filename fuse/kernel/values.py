@@ -1,4 +1,4 @@
-"""What an element of a tensor is, given its index: the form between ATen operators and loops.
+"""Values: the definition of a tensor's element, given its index. The form between ATen operators and loops.
 
     softmax(x, -1)   ->   m = Reduce(max, x);  e = Map(exp, x - m);  s = Reduce(sum, e);  Map(div, e, s)
     x.transpose(0, 1) ->  Reindex(x, swap the two indices)
@@ -142,7 +142,7 @@ class Scan(Value):
 
 @dataclass(frozen=True, eq=False)
 class Patches(Value):
-    """What a convolution multiplies: ``[batch, channels * taps, places]`` of images ``[batch, channels, y, x]``.
+    """Patches of a convolution: ``[batch, channels * taps, places]`` of images ``[batch, channels, y, x]``.
 
     ``taps``, ``places``, ``stride``, ``padding`` and ``dilation`` are of ``y`` and ``x``; it is zero in the padding.
     """

@@ -1,4 +1,4 @@
-"""What a loop computes in its first step, when its states begin as tensors of one number.
+"""The first step of a loop whose states begin as tensors of one number.
 
     h = zeros(3, 8)                       m = mul(zeros, 0.9)       first step
     for t: h = 0.9 * h + x[t]      ->     m = mul(h1, 0.9)          the others

@@ -1,4 +1,4 @@
-"""What a loop computes in its last step for a next one that never comes.
+"""Work of a loop's last step that only the missing next step would read.
 
     for t: y[t] = f(h);  h = g(h, x[t])              y[0] = f(h0)   h1 = g(h0, x[0])
     return y                                  ->     y[1] = f(h1)   h2 = g(h1, x[1])
@@ -52,7 +52,7 @@ def last_steps(graph: GraphModule) -> set[Node]:
 
 
 def _unread(graph: GraphModule) -> set[Node]:
-    """What nothing reads, but for what nothing reads either."""
+    """Values without readers, or whose readers have none."""
     found: set[Node] = set()
     for node in reversed(graph.graph.nodes):
         if node.op == "call_function" and found.issuperset(node.users) and effects.is_pure(node):

@@ -1,4 +1,4 @@
-"""What steps read of outside tensors: the same in each, or a part that moves evenly.
+"""Reads of outside tensors by steps: the same part in each step, or a part that moves evenly.
 
 x[0], x[1], x[2]            select(x, 0, 0 + 1 * t)
 x[4:6], x[2:4], x[0:2]      select(windows, 0, 2 - 1 * t),  windows = unfold(x, 0, 2, 2): all parts side by side

@@ -1,4 +1,4 @@
-"""What the steps of an unrolled loop read: operands as chains of views, and numbers that may change from step to step.
+"""Reads of an unrolled loop's steps: operands as chains of views, and numbers that may change from step to step.
 
     mul(h1, 0.5)     leaves: h1, 0.5             token: mul of [3, 20] and a number
     add(x[2], h1)    leaves: select(x, 0, 2), h1     read: (select, 0, 2) of x
@@ -187,7 +187,7 @@ def _frozen(values: Iterable[object]) -> tuple[object, ...]:
 
 
 def below(node: Node, links: int) -> Node:
-    """What the last ``links`` views of a chain are views of."""
+    """The base of the last ``links`` views of a chain."""
     for _ in range(links):
         node = node.args[0]  # type: ignore[assignment]
     return node

@@ -1,4 +1,4 @@
-"""What the operands of a loop's body are.
+"""The operands of a loop's body.
 
 a value of its own step                          Within
 a value of a fixed number of steps before        StateRead

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` makes of a model: launches by line, what kernels compute, what was not fused and why.
+"""The model under ``torch.compile``: launches by line, operators of kernels, and pairs not fused with reasons.
 
     model  -> Dynamo    ->  graphs, and between two of them a break, with its reason
            -> Inductor  ->  wrappers, whose calls are counted; what each computes is asked where its code is written

@@ -1,4 +1,4 @@
-"""What a call launches that cannot be captured: a copy of it runs eager, and its operators are recorded.
+"""Launches of a call that cannot be captured: a copy of it runs eager, and its operators are recorded.
 
     model, args  ->  copies  ->  eager, under a mode that records  ->  operators of forward (and backward)
 

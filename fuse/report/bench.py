@@ -50,7 +50,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What ``bench`` measured.
+    """Measurements of ``bench``.
 
     ``ratios`` has for each peer the ratio of the medians, peer over fused, between the quartiles of the ratios of
     single rounds. ``observed_backward`` has the launches (before, after) of the backward pass in training, and
@@ -282,7 +282,7 @@ def _with_gradients(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool) -> tuple[int, int]:
-    """What eager launches in a call, and in the backward pass after it."""
+    """Eager's launches in a call, and in the backward pass after it."""
     with torch.set_grad_enabled(train), CountingMode() as counting:
         result = model(*args, **kwargs)
     leaves = [tensor for tensor in _tensors(result) if tensor.requires_grad]

@@ -42,7 +42,7 @@ def launches_after(report: dict[str, Any]) -> int:
 
 
 def compare(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What differs after the passes: launches in all and by kind, the other counts, and how often each pass fired.
+    """Differences after the passes: total launches and launches by kind, the other counts, and firings of each pass.
 
     Every figure is a pair of the old and the new one; figures that agree are left out, launches excepted.
 

@@ -51,7 +51,7 @@ class DrawingRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What became of every candidate of ``pattern`` in one model.
+    """Verdicts on every candidate of ``pattern`` in one model.
 
     ``missing`` are operators that every form of the pattern has and the graph has none of. ``refusal`` is why the
     pattern is not used in any model, or None; its candidates are what they would be otherwise.

@@ -1,4 +1,4 @@
-"""What was tried on the operators of some lines, without knowing a name; and which patterns came close.
+"""Everything that was tried on the operators of given lines, and the nearest patterns.
 
 net.py:42: mul, sigmoid
 fuse_pointwise    fired     2            every pass that rewrote one of them, and every pass and pattern that declined,

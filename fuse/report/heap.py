@@ -1,4 +1,4 @@
-"""What the first run of a model takes from ``malloc``, libraries included, by eager and by fuse.
+"""Memory that a model's first run takes from ``malloc``, libraries included, by eager and by fuse.
 
     model, arguments, (fuse: captured, compiled, loaded)  ->  heap_reset()  ->  the first run  ->  heap_most()
 

@@ -21,7 +21,7 @@ from fuse.rewrite.nested import called_module, kind, walk
 
 Language = Literal["source", "ir"]
 MARKS: dict[Language, str] = {"source": "//", "ir": "#"}
-"""What comments begin with."""
+"""Prefix of comments."""
 
 
 def listing(graph: GraphModule, language: Language = "source") -> str:

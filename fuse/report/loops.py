@@ -282,7 +282,7 @@ def _described(launch: _Launch, count: int) -> str:
 
 
 def _reasons(ledger: Ledger, lines: frozenset[str], trip_count: int, rolled: bool) -> tuple[str, ...]:
-    """What the passes that roll loops said of these lines, or why they were silent."""
+    """Verdicts of the rolling passes on these lines, or the reason for none."""
     said = [one for one in ledger.rejected if one.pass_name in ROLLING and lines.intersection(one.sources)]
     if said or rolled:
         return tuple(f"{one.pass_name}: {one.reason}" for one in said)

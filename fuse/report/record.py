@@ -1,4 +1,4 @@
-"""What schema 2 adds to a report: nodes, every rewrite, every candidate declined, kernels, and the user's lines.
+"""The additions of schema 2 to a report: nodes, rewrites, declined candidates, kernels, and the user's lines.
 
     places    the line and the module that nodes come from           lines    launches, arithmetic and traffic of each
     start     the captured graph, a row for each node                kernels  source, nodes and lines of each

@@ -60,7 +60,7 @@ class LineLaunches:
 
 @dataclass(frozen=True)
 class Report:
-    """What ``show`` found. All counts are predicted from the graph for the device profile ``device``.
+    """Result of ``show``. All counts are predicted from the graph for the device profile ``device``.
 
     ``lines`` are the user's lines, the one with most launches first. ``graph`` is the captured graph after the passes,
     and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``. In training ``backward``

@@ -1,4 +1,4 @@
-"""What a picture of a graph shows: operators, boxes around fused groups and repeated steps, and arrows.
+"""Sketch of a graph for pictures: operators, boxes around fused groups and repeated steps, and arrows.
 
     addmm   tanh   mul              +- x 64 ---------------------+
     addmm   tanh   mul      ->      |  addmm  ->  +- 2 -> 1 --+  |

@@ -275,7 +275,7 @@ def _loops(report: Report) -> Iterator[RenderableType]:
 
 
 def _facts(loop: Repetition) -> Iterator[list[str]]:
-    """What became of one loop, a line a fact."""
+    """Result for one loop, one fact a line."""
     facts = [("runs as", _how(loop))]
     for rolled in dict.fromkeys(loop.rolled):
         if len(loop.rolled) > 1:
@@ -294,7 +294,7 @@ def _facts(loop: Repetition) -> Iterator[list[str]]:
 
 
 def _how(loop: Repetition) -> str:
-    """What runs the steps of a loop."""
+    """The runner of a loop's steps."""
     kernels = sum(not rolled.launches for rolled in loop.rolled)
     programs = len(loop.rolled) - kernels
     said = ["one kernel, time inside" if kernels == 1 else f"{kernels:,} kernels, time inside"] if kernels else []

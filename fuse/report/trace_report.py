@@ -1,4 +1,4 @@
-"""What a trace of a real run says: launches by kind and line, tiny kernels, gaps, what repeats, and what fuse would do.
+"""Report of a trace of a real run: launches by kind and line, tiny kernels, gaps, repeats, and launches with fuse.
 
 trace.json.gz  ->  events  ->  launches  ->  one TraceReport for the whole, and one for each part that was annotated
 """
@@ -218,7 +218,7 @@ def _covered(launches: Sequence[Launch]) -> float:
 
 
 def _repeats(launches: Sequence[Launch]) -> tuple[RepeatedLaunches, ...]:
-    """What comes three times in a row or more, the longest stretch first."""
+    """Sequences that occur three times in a row or more, the longest first."""
     names = [(one.name, one.source) for one in launches]
     runs = sorted(find_runs(names), key=lambda run: -run.period * run.count)
     return tuple(

@@ -1,4 +1,4 @@
-"""What dtypes hold of one another's values."""
+"""Which dtypes can represent each other's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rewrite must not change: random state, side effects, and which tensors share memory.
+"""Effects that a rewrite must not change: random state, side effects, and which tensors share memory.
 
 A captured graph is functional, so the only memory that two values share is a view's with its base. Values that leave
 the graph (as results, or written back into inputs) are where the caller could notice a tensor that is not its own any

@@ -1,4 +1,4 @@
-"""What is installed of one kind, by name: passes, or patterns; fuse's own, this process's, and those of plugins.
+"""Installed passes or patterns by name: fuse's own, this process's, and those of plugins.
 
     [project.entry-points."fuse.passes"]      a package's passes, loaded when they are first asked for
     [project.entry-points."fuse.patterns"]    its patterns
@@ -57,7 +57,7 @@ class Installed(Generic[Kind]):
         return self._broken
 
     def find(self, name: str) -> Kind:
-        """What is called ``name``; ``FuseError`` with a suggestion when there is none."""
+        """The pass or pattern ``name``; ``FuseError`` with a suggestion when there is none."""
         self.broken()
         if name not in self.by_name:
             raise FuseError(f"no {self.kind} {name!r}{self.suggestion(name)}; {self.hint}")

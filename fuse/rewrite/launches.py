@@ -1,4 +1,4 @@
-"""How many launches one rewrite saves: what it erases less what it creates, watched while it happens."""
+"""Launches that one rewrite saves: the launches of erased nodes less those of created nodes, observed as it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layout a view would have, asked of stand-ins without data: cheap, and no harm in asking for the impossible."""
+"""The layout of a view, tried on tensors without data: cheap, and an impossible view does no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the passes did to a graph: every rewrite by number, every refusal by reason, and the time each pass took."""
+"""The ledger of the passes: every rewrite by number, every refusal by reason, and the time of each pass."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class PassRecorder:
         self._deltas.append(self._delta(number, pass_name, self._graphs[graph.graph], nodes))
 
     def settled(self, pass_name: str) -> None:
-        """What was touched since the last rewrite belongs to no rewrite."""
+        """Changes since the last rewrite belong to no rewrite."""
         if self._touched or self._moved or self._exchanged:
             delta = self._delta(0, pass_name, 0, ())
             if not delta.is_empty:
@@ -188,7 +188,7 @@ class PassRecorder:
     # ---- deltas ------------------------------------------------------------------------------------------------------
 
     def _delta(self, number: int, pass_name: str, graph: int, nodes: Sequence[int]) -> Delta:
-        """What is different now, applied to the state as well."""
+        """The changes since the last state, applied to the state as well."""
         gone = self._settle_exchanged()
         touched, moved = dict(self._touched), dict(self._moved)
         self._touched.clear()

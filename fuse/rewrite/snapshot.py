@@ -42,7 +42,7 @@ Snapshot = tuple[_ModuleState, ...]
 
 
 def taken(graph: GraphModule) -> Snapshot:
-    """What ``graph`` and the modules inside of it say now, outermost first."""
+    """State of ``graph`` and the modules inside of it, outermost first."""
     return tuple(
         _ModuleState(module, dict(getattr(module, "meta", {})), dict(module._modules), _nodes(module))
         for module in graph.modules()

@@ -48,7 +48,7 @@ def insert(before: Node, target: Callable[..., Any], /, *args: Any, like: Node |
 
 
 def fake_value(graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``target(*args, **kwargs)`` gives, as fake tensors; nodes among the arguments stand for their values."""
+    """Fake results of ``target(*args, **kwargs)``; nodes among the arguments stand for their values."""
     fake_args, fake_kwargs = map_arg((args, kwargs), lambda node: node.meta["val"])
     with fake_mode(graph), torch.no_grad():
         return target(*fake_args, **fake_kwargs)

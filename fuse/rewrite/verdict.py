@@ -1,4 +1,4 @@
-"""What a pass says about a candidate: a rewrite it offers, or the reason why not.
+"""Verdict of a pass on a candidate: a rewrite that it offers, or the reason why not.
 
 A pass is a generator of verdicts. An offered rewrite carries the work as a function that is not yet called: the
 pipeline numbers it, looks at the fuel and then calls it, or leaves the graph as it was. Either way the pass goes on.

@@ -1,4 +1,4 @@
-"""Which experts a token is given to."""
+"""Routing of tokens to experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to stay in float32, so that a result reaches its target: the smallest set of operators that is found.
+"""Find a small set of operators that have to stay in float32, so that a result reaches its target.
 
     each operator kept by itself   -> how much nearer the result comes: the order
     the first n in that order      -> the smallest n that meets the target
@@ -66,7 +66,7 @@ class Recommendation:
 
     @property
     def code(self) -> str:
-        """What to write, one operator a line."""
+        """The code to write, one operator a line."""
         if self.precision is None:
             return ""
         if not self.precision.keep:

@@ -278,7 +278,7 @@ def _vector(loop: For, first: str, last: str | None = None) -> list[str]:
 
 
 def _sums_to_share_out(loop: For, threads: Threads) -> list[Accumulator]:
-    """What a loop that is split over threads adds up, where the order of rounding matters."""
+    """Sums of a loop that is split over threads, where the order of rounding matters."""
     common = _common_sums(loop) if threads == "inside" else None
     sums = list(loop.reduces) if common is None and _splits(loop, threads) else common or []
     rounded = any(a.op in ("sum", "prod") and a.dtype.is_floating_point for a in sums)

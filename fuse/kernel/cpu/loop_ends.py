@@ -101,7 +101,7 @@ class _Places:
             self.views.add(node)
 
     def arguments(self, call: Node, kernel: Kernel) -> list[str]:
-        """What a kernel is called with: operands, results, workspace, sizes."""
+        """Arguments of a kernel: operands, results, workspace, sizes."""
         operands = [self._pointer(argument) for argument in call.args if isinstance(argument, Node)]
         given = [*operands, *self._results(call)]
         if kernel.workspace_bytes:

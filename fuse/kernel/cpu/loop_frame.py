@@ -1,4 +1,4 @@
-"""What all loop kernels in C++ share: their arguments, their workspace, and the pointers of one step.
+"""Shared parts of loop kernels in C++: their arguments, their workspace, and the pointers of one step.
 
 args:  operands, results, workspace, sizes (the trip count, strides over time)
 

@@ -149,7 +149,7 @@ def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
 
 
 def threads_that_pay(share: ThreadFunction, steps: int) -> int:
-    """How many threads a loop of so many steps asks for."""
+    """Number of threads that a loop with this number of steps asks for."""
     return share.threads if share.work is None else smaller(share.threads, 1 + share.work * steps // PARALLEL_WORK)
 
 

@@ -80,7 +80,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Domain:
-    """What every nest runs over: rows of the batch and units, in blocks of 16."""
+    """Index range of every nest: rows of the batch and units, in blocks of 16."""
 
     rows: int
     units: int
@@ -129,7 +129,7 @@ class _TileBuilder(Builder):
 
 @dataclass(frozen=True)
 class _Phase:
-    """What lies between two waits: groups of products, then a nest over rows and units."""
+    """Work between two barriers: groups of products, then a nest over rows and units."""
 
     groups: tuple[_Group, ...]
     statements: tuple[Statement, ...]

@@ -1,4 +1,4 @@
-"""What kernels with a product have in common: names, buffers, the lines that open and close them.
+"""Shared parts of kernels with a product: names, buffers, the lines that open and close them.
 
 // user's lines
 extern "C" int name(char *const *args) {
@@ -24,7 +24,7 @@ from fuse.kernel.schedule import range_checks
 from fuse.kernel.values import Computation, Patches
 
 HEADERS = ("products.h", "tiles.h")
-"""What the source of such a kernel needs behind the prelude."""
+"""Headers of a kernel with a product, after the prelude."""
 
 PACKING = Packing(panel=16, most_panels=4, largest_block=768 * 1024)
 """A panel is one AVX-512 register of floats, or a few smaller ones. Registers hold four panels for some rows. A block
@@ -55,7 +55,7 @@ NAMES = (
     "tile_stride",
     "window",
 )
-"""What such a kernel calls things itself."""
+"""Names that a kernel with a product uses itself."""
 
 OF_BLOCK = position("first_row"), position("last_row")
 """The rows of a block: the first, and the one behind the last."""
@@ -125,7 +125,7 @@ class ProductFrame:
 
 
 def threads_for(multiplications: int, tasks: int, one_thread: bool) -> int:
-    """How many threads share out this much work in so many tasks.
+    """Number of threads for this much work in this number of tasks.
 
     >>> threads_for(1000, 8, False), threads_for(1 << 30, 8, True)
     (1, 1)

@@ -1,4 +1,4 @@
-"""Which writer makes the kernel of a region: loops, tiles of a product, whole rows of one, or attention."""
+"""Choose the writer of a region's kernel: loops, tiles of a product, whole rows of a product, or attention."""
 
 from __future__ import annotations
 

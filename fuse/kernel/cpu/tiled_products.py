@@ -139,7 +139,7 @@ def _packed(
 
 
 def _fitting(most_bytes: int, each: int, wanted: int) -> int:
-    """How many of the things wanted fit so many bytes; one if none does."""
+    """Number of wanted items that fit the given bytes; at least one."""
     return max(1, min(estimate(wanted), most_bytes // max(1, estimate(each))))
 
 

@@ -117,7 +117,7 @@ class Convolution:
         return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share)
 
     def shares(self) -> list[Share]:
-        """Those whose planes stay in the cache, or the smallest ones."""
+        """Candidates whose planes stay in the cache, or the smallest ones."""
         down, across = self.patches.places
         parts = [(rows, across) for rows in halves(down)]
         parts += [(1, columns) for columns in halves(across)[1:] if columns >= SHORTEST_PART]

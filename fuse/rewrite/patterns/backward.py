@@ -90,7 +90,7 @@ def is_differentiable(tensor: Tensor) -> bool:
 
 
 def results_of(pattern: Pattern, arguments: Sequence[Any]) -> list[Tensor]:
-    """What the pattern computes."""
+    """The results of the pattern."""
     answer = pattern.function(*arguments)
     return list(answer) if isinstance(answer, (tuple, list)) else [answer]
 

@@ -44,7 +44,7 @@ class Shape:
 
 
 class NodeCall(NamedTuple):
-    """What a node calls, and with what."""
+    """The target and arguments of a node."""
 
     shape: Shape
     operands: tuple[Node, ...]

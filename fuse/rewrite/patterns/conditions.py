@@ -70,7 +70,7 @@ class Misfit:
 
 
 class Surroundings:
-    """What is asked of the graph around every match: made once for a graph."""
+    """Facts about the graph that every match needs, computed once for a graph."""
 
     def __init__(self, graph: GraphModule) -> None:
         self.graph = graph
@@ -141,7 +141,7 @@ def _unmet(found: Found, around: Surroundings) -> Misfit | None:
 
 
 def _rejected(found: Found) -> Misfit | None:
-    """What the pattern's own ``check`` says."""
+    """The verdict of the pattern's own ``check``."""
     pattern = found.form.pattern
     if pattern.check is None:
         return None

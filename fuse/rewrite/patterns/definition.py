@@ -75,7 +75,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Failure:
-    """What :meth:`Match.fail` answers: why a match must not be used."""
+    """Result of :meth:`Match.fail`: the reason why a match must not be used."""
 
     reason: str
     node: Node | None

@@ -1,4 +1,4 @@
-"""What keeps two terms from being one: the first difference on each path, in words, and what to change.
+"""Differences between two terms: the first difference on each path, in words, and the change to make.
 
 pattern   cat(x, y, dim=1)          graph   cat(x, y, dim=0)
 "`cat` has dim 0, the pattern wants 1"      change: dim=0, or fuse.const("dim") for any

@@ -25,7 +25,7 @@ Outcome = Literal["right", "raised", "wrong", "not tried"]
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of trying one class of calls, and why where that is not ``right``."""
+    """The verdict on one class of calls, with a reason where it is not ``right``."""
 
     outcome: Outcome
     reason: str = ""

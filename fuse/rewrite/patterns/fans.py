@@ -1,4 +1,4 @@
-"""What a step reads, by the names of operators alone: it tells where a form cannot lie before anything is placed.
+"""Operands of a step by operator names alone, which rule out places of a form before any search.
 
     form    add(mul(f, c), mul(i, tanh(g)))        fans   add of mul, mul     mul of tanh     tanh
     graph   1,250 products, 12 of them of a tanh   the form is looked for at those 12, or, where there are none, nowhere

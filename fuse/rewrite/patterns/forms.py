@@ -92,7 +92,7 @@ class Form:
 
     @cached_property
     def fans(self) -> Mapping[Term, Fan]:
-        """What each step reads, by names."""
+        """Operands of each step, by name."""
         return {term: fan_of(term) for term in self.steps}
 
     @cached_property

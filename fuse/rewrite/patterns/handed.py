@@ -1,4 +1,4 @@
-"""What patterns are handed from the layers above: who tries them, and where what is known of them is kept.
+"""Services that the layers above pass to patterns: tests of patterns, and the store of cached results.
 
     fuse/__init__.py   hands over   fuse.check.trials (a Verifier)   and   fuse.runtime.cache (a Shelf)
 
@@ -27,11 +27,11 @@ class Verifier(Protocol):
 
     @property
     def trial(self) -> Callable[[Found], Trial]:
-        """What came of trying a pattern on calls of the class that a match is of."""
+        """The verdict on a pattern for calls of a match's class."""
 
     @property
     def gradient_trial(self) -> Callable[[Found], Trial]:
-        """What came of trying a pattern's rule for gradients on such calls."""
+        """The verdict on a pattern's gradient rule for calls of a match's class."""
 
 
 class Shelf(Protocol):
@@ -43,7 +43,7 @@ class Shelf(Protocol):
 
     @property
     def find(self) -> Callable[[str, str], tuple[Path, bytes] | None]:
-        """What is kept under a key, with its path; None where nothing is."""
+        """The stored text of a key, with its path; None where there is none."""
 
     @property
     def store(self) -> Callable[[str, bytes, str], Path]:

@@ -1,4 +1,4 @@
-"""What is known of a pattern is kept on disk, under what its code says: nothing is found out twice for the same code.
+"""Cache of results about patterns on disk, under a hash of the pattern's code: no code is tested twice.
 
     key   =  the pattern's source, torch, Python, the files of fuse that found it out, and what was asked
     value =  text
@@ -24,7 +24,7 @@ _FOLDERS = ("graph", "rewrite/patterns", "check")
 
 
 def find(pattern: Pattern, *asked: str) -> bytes | None:
-    """What is known of ``pattern``, or None where that was not found out yet."""
+    """The stored result for ``pattern``, or None where there is none yet."""
     entry = shelf().find(_key(pattern, *asked), SUFFIX)
     return None if entry is None else entry[1]
 

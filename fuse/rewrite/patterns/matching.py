@@ -46,7 +46,7 @@ Prepare = Callable[[Found, Surroundings], "Any | Misfit"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one candidate, the node ``candidate``.
+    """The verdict on one candidate, the node ``candidate``.
 
     ``matched`` of ``total`` operators of the pattern are there. ``node`` is where the reason lies; ``differences`` are
     all that keep the structure from matching; ``prepared`` is what the caller's ``prepare`` made of a match.
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def match(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prepare, *, near: bool = False) -> list[Outcome]:
-    """What becomes of every candidate of ``patterns`` in ``graph``, pattern by pattern, in program order.
+    """Verdicts on every candidate of ``patterns`` in ``graph``, pattern by pattern, in program order.
 
     A pattern of which the graph lacks an operator has none. One of which it has all, but none that reads what the
     pattern's reads, has one outcome that says so. With ``near``, both have candidates: nodes of another operator of it.
@@ -231,7 +231,7 @@ class _Matcher:
         return Outcome(self.pattern, step.node, "overlapped", reason, step.node, change)
 
     def _overlap(self, found: Found) -> Misfit | None:
-        """That another match has taken a node of ``found``."""
+        """The reason that another match has taken a node of ``found``."""
         other = next((self.claimed[node] for node in found.members if node in self.claimed), None)
         if other is None:
             return None

@@ -89,7 +89,7 @@ def put(replacement: Replacement, moved: dict[Node, Node]) -> None:
 
 
 def latest(node: Node, moved: dict[Node, Node]) -> Node:
-    """What stands in the place of ``node`` by now."""
+    """The current replacement of ``node``."""
     while node in moved:
         node = moved[node]
     return node

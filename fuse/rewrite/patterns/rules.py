@@ -126,7 +126,7 @@ def scaled(terms: Terms, x: Term, factor: Any) -> Term:
 
 
 def negated(x: Term) -> Term | None:
-    """What ``x`` is the negative of, where it is written as one."""
+    """The operand of ``x``, where ``x`` is a negation."""
     if x.name != "mul" or len(x.operands) != 2:
         return None
     for number, other in (x.operands, x.operands[::-1]):

@@ -1,4 +1,4 @@
-"""What a pattern says, as a text that changes whenever it does: the key under which what is known of it is kept.
+"""A pattern's code as a text that changes whenever the pattern does: the key of its cached data.
 
     code and constants of its functions, what they close over, the globals that they read, functions those call
 
