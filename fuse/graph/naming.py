@@ -1,4 +1,4 @@
-"""What nodes are called: placeholders after the parameter, buffer, or part of an argument that they stand for."""
+"""Names of nodes: placeholders are named after the parameter, buffer, or part of an argument that they stand for."""
 
 from __future__ import annotations
 
