@@ -97,7 +97,7 @@ def _view(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
         plain.set_(values.untyped_storage(), values.storage_offset(), values.shape, values.stride())
         try:
             result = op(plain, *args[1:], **kwargs)
-        except (RuntimeError, IndexError, TypeError):
+        except (RuntimeError, TypeError):  # an IndexError is raised: select of torch 2.11 has none for fake tensors
             return NotImplemented
         if isinstance(result, (tuple, list)):
             return type(result)([FakeTensor(mode, part, HOST) for part in result])
@@ -186,6 +186,16 @@ def _same(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: M
     return _made(mode, x.shape, x.dtype, None if rest else x.stride())
 
 
+def _cleared(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Zeros laid out as a clone of the first argument is; torch 2.11 has them contiguous."""
+    x = args[0]
+    if not _plain(mode, x) or not x.numel():
+        return NotImplemented
+    with torch._C._DisableTorchDispatch():
+        like = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta"))
+    return _made(mode, x.shape, x.dtype, like.stride())
+
+
 def _layer_norm(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """``native_layer_norm(x, shape, weight, bias, eps)``: the result, means and deviations."""
     x, shape, *parameters = args[:4]
@@ -243,6 +253,7 @@ _RULES: dict[OpOverload, _Rule] = {
         (_product, "addmm bmm mm"),
         (_grouped_product, "_grouped_mm"),
         (_same, "_log_softmax _softmax clone"),
+        (_cleared, "zero"),
         (_layer_norm, "native_layer_norm"),
         (_stack, "stack"),
         (_drawn, "fill_.Scalar normal_ uniform_ zero_"),

@@ -145,6 +145,7 @@ def test_norms_softmax_copies_and_reshapes_lie_as_in_eager(data: st.DataObject) 
     shape = data.draw(shapes)
     x = data.draw(laid_out(shape, data.draw(dtypes)))
     compare(aten.clone.default, [x])
+    assert compare(aten.zero.default, [x]) == (0 not in shape)
     if x.is_floating_point():
         compare(data.draw(st.sampled_from([aten._softmax, aten._log_softmax])).default, [x, len(shape) - 1, False])
         normed = list(shape[data.draw(st.integers(0, len(shape) - 1)) :])
