@@ -4,6 +4,7 @@
     captures     2,000 models, each captured, rewritten and forgotten                     memory within 1 %
     nodes        graphs of 5,000, 10,000 ... 50,000 operators                             seconds an operator
     processes    16 at once on one empty cache, each another's equal                      all right
+    faults       the tests of build faults, the cache, Ctrl-C and fork, 50 times          none fails once
 
 Each part runs in a process of its own, so that what one leaves behind does not count for another. A part alone:
 ``python -m tests.fuzz.soak captures``.
@@ -29,7 +30,8 @@ from torch import Tensor, nn
 import fuse
 
 LARGEST_GROWTH = 0.01
-CALLS, CAPTURES, PROCESSES = 100_000, 2_000, 16
+CALLS, CAPTURES, PROCESSES, REPEATS = 100_000, 2_000, 16, 50
+FAULTS = ("runtime/cpu/test_build_faults.py", "runtime/test_cache.py", "runtime/test_interrupts.py")
 
 
 class Step(nn.Module):
@@ -142,11 +144,21 @@ def processes() -> str:
     return f"processes {PROCESSES} at once: " + (f"{len(bad)} FAILED: {bad[0][-500:]}" if bad else "all right")
 
 
+def faults() -> str:
+    """Each time in a process of its own, as a user meets them."""
+    tests = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(tests / one) for one in FAULTS)]
+    ends = [subprocess.run(command, capture_output=True, text=True) for _ in range(REPEATS)]
+    bad = [end.stdout for end in ends if end.returncode]
+    return f"faults {REPEATS} times: " + (f"{len(bad)} FAILED: {bad[0][-2000:]}" if bad else "all right")
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "calls": calls,
     "captures": captures,
     "nodes": nodes,
     "processes": processes,
+    "faults": faults,
 }
 
 
