@@ -125,8 +125,10 @@ class Training:
         self._copies = {i: _new_like(layout) for i, layout in self._layouts.items()}
         self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
         self._tangents = {i: self._leaves.index(i) for i in self._layouts}
-        # Inputs that get no gradient: autograd must not look for what they were made of.
-        self._unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None)
+        # Inputs that get no gradient: autograd must not look for what they were made of. If no input gets one, the
+        # results need gradients all the same (``vector_norm(x, 0)``).
+        unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None)
+        self._unlinked = unlinked if len(unlinked) < len(joint.gradients) else ()
         self.constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.trained)
         bases = [self.signature.outputs[i].index for i in self._leaves]
         saved = {what.index for what in self.given if what.kind == "saved"}

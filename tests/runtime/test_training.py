@@ -495,6 +495,14 @@ def test_a_result_without_gradients_runs_fused() -> None:
 SCALE = torch.arange(4.0)
 
 
+def test_a_result_needs_gradients_where_no_input_gets_one() -> None:
+    model = Function(lambda w: 2 * torch.linalg.vector_norm(w, ord=0) + 1)
+    result = fuse.compile(model)()
+    assert result.requires_grad
+    result.backward()
+    assert model.weight.grad is None
+
+
 def test_a_tensor_from_outside_is_returned_as_it_is() -> None:
     fused = fuse.compile(Function(lambda w, a: (a @ w * SCALE, SCALE)))
     for _ in range(2):
