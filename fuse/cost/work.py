@@ -132,7 +132,9 @@ def _contraction_flops(
         return int(conv_flop_count(shapes[0], shapes[1], list(results[0].shape), transposed="transpose" in name))
     if "scaled_dot_product" in name:
         formula: Callable[..., int] = sdpa_backward_flop_count if name.endswith("backward") else sdpa_flop_count
-        return int(formula(*shapes[: 4 if name.endswith("backward") else 3]))
+        shapes = shapes[: 4 if name.endswith("backward") else 3]
+        heads = max(shape[1] for shape in shapes)  # each of the keys' may serve several of the queries'
+        return int(formula(*([shape[0], heads, *shape[2:]] for shape in shapes)))
     # Each index of a product occurs in two of left, right and result, so the sizes of the three multiply to the square
     # of the number of multiply-adds. Operators called add... take what they add to first.
     left, right = arguments[1:3] if name.startswith("add") else arguments[:2]

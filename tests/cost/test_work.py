@@ -48,9 +48,10 @@ def test_flops_of_convolution_and_attention() -> None:
         == 2 * 2 * 4 * 36 * 27
     )
     q = torch.randn(2, 4, 16, 8)
-    assert work(aten._scaled_dot_product_flash_attention_for_cpu.default, q, q, q).flops == 2 * 2 * (
-        2 * 4 * 16 * 16 * 8
-    )
+    for k in (q, q[:, :2]):  # two heads of keys serve two heads of queries each
+        assert work(aten._scaled_dot_product_flash_attention_for_cpu.default, q, k, k).flops == 2 * 2 * (
+            2 * 4 * 16 * 16 * 8
+        )
 
 
 def test_flops_of_a_whole_recurrent_layer() -> None:

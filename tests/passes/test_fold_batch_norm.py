@@ -106,7 +106,7 @@ NEAR_MISSES: dict[str, tuple[Callable[[], Layers], Tensor, str]] = {
         "folded weights would be rounded to torch.bfloat16 once more",
     ),
     "not finite": (
-        lambda: Layers(nn.Conv2d(4, 6, 3), with_variance(nn.BatchNorm2d(6, eps=0.0), 0.0)),
+        lambda: Layers(nn.Conv2d(4, 6, 3), with_variance(nn.BatchNorm2d(6), -1.0)),
         IMAGE,
         "a folded weight is not finite",
     ),
