@@ -4,6 +4,9 @@
 
 Whether there is code depends on dtypes, and on whether there are elements at all, which fake tensors check in part
 only. An operator is tried once for each combination of dtypes and ranks, in this process.
+
+Backward operators that read places given by integers (``nll_loss_backward``, ``_ctc_loss_backward``) are not tried:
+they rely on what the forward operator has checked, and integers that are made up would lead outside of the tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if ops.kind(op) not in ("pointwise", "reduction") or op.namespace != "aten" or ops.is_random(op):
         return None
     tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    if any(not is_host(t) or t.layout is not torch.strided for t in tensors):
+    if any(not is_host(t) or t.layout is not torch.strided for t in tensors) or _reads_unchecked_places(op, tensors):
         return None
     try:
         key = op, *map(_look, args), *((name, _look(value)) for name, value in kwargs.items())
@@ -44,6 +47,10 @@ def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         return _answers[key]
     except TypeError:  # an argument that is no key
         return None
+
+
+def _reads_unchecked_places(op: OpOverload, tensors: Sequence[Tensor]) -> bool:
+    return op._schema.name.endswith("_backward") and any(t.dtype in (torch.int32, torch.int64) for t in tensors)
 
 
 def _look(value: Any) -> Any:

@@ -184,6 +184,10 @@ MODULES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "a complex number": lambda: (Function(lambda w, a: (a * w * (0.3 - 0.1j)).abs()), x(4, 4)),
     "a shared weight": lambda: (Function(lambda w, a: torch.tanh(a @ w) @ w.t()), x(3, 4)),
     "a weight broadcast": lambda: (Function(lambda w, a: (a * w).sum(-1) / a.std(-1), 4), x(3, 4)),
+    "the loss of a sequence": lambda: (
+        Function(lambda w, t: F.ctc_loss(w.log_softmax(-1), t, [30] * 8, [9] * 8), 30, 8, 12),
+        torch.randint(1, 12, (8, 9)),
+    ),
     "gather and index": lambda: (
         Function(lambda w, a, i: a.gather(1, i) * w.index_select(0, i[:, 0]) + w[i[0]]),
         x(4, 4),
