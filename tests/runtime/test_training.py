@@ -185,7 +185,7 @@ MODULES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "a shared weight": lambda: (Function(lambda w, a: torch.tanh(a @ w) @ w.t()), x(3, 4)),
     "a weight broadcast": lambda: (Function(lambda w, a: (a * w).sum(-1) / a.std(-1), 4), x(3, 4)),
     "the loss of a sequence": lambda: (
-        Function(lambda w, t: F.ctc_loss(w.log_softmax(-1), t, [30] * 8, [9] * 8), 30, 8, 12),
+        Function(lambda w, t: F.ctc_loss(w.log_softmax(-1), t, [30] * 8, [9] * 8, reduction="sum"), 30, 8, 12),
         torch.randint(1, 12, (8, 9)),
     ),
     "gather and index": lambda: (
