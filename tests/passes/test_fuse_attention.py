@@ -295,6 +295,15 @@ def test_half_types_are_left_to_the_library() -> None:
     assert_fuses(Hidden(), q, k, v, hidden, fired={"fuse_attention": 0}, rejected={"fuse_attention": 1})
 
 
+def test_halves_that_are_widened_first_are_not_read_where_they_lie() -> None:
+    class Widened(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return torch.softmax(q.float() @ k.float().mT, -1) @ v.float()
+
+    q, k, v = (torch.randn(2, 6, 8).bfloat16() for _ in range(3))
+    assert_fuses(Widened(), q, k, v, fired={"fuse_attention": 1})
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0)])
 def test_nothing_to_attend(queries: int, keys: int) -> None:
     q, k, v = torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 8)
