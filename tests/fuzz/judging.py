@@ -81,7 +81,7 @@ def fit(program: Program) -> tuple[Inputs, ...]:
                 results = program.model()(*given)
                 if program.train:
                     oracle._backward(results)
-        except (RuntimeError, IndexError, ValueError, TypeError, NameError, AttributeError):
+        except (RuntimeError, IndexError, ValueError, TypeError, NameError, AttributeError, ZeroDivisionError):
             results = None
         if results is not None and all(_small(t, program) for t in (*results, *given)):
             accepted.append(inputs)

@@ -88,7 +88,7 @@ def _fewer_operations(tree: ast.Module) -> Iterator[ast.Module]:
             edited = copy.deepcopy(tree)
             statement = _values(edited)[number]
             operands = _operands(statement.value)
-            if choice < len(operands):
+            if choice < len(operands) and not isinstance(operands[choice], ast.Starred):
                 statement.value = operands[choice]
                 yield edited
 

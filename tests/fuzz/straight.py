@@ -245,7 +245,7 @@ def _accepted(line: str, values: dict[str, Tensor], model: nn.Module, wild: bool
         exec(line, space)
         made = {n: v for n, v in space.items() if n.startswith("v") and isinstance(v, Tensor)}
         good = all(_tame(t, wild) for t in made.values())
-    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, ZeroDivisionError):
         good = False
     if good:
         values.update(made)
