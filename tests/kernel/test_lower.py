@@ -145,4 +145,4 @@ def test_of_pieces_within_pieces_only_those_are_computed_that_are_read() -> None
     kernel = of_chain(function, torch.randn(2, 3))
     assert isinstance(kernel, Kernel)
     assert kernel.source.count("inside") < 24
-    assert len(kernel.source.splitlines()) < 500
+    assert len(kernel.source.splitlines()) < 600

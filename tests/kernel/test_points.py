@@ -50,7 +50,7 @@ def test_long_bodies_are_written_down_once(lowered: Lowered) -> None:
     def function(x: Tensor) -> Any:
         return sum(F.pad(x[:, :, 1:] * number, (1, 0)) for number in range(2, 90))
 
-    assert lowered(function, torch.randn(2, 6, 20)).kernel.source.count("for (int64_t i2 =") == 1
+    assert lowered(function, torch.randn(2, 6, 20)).kernel.source.count(" add_88 = ") == 1
 
 
 @settings(max_examples=10, deadline=None)

@@ -89,6 +89,12 @@ def twice_as_long(m: Function, x: Tensor, other: Tensor) -> Tensor:
     return recurrent(m, torch.cat([x, other]))[0] * m.scale
 
 
+def long_chain(m: Function, x: Tensor) -> Tensor:
+    for number in range(6):
+        x = torch.exp(-x * x) * (0.5 + 0.01 * number)
+    return x
+
+
 def sequence(length: int) -> Tensor:
     return torch.randn(length, B, H)
 
@@ -109,6 +115,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], Any
     ),
     "writes": (written_in_place, lambda t: (sequence(t), torch.zeros(B, t, H)), ({0: T}, ({1: T},))),
     "positions and numbers": (with_positions, lambda t: (sequence(t),), {"x": {0: T}}),
+    "a body in phases": (long_chain, lambda t: (torch.randn(t, 3, 2 + t % 5),), {"x": {0: T, 2: Dim.AUTO}}),
     "views": (views_of_one, lambda t: (sequence(t),), {"x": {0: T}}),
     "derived": (twice_as_long, lambda t: (sequence(t), sequence(2 * t + 3)), ({0: T}, ({0: 2 * T + 3},))),
 }

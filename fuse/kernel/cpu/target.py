@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fuse.kernel.config import Config, Threads
 from fuse.kernel.cpu.attention import attention
 from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
 from fuse.kernel.cpu.loop_ends import end_kernel, kernel_with_ends
 from fuse.kernel.cpu.loop_kernel import loop_kernel
 from fuse.kernel.cpu.names import is_kept
+from fuse.kernel.cpu.phases import in_phases
 from fuse.kernel.cpu.product_frame import PACKING
 from fuse.kernel.cpu.tiled_products import tiled
 from fuse.kernel.cpu.whole_rows import whole_rows
@@ -25,6 +28,7 @@ def write(computation: Computation, name: str, threads: Threads, config: Config)
     products = products_below(values)
     if not products:
         body = schedule(computation, config)
+        body = replace(body, statements=tuple(in_phases(body.statements)))
         return Written(emit(body, name, threads), parallel=is_parallel(body, threads))
     one_thread = threads == "one"
     if len(products) > 1:
