@@ -143,18 +143,20 @@ def _place(value: Value) -> _Place | None:
     return None
 
 
-def _is_same(value: Value) -> bool:
+def _is_same(value: Map) -> bool:
     """Whether ``value`` has the bits of its argument: halves are widened when they are read, and do not lie so."""
-    return isinstance(value, Map) and value.is_copy and value.args[0].dtype == value.dtype
+    return value.is_copy and value.args[0].dtype == value.dtype
 
 
 def _below(value: Value, dimensions: Sequence[Dimension]) -> tuple[Value, Affine]:
     """The tensor that ``value`` is a view of, and the place of its element at the dimensions' index."""
     index: Index = tuple(d.index() for d in dimensions)
     extents = {a: e for d in dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
-    while isinstance(value, Reindex) or _is_same(value):
-        if isinstance(value, Map):
+    while True:
+        if isinstance(value, Reindex):
+            index, value = value.where(index, extents), value.source
+        elif isinstance(value, Map) and _is_same(value):
             (value,) = value.args
         else:
-            index, value = value.where(index, extents), value.source
+            break
     return value, offset(index, value.strides) if isinstance(value, Input) else ZERO
