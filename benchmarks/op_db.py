@@ -50,6 +50,9 @@ TOGETHER = 24
 UNDEFINED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose result is whatever the memory held: nothing but dtype, shape and stride can be compared."""
 
+COARSE = {"nn.functional.hardsigmoid": 1e-7}
+"""Operators whose gradient has a relative error in eager's float64, and not in fused: a sixth rounded to float32."""
+
 # op_db seeds inside of its random operators; here that would be a part of the model, so the run seeds and they do not.
 common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
 
@@ -253,7 +256,7 @@ def _differences(op: OpInfo, eager: Any, fused: Any, exact: Any, when: str = "")
         elif op.name in UNDEFINED:
             problem = compare("", torch.zeros_like(one), torch.zeros_like(other)).problem
         elif other.layout is torch.strided:
-            problem = compare("", one, other, reference).problem
+            problem = compare("", one, other, reference, rtol=COARSE.get(op.name)).problem
         else:
             problem = compare("", one.to_dense(), other.to_dense()).problem
         if problem:
