@@ -32,6 +32,7 @@ _CONTIGUOUS = frozenset(
 )
 _SECOND_FIRST = frozenset({aten.rsub.Tensor, aten.threshold_backward.default})  # how ATen hands them to its iterator
 _JOINS = frozenset({aten.cat.default, aten.stack.default})
+_LOOKUPS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 
 
 def eager_strides(
@@ -60,6 +61,8 @@ def eager_strides(
         return _rolled(args[0], *args[1:])
     if op in _JOINS:
         return _joined(op, result, *args)
+    if op in _LOOKUPS:
+        return _looked_up(args[0], args[1], result.shape)
     if not ops.is_pointwise(op):
         return None
     if op in _CONTIGUOUS:
@@ -196,6 +199,35 @@ def _rolled(values: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
             start = (size - shift % size) % size
             whole = torch.cat([whole.narrow(dim, start, size - start), whole.narrow(dim, 0, start)], dim)
         return whole.stride() if dims else whole.contiguous().stride()
+
+
+def _looked_up(values: Tensor, indices: Sequence[Tensor | None], shape: Sequence[int]) -> tuple[int, ...] | None:
+    """The iterator's, of the table and the indices: the table does not move along the indices' dimensions.
+
+    ``make_info`` of ATen's TensorAdvancedIndexing.cpp: indices that are not neighbours come first.
+    """
+    at = [d for d, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if 0 in shape or any(index.dtype not in (torch.int64, torch.int32) for index in given):
+        return None
+    if not all(index.dim() for index in given):  # fake tensors have another shape, too: the call runs eager
+        return None
+    first = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
+    rest = [
+        (size, stride)
+        for d, (size, stride) in enumerate(zip(values.shape, values.stride(), strict=True))
+        if d not in at
+    ]
+    looked_up = torch.broadcast_shapes(*(index.shape for index in given))
+    strides = [stride for _, stride in rest[:first]] + [0] * len(looked_up) + [stride for _, stride in rest[first:]]
+    after = len(rest) - first
+    with torch._C._DisableTorchDispatch():
+        table = torch.empty(0, dtype=values.dtype, device="meta").as_strided(shape, strides)
+        places = []
+        for index in given:
+            alone = torch.empty_strided(index.shape, index.stride(), dtype=index.dtype, device="meta").expand(looked_up)
+            places.append(alone.long().reshape((1,) * first + tuple(looked_up) + (1,) * after))
+    return iterator_strides([table, *places], shape, has_number=False)
 
 
 def strides_of_view(values: Tensor, shape: Sequence[int]) -> tuple[int, ...]:

@@ -106,6 +106,31 @@ def test_an_elementwise_result_lies_as_in_eager(op: OpOverload) -> None:
     assert compared
 
 
+def test_a_lookup_lies_as_in_eager() -> None:
+    """Indices in any order in memory, broadcast, of both dtypes, neighbours or not."""
+    rng = random.Random(0)
+    for _ in range(300):
+        shape, common = ([rng.choice([1, 2, 3]) for _ in range(rng.randint(1, 4))] for _ in range(2))
+        indices: list[Tensor | None] = []
+        for _ in range(rng.randint(1, len(shape))):
+            own = [1 if rng.random() < 0.2 else n for n in common[rng.choice([0, rng.randrange(len(common))]) :]]
+            dtype = rng.choice([torch.int64, torch.int64, torch.int32])
+            indices.append(None if rng.random() < 0.4 else torch.zeros_like(tensor(rng, own, dtype)))
+        if all(index is None for index in indices):
+            continue
+        args = tensor(rng, shape, torch.float32), indices
+        mode = FakeTensorMode()
+        with mode:
+            result = FakeRunner(mode).run(aten.index.Tensor, pytree.tree_map_only(Tensor, mode.from_tensor, args), {})
+        assert strides(result) == strides(aten.index.Tensor(*args)), (shape, indices)
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_a_lookup_by_a_transposed_index(along: int, same_function: Any) -> None:
+    index = torch.randint(0, 4, (16, 4)).t()
+    same_function(lambda x: x[index] if along == 0 else x[:, index] * 2, torch.randn(4, 4), exact=False)
+
+
 ORDERS = {"rows": (0, 1, 2, 3), "channels_last": (0, 2, 3, 1), "batch_inside": (1, 2, 3, 0), "reversed": (3, 2, 1, 0)}
 
 
