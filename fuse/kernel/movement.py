@@ -251,11 +251,25 @@ def _interleaved(value: Value, piece: Value, dim: int, start: int, step: int) ->
                                         2 b
                                         4 c
     """
-    count = piece.shape[dim]
-    if start >= step or count * step != value.shape[dim]:
-        raise Unsupported("a write with steps that do not divide its tensor into equal rows")
+    count, extent = piece.shape[dim], value.shape[dim]
+    if start >= step or count * step != extent:
+        return _interleaved_within(value, piece, dim, start, step)
     rows = view(value, (*value.shape[:dim], count, step, *value.shape[dim + 1 :]))
     return view(_overlay(rows, _with_dimension(piece, dim + 1), dim + 1, start, start + 1), value.shape)
+
+
+def _interleaved_within(value: Value, piece: Value, dim: int, start: int, step: int) -> Value:
+    """The same where ``start`` and ``step`` leave parts before and behind the rows: four parts side by side."""
+    count, extent = piece.shape[dim], value.shape[dim]
+    if not isinstance(count, int) or not isinstance(extent, int):
+        raise Unsupported("a write with steps that do not divide its tensor, of a size that varies, into equal rows")
+    rows = min(count, (extent - start) // step)
+    end = start + rows * step
+    parts = [_part(value, dim, 0, start)]
+    if rows:
+        parts.append(_interleaved(_part(value, dim, start, end), _part(piece, dim, 0, rows), dim, 0, step))
+    parts += [_part(piece, dim, rows, count), _part(value, dim, end + count - rows, extent)]
+    return concat(parts, dim, value.shape, value.dtype)
 
 
 def _among_zeros(call: Call, piece: Value, dim: int, start: int, end: int, step: int = 1) -> Value:

@@ -213,6 +213,27 @@ def test_any_broadcast_of_any_layout_through_any_views_is_eagers(
         one.check(exact=True)
 
 
+@st.composite
+def writes_in_steps(draw: st.DrawFn) -> tuple[Any, ...]:
+    """``x[:, start:end:step] = y`` as an operator, wherever the stretch begins and ends."""
+    extent, dim = draw(st.integers(1, 9)), draw(st.integers(0, 1))
+    start, step = draw(st.integers(0, extent - 1)), draw(st.integers(2, 5))
+    end = draw(st.integers(start + 1, extent))
+    x = counted(3, extent) if dim else counted(extent, 3)
+    y = x.narrow(dim, 0, len(range(start, end, step))) + 100
+    return (lambda x, y: torch.slice_scatter(x * 2, y + 1, dim, start, end, step)), x, y
+
+
+@settings(
+    max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+@given(st.lists(writes_in_steps(), min_size=25, max_size=25))
+def test_any_write_in_steps_is_eagers(run_together: Callable[..., Any], programs: list[tuple[Any, ...]]) -> None:
+    for one in run_together({str(i): program for i, program in enumerate(programs)}).values():
+        assert not isinstance(one.kernel, Declined), one.kernel
+        one.check(exact=True)
+
+
 DECLINED: dict[str, tuple[tuple[Any, ...], str]] = {
     "regrouping": ((lambda x: (x.t().contiguous() + 1).view(4, 6) * 2, counted(4, 6)), "no loop order follows"),
     "nothing": ((lambda x: torch.cat([x * 2, x[:, :0]], 1), counted(4, 6)), "has no elements"),
