@@ -47,7 +47,7 @@ class Jittered(TorchDispatchMode):
         result = op(*args, **kwargs)
         if ops.mutates(op):
             self.move(_written(op, args, kwargs))
-        elif not ops.is_view(op):
+        if not ops.is_view(op):  # a batch norm writes its statistics, and returns results besides
             given = {one.untyped_storage()._cdata for one in _tensors((args, kwargs))}
             self.move(one for one in _tensors(result) if one.untyped_storage()._cdata not in given)
         return result

@@ -55,7 +55,7 @@ def eager_strides(
         return contiguous_strides(result.shape)
     if name.startswith(("upsample_", "_upsample_")) and result.dim() > 3 and "backward" not in name:
         return _of_format(result.shape, suggest_memory_format(args[0]))
-    if op is aten.channel_shuffle.default:
+    if op in (aten.channel_shuffle.default, aten.max_unpool2d.default):
         return _of_format(result.shape, suggest_memory_format(args[0]))
     if op is aten.roll.default:
         return _rolled(args[0], *args[1:])

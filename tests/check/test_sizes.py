@@ -76,6 +76,21 @@ def test_a_gradient_that_is_exactly_zero_may_be_computed_as_rounding() -> None:
     assert compare("gradient", near * 1000, exact.float(), exact, size=lambda: size).problem
 
 
+def test_what_a_batch_norm_saves_for_its_gradient_is_rounded() -> None:
+    """Of two rows: the terms of the gradient cancel, and each holds the deviation that the forward pass saved."""
+
+    def gradient(x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        mean, variance = torch.zeros(1, dtype=x.dtype), torch.ones(1, dtype=x.dtype)
+        with torch.enable_grad():
+            y = nn.functional.batch_norm(x, mean, variance, training=True)
+            return torch.autograd.grad((y * torch.tensor([[1.0], [3.0]], dtype=x.dtype)).sum(), x)[0]
+
+    exact, size = sizes_of(gradient, torch.tensor([[-1.0], [1.0]]))
+    assert (exact.abs() < 1e-4).all()
+    assert (size > 0.5).all()
+
+
 def test_sizes_are_asked_only_where_magnitudes_do_not_explain_an_error() -> None:
     def never() -> Tensor | None:
         raise AssertionError

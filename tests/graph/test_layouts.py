@@ -176,6 +176,7 @@ OF_IMAGES: dict[str, Any] = {
     "convolution": lambda x: F.conv2d(x, torch.ones(2, x.shape[1], 2, 2), padding=1),
     "transposed_convolution": lambda x: F.conv_transpose2d(x, torch.ones(x.shape[1], 2, 2, 2)),
     "max_pool": lambda x: F.max_pool2d(x, 2, padding=1),
+    "max_unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, padding=1, return_indices=True), 2),
     "average_pool": lambda x: F.avg_pool2d(x, 2, padding=1),
     "adaptive_pool": lambda x: F.adaptive_avg_pool2d(x, (2, 1)),
     "nearest": lambda x: F.interpolate(x, scale_factor=2),
