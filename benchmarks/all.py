@@ -18,6 +18,7 @@ if __name__ == "__main__":
         "compiling",
         "sizes",
         "lengths",
+        "scans",
         "lstm",
         "cells",
         "models",
