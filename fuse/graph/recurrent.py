@@ -53,7 +53,7 @@ def _runs_in_onednn(sequence: Tensor, state: Sequence[Tensor], weights: Sequence
     supported = {torch.float32}
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         supported.add(torch.bfloat16)
-    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported() and not torch.is_grad_enabled():
         supported.add(torch.float16)
     return all(is_host(t) and t.dtype in supported for t in (sequence, *state, *weights))
 

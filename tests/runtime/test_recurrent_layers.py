@@ -129,6 +129,13 @@ def test_double_trains(layer: type[nn.RNNBase]) -> None:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
+def test_halves_train_without_the_library_which_takes_them_in_inference_only(layer: type[nn.RNNBase]) -> None:
+    model, x = layer(8, 16).half(), torch.randn(6, 3, 8).half()
+    assert_trains(model, x)
+    assert check(model, (x,)).passed
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 def test_dropout_between_layers_draws_eagers_numbers(layer: type[nn.RNNBase]) -> None:
     model, x = layer(8, 16, 3, dropout=0.5), torch.randn(6, 3, 8)
     other, fused = copy.deepcopy(model), fuse.compile(model)
