@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# OpenMP's threads sleep while they wait: pytest's workers have more threads than there are processors, and a thread
+# that spins takes the processor from the one it waits for. libgomp reads this when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 from collections.abc import Callable, Iterator
 from typing import Any
 
