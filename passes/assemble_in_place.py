@@ -1,13 +1,13 @@
-"""Let kernels write their results straight into the tensor that collects them.
+"""Let kernels write the pieces of a concatenation directly into its result.
 
     h1 = region_1(...)                    h1, p1 = region_1(...)      p1: h1 stored once more, in its place
     h2 = region_2(...)             ->     h2, p2 = region_2(...)
     out = stack([h1, h2], 1)              out = assemble([p1, p2], 1)   launches nothing
 
-For pieces that are computed one after another (the outputs of a loop), which no single kernel could concatenate. The
-planner gives each piece its place inside the collected tensor's memory.
+This serves pieces that are computed one after another, such as a loop's outputs, so that no single kernel can
+concatenate them. The memory planner places each piece inside the result's memory.
 
-Declined where a piece comes from a library call or from outside: it would have to be copied.
+Declined where a piece comes from a library call or is an input: it would have to be copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="fuse", after="fuse_reductions")
 def assemble_in_place(graph: GraphModule) -> Iterator[Verdict]:
-    """Let kernels write their results straight into the tensor that collects them."""
+    """Let kernels write the pieces of a concatenation directly into its result."""
     for node in list(graph.graph.nodes):
         if node.target not in COLLECTORS or len(pieces_of(node)) < 2:
             continue

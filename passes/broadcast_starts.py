@@ -1,11 +1,11 @@
-"""Let a loop start a state from a number instead of a tensor filled with it.
+"""Start a loop's state from a number instead of a tensor filled with it.
 
     h0 = zeros([16, 256])                      h0 = expand(0.0, [16, 256])
     h, hs = loop(h0, xs, w)          ->        h, hs = loop(h0, xs, w)
 
-The kernel of a loop copies its first states into memory of its own, from wherever they lie: one number that is read for
-all places is as good, and nothing fills a tensor with it. Anything else that a loop reads may be such a tensor too.
-Declined where the loop has no kernel.
+A loop's kernel copies its initial states into its own memory. One number that is read for every element gives the same
+states, and no launch fills a tensor with it. The same holds for the loop's other operands. Declined where the loop has
+no kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="loops", after="unused_steps", before_gradients=False)  # for the kernel only
 def broadcast_starts(graph: GraphModule) -> Iterator[Verdict]:
-    """Let a loop start a state from a number instead of a tensor filled with it."""
+    """Start a loop's state from a number instead of a tensor filled with it."""
     made: dict[object, Node] = {}
     for call in graph.graph.find_nodes(op="call_module"):
         loop = graph.get_submodule(call.target)

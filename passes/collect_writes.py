@@ -1,16 +1,16 @@
-"""Turn a chain of writes into one collection.
+"""Turn a chain of writes that fill a tensor into one `stack` or `cat`.
 
     o1 = select_scatter(o0, h0, 1, 0)
     o2 = select_scatter(o1, h1, 1, 1)      ->     o3 = stack([h0, h1, h2], 1)
     o3 = select_scatter(o2, h2, 1, 2)
 
-What ``out[:, t] = h`` in a loop becomes in functional form: as it stands, every step copies the whole of ``out``. Each
-intermediate tensor must be read by the next write only. Of two writes to one place the later counts, and places that
-none fills come from the tensor that was there before. ``slice_scatter`` chains become ``cat``. A tensor that lies
-permuted in memory is collected as it lies, and permuted afterwards.
+``out[:, t] = h`` in a loop has the form at the left once it is functional: every step copies the whole of ``out``. Each
+intermediate tensor must be read by the next write only. Of two writes to one place the later one counts. Places that no
+write fills come from the original tensor. ``slice_scatter`` chains become ``cat``. A tensor with permuted strides is
+collected in its memory order, and permuted afterwards.
 
-Declined where writes overlap in part, and where they fill less than they leave. A tensor that is read between two
-writes ends a chain.
+Declined where writes overlap in part, and where they fill less than half of the tensor. A tensor that is read between
+two writes ends a chain.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="clean", after="forward_writes")
 def collect_writes(graph: GraphModule) -> Iterator[Verdict]:
-    """Turn a chain of writes that fill a tensor into one stack or cat."""
+    """Turn a chain of writes that fill a tensor into one `stack` or `cat`."""
     for last in list(graph.graph.nodes):
         if last.target not in WRITES or _next_write(last) is not None:
             continue

@@ -1,13 +1,12 @@
-"""Compute equal things once.
+"""Compute equal subexpressions once, except random ones.
 
     a = tanh(x)              a = tanh(x)
     b = tanh(x)      ->      c = a + a
     c = a + b
 
 Two nodes are equal when operator, operands and constants are (1, 1.0 and True are different constants); the operands of
-a commutative operator may be swapped. Random operators draw anew each time and are never merged, nor are operators of
-which the table does not know what else they do. Declined where both leave the graph: eager's results are two tensors,
-and writing to one must not change the other.
+a commutative operator may be swapped. Random operators, and operators with unknown effects, are never merged. Declined
+where both nodes are results: eager returns two tensors, and writing to one must not change the other.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 @register_pass(stage="clean", after="plain_fills")
 def common_subexpressions(graph: GraphModule) -> Iterator[Verdict]:
-    """Compute equal things once, random operators excepted."""
+    """Compute equal subexpressions once, except random ones."""
     escaping = effects.escaping(graph)
     first: dict[Hashable, Node] = {}
     begun = first_steps(graph) if some_alike(graph) else set()

@@ -1,15 +1,15 @@
-"""Compute at rewriting time what depends on no input.
+"""Compute values that depend on no input once, before any call.
 
     a = arange(4)
     b = a * 0.5      ->      c = the constant [1.0, 1.6487, 2.7183, 4.4817]
     c = exp(b)
 
-Each operator is evaluated in float64 on its rounded operands and its result rounded to its own dtype: at least as close
-to the exact value as eager's. Integers stay exact. A tensor of equal elements becomes a ``full``, which kernels take in
-as a number (unless they are equal for the sizes of this call only); any other becomes a constant of the graph. Declined
-where the constant would be larger than a megabyte and than what it is made of, and where it would be a result: the
-caller may write to it, so it must be made anew in each call. Random operators are never folded, and the first step of a
-loop stays like the others (:mod:`fuse.loops.first_steps`).
+Each operator is evaluated in float64 on its rounded operands, and its result is rounded to its own dtype, so that it is
+at least as close to the exact value as eager's. Integers stay exact. A tensor of equal elements becomes a ``full``,
+which kernels read as a number (unless the elements are equal for the sizes of this call only). Any other tensor becomes
+a constant of the graph. Declined where the constant would be larger than a megabyte and than its operands, and where it
+would be a result: the caller may write to it, so that each call needs a new one. Random operators are never folded, and
+the first step of a loop stays like the others (:mod:`fuse.loops.first_steps`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="clean", after="drop_roundings", before_gradients=False)  # constants would be new inputs
 def constant_folding(graph: GraphModule) -> Iterator[Verdict]:
-    """Compute at rewriting time what depends on no input."""
+    """Compute values that depend on no input once, before any call."""
     values = given_constants(graph)
     constant = constant_nodes(graph, values)
     if any(node.target not in FILLS for node in constant):

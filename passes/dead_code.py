@@ -1,10 +1,10 @@
-"""Remove what nothing uses.
+"""Remove operators whose results are unused, except random ones.
 
     y = sin(x)      (nobody reads y)      ->      (nothing)
 
-Random operators stay, read or not: they advance the generator, and what is drawn after them would change. So do
-operators that the table does not know, which may do more than compute a value. What a loop computes in its last step
-for a next one stays until loops are rolled (``fuse/loops/last_steps.py``).
+Random operators stay, because they advance the generator and later draws would change. Operators that the table does
+not know stay, because they may have effects. States that a loop's last step computes for a next step stay until loops
+are rolled (``fuse/loops/last_steps.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 @register_pass(stage="clean")
 def dead_code(graph: GraphModule) -> Iterator[Verdict]:
-    """Remove what nothing uses, random operators excepted."""
+    """Remove operators whose results are unused, except random ones."""
     kept = last_steps(graph)
     for node in reversed(list(graph.graph.nodes)):
         if node in kept or node._erased or node.users or node.op in ("placeholder", "output"):

@@ -1,12 +1,12 @@
-"""Draw the random numbers of all steps before the first step.
+"""Draw the random numbers of all steps before the loop.
 
     for t: m = bernoulli(empty_like(h), 0.9)             ms = stack([bernoulli(empty), bernoulli(empty), ...])
            h = f(h * m)                         ->       for t: h = f(h * ms[t])
 
-What random operators draw depends on sizes alone, and nothing else draws in between: the generator gives the same
-numbers in the same order, so that masks are eager's. Steps that only read what was drawn can become one loop; where
-they did not, ``draw_apart`` takes the stack away again. Declined where the numbers do not lie in one order in memory,
-or the caller receives them.
+The drawn numbers depend on sizes alone, and nothing else draws in between. So the generator gives the same numbers in
+the same order, and masks are eager's. Steps that only read the numbers can become one loop; if they do not,
+``draw_apart`` removes the stack again. Declined where the strides of the draws differ, and where the caller receives
+the numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="clean", after="no_ops")
 def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
-    """Draw the random numbers of all steps before the first step."""
+    """Draw the random numbers of all steps before the loop."""
     draws = [n for n in graph.graph.nodes if ops.is_random(n.target)]
     escaping: set[Node] | None = None
     for stretch in stretches(draws):

@@ -1,9 +1,9 @@
-"""Read random numbers where they were drawn, if no loop reads them side by side.
+"""Undo `draw_ahead` where no loop was rolled.
 
     ms = stack([m0, m1, m2, m3])
     y = mul(x, select(ms, 0, 1))          ->         y = mul(x, m1)
 
-What ``draw_ahead`` put side by side for a loop that did not come about. Declined where a loop reads the stack.
+``draw_ahead`` stacked these numbers for a loop that was not rolled. Declined where a loop reads the stack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="loops", after="broadcast_starts", before_gradients=False)  # for the kernel only
 def draw_apart(graph: GraphModule) -> Iterator[Verdict]:
-    """Read random numbers where they were drawn, if no loop reads them side by side."""
+    """Undo `draw_ahead` where no loop was rolled."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.stack.default):
         if not all(is_draw(piece) for piece in pieces_of(node)) or node.args[1:] not in ((), (0,)):
             continue

@@ -1,11 +1,11 @@
-"""Leave out roundings that a later cast undoes; only where asked for, as results change.
+"""Remove casts to a narrow dtype that a later cast widens again; results change.
 
     a = x.bfloat16()
     b = a.float()       ->   b = x          (x is float32)
 
-What is read is then not rounded in between, so that results come nearer to float32's, and are not eager's bit for bit:
-``fuse.compile(model, precision="relaxed")``, or ``--extend-select drop_roundings``. Declined where the layout of the
-result would change, and where it would share memory with an input.
+Values are then not rounded in between. Results are nearer to float32, and differ from eager's bits. The pass runs only
+on request: ``fuse.compile(model, precision="relaxed")`` or ``--extend-select drop_roundings``. Declined where the
+layout of the result would change, and where it would share memory with an input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 @register_pass(stage="clean", after="simplify_casts", before_gradients=False, enabled=False)  # as simplify_casts
 def drop_roundings(graph: GraphModule) -> Iterator[Verdict]:
-    """Leave out roundings that a later cast undoes; results change."""
+    """Remove casts to a narrow dtype that a later cast widens again; results change."""
     escaping = effects.escaping(graph)
     for node in [node for node in graph.graph.nodes if is_cast(node)]:
         rounded = operand(node)

@@ -1,15 +1,15 @@
-"""Run an LSTM layer as a loop kernel where a library would run it.
+"""Replace a library's LSTM layer by a loop kernel.
 
     y, h, c, _ = mkldnn_rnn_layer(x, w, u, b, d, h0, c0)   ->   h, c, y = loop(h0, c0, x, b, w.T, d, u.T)
 
-``nn.LSTM`` in float32 reaches a processor as one oneDNN call a layer and direction. A loop of ours does the same
-arithmetic (``step_of`` has the formulas, those of ``torch.nn.LSTM``), packs its weights once for all steps and
-allocates nothing. As for a loop that the user wrote, the product of the input is done inside where that is the faster
-way, and before otherwise (see ``roll_whole_loops``). A layer that runs backwards in time reads its steps in that
-order, and ``flip`` turns what it kept round again; ``cat`` with the other direction does both in one kernel. In
-training this comes before gradients are taken, so that the backward pass is a loop, too, and no library keeps anything.
+Eager runs ``nn.LSTM`` in float32 as one oneDNN call for each layer and direction. The loop does the same arithmetic
+(``step_of`` has the formulas of ``torch.nn.LSTM``), packs its weights once for all steps and allocates nothing. As in a
+user's loop, the input's product runs in the step where that is faster, and before the loop otherwise (see
+``roll_whole_loops``). A layer that runs backwards in time reads its steps in that order, and ``flip`` reverses its
+stacked outputs; ``cat`` with the other direction does both in one kernel. In training this pass runs before gradients
+are taken, so that the backward pass is a loop, too.
 
-Declined where the library's workspace for a gradient is read, and where the kernel's own limits are met.
+Declined where a gradient reads the library's workspace, and where no loop kernel can be generated.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Layer:
 
 @register_pass(stage="loops")
 def expand_lstm_layers(graph: GraphModule) -> Iterator[Verdict]:
-    """Run an LSTM layer as a loop kernel where a library would run it."""
+    """Replace a library's LSTM layer by a loop kernel."""
     for call in graph.graph.find_nodes(op="call_function", target=aten.mkldnn_rnn_layer.default):
         layer = layer_of(call)
         if isinstance(layer, str):

@@ -1,13 +1,13 @@
-"""Let the weights of a frozen convolution or linear layer take in the batch norm behind it.
+"""Fold a batch norm into the weights of the frozen convolution or linear layer before it.
 
     y = convolution(x, w, b)                               s = weight / sqrt(variance + epsilon)
     z = batch_norm(y, weight, bias, mean, variance)   ->   z = convolution(x, w * s, (b - mean) * s + bias)
 
-The norm's statistics are fixed in evaluation, so it scales and shifts each channel. Only where every weight is a
-constant (``fuse.compile(model, freeze=True)``): otherwise the weights would be folded anew in every call. They are
-folded in float64 and rounded once. Declined where the norm is not the only reader of the layer, where its statistics
-are the batch's, in half precision, whose weights the rounding would change by more than a convolution's own error, and
-where a folded weight is not finite.
+In evaluation the norm's statistics are fixed, so that it scales and shifts each channel. Weights are folded in float64
+and rounded once, and only where every weight is a constant (``fuse.compile(model, freeze=True)``): otherwise each call
+would fold them. Declined where the norm is not the only reader of the layer, where its statistics are the batch's,
+where a folded weight is not finite, and in half precision, where rounding the weights would add more than a
+convolution's own error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WeightedLayer:
 
 @register_pass(stage="clean", after="constant_folding", before_gradients=False)  # for frozen weights only
 def fold_batch_norm(graph: GraphModule) -> Iterator[Verdict]:
-    """Let the weights of a frozen convolution or linear layer take in the batch norm behind it."""
+    """Fold a batch norm into the weights of the frozen convolution or linear layer before it."""
     norms = graph.graph.find_nodes(op="call_function", target=NORM)
     values = given_constants(graph) if norms else {}
     constant = {*values, *constant_nodes(graph, values)} if norms else set()

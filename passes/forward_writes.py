@@ -1,4 +1,4 @@
-"""Read what was written, not the tensor it was written into.
+"""Read a value directly instead of from the tensor that it was written to.
 
     o1 = select_scatter(o0, h1, 1, 1)           o1 = select_scatter(o0, h1, 1, 1)
     h  = select(o1, 1, 1)                 ->    h2 = tanh(h1)
@@ -7,12 +7,14 @@
     o1 = select_scatter(o0, h1, 1, 1)     ->    x2 = select(o0, 1, 2)
     x2 = select(o1, 1, 2)
 
-A loop that keeps its state in the tensor it fills (``y[:, t] = f(y[:, t - 1])``) reads each step out of all writes so
-far. With the state in hand the writes are a mere collection and the loop can be rolled. Compilers know this as
-store-to-load forwarding (Muchnick, "Advanced Compiler Design and Implementation", 1997, section 12.2).
+A loop may keep its state in the tensor that it fills (``y[:, t] = f(y[:, t - 1])``). Each step then reads the result of
+all writes so far. Once it reads the state directly, the writes only collect results, and the loop can be rolled.
+Compilers know this as store-to-load forwarding (Muchnick, "Advanced Compiler Design and Implementation", 1997, section
+12.2).
 
-Declined where a read is part of one write or of several, and where the layout of what was written would show: in a view
-that it does not allow, in the strides of a result, in the memory around it, or in the caller's hands.
+Declined where a read covers only a part of one write or several writes, and where the layout of the written value would
+become visible: in a view that its strides do not allow, in the strides of a result, or in memory that the caller
+receives.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class ReadSource:
 
 @register_pass(stage="clean", after="transposed_convolutions")
 def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
-    """Read what was written, not the tensor it was written into."""
+    """Read a value directly instead of from the tensor that it was written to."""
     escaping = effects.escaping(graph)
     chains: dict[Node, WriteChain] = {}  # by the newest write of each
     for node in list(graph.graph.nodes):

@@ -1,4 +1,4 @@
-"""Run attention, however it is spelled, as one kernel: two products and what is between them.
+"""Fuse attention, however it is spelled, into one kernel.
 
     s = bmm(q.clone(), k.clone())           o = region(q, k, v, mask):
     t = s * 0.125 + mask                        for blocks of a few queries, in the nearest cache:
@@ -6,17 +6,16 @@
     o = bmm(p, v.clone())                           scores = softmax(scores * 0.125 + mask)
     o = o.transpose(1, 2).clone()                   o[queries] = scores @ values
 
-Between the products may stand any elementwise operators and reductions over keys: scale, masks, ``where``, a softmax
-or its parts. Copies of the operands and of the result in another layout are left out, a scale of an operand is done
-inside, and so is a mask that is made for this attention alone. ``F.scaled_dot_product_attention`` is taken for what it
-computes: from two queries on the kernel was 1.03 to 1.5 times as fast as ATen's (one thread, 2 to 1024 queries, 16 to
-1024 keys, with and without a mask). Whole rows of scores are kept, so that a softmax is the same as anywhere else,
-infinities and rows without a key included. That scores stay in the cache is the idea of Dao et al., "FlashAttention",
-2022.
+Any elementwise operators and reductions over keys may stand between the two products: scale, masks, ``where``, a
+softmax or its parts. The kernel needs no copies of operands or result in another layout. It also computes the scale of
+an operand, and a mask that only this attention reads. ``F.scaled_dot_product_attention`` is replaced, too: from two
+queries on the kernel was 1.03 to 1.5 times as fast as ATen's (one thread, 2 to 1024 queries, 16 to 1024 keys, with and
+without a mask). Whole rows of scores are kept, so that a softmax equals any other softmax, also for infinities and rows
+without a key. Scores stay in the cache, as in Dao et al., "FlashAttention", 2022.
 
-Declined where scores or probabilities are read elsewhere (a gradient wants them), where something random stands
-between, and where the library is faster: where few queries share a packing of keys and values, and for ATen's causal
-attention, which leaves out half of the keys.
+Declined where other operators read scores or probabilities (a gradient does), where a random operator stands between
+the products, and where the library is faster: where few queries share the packed keys and values, and for causal
+attention, in which ATen skips half of the keys.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ MOST_BETWEEN = 64
 
 @register_pass(stage="match", after="match_patterns")
 def fuse_attention(graph: GraphModule) -> Iterator[Verdict]:
-    """Run attention, however it is spelled, as one kernel."""
+    """Fuse attention, however it is spelled, into one kernel."""
     for product in [node for node in graph.graph.nodes if node.target in PRODUCTS or node.target is WHOLE]:
         if product._erased or (found := attention_of(product)) is None:
             continue

@@ -1,11 +1,11 @@
-"""Run independent small kernels as one launch.
+"""Run independent small kernels in one launch.
 
     q = region_1(a)                 q, k = region(a, b):
     k = region_2(b)        ->           loop over q's elements
                                         loop over k's elements
 
-Only kernels that do not wait for one another (equal depth, see :mod:`fuse.rewrite.partition`), and only small ones:
-beyond a launch's worth of work each, nothing is gained. Every loop nest keeps its own shape.
+The kernels must not depend on one another (equal depth, see :mod:`fuse.rewrite.partition`). They must also be small: a
+kernel that runs longer than a launch takes gains nothing. Every loop nest keeps its own shape.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_TOGETHER = 64
 
 @register_pass(stage="finish", after="loop_ends")
 def fuse_horizontal(graph: GraphModule) -> Iterator[Verdict]:
-    """Run independent small kernels as one launch."""
+    """Run independent small kernels in one launch."""
     levels: dict[int, list[Group[Domain]]] = {}
     for group in partition(
         graph.graph, small_kernel, lambda earlier, later: "kernels in a row are not joined here"

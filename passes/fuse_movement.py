@@ -1,11 +1,11 @@
-"""Let the kernels around a copy read or write in place, so that the copy is no launch of its own.
+"""Fuse copies, concatenations and padding into the kernels that write or read them.
 
     a = x * 2                      r = region(x, y):
     c = cat([a, y], 1)   ->            out[:, :n] = x * 2        written where the concatenation needs it
     d = c.transpose(0, 1).clone()      out[:, n:] = y
 
-Concatenation, stacking, padding, copies to another layout, repeats and flips become part of the kernel that computes
-their operands or reads their result. (Slices and transposes are views and never launch.)
+These operators become part of the kernel that computes their operands or reads their result; so do stacks, repeats,
+flips and copies to another layout. (Slices and transposes are views and never launch.)
 
 Declined where the pieces would have to be read out of order.
 """
@@ -24,7 +24,7 @@ from fuse.rewrite.verdict import Verdict
 
 @register_pass(stage="fuse", after="assemble_in_place")
 def fuse_movement(graph: GraphModule) -> Iterator[Verdict]:
-    """Let the kernels around a copy, concatenation or padding read or write in place."""
+    """Fuse copies, concatenations and padding into the kernels that write or read them."""
     yield from fuse_groups(graph, is_fusible)
 
 

@@ -1,14 +1,14 @@
-"""Run neighbouring elementwise operators as one kernel.
+"""Fuse neighbouring elementwise operators into one kernel.
 
     a = x * 2                      r = region(x, y):
     b = tanh(a)          ->            a = x * 2
     c = b + y                          return tanh(a) + y      a and b live in registers
 
-One launch and one trip through memory instead of one for each operator. Slices, transposes and broadcasts between them
-become index arithmetic. A cheap value of lower rank (a scaled mask) is computed again where it is broadcast; a costly
-one is not. A convolution of few taps in single channels is elementwise work too.
+One launch and one trip through memory replace one of each for every operator. Slices, transposes and broadcasts in
+between become index arithmetic. A cheap value of lower rank (a scaled mask) is computed again where it is broadcast; a
+costly one is not. A convolution of few taps in single channels counts as elementwise, too.
 
-Declined where the loops differ, or where a reshape follows no loop order.
+Declined where the operators' loops differ, and where a reshape fits no loop order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fuse.rewrite.verdict import Verdict
 
 @register_pass(stage="fuse")
 def fuse_pointwise(graph: GraphModule) -> Iterator[Verdict]:
-    """Run neighbouring elementwise operators as one kernel."""
+    """Fuse neighbouring elementwise operators into one kernel."""
     yield from fuse_groups(graph, is_pointwise)
 
 

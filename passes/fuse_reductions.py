@@ -1,14 +1,13 @@
-"""Run a reduction, what feeds it and what its result feeds as one kernel, a row at a time.
+"""Fuse a reduction with the operators before and after it into one kernel.
 
     s = x + y                      r = region(x, y):  for each row:
     m = mean(s, -1)      ->            load x + y, sum           the row stays in cache
     z = (s - m) * w                    load x + y again, scale, store
 
-Softmax, log-softmax, logsumexp, layer and group norm, mean and variance (two passes, sums in double) and arg-reductions
-(eager's ties and NaN) are taken apart into such rows when they are lowered, so that scaling before and activation after
-cost no launch.
+Lowering splits softmax, log-softmax, logsumexp, layer and group norm, mean and variance (two passes, sums in double)
+and arg-reductions (eager's ties and NaN) into such rows, so that scaling before and activation after cost no launch.
 
-What reduces the rows' results once more (a mean of losses) joins, as a loop behind theirs, up to 4,096 rows. Declined
+A further reduction of the rows' results (a mean of losses) joins as a second loop nest, up to 4,096 rows. Declined
 where two reductions run over different rows.
 """
 
@@ -26,7 +25,7 @@ from fuse.rewrite.verdict import Verdict
 
 @register_pass(stage="fuse", after="fuse_pointwise")
 def fuse_reductions(graph: GraphModule) -> Iterator[Verdict]:
-    """Run a reduction, what feeds it and what its result feeds as one kernel."""
+    """Fuse a reduction with the operators before and after it into one kernel."""
     yield from fuse_groups(graph, is_reduction_or_pointwise)
 
 

@@ -3,10 +3,10 @@
     stack([hs[7], hs[6], hs[5], hs[4], h])      ->      cat([flip(hs[4:8]), h])
     stack([hs[0], hs[2], hs[4], hs[6]])         ->      hs[0:7:2]
 
-Where a loop has become one kernel and its results are collected in another order, or together with those of steps that
-stayed outside: what was read step by step, one operand for each, is a slice.
+This occurs where a loop has become one kernel, and its results are stacked in another order, or together with results
+of peeled steps.
 
-Declined where fewer than four steps stand side by side, and where the layouts would differ.
+Declined where fewer than four consecutive operands are such slices, and where the layouts would differ.
 """
 
 from __future__ import annotations

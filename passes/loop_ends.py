@@ -1,17 +1,17 @@
-"""Let the kernel of a loop compute the small regions in front of it and behind it.
+"""Fuse small regions before and after a loop into its kernel.
 
     h0 = add(start, x[0])                              out = whole(start, x, end):
     h = loop(h0, x, w)                     ->              h0 = add(start, x[0])             one thread
     out = logsumexp(add(h, end))                           for t: ...                        the threads of the loop
                                                            out = logsumexp(add(h, end))      one thread
 
-One launch instead of three. What computes the states that a loop starts from, or what is the same in every step, joins
-in front of it; what reads its last states, or single steps of what it keeps, joins behind it. Others may read these
-values too.
+One launch replaces three. A region before the loop joins if it computes initial states or invariants of the loop. A
+region after it joins if it reads final states, or single steps of stacked outputs. Other operators may read these
+values, too.
 
-Declined where another launch stands between (it reads what is computed in front, or makes what is read behind), where
-the work is worth threads of its own, and where it grows with the number of steps: the kernel of a loop is the same for
-any length, and a kernel that reads or makes all steps is not.
+Declined where another launch must run between region and loop, where the region's work is worth several threads, and
+where this work grows with the number of steps: a loop's kernel is the same for every length, which a region over all
+steps is not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST = 16
 
 @register_pass(stage="finish")
 def loop_ends(graph: GraphModule) -> Iterator[Verdict]:
-    """Let the kernel of a loop compute the small regions in front of it and behind it."""
+    """Fuse small regions before and after a loop into its kernel."""
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
     for call in graph.graph.find_nodes(op="call_module"):
         loop = nested.called_module(call)

@@ -1,14 +1,14 @@
-"""Compute a masked update for all elements, and choose by the mask when it is written.
+"""Replace a masked update by a `where` over all elements.
 
     a = y[mask]
     b = a * 2                ->    x' = where(mask, y * 2, x)
     x' = index_put(x, mask, b)
 
-How many elements a mask chooses depends on values, so that none of the operators in between can be part of a kernel,
-and no program serves another number. ``where`` is an element of any kernel. A number or a row that is written to all
-that the mask chooses is the same with nothing in between. Declined where an operator in between computes more than
-element by element, where a position that is not chosen could make it raise (integers divided), where what the mask
-chose is also read otherwise, and where the result would lie otherwise in memory.
+The number of elements that a mask chooses depends on values. So no kernel can contain the operators in between, and
+each number needs a program of its own. ``where`` has neither problem. A number or a row that is written to all chosen
+elements is rewritten in the same way. Declined where an operator in between is not elementwise, where it could raise on
+an element that is not chosen (a division of integers), where another operator reads the chosen elements, and where the
+strides of the result would change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAY_RAISE = frozenset({aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_di
 
 @register_pass(stage="clean", after="collect_writes", before_gradients=False)  # 0 * inf where not chosen
 def masks_to_where(graph: GraphModule) -> Iterator[Verdict]:
-    """Compute a masked update for all elements, and choose by the mask when it is written."""
+    """Replace a masked update by a `where` over all elements."""
     for node in list(graph.graph.nodes):
         if node.target not in WRITES or (mask := mask_of(node.args[1])) is None:
             continue

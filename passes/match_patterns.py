@@ -1,13 +1,13 @@
-"""Rewrite what the registered patterns match.
+"""Rewrite the matches of registered patterns.
 
     a = sigmoid(x)                    r = region(x):
     b = mul(a, x)        ->               return mul(sigmoid(x), x)        @fuse.pattern
                                                                            def swish(x): return x * torch.sigmoid(x)
 
-A match becomes one region, which one generated kernel runs, or what the pattern's own ``replace`` says. Runs after
-loops were rolled up and before everything else is fused, so that a pattern sees operators, and the passes after it see
-its regions. Declined with the verdict that :mod:`fuse.rewrite.patterns.matching` gives of each candidate, and in loops
-that run as one kernel, where nothing is left to save.
+A match becomes the pattern's ``replace``, or else one region, which one generated kernel runs. The pass runs after
+loops are rolled and before other operators are fused, so that patterns see operators, and later passes see the regions.
+Declined with the verdict of :mod:`fuse.rewrite.patterns.matching` on each candidate, and in loops that run as one
+kernel, where no launch is left to save.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Region:
 
 @register_pass(stage="match", after="pattern_gradients")
 def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
-    """Rewrite what the registered patterns match."""
+    """Rewrite the matches of registered patterns."""
     patterns = yield from sound(lambda pattern: True)
     moved: dict[Node, Node] = {}
     for outcome in match(graph, patterns, prepare) if patterns else ():

@@ -1,13 +1,13 @@
-"""Run matrix products that share their right operand as one, over all their rows.
+"""Merge matrix products that share their right operand.
 
     a = mm(x[:, 0], w)              ab = mm(view(x, [b * 2, k]), w)
     b = mm(x[:, 1], w)      ->      a  = view(ab, [b, 2, n])[:, 0]
                                     b  = view(ab, [b, 2, n])[:, 1]
 
-The input projections of a recurrent loop are of this kind, one small product for each step. Where the left operands are
-consecutive parts of one tensor, that tensor is the joined operand and nothing is copied; otherwise they are
-concatenated, if the launches saved are worth the bytes moved. Products are taken together when as many products come
-before each of them, so that none needs another's result; the recurrent products of a loop stay where they are.
+The input projections of a recurrent loop are such products, one for each step. Where the left operands are consecutive
+parts of one tensor, that tensor is the joined operand and nothing is copied. Otherwise they are concatenated, if the
+launches saved are worth the bytes moved. Products are merged if the same number of products precedes each of them, so
+that none needs another's result; a loop's recurrent products stay where they are.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Rows:
 
 @register_pass(stage="loops", after="merge_sibling_gemms")
 def merge_shared_weight_gemms(graph: GraphModule) -> Iterator[Verdict]:
-    """Run matrix products that share their right operand as one."""
+    """Merge matrix products that share their right operand."""
     escaping = effects.escaping(graph)
     candidates = [product for product in products(graph) if product.node.target is not aten.bmm.default]
     for group in grouped(candidates, lambda p: (p.right, p.bias, p.depth, p.factors)):

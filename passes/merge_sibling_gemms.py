@@ -1,13 +1,14 @@
-"""Run matrix products that share their left operand as one.
+"""Merge matrix products that share their left operand.
 
     a = mm(x, w1)              ab = mm(x, [w1 | w2])
     b = mm(x, w2)      ->      a  = ab[:, :n1]
                                b  = ab[:, n1:]
 
-One launch instead of several, and a wider product fills the vector units better: the first step of Appleyard, Kocisky
-and Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016. The joined weight is built once for
-all products that use it, in a loop for all steps; of weights that are constants (a frozen model's), before any call.
-Declined where joining the weights in every call would move more bytes than the saved launches are worth.
+One launch replaces several, and a wider product fills the vector units better: this is the first step of Appleyard,
+Kocisky and Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016. The joined weight is built
+once for all products that use it, and in a loop once for all steps. Constant weights (of a frozen model) are joined
+before any call. Declined where joining the weights in every call would move more bytes than the saved launches are
+worth.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Weights = tuple[tuple[Node, Node | None], ...]
 
 @register_pass(stage="loops", after="roll_whole_loops")
 def merge_sibling_gemms(graph: GraphModule) -> Iterator[Verdict]:
-    """Run matrix products that share their left operand as one."""
+    """Merge matrix products that share their left operand."""
     escaping = effects.escaping(graph)
     known = given_constants(graph)
     constant = {*known, *constant_nodes(graph, known)}

@@ -1,14 +1,14 @@
-"""Leave out operators that change nothing.
+"""Remove operators that change nothing, such as `x * 1`.
 
     y = x * 1          z = exp(x)
     z = exp(y)   ->
 
-A constant tensor of no dimension is as good as its number: ``x * torch.tensor(1.0)`` is nothing, too.
-What looks like nothing may be something: x + 0.0 turns -0.0 into 0.0 (x - 0.0 and x + -0.0 do not), an integer tensor
-times 1.0 becomes a float tensor, a cast down and up again rounds, and a clone that the caller gets must not be the
-tensor it was cloned from. Declined where dtype or strides change, where the result must be a tensor of its own, and
-where a number changes from step to step of a loop (``h + t * dt * slope`` with ``t * dt`` = 1 in one step): that step
-would be unlike the others. A call in which a number is 1 because of its sizes (``x / length``) would be unlike others.
+A constant tensor without dimensions counts as its number, so that ``x * torch.tensor(1.0)`` is removed, too. Some
+operators only seem to change nothing: x + 0.0 turns -0.0 into 0.0 (x - 0.0 and x + -0.0 do not), an integer tensor
+times 1.0 becomes a float tensor, a cast down and up again rounds, and the caller of a clone must get another tensor.
+Declined where dtype or strides change, where the result must be a tensor of its own, where a number changes from step
+to step of a loop (``h + t * dt * slope`` with ``t * dt`` = 1 in one step), since this step would differ from the
+others, and where a number is 1 because of the call's sizes (``x / length``), since calls of other sizes would differ.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="clean", after="view_chains")
 def no_ops(graph: GraphModule) -> Iterator[Verdict]:
-    """Leave out operators that change nothing."""
+    """Remove operators that change nothing, such as `x * 1`."""
     escaping = effects.escaping(graph)
     known = known_numbers(graph)
     numbered, sized = with_numbers(graph, known), told_by_sizes(graph, known)

@@ -1,17 +1,16 @@
-"""Bring the weights of a frozen model into the layout in which its products read them.
+"""Pack the weights of a frozen model into the layout that its products read.
 
     w [768, 3072]                      packed [48, 768, 64]: blocks of 64 columns, computed once
     y = gelu(x @ w + b)        ->      region(x, packed, b):
                                            w = packed.permute(1, 0, 2).reshape(768, 3072)       read in place
                                            y = gelu(x @ w + b)
 
-A product reads its right operand a block of columns at a time, and packs it first, in every call, where the weight may
-change at any time. Where it is a constant (``fuse.compile(model, freeze=True)``), that is done before any call: 1.3 to
-3.5 times as fast as the library with 1 to 16 rows, 1.1 to 1.3 times with 64 and 128 (one thread, 768 x 768 to 3072 x
-768). So a product on its own, which the library multiplies otherwise, becomes a kernel too, and so do those in steps of
-a loop.
+A product reads its right operand in blocks of columns. A weight that may change is packed so in every call. A constant
+weight (``fuse.compile(model, freeze=True)``) is packed before any call: 1.3 to 3.5 times as fast as the library with 1
+to 16 rows, 1.1 to 1.3 times with 64 and 128 (one thread, 768 x 768 to 3072 x 768). So even a single product, which
+would otherwise be a library call, becomes a kernel, also in the steps of a loop.
 
-Declined where the columns fill no whole panels of 16, and where something else in the region reads the weight.
+Declined where the number of columns is no multiple of 16, and where another operator of the region reads the weight.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Weight:
 
 @register_pass(stage="finish", after="fuse_horizontal")
 def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
-    """Bring the weights of a frozen model into the layout in which its products read them."""
+    """Pack the weights of a frozen model into the layout that its products read."""
     values = given_constants(graph)
     packed: Packed = {}
     for place in places(graph, {*values, *constant_nodes(graph, values)} if values else set()):

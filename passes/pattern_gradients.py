@@ -1,14 +1,15 @@
-"""Set apart the matches of patterns that define their own gradients, before gradients are taken.
+"""Mark matches of patterns that define their own gradients, before gradients are taken.
 
     a = sigmoid(x)                    m = matched(x):                    @fuse.pattern
     b = mul(a, x)        ->               a = sigmoid(x)                 class Swish:
                                           return mul(a, x)                   def pattern(self, x): ...
     gradient of x: autograd's         gradient of x: the pattern's           def backward(self, grad, x): ...
 
-Runs over a recorded call once loops are rolled, in their bodies too, and only where its gradients are taken; it saves
-no launch. Taking the gradients puts the operators back, and those of ``backward`` behind them, so that both halves meet
-the same passes as any graph. Declined with the verdicts of :mod:`fuse.rewrite.patterns.matching`, and where
-``backward`` does not run on the tensors at hand or gives something else than gradients of these.
+The pass runs only for calls that need gradients, once loops are rolled, in their bodies too. It saves no launch. When
+gradients are taken, a match is replaced by its operators in the forward graph, and by those of ``backward`` in the
+backward graph; other passes then see plain operators. Declined with the verdicts of
+:mod:`fuse.rewrite.patterns.matching`, and where ``backward`` raises on the match's tensors or does not return gradients
+of them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 @register_pass(stage="match", before_gradients=True, enabled=False)
 def pattern_gradients(graph: GraphModule) -> Iterator[Verdict]:
-    """Set apart the matches of patterns that define their own gradients, before gradients are taken."""
+    """Mark matches of patterns that define their own gradients, before gradients are taken."""
     patterns = yield from sound(lambda pattern: pattern.backward is not None)
     if patterns:
         yield from _set_apart(graph, patterns)

@@ -1,10 +1,10 @@
-"""Write tensors of equal elements in one way, whatever they were made like.
+"""Replace every operator that fills a tensor with one number by `full`, `zeros` or `ones`.
 
     z = zeros_like(x[:, 0])      ->      z = zeros([3, 20])
 
-What ``zeros_like``, ``new_full`` and their like make depends on the tensor only by its shape, which is known. Written
-plainly, it is known to be equal elements to all that looks for a loop's first states. Declined where the strides would
-change.
+The result of ``zeros_like``, ``new_full`` and similar operators depends only on the shape of their operand, which is
+known. In the plain form, passes that look for a loop's initial states see that all elements are equal. Declined where
+the strides would change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUMBERS = {aten.full_like.default: 1, aten.new_full.default: 2}
 
 @register_pass(stage="clean", after="dead_code")
 def plain_fills(graph: GraphModule) -> Iterator[Verdict]:
-    """Write tensors of equal elements in one way."""
+    """Replace every operator that fills a tensor with one number by `full`, `zeros` or `ones`."""
     for node in list(graph.graph.nodes):
         if node.target in PLAIN:
             if reason := obstacle(node):

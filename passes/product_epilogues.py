@@ -1,21 +1,21 @@
-"""Let a product or a convolution hand its tiles to the elementwise operators behind it.
+"""Fuse a matrix product or convolution with the operators that follow it.
 
     y = addmm(b, x, w)             z = region(b, x, w, r):
     z = gelu(y) + r         ->         for tiles of x @ w, in registers and the nearest cache:
                                            z[tile] = gelu(tile + b) + r[tile]
 
-One launch instead of two, and the product's result is not written to memory and read again. The product is a kernel of
-our own then (``tiles.h``, its weight packed in the call; ``windows.h``). A batch norm, an activation and a
-sum behind a convolution are elementwise too: a residual block is a launch for each convolution. The first reader of the
-product takes it in, whatever else it reads, and with it the other readers that wait for nothing else, such as what the
-backward pass asks of the product (``y > 0``). Where anything else reads the product, it is stored besides.
+One launch replaces two, and the product's result is not written to memory and read again. The product is then a
+generated kernel (``tiles.h``, with the weight packed in the call; ``windows.h``). The batch norm, activation and sum
+that follow a convolution are elementwise, so that a residual block has one launch for each convolution. The product
+joins its first reader, whatever else that reads. Other readers join if they need no further result, such as comparisons
+for the backward pass (``y > 0``). If any other operator reads the product, the kernel also stores it.
 
 A reader that reduces the product's columns (layer norm, softmax) joins it where the weight is small enough to stay in
 the cache of one core (``fuse/kernel/whole_rows.py``).
 
-Declined where the product has so few rows that packing the weight does not pay (of a call whose sizes vary: unless the
-weight is so small that the kernel for all sizes is as fast), where the reader's elements are not the
-product's (a slice, another shape), and where the reader has a product of its own already.
+Declined where packing the weight does not pay for so few rows (where sizes vary, a small weight is packed
+nevertheless), where the reader's elements are not the product's (a slice, another shape), and where the reader already
+contains a product.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SMALL_WEIGHT = 4096
 
 @register_pass(stage="fuse", after="fuse_movement")
 def product_epilogues(graph: GraphModule) -> Iterator[Verdict]:
-    """Let a product or a convolution hand its tiles to the elementwise operators behind it."""
+    """Fuse a matrix product or convolution with the operators that follow it."""
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
     for product in [node for node in graph.graph.nodes if node.target in PRODUCTS]:
         first, *others = sorted(readers_of(product), key=order.__getitem__) or (None,)

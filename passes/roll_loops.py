@@ -1,15 +1,15 @@
-"""Roll an unrolled loop up and run it as one kernel, time inside.
+"""Roll an unrolled loop into one kernel.
 
     h1 = tanh(xs[0] + h0 @ w)
     h2 = tanh(xs[1] + h1 @ w)      ->      h, hs = loop(h0, xs, w)        one launch, whatever the number of steps
     ...
     out = stack([h1, h2, ...])             out = hs
 
-Capture unrolls a Python loop. Repeated stretches are found in linear time, proved step by step
-(:mod:`fuse.loops.rolling`), and become a ``Loop`` whose body is one step. What does not depend on the carried state
-has left the steps before (products with a shared weight became one).
+Capture unrolls a Python loop. Repeated sequences are found in linear time, proved step by step
+(:mod:`fuse.loops.rolling`), and become a ``Loop`` whose body is one step. Earlier passes have moved work that does not
+depend on the carried state out of the steps (products with a shared weight are merged).
 
-Declined where the steps do not correspond, or where the body has no persistent kernel.
+Declined where the steps do not correspond.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MOST_FUSED = 2_000
 
 @register_pass(stage="loops", after="merge_shared_weight_gemms")
 def roll_loops(graph: GraphModule) -> Iterator[Verdict]:
-    """Roll an unrolled loop up and run it as one kernel."""
+    """Roll an unrolled loop into one kernel."""
     yield from roll(graph, step_by_step=True)
 
 

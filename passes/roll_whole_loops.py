@@ -1,14 +1,14 @@
-"""Roll a loop up with the products of its inputs inside.
+"""Roll a loop with its inputs' products computed in each step, where that is faster.
 
     for t: h = tanh(xs[t] @ u + h @ w)      ->      h, hs = loop(h0, xs, u, w)      both products in the step
 
-Taking ``xs @ u`` out of the loop makes one large product of many small ones, and its result makes a trip through
-memory. Inside, both products run on packed weights in the same kernel, and a library that is slow on this processor is
-not called at all. That is the better choice as long as all weights stay in cache, or enough rows share each weight that
-is read; otherwise the products are merged first and ``roll_loops`` rolls what is left.
+Before the loop, ``xs @ u`` is one large product, whose result makes a trip through memory. In the step, both products
+run on packed weights in the same kernel, and no library is called. This is faster as long as all weights stay in cache,
+or enough rows share each weight that is read. Otherwise the products are merged first, and ``roll_loops`` rolls the
+rest.
 
-Declined where the weights are too large for the batch, or where a step has reductions (its rows are then shared out,
-not its units).
+Declined where the weights are too large for the batch, and where a step has reductions (threads then share rows, not
+units).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHARING_ROWS = 8
 
 @register_pass(stage="loops", after="sum_over_steps")
 def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
-    """Roll a loop up with the products of its inputs inside, where that is the faster way."""
+    """Roll a loop with its inputs' products computed in each step, where that is faster."""
     yield from roll(graph, obstacle)
 
 

@@ -1,16 +1,15 @@
-"""Leave out casts, or make one of several, where not a bit changes.
+"""Remove or merge casts where no bit of a result changes.
 
     a = x.float()                       a = x.float()                    a = xs[0].bfloat16()        w = xs.bfloat16()
     b = a.bfloat16()   ->  b = x        b = a.relu().t().half()    ->    b = xs[1].bfloat16()   ->   a = w[0]
     (x is bfloat16)                     (x is half)   b = x.relu().t()                               b = w[1]
 
-A cast to a dtype that holds every value of the one before loses nothing, so that the cast behind it may start from
-where that one did. What only chooses among its operands' values, moves them or changes their sign computes the same in
-the narrower dtype that they came from. Casts of the parts of a tensor are one cast of the whole where the parts are no
-less than the whole. Equal casts are one already (``common_subexpressions``), so that a weight is cast once a call; of a
-frozen weight ``constant_folding`` makes a constant. Declined where the layout of the result would change, where it
-would share memory with an input, and where what was widened is read elsewhere. (NaN stays NaN; its other bits are
-torch's choice, and another one in its vector code than in its scalar code.)
+A widening cast loses nothing, so that a cast of its result can read the original value instead. Operators that only
+choose, move or negate values compute the same in the narrower dtype. Casts of all parts of a tensor become one cast of
+the tensor. (``common_subexpressions`` has merged equal casts, so that a weight is cast once a call;
+``constant_folding`` makes the cast of a frozen weight a constant.) Declined where the layout of the result would
+change, where it would share memory with an input, and where another operator reads the widened value. (NaN stays NaN;
+its other bits differ even between torch's vector and scalar code.)
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ LONGEST_CHAIN = 32
 
 @register_pass(stage="clean", after="draw_ahead", before_gradients=False)  # gradients are rounded at each cast of eager
 def simplify_casts(graph: GraphModule) -> Iterator[Verdict]:
-    """Leave out casts, or make one of several, where not a bit changes."""
+    """Remove or merge casts where no bit of a result changes."""
     escaping = effects.escaping(graph)
     for node in [node for node in graph.graph.nodes if is_cast(node)]:
         if node._erased:

@@ -1,11 +1,11 @@
-"""Start a sum over steps from a tensor, so that its first step is like the others.
+"""Start a sum over steps from a tensor instead of a number, so that all steps are equal.
 
     s1 = add(a, 0.0)                 s0 = full([], 0.0)
     s2 = add(s1, b)          ->      s1 = add(s0, a)
     s3 = add(s2, c)                  s2 = add(s1, b)
 
-What ``loss = 0.0`` before a loop and ``loss = loss + ...`` in it become: the first step would be unlike the others.
-The sum is the same bit by bit. Declined where the number would make another dtype or shape of a tensor.
+``loss = 0.0`` before a loop and ``loss = loss + ...`` in it give the graph at the left, whose first step differs from
+the others. The sum keeps its bits. Declined where the tensor would change the dtype or shape of the sum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @register_pass(stage="loops", after="expand_lstm_layers")
 def start_sums(graph: GraphModule) -> Iterator[Verdict]:
-    """Start a sum over steps from a tensor, so that its first step is like the others."""
+    """Start a sum over steps from a tensor instead of a number, so that all steps are equal."""
     for node in list(graph.graph.nodes):
         if is_first(node) and summands(node) >= LEAST_STEPS:
             if _held(node) != _held(node.args[0]):

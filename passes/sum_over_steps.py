@@ -1,17 +1,17 @@
-"""Sum over steps once, not step by step.
+"""Replace a sum that grows step by step by one sum over all steps.
 
     w1 = t(g1) @ h1                              gs = stack([g1, g2, g3, ...]), hs = stack([h1, h2, h3, ...])
     w2 = w1 + t(g2) @ h2              ->         w3 = t(gs) @ hs
     w3 = w2 + t(g3) @ h3 ...
 
-What the gradient of a weight that a loop uses becomes: as it stands, every step reads and writes a tensor as large as
-the weight. With the steps side by side the contraction of one product sums over all of them; so does one reduction
-where steps are summed over their rows (the gradient of a bias), and parts that are each put into zeros (the gradient of
-``x[t]``) are a stack of parts, and of zeros where there is none. The first is in Appleyard, Kocisky and Blunsom,
-"Optimizing Performance of Recurrent Neural Networks on GPUs", 2016.
+The gradient of a weight that a loop uses has the form at the left, in which every step reads and writes a tensor as
+large as the weight. One product over the stacked steps computes the whole sum. One reduction computes a sum over steps
+and rows (the gradient of a bias). A sum of parts that are each embedded in zeros (the gradient of ``x[t]``) becomes a
+stack of the parts, with zeros in empty places. The first rewrite is in Appleyard, Kocisky and Blunsom, "Optimizing
+Performance of Recurrent Neural Networks on GPUs", 2016.
 
-Fewer than four terms are left alone, and so are parts that fill less than they leave. The order of the sum changes, as
-it does where products are merged.
+The order of the sum changes, as it does where products are merged. Declined for fewer than four terms, and for parts
+that fill less than half of the tensor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRANSPOSITIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 @register_pass(stage="loops", after="start_sums", before_gradients=False)  # it is gradients that are summed so
 def sum_over_steps(graph: GraphModule) -> Iterator[Verdict]:
-    """Sum over steps once, not step by step."""
+    """Replace a sum that grows step by step by one sum over all steps."""
     seen: set[Node] = set()
     stacks = _Stacks()
     for last in reversed(list(graph.graph.nodes)):

@@ -1,14 +1,14 @@
-"""Give transposed convolutions the form or the layout in which they are fast.
+"""Replace transposed convolutions by ordinary ones, or store their weights channels-last.
 
     convolution(x, w, transposed, stride 1)     ->     convolution(x, w')       w' = w turned round, inputs for outputs
 
-With a stride of one it is a convolution like any other, for which there is a kernel that takes what follows in.
+With a stride of one it is an ordinary convolution, whose kernel includes the operators that follow.
 
     y = convolution(x, w, transposed, stride 2) ->     y = clone(convolution(x, clone(w, channels_last)), contiguous)
 
-With a larger one it stays a call of the library, oneDNN, which is slow where places lie side by side: 3 x 3 taps at a
-stride of 2 took 3 to 12 times as long as where channels do (one thread, 16 to 64 channels). Where the stride divides
-the taps it is 1.1 to 1.6 times, with an activation behind it: there, the copy of the result has to join what reads it.
+With a larger stride it stays a call of oneDNN, which is slow in the default layout: 3 x 3 taps at a stride of 2 took 3
+to 12 times as long as in channels-last layout (one thread, 16 to 64 channels). Where the stride divides the taps, it
+took 1.1 to 1.6 times as long, with an activation behind it; there, the copy of the result must join its reader.
 
 Declined where the image grows by much or the weight is larger than the image, so that a convolution multiplies mostly
 zeros or the weight's copy costs more than is gained; for few output channels; and for other dtypes than float32.
@@ -43,7 +43,7 @@ FEWEST_ELEMENTS = 20480
 
 @register_pass(stage="clean", after="channels_last", before_gradients=False)  # gradients are eager's
 def transposed_convolutions(graph: GraphModule) -> Iterator[Verdict]:
-    """Give transposed convolutions the form or the layout in which they are fast."""
+    """Replace transposed convolutions by ordinary ones, or store their weights channels-last."""
     turned: dict[object, Node] = {}
     for node in graph.graph.find_nodes(op="call_function", target=aten.convolution.default):
         if not node.args[6]:

@@ -1,11 +1,11 @@
-"""Remove what the last step of a loop computes for nobody, where the loop was not rolled.
+"""Remove results of an unrolled loop's last step that nothing reads.
 
     y1 = f(h1)    h2 = g(h1)             y1 = f(h1)    h2 = g(h1)
     y2 = f(h2)    h3 = g(h2)      ->     y2 = f(h2)
     stack([y1, y2])                      stack([y1, y2])
 
-``dead_code`` leaves it, so that all steps are alike while loops are looked for; in a rolled loop it is a state that
-nobody reads after the last step.
+``dead_code`` leaves these results until loops are rolled, so that all steps are equal. This pass removes them where no
+loop was rolled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fuse.rewrite.verdict import Verdict, rewrite
 
 @register_pass(stage="loops", after="roll_loops")
 def unused_steps(graph: GraphModule) -> Iterator[Verdict]:
-    """Remove what the last step of a loop computes for nobody."""
+    """Remove results of an unrolled loop's last step that nothing reads."""
     for node in reversed(list(graph.graph.nodes)):
         if node._erased or node.users or node.op != "call_function" or _is_part_of_loop(node):
             continue

@@ -1,13 +1,12 @@
-"""Write a chain of views as one view, or as none.
+"""Replace a chain of views by one view, or by none.
 
     v = slice(x, 0, 2, 8)                               t = transpose(x, 0, 1)
     w = slice(v, 0, 1, 3)    ->  w = slice(x, 0, 3, 5)  y = exp(transpose(t, 0, 1))   ->   y = exp(x)
 
-A view launches nothing, but the passes after this one see through one view more easily than through three, and a copy
-that only undid a transposition becomes visible. A view is its layout (sizes, strides, offset): two views of the same
-memory with equal layouts are the same view, whatever operators led there, so a shorter form is proposed and accepted
-when its layout is equal. Declined where no single operator gives the layout, and where the view itself is a result:
-eager's is a tensor object of its own.
+A view launches nothing, but later passes handle one view more easily than three, and find copies that only undo a
+transposition. Two views of the same memory are equal if their layouts (sizes, strides, offset) are, so that a shorter
+form is accepted if its layout is equal. Declined where no single operator gives the layout, and where the view is a
+result, which is a tensor object of its own in eager mode.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Call = tuple[OpOverload, tuple[Any, ...]]
 
 @register_pass(stage="clean", after="common_subexpressions")
 def view_chains(graph: GraphModule) -> Iterator[Verdict]:
-    """Write a chain of views as one view, or as none."""
+    """Replace a chain of views by one view, or by none."""
     results = set(effects.results(graph))
     for node in list(graph.graph.nodes):
         if node._erased or not isinstance(node.target, OpOverload) or (base := viewed_tensor(node)) is None:
