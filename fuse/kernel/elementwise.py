@@ -110,19 +110,9 @@ def _sum(call: Call, sign: int, first: str, second: str) -> Value:
     return call.map(formula, first, scaled)
 
 
-@recipe("add")
-def add(call: Call) -> Value:
-    return _sum(call, 1, "self", "other")
-
-
-@recipe("sub")
-def sub(call: Call) -> Value:
-    return _sum(call, -1, "self", "other")
-
-
-@recipe("rsub")
-def rsub(call: Call) -> Value:
-    return _sum(call, -1, "other", "self")
+recipe("add")(lambda call: _sum(call, 1, "self", "other"))
+recipe("sub")(lambda call: _sum(call, -1, "self", "other"))
+recipe("rsub")(lambda call: _sum(call, -1, "other", "self"))
 
 
 @recipe("mul")
@@ -185,11 +175,6 @@ def neg(call: Call) -> Value:
     return call.map(operator.neg if call.dtype.is_floating_point else lambda x: 0 - x, "self")
 
 
-@recipe("square")
-def square(call: Call) -> Value:
-    return call.map(squared, "self")
-
-
 @recipe("pow.Tensor_Scalar")
 def power(call: Call) -> Value:
     """Eager's own special cases (none in float16) keep its bits; other exponents call ``pow``."""
@@ -197,7 +182,7 @@ def power(call: Call) -> Value:
     if not call.dtype.is_floating_point:
         if exponent != 2:
             raise Unsupported("an integer power")
-        return square(call)
+        return call.map(squared, "self")
     simple = _POWERS.get(exponent)
     if simple is None or call.dtype is torch.float16:
         return call.map(fn.pow, "self", exponent)
@@ -219,16 +204,6 @@ def power_of_tensors(call: Call) -> Value:
     if not call.dtype.is_floating_point:
         raise Unsupported("an integer power")
     return call.map(fn.pow, "self", "exponent")
-
-
-@recipe("bitwise_not")
-def bitwise_not(call: Call) -> Value:
-    return call.map(operator.invert, "self")
-
-
-@recipe("logical_not")
-def logical_not(call: Call) -> Value:
-    return call.map(operator.invert, "self", compute=torch.bool)
 
 
 @recipe("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
@@ -271,29 +246,9 @@ def clamp(call: Call) -> Value:
     return call.map(fn.clamp, "self", low, high)
 
 
-@recipe("clamp_min")
-def clamp_min(call: Call) -> Value:
-    return call.map(_at_least, "self", "min")
-
-
-@recipe("clamp_max")
-def clamp_max(call: Call) -> Value:
-    return call.map(_at_most, "self", "max")
-
-
 @recipe("gelu")
 def gelu(call: Call) -> Value:
     return call.map(fn.gelu_tanh if call["approximate"] == "tanh" else fn.gelu, "self")
-
-
-@recipe("leaky_relu")
-def leaky_relu(call: Call) -> Value:
-    return call.map(fn.leaky_relu, "self", "negative_slope")
-
-
-@recipe("elu")
-def elu(call: Call) -> Value:
-    return call.map(fn.elu, "self", "alpha", "scale", "input_scale")
 
 
 @recipe("celu")
@@ -301,40 +256,10 @@ def celu(call: Call) -> Value:
     return call.map(fn.elu, "self", call["alpha"], 1, 1 / call["alpha"])
 
 
-@recipe("softplus")
-def softplus(call: Call) -> Value:
-    return call.map(fn.softplus, "self", "beta", "threshold")
-
-
 @recipe("log_sigmoid_forward")
 def log_sigmoid(call: Call) -> tuple[Value, Value]:
     """The second result is what eager keeps for the gradient."""
     return call.map(fn.logsigmoid, "self"), call.map(lambda x: fn.exp(-fn.abs(x)), "self")
-
-
-@recipe("threshold")
-def threshold(call: Call) -> Value:
-    return call.map(lambda x, bound, value: select(x <= bound, value, x), "self", "threshold", "value")
-
-
-@recipe("sigmoid_backward")
-def sigmoid_backward(call: Call) -> Value:
-    return call.map(lambda g, y: g * (1 - y) * y, "grad_output", "output")
-
-
-@recipe("tanh_backward")
-def tanh_backward(call: Call) -> Value:
-    return call.map(lambda g, y: g * (1 - y * y), "grad_output", "output")
-
-
-@recipe("threshold_backward")
-def threshold_backward(call: Call) -> Value:
-    return call.map(lambda g, x, bound: select(x <= bound, 0, g), "grad_output", "self", "threshold")
-
-
-@recipe("addcmul")
-def addcmul(call: Call) -> Value:
-    return call.map(lambda x, factor, a, b: x + factor * a * b, "self", "value", "tensor1", "tensor2")
 
 
 @recipe("addcdiv")
@@ -344,14 +269,30 @@ def addcdiv(call: Call) -> Value:
     return call.map(lambda x, factor, a, b: x + factor * a / b, "self", "value", "tensor1", "tensor2")
 
 
-@recipe("lerp")
-def lerp(call: Call) -> Value:
-    return call.map(_between, "self", "end", "weight")
-
-
 def _between(first: Expression, last: Expression, weight: Expression) -> Operation:
     near, far = first + weight * (last - first), last - (last - first) * (1 - weight)
     return select(fn.abs(weight) < 0.5, near, far)
+
+
+_OF_ARGUMENTS: dict[str, tuple[Formula, str]] = {
+    "addcmul": (lambda x, factor, a, b: x + factor * a * b, "self value tensor1 tensor2"),
+    "bitwise_not": (operator.invert, "self"),
+    "clamp_max": (_at_most, "self max"),
+    "clamp_min": (_at_least, "self min"),
+    "elu": (fn.elu, "self alpha scale input_scale"),
+    "leaky_relu": (fn.leaky_relu, "self negative_slope"),
+    "lerp": (_between, "self end weight"),
+    "sigmoid_backward": (lambda g, y: g * (1 - y) * y, "grad_output output"),
+    "softplus": (fn.softplus, "self beta threshold"),
+    "square": (squared, "self"),
+    "tanh_backward": (lambda g, y: g * (1 - y * y), "grad_output output"),
+    "threshold": (lambda x, bound, value: select(x <= bound, value, x), "self threshold value"),
+    "threshold_backward": (lambda g, x, bound: select(x <= bound, 0, g), "grad_output self threshold"),
+}
+"""Formulas of an operator's arguments, by their names."""
+for _name, (_formula, _arguments) in _OF_ARGUMENTS.items():
+    recipe(_name)(lambda call, f=_formula, arguments=_arguments: call.map(f, *arguments.split()))
+recipe("logical_not")(lambda call: call.map(operator.invert, "self", compute=torch.bool))
 
 
 @recipe("nan_to_num")
