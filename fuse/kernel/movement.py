@@ -187,37 +187,28 @@ def stack(call: Call) -> Value:
     return concat(pieces, dim, call.shape, call.dtype)
 
 
-@recipe("select_scatter")
-def select_scatter(call: Call) -> Value:
-    value = call.tensor("self")
+@recipe("select_scatter", "select_backward")
+def written_at(call: Call) -> Value:
+    """One position of a dimension written; of a gradient, into zeros."""
+    whole, piece = _write(call)
     dim = call["dim"] % len(call.shape)
     index = _from_start(call["index"], call.shape[dim])
-    piece = _with_dimension(convert(call.tensor("src"), call.dtype), dim)
-    return _overlay(value, piece, dim, index, index + 1)
+    return _overlay(whole, _with_dimension(piece, dim), dim, index, index + 1)
 
 
-@recipe("slice_scatter")
-def slice_scatter(call: Call) -> Value:
-    value = call.tensor("self")
+@recipe("slice_scatter", "slice_backward")
+def written_stretch(call: Call) -> Value:
+    """A stretch of a dimension written; of a gradient, into zeros."""
     dim = call["dim"] % len(call.shape)
     start, end, step = _stretch(call, call.shape[dim])
-    return _overlay(value, convert(call.tensor("src"), call.dtype), dim, start, max(end, start), step)
+    return _overlay(*_write(call), dim, start, max(end, start), step)
 
 
-@recipe("select_backward")
-def select_backward(call: Call) -> Value:
-    """Zeros, and a gradient at one position of a dimension."""
-    dim = call["dim"] % len(call.shape)
-    index = _from_start(call["index"], call.shape[dim])
-    return _among_zeros(call, _with_dimension(call.tensor("grad_output"), dim), dim, index, index + 1)
-
-
-@recipe("slice_backward")
-def slice_backward(call: Call) -> Value:
-    """Zeros, and a gradient at a stretch of a dimension."""
-    dim = call["dim"] % len(call.shape)
-    start, end, step = _stretch(call, call.shape[dim])
-    return _among_zeros(call, call.tensor("grad_output"), dim, start, max(end, start), step)
+def _write(call: Call) -> tuple[Value, Value]:
+    """What is written to, and what is written."""
+    if "grad_output" in call.arguments:
+        return Constant(call.shape, call.dtype, 0), convert(call.tensor("grad_output"), call.dtype)
+    return call.tensor("self"), convert(call.tensor("src"), call.dtype)
 
 
 @recipe("glu")
@@ -270,12 +261,6 @@ def _interleaved_within(value: Value, piece: Value, dim: int, start: int, step: 
         parts.append(_interleaved(_part(value, dim, start, end), _part(piece, dim, 0, rows), dim, 0, step))
     parts += [_part(piece, dim, rows, count), _part(value, dim, end + count - rows, extent)]
     return concat(parts, dim, value.shape, value.dtype)
-
-
-def _among_zeros(call: Call, piece: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
-    """Zeros with ``[start:end:step]`` of ``dim`` replaced by ``piece``."""
-    zeros = Constant(call.shape, call.dtype, 0)
-    return _overlay(zeros, convert(piece, call.dtype), dim, start, end, step)
 
 
 def _part(value: Value, dim: int, start: int, end: int) -> Value:
@@ -359,15 +344,11 @@ def diagonal_matrix(call: Call) -> Value:
     return _on_diagonal(call, call.tensor("self"), Constant(call.shape, call.dtype, 0))
 
 
-@recipe("diagonal_scatter")
-def diagonal_scatter(call: Call) -> Value:
-    return _on_diagonal(call, call.tensor("src"), call.tensor("self"))
-
-
-@recipe("diagonal_backward")
-def diagonal_backward(call: Call) -> Value:
-    """Zeros, and a gradient on a diagonal."""
-    return _on_diagonal(call, call.tensor("grad_output"), Constant(call.shape, call.dtype, 0))
+@recipe("diagonal_scatter", "diagonal_backward")
+def written_diagonal(call: Call) -> Value:
+    """A diagonal written; of a gradient, into zeros."""
+    whole, piece = _write(call)
+    return _on_diagonal(call, piece, whole)
 
 
 def _on_diagonal(call: Call, piece: Value, value: Value) -> Value:
