@@ -1,20 +1,42 @@
-"""Convolutions as matrix products, for the steps of a loop.
+"""Convolutions: as products, and, where they are short and each channel is on its own, as elementwise work.
+
+    conv2d(x, w)[b, o, (y, x)]   =   w[o, (i, v, u)] @ patches(x)[b, (i, v, u), (y, x)]
+
+No matrix of patches is ever in memory (:mod:`fuse.kernel.cpu.windows`), and the weight is read as it lies. Images and
+results lie as PyTorch makes them by default: places side by side. A group is an image of its own, with its own weight.
+
+    conv2d(x, w)[b, o, (y, x)]   =   patches(x)[b, (y, x), (v, u, i)] @ w[(v, u, i), o]
+
+where the channels of the result lie side by side (``torch.channels_last``, :mod:`fuse.kernel.cpu.channels_last`): then
+the weight is what is read a vector at a time.
+
+    conv1d(x, w, bias, groups=channels)[b, c, t]   =   bias[c] + x[b, c, t] w[c, 0] + x[b, c, t + 1] w[c, 1] + ...
+
+where there are few taps. These stand in front of state-space models and linear attention, and join the kernel of what
+follows; a library would first bring the input into a layout of its own.
 
     conv2d(x, w)[b, o, y, x]   =   patches[b, y, x, (i, u, v)] @ w[o, (i, u, v)]
 
-``patches`` reads the padded input once for every tap: a value like any other, so strides, dilation and padding are
-index arithmetic. Groups multiply separately.
+in the steps of a loop, where ``patches`` is a value like any other: it reads the padded input once for every tap.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fuse.kernel.index import Index
-from fuse.kernel.recipes import Unsupported
-from fuse.kernel.values import Pad, Reindex, Value, permute, view
+import torch
+
+from fuse.kernel.expressions import fn
+from fuse.kernel.extents import pinned
+from fuse.kernel.index import Affine, Index
+from fuse.kernel.recipes import Call, Number, Unsupported, apply, convert, recipe
+from fuse.kernel.values import Pad, Patches, PatchRows, Product, Reindex, Value, permute, view
+
+MOST_TAPS = 4
+"""Places of a window that elementwise work reads each."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +63,122 @@ class Window:
 
         return Window(each("stride"), each("padding"), each("dilation"))
 
+    def padded(self, x: Value) -> Value:
+        """``x`` with zeros around its space."""
+        around = (0, 0, *self.padding)
+        size = tuple(extent + 2 * p for extent, p in zip(x.shape, around, strict=True))
+        return Pad(size, x.dtype, x, around, 0) if any(around) else x
+
+    def place(self, result: Index, tap: Sequence[Affine | int]) -> Index:
+        """Where one tap reads the padded image, for a place of the result."""
+        return tuple(p * s + t * d for p, s, t, d in zip(result, self.stride, tap, self.dilation, strict=True))
+
+
+@recipe("convolution")
+def convolution(call: Call) -> Value:
+    x, weight = call.tensor("input"), call.tensor("weight")
+    alone = len(x.shape) == 3 and tuple(weight.shape[:2]) == (x.shape[1], 1) and call["groups"] == x.shape[1]
+    if alone and weight.shape[2] <= MOST_TAPS and call.dtype.is_floating_point:
+        return _short(call, x, weight)
+    return _dense(call, x, weight)
+
+
+def _short(call: Call, x: Value, weight: Value) -> Value:
+    """A few products an element."""
+    window, bias = Window.of(call.arguments, 1), call["bias"]
+    padded = window.padded(x)
+    wide = torch.float64 if call.dtype == torch.float64 else torch.float32
+    result: Value | Number = 0 if bias is None else convert(view(bias, (1, x.shape[1], 1)), wide)
+    for tap in range(pinned(weight.shape[2])):
+        operands = [_moved(padded, call.shape, window, tap), _factor(weight, tap)]
+        result = apply(fn.fma, [*(convert(o, wide) for o in operands), result], wide, call.shape)
+    assert isinstance(result, Value)
+    return convert(result, call.dtype)
+
+
+def _moved(x: Value, shape: tuple[int, ...], window: Window, tap: int) -> Value:
+    """Elements that one tap reads, for every element of the result."""
+    return Reindex(shape, x.dtype, x, lambda index, extents: (*index[:2], *window.place(index[2:], (tap,))))
+
+
+def _factor(weight: Value, tap: int) -> Value:
+    """The weight of one tap, a number for each channel."""
+    shape = (1, weight.shape[0], 1)
+    return Reindex(shape, weight.dtype, weight, lambda index, extents: (index[1], index[0], index[2] + tap))
+
+
+def _dense(call: Call, x: Value, weight: Value) -> Value:
+    """All channels of a group at once, in one or two dimensions.
+
+    Raises:
+        Unsupported: any other.
+    """
+    groups = call["groups"]
+    if len(x.shape) != len(weight.shape) or len(x.shape) not in (3, 4):
+        raise Unsupported("only convolutions of batches in one or two dimensions have a kernel")
+    if call.dtype not in (torch.float32, torch.float64):
+        raise Unsupported(f"convolutions of {call.dtype} are left to the library")
+    window = Window.of(call.arguments, len(x.shape) - 2)
+    if not call.result.is_contiguous():
+        return _added(call, _channels_last(call, x, weight, window))
+    batch, outputs, *places = call.shape
+    taps = weight.shape[2:]
+    if len(places) == 1:
+        x = view(x, (*x.shape[:2], 1, x.shape[2]))
+        taps, places = (1, *taps), [1, *places]
+        window = Window((1, *window.stride), (0, *window.padding), (1, *window.dilation))
+    each, depth = outputs // groups, math.prod(weight.shape[1:])
+    flat = view(weight, (outputs, depth))
+    if groups > 1:
+        x = view(x, (batch * groups, weight.shape[1], *x.shape[2:]))
+        flat = view(weight, (groups, each, depth))
+    shape = (batch * groups, depth, math.prod(places))
+    right = Patches(shape, x.dtype, x, *_numbers(taps, places, window))
+    return _added(call, view(Product((batch * groups, each, shape[2]), call.dtype, flat, right), call.shape))
+
+
+def _channels_last(call: Call, x: Value, weight: Value, window: Window) -> Value:
+    """The value of a convolution, but for its bias, whose result's channels lie side by side.
+
+    Raises:
+        Unsupported: groups, and results laid out in any other way.
+    """
+    if call["groups"] > 1:
+        raise Unsupported("convolutions in groups whose channels lie side by side are left to the library")
+    if len(x.shape) != 4 or not call.result.is_contiguous(memory_format=torch.channels_last):
+        raise Unsupported("the result of a convolution lies in no usual order")
+    (batch, _, *_), (outputs, channels, *taps), places = x.shape, weight.shape, call.shape[2:]
+    depth = math.prod(taps) * channels
+    shape = (batch, math.prod(places), depth)
+    left = PatchRows(shape, x.dtype, x, *_numbers(taps, places, window))
+    right = view(permute(weight, (2, 3, 1, 0)), (depth, outputs))
+    product = Product((batch, shape[1], outputs), call.dtype, left, right)
+    return view(permute(product, (0, 2, 1)), call.shape)
+
+
+def _added(call: Call, result: Value) -> Value:
+    """``result`` plus the bias of the convolution, if it has one."""
+    if (bias := call["bias"]) is None:
+        return result
+    column = convert(view(bias, (*bias.shape, *(1 for _ in call.shape[2:]))), call.dtype)
+    return apply(operator.add, [result, column], call.dtype, call.shape)
+
+
+def _numbers(taps: Sequence[int], places: Sequence[int], window: Window) -> list[tuple[int, int]]:
+    """What patches are made with, of ``y`` and ``x`` each."""
+    return [(y, x) for y, x in (taps, places, window.stride, window.padding, window.dilation)]
+
 
 def patches(x: Value, window: Window, taps: Sequence[int], places: Sequence[int], groups: int) -> Value:
     """``[groups, batch * places, channels of a group * taps]`` of ``x`` ``[batch, channels, *space]``."""
     batch, channels, *space = x.shape
-    around = (0, 0, *window.padding)
-    size = (batch, channels, *(extent + 2 * p for extent, p in zip(space, window.padding, strict=True)))
-    padded = Pad(size, x.dtype, x, around, 0) if any(around) else x
     each, rank = channels // groups, len(space)
 
     def where(index: Index, extents: Mapping[str, int]) -> Index:
         group, sample, *rest = index
-        place, channel, tap = rest[:rank], rest[rank], rest[rank + 1 :]
-        moved = (p * s + t * d for p, s, t, d in zip(place, window.stride, tap, window.dilation, strict=True))
-        return (sample, group * each + channel, *moved)
+        return (sample, group * each + rest[rank], *window.place(tuple(rest[:rank]), rest[rank + 1 :]))
 
-    cut = Reindex((groups, batch, *places, each, *taps), x.dtype, padded, where)
+    cut = Reindex((groups, batch, *places, each, *taps), x.dtype, window.padded(x), where)
     return view(cut, (groups, batch * math.prod(places), each * math.prod(taps)))
 
 

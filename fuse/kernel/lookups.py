@@ -1,18 +1,28 @@
-"""Recipes of look-ups: embedding, ``index_select``, ``gather``, ``x[positions]``.
+"""Recipes of look-ups: embedding, ``index_select``, ``gather``, ``x[positions]``, a loss of a target's probability.
 
-Each is one indirect load an element. Positions are checked before the kernel writes anything; where one is out of range
-the call is run by eager, which raises its own error.
+    nll_loss(p, target):    - w[target[n]] * p[n, target[n]]    summed over n, or that over the sum of the w[target[n]]
+
+Where the target is ``ignore_index``, nothing is looked up, and nothing added. Each look-up is one indirect load an
+element. Positions are checked before the kernel writes anything; where one is out of range the call is run by eager,
+which raises its own error.
 """
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
+from fuse.kernel.dtypes import HALVES
+from fuse.kernel.expressions import fn
 from fuse.kernel.index import Index
-from fuse.kernel.recipes import Call, Unsupported, convert, recipe
-from fuse.kernel.values import Gather, Input, Value
+from fuse.kernel.recipes import Call, Unsupported, apply, choice, convert, recipe
+from fuse.kernel.reductions import SUM_DTYPE, total
+from fuse.kernel.values import Constant, Gather, Input, Value, view
 
 INDEX_DTYPES = (torch.int64, torch.int32)
+NONE, MEAN = 0, 1
+"""The numbers that stand for ``reduction="none"`` and ``"mean"``."""
 
 
 def table_of(call: Call, name: str) -> Input:
@@ -37,30 +47,22 @@ def embedding(call: Call) -> Value:
     )
 
 
-@recipe("index_select")
-def index_select(call: Call) -> Value:
+@recipe("index_select", "gather")
+def along_a_dimension(call: Call) -> Value:
+    """``index_select`` asks with one index for whole slices, ``gather`` for each element."""
     table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
-    if not table.shape or len(positions.shape) != 1:
-        raise Unsupported("index_select of a scalar")
+    slices = call.op._opname == "index_select"
+    if not table.shape or len(positions.shape) != (1 if slices else len(table.shape)):
+        raise Unsupported("a look-up in a scalar")
     dim = call["dim"] % len(table.shape)
+
+    def position_index(index: Index) -> Index:
+        return (index[dim],) if slices else index
 
     def rest(index: Index) -> Index:
         return index[:dim] + index[dim + 1 :]
 
-    return Gather(call.shape, call.dtype, table, positions, dim, lambda index: (index[dim],), rest, False)
-
-
-@recipe("gather")
-def gather(call: Call) -> Value:
-    table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
-    if not table.shape or len(table.shape) != len(positions.shape):
-        raise Unsupported("gather of a scalar")
-    dim = call["dim"] % len(table.shape)
-
-    def rest(index: Index) -> Index:
-        return index[:dim] + index[dim + 1 :]
-
-    return Gather(call.shape, call.dtype, table, positions, dim, lambda index: index, rest, False)
+    return Gather(call.shape, call.dtype, table, positions, dim, position_index, rest, False)
 
 
 @recipe("index.Tensor")
@@ -80,3 +82,30 @@ def index_by_tensor(call: Call) -> Value:
         return index[:dim] + index[dim + rank :]
 
     return Gather(call.shape, call.dtype, table, positions, dim, position_index, rest, True)
+
+
+@recipe("nll_loss_forward")
+def nll_loss(call: Call) -> tuple[Value, Value | None]:
+    """Of one or many rows; the second result, the sum of weights, is not made for ``reduction="none"``."""
+    rows, target = table_of(call, "self"), positions_of(call.tensor("target"))
+    shape, dtype, rank = target.shape, rows.dtype, len(rows.shape)
+    if dtype in HALVES:
+        raise Unsupported("a loss in half precision")
+    if rank != len(shape) + 1:
+        raise Unsupported("a loss of one row whose target is no number")
+    given = Constant(shape, torch.int64, call["ignore_index"])
+    ignored = apply(fn.equal, [target, given], torch.int64, shape)
+    place = choice(ignored, Constant(shape, torch.int64, 0), target)
+    picked = Gather(shape, dtype, rows, place, rank - 1, lambda index: index, lambda index: index, False)
+    weights: Value = Constant(shape, dtype, 1.0)
+    if call["weight"] is not None:
+        weights = Gather(shape, dtype, table_of(call, "weight"), place, 0, lambda index: index, lambda index: (), False)
+    nothing = Constant(shape, dtype, 0.0)
+    losses = choice(ignored, nothing, apply(lambda p, weight: -p * weight, [picked, weights], dtype, shape))
+    if call["reduction"] == NONE:
+        return losses, None
+    counted = total(choice(ignored, nothing, weights), range(len(shape)))
+    summed = total(losses, range(len(shape)))
+    if call["reduction"] == MEAN:
+        summed = apply(operator.truediv, [summed, counted], SUM_DTYPE, summed.shape)
+    return view(convert(summed, dtype), ()), view(convert(counted, dtype), ())

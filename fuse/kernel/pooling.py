@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fuse.kernel.convolutions import Window
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import fn
 from fuse.kernel.extents import pinned
@@ -29,21 +30,16 @@ MOST_TAPS = 16
 
 
 @dataclass(frozen=True)
-class _Pool:
-    """The window over the last dimensions, a number for each."""
+class _Pool(Window):
+    """The window over the last dimensions, and how many elements it has and results it makes in each."""
 
     taps: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
     places: tuple[int, ...]
 
     def reach(self) -> tuple[int, ...]:
         """How far the windows go, from the first element of the padding on."""
-        return tuple(
-            (p - 1) * s + (t - 1) * d + 1
-            for p, s, t, d in zip(self.places, self.stride, self.taps, self.dilation, strict=True)
-        )
+        steps = zip(self.places, self.stride, self.taps, self.dilation, strict=True)
+        return tuple((p - 1) * s + (t - 1) * d + 1 for p, s, t, d in steps)
 
     def overlaps(self) -> bool:
         return any((t - 1) * d >= s for t, d, s in zip(self.taps, self.dilation, self.stride, strict=True))
@@ -84,7 +80,7 @@ def adaptive_average_pool(call: Call) -> Value:
     if 0 in sizes or any(extent % size for extent, size in zip(space, sizes, strict=True)):
         raise Unsupported("an adaptive pool with windows of several sizes")
     taps = tuple(extent // size for extent, size in zip(space, sizes, strict=True))
-    return _mean(call, _Pool(taps, taps, (0,) * len(taps), (1,) * len(taps), sizes), math.prod(taps))
+    return _mean(call, _Pool(taps, (0,) * len(taps), (1,) * len(taps), taps, sizes), math.prod(taps))
 
 
 def _pool(call: Call, shape: Sequence[int], dilation: int | Sequence[int]) -> _Pool:
@@ -96,7 +92,7 @@ def _pool(call: Call, shape: Sequence[int], dilation: int | Sequence[int]) -> _P
         return numbers if len(numbers) == rank else (numbers[0],) * rank
 
     stride = call["stride"] or taps
-    return _Pool(each(taps), each(stride), each(call["padding"]), each(dilation), tuple(shape[-rank:]))
+    return _Pool(each(stride), each(call["padding"]), each(dilation), each(taps), tuple(shape[-rank:]))
 
 
 def _mean(call: Call, pool: _Pool, count: int) -> Value:
@@ -128,9 +124,7 @@ def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:
 
     def read(tap: Sequence[int]) -> Value:
         def where(index: Index, extents: Mapping[str, int]) -> Index:
-            places = index[len(front) :]
-            moved = (p * s + t * d for p, s, t, d in zip(places, pool.stride, tap, pool.dilation, strict=True))
-            return (*index[: len(front)], *moved)
+            return (*index[: len(front)], *pool.place(index[len(front) :], tap))
 
         return Reindex(shape, x.dtype, padded, where)
 

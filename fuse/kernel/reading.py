@@ -21,14 +21,13 @@ from torch.fx import Graph, GraphModule, Node
 from fuse.devices import has_kernels
 from fuse.kernel import (  # noqa: F401  (importing registers the recipes)
     attention,
+    convolutions,
     elementwise,
     lookups,
-    losses,
     movement,
     pooling,
     products,
     reductions,
-    short_convolutions,
 )
 from fuse.kernel.dtypes import supported
 from fuse.kernel.extents import is_one
