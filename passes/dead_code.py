@@ -4,25 +4,30 @@
 
 Random operators stay, because they advance the generator and later draws would change. Operators that the table does
 not know stay, because they may have effects. States that a loop's last step computes for a next step stay until loops
-are rolled (``fuse/loops/last_steps.py``).
+are rolled (``unused_steps`` removes them then).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
-from fuse.loops.last_steps import last_steps
+from fuse.graph.outputs import cone
+from fuse.loops.reads import token
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
+
+FEWEST_OTHERS = 3
+"""Operators that are read, alike and of the same line, from which one that is not may be of a loop's last step."""
 
 
 @register_pass(stage="clean")
 def dead_code(graph: GraphModule) -> Iterator[Verdict]:
     """Remove operators whose results are unused, except random ones."""
-    kept = last_steps(graph)
+    kept = of_last_steps(graph)
     for node in reversed(list(graph.graph.nodes)):
         if node in kept or node._erased or node.users or node.op in ("placeholder", "output"):
             continue
@@ -30,6 +35,31 @@ def dead_code(graph: GraphModule) -> Iterator[Verdict]:
             yield rewrite(node, surgery.erase, node)
         elif returns_something(node):
             yield declined(node, "unused, but running it has an effect (random numbers, or unknown)")
+
+
+def of_last_steps(graph: GraphModule) -> set[Node]:
+    """The unread operators that are like at least three times as many of the same line that are read. Linear.
+
+    >>> import fuse, torch
+    >>> class Lagging(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         h, ys = torch.zeros(8), []
+    ...         for step in x:
+    ...             ys.append(h + step)
+    ...             h = torch.tanh(h)
+    ...         return torch.stack(ys)
+    >>> graph = fuse.capture(Lagging(), (torch.ones(5, 8),))
+    >>> sorted(str(node.target) for node in of_last_steps(graph))
+    ['aten.tanh.default']
+    """
+    needed = cone(node for node in graph.graph.nodes if node.op == "output" or not effects.is_pure(node))
+    unread = [n for n in graph.graph.nodes if n not in needed and (n.users or not effects.is_view(n))]
+    targets = {node.target for node in unread if node.op == "call_function"}
+    found = [node for target in targets for node in graph.graph.find_nodes(op="call_function", target=target)]
+    kinds = {node: (token(node), source) for node in found if (source := node.meta.get("source"))}
+    read = Counter(kind for node, kind in kinds.items() if node in needed)
+    others = Counter(kinds[node] for node in unread if node in kinds)
+    return {node for node in unread if node in kinds and read[kinds[node]] >= FEWEST_OTHERS * others[kinds[node]]}
 
 
 def returns_something(node: Node) -> bool:

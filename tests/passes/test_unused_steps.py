@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fuse
 from fuse.check.oracle import check
-from fuse.loops.last_steps import last_steps
+from fuse.passes.dead_code import of_last_steps
 from fuse.testing import assert_fuses
 
 BATCH, WIDTH = 3, 8
@@ -84,7 +84,7 @@ def test_any_length_and_any_end(length: int, unread: int) -> None:
 @pytest.mark.parametrize("steps", [3, 4])
 def test_few_others_are_no_loop(steps: int) -> None:
     graph = fuse.capture(Lagging(), (torch.randn(steps, BATCH, WIDTH),))
-    assert bool(last_steps(graph)) == (steps == 4)
+    assert bool(of_last_steps(graph)) == (steps == 4)
 
 
 def test_what_no_step_needs_is_of_no_loop() -> None:
@@ -95,4 +95,4 @@ def test_what_no_step_needs_is_of_no_loop() -> None:
             return x * 2
 
     graph = fuse.capture(Unread(), (torch.randn(6, WIDTH),))
-    assert not last_steps(graph)
+    assert not of_last_steps(graph)
