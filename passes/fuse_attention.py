@@ -171,7 +171,7 @@ def take_in_operands(found: Attention) -> None:
     """Copies of queries, keys and values in another layout, and scales of them, that nothing else reads."""
     for operand in operands_of(found):
         node = effects.root(operand)
-        while (is_scale(node) or node.target in COPIES) and is_read_by(node, found.members):
+        while (is_scale(node) or node.target in COPIES) and found.members.issuperset(effects.readers(node)):
             found.around.add(node)
             node = effects.root(node.all_input_nodes[0])
 
@@ -225,7 +225,11 @@ def take_in_masks(found: Attention) -> None:
         node = effects.root(stack.pop())
         known = ops.info(node.target)
         cheap = known is not None and known.cheap and known.elementwise
-        if (cheap or node.target in COPIES) and node not in found.members and is_read_by(node, found.members):
+        if (
+            (cheap or node.target in COPIES)
+            and node not in found.members
+            and found.members.issuperset(effects.readers(node))
+        ):
             found.around.add(node)
             stack.extend(node.all_input_nodes)
 
@@ -240,24 +244,9 @@ def added_to(found: Attention) -> list[Node]:
 
 def take_in_copy(found: Attention) -> None:
     """A copy of the result in another layout, where nothing else reads it."""
-    readers = set(readers_of(found.second))
-    if len(readers) == 1 and (copy := readers.pop()).target in COPIES:
-        found.around.add(copy)
-
-
-def readers_of(node: Node) -> Iterator[Node]:
-    """What reads ``node``, directly or through views; the output node is among it where a result is."""
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            if effects.view_base(user) is not None or user.target is operator.getitem:
-                stack.append(user)
-            else:
-                yield user
-
-
-def is_read_by(node: Node, members: set[Node]) -> bool:
-    return all(reader in members for reader in readers_of(node))
+    readers = effects.readers(found.second)
+    if len(readers) == 1 and readers[0].target in COPIES:
+        found.around.add(readers[0])
 
 
 def obstacle(found: Attention) -> str | None:
@@ -267,7 +256,7 @@ def obstacle(found: Attention) -> str | None:
             return "something random stands between the products"
     inner = [node for node in (found.first, *sorted(found.between)) if node is not found.second]
     for node in inner:
-        if not is_read_by(node, found.members):
+        if not found.members.issuperset(effects.readers(node)):
             return "scores or probabilities are read elsewhere too"
     queries, *others = operands_of(found)
     rows, packed = queries.meta["val"].shape[-2], sum(operand.meta["val"].numel() for operand in others)

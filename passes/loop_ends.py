@@ -29,7 +29,7 @@ from fuse.graph.loop import Loop
 from fuse.graph.signature import Signature
 from fuse.kernel.lower import Declined, can_lower
 from fuse.kernel.lower_loops import lower_end
-from fuse.loops.ends import join, readers
+from fuse.loops.ends import join
 from fuse.rewrite import effects, nested, regions
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -49,7 +49,7 @@ def loop_ends(graph: GraphModule) -> Iterator[Verdict]:
             continue
         ends = Ends(call, loop, order, fixed_inputs(graph))
         yield from ends.grow(ends.before, ends.starts(), ends.obstacle_before, -1)
-        yield from ends.grow(ends.after, readers(call), ends.obstacle_after, 1)
+        yield from ends.grow(ends.after, effects.readers(call), ends.obstacle_after, 1)
         if ends.members:
             yield rewrite((call, *ends.members), put, graph, call, ends, order)
     regions.sort(graph.graph)
@@ -111,7 +111,7 @@ class Ends:
             if reason := is_collected(node) or obstacle(node) or self._put(node, groups, way):
                 yield declined((self.call, node), reason)
                 continue
-            near = readers(node) if way > 0 else [regions.owner(read) for read in node.all_input_nodes]
+            near = effects.readers(node) if way > 0 else [regions.owner(read) for read in node.all_input_nodes]
             for other in near:
                 if other not in seen and other.op != "output":
                     seen.add(other)
@@ -132,7 +132,7 @@ class Ends:
 
     def obstacle_before(self, node: Node) -> str | None:
         """Why ``node``, in front of the loop, cannot join it, or None."""
-        if not all(map(self._waits, readers(node))):
+        if not all(map(self._waits, effects.readers(node))):
             return "another launch reads it before the loop"
         spec = self.loop.spec
         stepped = self.call.args[spec.carries : spec.carries + len(spec.step_inputs)]
@@ -198,7 +198,7 @@ def is_kernel(node: Node) -> bool:
 
 def is_collected(node: Node) -> str | None:
     """Why ``node`` had better write its results straight into what collects them, or None."""
-    collected = any(user.target is ASSEMBLE for user in readers(node))
+    collected = any(user.target is ASSEMBLE for user in effects.readers(node))
     return "it writes a piece of what is collected in place" if collected else None
 
 

@@ -33,6 +33,7 @@ from fuse.rewrite.products import (
     products,
     replace_product,
     size_in_bytes,
+    transposed,
 )
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -152,12 +153,3 @@ def computed(
     else:  # ``right`` becomes a view of the constant
         constant(stored)
     return right, None if bias is None else constant(bias)
-
-
-def transposed(right: Node) -> Node | None:
-    """The matrix that ``right`` is the transpose of, if it is a view of one."""
-    base = effects.view_base(right)
-    if base is None or right.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
-        return None
-    old, new = base.meta["val"], right.meta["val"]
-    return base if new.dim() == 2 and old.stride() == new.stride()[::-1] else None

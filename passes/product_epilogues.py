@@ -47,7 +47,8 @@ def product_epilogues(graph: GraphModule) -> Iterator[Verdict]:
     """Fuse a matrix product or convolution with the operators that follow it."""
     order = {node: number for number, node in enumerate(graph.graph.nodes)}
     for product in [node for node in graph.graph.nodes if node.target in PRODUCTS]:
-        first, *others = sorted(readers_of(product), key=order.__getitem__) or (None,)
+        readers = [reader for reader in effects.readers(product) if reader.op != "output"]
+        first, *others = sorted(readers, key=order.__getitem__) or (None,)
         if first is None or not is_elementwise(first):
             continue
         if reason := obstacle(product, first):
@@ -73,18 +74,6 @@ def join(
     """Put the region in the place of the product's first reader, in ``order``, and of the last member in the graph."""
     place = order[members[1]]
     order[regions.insert_region(graph, members, *made)] = place
-
-
-def readers_of(product: Node) -> Iterator[Node]:
-    """The operators and regions that read ``product``, directly or through views."""
-    stack, seen = [product], set[Node]()
-    while stack:
-        for user in stack.pop().users:
-            if effects.view_base(user) is not None:
-                stack.append(user)
-            elif user.op != "output" and user not in seen:
-                seen.add(user)
-                yield user
 
 
 def waits_for(product: Node, reader: Node) -> bool:

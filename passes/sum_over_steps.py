@@ -24,11 +24,11 @@ from torch.fx import GraphModule, Node
 
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import surgery
+from fuse.rewrite.products import transposed
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
-TRANSPOSITIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 
 @register_pass(stage="loops", after="start_sums", before_gradients=False)  # it is gradients that are summed so
@@ -114,14 +114,6 @@ def groups_of(terms: Sequence[Node]) -> list[TermGroup]:
         group.terms.append(term)
         group.rows.append(rows)
     return [group for group in found.values() if len(group.terms) >= LEAST_STEPS]
-
-
-def transposed(node: Node) -> Node | None:
-    """The matrix of which ``node`` is the transposition, or None."""
-    if node.target not in TRANSPOSITIONS:
-        return None
-    base: Node = node.args[0]  # type: ignore[assignment]
-    return base if base.meta["val"].dim() == 2 and base.meta["val"].t().stride() == node.meta["val"].stride() else None
 
 
 def summed_rows(term: Node) -> Node | None:

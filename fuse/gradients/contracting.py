@@ -23,6 +23,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.gradients.convolving import gradient_of_weight
 from fuse.loops.reads import is_link
+from fuse.rewrite.products import transposed
 
 aten = torch.ops.aten
 
@@ -92,7 +93,7 @@ def contraction(node: Node) -> Contraction | None:
     match node.target:
         case aten.mm.default:
             left, right = args
-            if (turned := _transposed(left)) is not None:
+            if (turned := transposed(left)) is not None:
                 return Contraction((turned, right), _product_of_rows)
             return Contraction((left, right), _product)
         case aten.bmm.default:
@@ -158,17 +159,6 @@ def _is_zeros(node: object) -> bool:
     return node.target in (aten.full.default, aten.full_like.default, aten.new_full.default) and bool(
         node.args[-1] == 0
     )
-
-
-def _transposed(node: Node) -> Node | None:
-    """The matrix of which ``node`` is the transposition."""
-    turned = node.target is aten.t.default or (
-        node.target in (aten.transpose.int, aten.permute.default) and node.meta["val"].dim() == 2
-    )
-    base = node.args[0] if turned else None
-    if not isinstance(base, Node) or base.meta["val"].t().stride() != node.meta["val"].stride():
-        return None
-    return base
 
 
 def _product_of_rows(left: Tensor, right: Tensor) -> Tensor:

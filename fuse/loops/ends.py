@@ -37,19 +37,6 @@ def join(call: Node, before: Sequence[Sequence[Node]], after: Sequence[Sequence[
     return _Joining(call, before, after).run()
 
 
-def readers(node: Node) -> list[Node]:
-    """What reads ``node``, parts of it, or views of these; the output included."""
-    found: dict[Node, None] = {}
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            if user.target is operator.getitem or effects.view_base(user) is not None:
-                stack.append(user)
-            else:
-                found[user] = None
-    return list(found)
-
-
 class _Joining:
     def __init__(self, call: Node, before: Sequence[Sequence[Node]], after: Sequence[Sequence[Node]]) -> None:
         self.loop, self.before, self.after = call, before, after
@@ -66,7 +53,7 @@ class _Joining:
         computed += self._loop()
         for number, group in enumerate(self.after):
             computed += self._region(f"after_{number}", group)
-        results = [node for node in computed if any(user not in self.members for user in readers(node))]
+        results = [node for node in computed if any(user not in self.members for user in effects.readers(node))]
         inner = tuple(self.inner[node] for node in results)
         output = self.graph.output(inner)
         output.meta.update(val=tuple(node.meta["val"] for node in inner), source="")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from torch.fx import Graph, Node
 
-from fuse.loops.reads import DEEPEST_AMBIENT, anchors, is_link, may_be_ambient, token
+from fuse.loops.reads import DEEPEST_AMBIENT, anchors, may_be_ambient, token
 from fuse.rewrite import effects
 
 
@@ -26,7 +26,7 @@ def spelled(graph: Graph, least: int) -> tuple[list[Node], list[int]]:
     alphabet: dict[object, int] = {}
     tokens = {node: alphabet.setdefault(token(node), len(alphabet)) for node in nodes}
     often = Counter(tokens.values())
-    readers = {node: _readers(node) for node in nodes}
+    readers = {node: set(effects.readers(node)) for node in nodes}
     ambient = {key for key, count in often.items() if count >= least} - _owned(graph, tokens, readers, often, least)
     left_out: set[Node] = {node for node in nodes if tokens[node] in ambient}
     for node in reversed(nodes):
@@ -59,17 +59,4 @@ def _owned(
     while known < len(found):
         known = len(found)
         found |= {later for later, earlier in reads if earlier in found and often[later] >= least}
-    return found
-
-
-def _readers(node: Node) -> set[Node]:
-    """The nodes that compute something with ``node`` or views of it, or return it."""
-    found: set[Node] = set()
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            if is_link(user):
-                stack.append(user)
-            else:
-                found.add(user)
     return found

@@ -69,6 +69,19 @@ def root(node: Node) -> Node:
     return node
 
 
+def readers(node: Node) -> list[Node]:
+    """What reads ``node``, parts of it, or views of these, each once; the output included."""
+    found: dict[Node, None] = {}
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if user.target is operator.getitem or view_base(user) is not None:
+                stack.append(user)
+            else:
+                found[user] = None
+    return list(found)
+
+
 def results(graph: GraphModule) -> list[Node]:
     """The nodes that the output node lists, in order, mutated values included.
 

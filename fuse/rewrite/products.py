@@ -53,6 +53,14 @@ class MatrixProduct:
         return self.bias is None or tuple(self.bias.meta["val"].size()) == (self.columns,)
 
 
+def transposed(node: Node) -> Node | None:
+    """The matrix of which ``node`` is the transposition, a view of it; None for any other node."""
+    if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
+        return None
+    base: Node = node.args[0]  # type: ignore[assignment]
+    return base if base.meta["val"].dim() == 2 and base.meta["val"].t().stride() == node.meta["val"].stride() else None
+
+
 def products(graph: GraphModule) -> list[MatrixProduct]:
     """All matrix products of ``graph`` in program order."""
     depth: dict[Node, int] = {}
