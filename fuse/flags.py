@@ -210,7 +210,13 @@ DEFAULT_DEVICE = "cpu"
 _TARGET_OPTIONS = (
     click.argument("target"),
     click.option("--input", "inputs", multiple=True, metavar="NAME=f32[64,16]", help="Replace an input of the model."),
-    click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a constant of the file first."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set a constant of the file before the model is built.",
+    ),
     click.option(
         "--patterns", multiple=True, metavar="NAME|FILE[:Name]", help="Match this pattern, or those of this file, too."
     ),
@@ -223,7 +229,9 @@ _TARGET_OPTIONS = (
     click.option("--train", is_flag=True, help="Training mode instead of eval(), with gradients."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights and inputs."),
     click.option("--fuel", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites."),
-    click.option("--max-launches", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more are left."),
+    click.option(
+        "--max-launches", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more launches are left."
+    ),
     path_option("--fail-on-increase", metavar="BASE.json", help="Exit with 1 if more are left than in this report."),
 )
 

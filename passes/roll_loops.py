@@ -189,7 +189,7 @@ def _better_unrolled(rolled: Rolled) -> str | None:
     operators = len(rolled.steps) * len(rolled.typical)
     if rolled.inputs or operators > MOST_FUSED or not all(ops.is_pointwise(n.target) for n in rolled.typical):
         return None
-    return "steps that are elementwise and read no part of a tensor fuse as they are"
+    return "elementwise steps that read no part of a tensor fuse without a loop"
 
 
 def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:

@@ -37,11 +37,11 @@ def first_difference(compiled: Compiled, captured: GraphModule, tensors: Sequenc
     actual = values_of(rewritten, expected)
     for node in rewritten.graph.nodes:
         if node.op == "call_function" and not _agree(actual.get(node.name), expected.get(node.name)):
-            return f"{_described(node)} after the passes is not what it was before them"
+            return f"{_described(node)} differs after the passes"
     for node in rewritten.graph.nodes:
         if _computes(node) and not _agree(_alone(rewritten, node, actual), actual[node.name]):
-            return f"{_described(node)} runs wrong as a kernel"
-    return "every node is right by itself: the memory plan or the order of steps is at fault"
+            return f"{_described(node)} is wrong as a kernel"
+    return "every node is right by itself: the memory plan or the order of steps is wrong"
 
 
 def values_of(graph: GraphModule, inputs: Mapping[str, Any]) -> dict[str, Any]:

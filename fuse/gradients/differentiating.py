@@ -140,7 +140,7 @@ class _Replay(JointRecorder):
             if not same or (spec.kind == "input" and spec != was):
                 raise NotReversible("a result shares other memory when the call runs again")
             if spec.kind == "graph" and _lies(spec, joint.forward) != _lies(was, self.recorded.forward):
-                raise NotReversible("a result lies otherwise in memory when the call runs again")
+                raise NotReversible("a result has other strides when the call runs again")
             outputs[i] = spec
         places = [index for (kind, _), index in memory.items() if kind == "graph"]
         if len(set(places)) < len(places):

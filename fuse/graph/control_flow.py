@@ -31,7 +31,7 @@ def run_plainly(function: Any, args: tuple[Any, ...]) -> Any:
     for known, run in _KNOWN.items():
         if name.startswith(known):
             return run(*args)
-    raise CaptureError(f"PyTorch compiles what is called at {user_line()} for itself; it runs in eager mode")
+    raise CaptureError(f"PyTorch compiles the function called at {user_line()} itself; it runs in eager mode")
 
 
 def _branch(truth: Any, then: Callable[..., Any], otherwise: Callable[..., Any], operands: tuple[Any, ...]) -> Any:

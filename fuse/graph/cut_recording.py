@@ -87,7 +87,7 @@ class CutRecording:
         if self._refused is not None:
             raise self._refused
         if len(self._calls) != len(self.cuts.calls):
-            raise NotAsWatched("forward calls its submodules otherwise than when they were watched")
+            raise NotAsWatched("forward calls its submodules differently than while they were watched")
         storages = {tensor.untyped_storage()._cdata for tensor in inputs}
         for path in self.cuts.reasons:
             if self.functional.draws.nodes:
@@ -98,7 +98,7 @@ class CutRecording:
                 raise Unsuitable(path, "the rest of the model reads a tensor that it holds")
         for path, base, version in self._bases:
             if base.version != version:
-                raise Unsuitable(path, "the rest of the model writes to what it is given or gives")
+                raise Unsuitable(path, "the rest of the model writes to its arguments or results")
         for call in self._calls:
             call.several = len(self._calls) > 1
             call.settings = tuple(self._read.values())

@@ -201,7 +201,7 @@ class Noted:
         pairs = list(zip(given, self.before, strict=False))
         same = len(given) == len(self.before) and all(one.shape == other.shape for one, other in pairs)
         if not same or not all(_near(one.detach(), other) for one, other in pairs):
-            raise Spoilt(f"{self.path} ran in this call already, and is called with other values when it is run again")
+            raise Spoilt(f"{self.path} has already run in this call, and its repetition calls it with other values")
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the call, for a repeated call with equal arguments."""

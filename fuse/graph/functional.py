@@ -150,7 +150,7 @@ class Functionalizer:
             self._check(op, node_args, node_kwargs)
         elif result is None and op.namespace != "aten":
             raise CaptureError(
-                f"{op} at {self.source} returns nothing, so that it may do anything; it runs in eager mode"
+                f"{op} at {self.source} returns nothing, so that its effects are unknown; it runs in eager mode"
             )
         elif result is not None:
             raise CaptureError(
@@ -197,8 +197,8 @@ class Functionalizer:
         views = None if names_offset and base.input_index is not None else overlap.strided_views(root, result)
         if views is None:
             raise CaptureError(
-                f"as_strided at {self.source} may reach beyond the tensor or depends on where in its storage that "
-                "lies; it runs in eager mode"
+                f"as_strided at {self.source} may read outside of the tensor, or depends on its storage offset; "
+                "it runs in eager mode"
             )
         chain = tuple(View(op, arguments, {}) for op, arguments in views)
         node = base.node

@@ -124,9 +124,7 @@ def refuse_deciding(graphs: Sequence[GraphModule]) -> None:
     """
     first, *others = map(_described, graphs)
     if any(other != first for other in others):
-        raise CaptureError(
-            "forward changes the random numbers of random, and computes by them; a graph cannot hold that"
-        )
+        raise CaptureError("forward draws from random, and its graph depends on the numbers; a graph cannot hold that")
 
 
 def _refused(how: str) -> str:

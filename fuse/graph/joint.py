@@ -260,7 +260,7 @@ class JointRecorder(Recorder):
         if has_own_gradients(self.leaves):
             return "the call has gradients of its own (torch.autograd.Function or a custom operator)"
         if self.cut_off or is_cut_unseen(self.graph, self.functional.aliases.values(), self.detached):
-            return "the call keeps gradients from some operand (detach, no_grad)"
+            return "the call stops gradients of an operand (detach, no_grad)"
         return None
 
     def _views(self, leaf: Any) -> tuple[View, ...]:

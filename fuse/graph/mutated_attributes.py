@@ -263,8 +263,8 @@ class Overlay:
             for leaf in flatten_result(slot.now)[0] if slot.assigned else ():
                 if not (isinstance(leaf, Tensor) or _is_count(leaf) or is_number(leaf) or is_constant(leaf)):
                     raise CaptureError(
-                        f"forward assigns the attribute {slot.attribute} a {type(leaf).__name__}, of which a graph "
-                        "cannot make a new one in each call"
+                        f"forward assigns a {type(leaf).__name__} to the attribute {slot.attribute}; a graph cannot "
+                        "make a new one in each call"
                     )
 
     def counts(self) -> list[Attribute]:
@@ -300,7 +300,7 @@ class Overlay:
             raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
         value = current(module, attribute.name)
         if attribute.entries and type(value) is not dict:
-            raise CaptureError(f"forward changes what the attribute {attribute} holds, which is no dictionary now")
+            raise CaptureError(f"forward changes entries of the attribute {attribute}, which is no dictionary now")
         leaves, spec = flatten_result(value)
         if odd := [x for x in leaves if not (isinstance(x, Tensor) or x is ABSENT or is_constant(x))]:
             raise CaptureError(f"forward assigns the attribute {attribute}, which holds a {type(odd[0]).__name__}")

@@ -34,7 +34,7 @@ Cell = Callable[[Tensor, State, Sequence[Tensor]], State]
 def _refused(what: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise CaptureError(
-            f"a packed sequence is read at {user_line()} ({what}), where shapes follow from the lengths; "
+            f"a packed sequence is read at {user_line()} ({what}), whose shapes depend on the lengths; "
             "it runs in eager mode"
         )
 
@@ -122,7 +122,7 @@ def _pack(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[PackedR
     """``torch._VF._pack_padded_sequence``; what eager refuses is left to it."""
     padded = sequence.transpose(0, 1) if batch_first else sequence
     if lengths.dim() != 1 or lengths.numel() != padded.shape[1] or not lengths.numel():
-        raise CaptureError(f"lengths at {user_line()} are not one for each sequence; it runs in eager mode")
+        raise CaptureError(f"lengths at {user_line()} are not one number for each sequence; it runs in eager mode")
     falls = (lengths[1:] <= lengths[:-1]).all()
     longest = int(lengths.max())
     if not bool(falls & (lengths[-1] > 0)) or longest > padded.shape[0]:
@@ -176,7 +176,7 @@ def _layers(cell: Cell) -> Callable[..., Any]:
 
 def _obstacle(states: Sequence[Tensor], dropout: float) -> str | None:
     if dropout:
-        return "draws as many random numbers for its dropout as there are rows"
+        return "draws a random number for each row in its dropout"
     if any(state.shape != states[0].shape for state in states):
         return "has projections"
     if torch._C._is_any_autocast_enabled():

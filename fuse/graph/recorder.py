@@ -229,7 +229,7 @@ class Recorder(TorchDispatchMode):
             tensor = self._adopt(tensor)
             kind, _ = self.names_by_fake.get(id(tensor), ("", ""))
             if kind == "attribute":  # by no attribute: it may be another later
-                raise CaptureError(f"a state is reached another way than by its attribute at {user_line()}")
+                raise CaptureError(f"a state is read in another way than by its attribute at {user_line()}")
         if not self.functional.known(tensor):
             kind, name = self.names_by_fake.get(id(tensor), ("constant", ""))
             if kind == "constant":
@@ -284,7 +284,9 @@ class Recorder(TorchDispatchMode):
             if attribute.entries:
                 holder = self.model.get_submodule(attribute.owner).__dict__
                 if any(one is not holder and not is_own(one) for one in gc.get_referrers(holder[attribute.name])):
-                    raise CaptureError(f"forward changes what {attribute.name} holds, which is held elsewhere too")
+                    raise CaptureError(
+                        f"forward changes the contents of {attribute.name}, which another object holds, too"
+                    )
 
     def _assigned(self, change: Change) -> Attribute:
         """The attribute that a change assigns, or the entries of the dictionary that it is."""
@@ -330,7 +332,7 @@ class Recorder(TorchDispatchMode):
         for i, (spec, fake) in enumerate(zip(self.inputs, self.placeholders, strict=True)):
             if spec.kind == "attribute":
                 if id(fake) not in positions:
-                    raise CaptureError("forward reads an attribute that it assigns in a way that cannot be followed")
+                    raise CaptureError("forward assigns and reads an attribute in a way that cannot be followed")
                 self.inputs[i] = replace(spec, index=positions[id(fake)])
         return result, overlay.assigned()
 
@@ -488,7 +490,7 @@ class Recorder(TorchDispatchMode):
         if not isinstance(leaf, Tensor):
             if not (is_constant(leaf) or isinstance(leaf, Advance)):
                 raise CaptureError(
-                    f"the result holds a {type(leaf).__name__}, of which a graph cannot make a new one in each call; "
+                    f"the result holds a {type(leaf).__name__}; a graph cannot make a new one in each call; "
                     "it runs in eager mode"
                 )
             return OutputSpec("python", value=leaf)

@@ -20,12 +20,12 @@ def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
     key; several heads of queries may share one of keys and values. The logarithms of the sums are not kept."""
     query, key, value = map(call.tensor, ("query", "key", "value"))
     if call["is_causal"]:
-        raise Unsupported("ATen's kernel leaves out half of the keys of causal attention")
+        raise Unsupported("causal attention is left to ATen's kernel, which skips half of the keys")
     if call.dtype not in PRODUCT_TYPES:
         raise Unsupported(f"products of {call.dtype} are left to the library")
     (batch, heads, rows, depth), length = query.shape, key.shape[2]
     if length < FEWEST_KEYS and call["attn_mask"] is None:
-        raise Unsupported(f"ATen's kernel makes zeros of a row of NaN where there are fewer than {FEWEST_KEYS} keys")
+        raise Unsupported(f"ATen's kernel returns zeros for a row of NaN where there are fewer than {FEWEST_KEYS} keys")
     keys, values = (_of_heads(shared, heads) for shared in (key, value))
     product = Product((batch * heads, rows, length), call.dtype, _images(query), permute(keys, (0, 2, 1)))
     scale = 1 / math.sqrt(depth) if call["scale"] is None else call["scale"]

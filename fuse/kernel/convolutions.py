@@ -144,9 +144,9 @@ def _channels_last(call: Call, x: Value, weight: Value, window: Window) -> Value
         Unsupported: groups, and results laid out in any other way.
     """
     if call["groups"] > 1:
-        raise Unsupported("convolutions in groups whose channels lie side by side are left to the library")
+        raise Unsupported("grouped convolutions in channels-last layout are left to the library")
     if len(x.shape) != 4 or not call.result.is_contiguous(memory_format=torch.channels_last):
-        raise Unsupported("the result of a convolution lies in no usual order")
+        raise Unsupported("the result of a convolution has unusual strides")
     (batch, _, *_), (outputs, channels, *taps), places = x.shape, weight.shape, call.shape[2:]
     depth = math.prod(taps) * channels
     shape = (batch, math.prod(places), depth)

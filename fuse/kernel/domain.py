@@ -91,7 +91,7 @@ def _join(earlier: Domain, later: Domain) -> Domain | str:
     """The same, whatever number of results is held."""
     cheap, size = earlier.cheap and later.cheap, earlier.size + later.size
     if earlier.pieces == "inside":
-        return "costly pieces of a concatenation would be computed again for one another's elements"
+        return "a costly piece of a concatenation would be computed again for elements of other pieces"
     if earlier.rows_again is not None or later.rows_again is not None:
         return _join_levels(earlier, later)
     if earlier.points == later.points:

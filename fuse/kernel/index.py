@@ -231,5 +231,5 @@ def _take_digit(flat: Affine, extent: int, extents: Mapping[str, int]) -> tuple[
             inner = common_divisor(extents[atom], inner)
             if 1 < inner < extents[atom]:
                 raise SplitNeeded(atom, inner)
-        raise NotAffine("a reshape regroups dimensions in a way that no loop order follows")
+        raise NotAffine("a reshape regroups dimensions in a way that fits no loop order")
     return Affine(tuple(sorted(high.items())), high_constant), Affine(tuple(sorted(low.items())), low_constant)

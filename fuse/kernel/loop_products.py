@@ -93,7 +93,7 @@ def _product(reader: StepReader, node: Node, left: Value, right: Value) -> Value
         return permute(result, (1, 0))
     most = MOST_UNPACKED_OF_BATCH if node.target in (aten.bmm.default, aten.baddbmm.default) else MOST_UNPACKED
     if left.shape[-2] >= MANY_ROWS and left.shape[-1] * math.prod(node.meta["val"].shape) > most:
-        raise Unsupported("a large product of what changes from step to step is faster outside of the loop's kernel")
+        raise Unsupported("a large product of two values of a step is faster outside of the loop's kernel")
     name = f"{plain_name(node.name)}_sums"
     left, right = _along_vectors(reader, left, right, plain_name(node.name))
     again = contractions.times_computed(left, right)

@@ -1,6 +1,6 @@
 """Lower loops: ask the target of their device for a kernel that runs all steps.
 
-loop(h0, xs, w)        ->  one kernel, time inside
+loop(h0, xs, w)        ->  one kernel for all steps
 before, loop, after    ->  one kernel, where a loop and its ends are one node
 """
 

@@ -253,7 +253,7 @@ def _interleaved_within(value: Value, piece: Value, dim: int, start: int, step: 
     """The same where ``start`` and ``step`` leave parts before and behind the rows: four parts side by side."""
     count, extent = piece.shape[dim], value.shape[dim]
     if not isinstance(count, int) or not isinstance(extent, int):
-        raise Unsupported("a write with steps that do not divide its tensor, of a size that varies, into equal rows")
+        raise Unsupported("a strided write whose step does not divide a size that varies")
     rows = min(count, (extent - start) // step)
     end = start + rows * step
     parts = [_part(value, dim, 0, start)]

@@ -115,7 +115,7 @@ def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:
     if math.prod(pool.taps) > MOST_TAPS:
         raise Unsupported(f"a pool over more than {MOST_TAPS} elements")
     if pool.overlaps() and not isinstance(x, Input):
-        raise Unsupported("overlapping windows would compute what they read again")
+        raise Unsupported("overlapping windows would compute their inputs several times")
     front = x.shape[: len(x.shape) - len(pool.taps)]
     space = x.shape[len(front) :]
     size = tuple(max(r, n + 2 * p) for r, n, p in zip(pool.reach(), space, pool.padding, strict=True))

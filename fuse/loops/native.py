@@ -48,10 +48,10 @@ def obstacle(loop: Loop) -> str | None:
     if any(value.numel() == 0 for value in values):
         return "a tensor has no elements"
     if not all(effects.is_pure(node) or effects.only_raises(node) for node in nodes):
-        return "a step draws random numbers, or may do anything"
+        return "a step draws random numbers, or has unknown effects"
     targets: list[Any] = [node.target for node in nodes if node.target is not operator.getitem]
     if all(ops.is_view(target) or ops.is_pointwise(target) for target in targets):
-        return "steps that are elementwise fuse as they are"
+        return "elementwise steps fuse without a loop"
     return None
 
 

@@ -218,7 +218,7 @@ def nearest_table(target: str, close: Sequence[Close]) -> RenderableType:
     """The patterns that came closest, as the command prints them."""
     title = Text(f"patterns that come closest in {target}", style="bold")
     if not close:
-        return Group(title, Text("no installed pattern has an operator of it"))
+        return Group(title, Text("no installed pattern contains any of its operators"))
     rows = [
         [
             one.pattern if one.enabled else f"{one.pattern} (off)",

@@ -37,10 +37,10 @@ def listing(graph: GraphModule, language: Language = "source") -> str:
 
     >>> import torch, fuse
     >>> listing(fuse.capture(torch.nn.Identity(), (torch.ones(3),)))
-    '// no fused groups, so no kernels of our own'
+    '// no fused groups, so no generated kernels'
     """
     texts = (_described(one, language) for one in kernels(graph))
-    return "\n\n".join(texts) or f"{MARKS[language]} no fused groups, so no kernels of our own"
+    return "\n\n".join(texts) or f"{MARKS[language]} no fused groups, so no generated kernels"
 
 
 @dataclass(frozen=True)

@@ -316,7 +316,7 @@ def _as_eager(
     from fuse.report.as_eager import graphs_of_eager, has_data
 
     if not has_data(model, args, kwargs):
-        raise NoData("what eager launches depends on values, and tensors are fake")
+        raise NoData("eager's launches depend on values, which fake tensors do not have")
     with _training(model) if train else nullcontext():
         return graphs_of_eager(model, args, kwargs, train)
 

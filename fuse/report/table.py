@@ -134,8 +134,8 @@ def _sections(report: Report) -> Iterator[RenderableType]:
             f"{name} {scaled(size, 'B')}" for name, size in report.held.items() if size > 1e-3 * report.after.peak_bytes
         )
         unseen = report.measured.libraries if report.measured else None
-        said = "is not seen" if unseen is None else f"is {scaled(unseen, 'B')}, observed in a first run"
-        yield Text(f"held at the peak after: {parts}; what eager's libraries hold for themselves {said}")
+        said = "not counted" if unseen is None else f"{scaled(unseen, 'B')}, observed in a first run"
+        yield Text(f"peak memory after: {parts}; workspaces of eager's libraries: {said}")
     if report.lines:
         yield _lines(report)
     if report.measured:
@@ -297,7 +297,7 @@ def _how(loop: Repetition) -> str:
     """The runner of a loop's steps."""
     kernels = sum(not rolled.launches for rolled in loop.rolled)
     programs = len(loop.rolled) - kernels
-    said = ["one kernel, time inside" if kernels == 1 else f"{kernels:,} kernels, time inside"] if kernels else []
+    said = ["one kernel for all steps" if kernels == 1 else f"{kernels:,} kernels for all steps"] if kernels else []
     if programs:
         what = "one program, step by step" if programs == 1 else f"{programs:,} programs, step by step"
         inside = f": {loop.rolled[0].launches:,} launches a step" if len(loop.rolled) == 1 else ""

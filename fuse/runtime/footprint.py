@@ -46,13 +46,13 @@ class Peak:
         """The parts by name, without those that hold nothing.
 
         >>> Peak(12, inputs=8, kernels=4).held()
-        {'inputs and weights': 8, 'kernels for themselves': 4}
+        {'inputs and weights': 8, 'kernel workspaces': 4}
         """
         names = {
             "inputs and weights": self.inputs,
             "results": self.results,
-            "values in between": self.values,
-            "kernels for themselves": self.kernels,
+            "intermediate values": self.values,
+            "kernel workspaces": self.kernels,
         }
         return {name: size for name, size in names.items() if size}
 

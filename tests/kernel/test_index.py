@@ -102,7 +102,7 @@ def test_dimensions_that_stay_may_be_read_outside() -> None:
 
 
 def test_a_reshape_across_common_factors_only_is_refused() -> None:
-    with pytest.raises(NotAffine, match="no loop order follows"):
+    with pytest.raises(NotAffine, match="fits no loop order"):
         reshape((Affine.of("i"), Affine.of("j")), (2, 3), (3, 2), {"i": 2, "j": 3})
 
 

@@ -235,7 +235,7 @@ def test_any_write_in_steps_is_eagers(run_together: Callable[..., Any], programs
 
 
 DECLINED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "regrouping": ((lambda x: (x.t().contiguous() + 1).view(4, 6) * 2, counted(4, 6)), "no loop order follows"),
+    "regrouping": ((lambda x: (x.t().contiguous() + 1).view(4, 6) * 2, counted(4, 6)), "fits no loop order"),
     "nothing": ((lambda x: torch.cat([x * 2, x[:, :0]], 1), counted(4, 6)), "has no elements"),
     "rows as pieces": ((lambda x: torch.stack([x.sum(1), x.mean(1)]), counted(4097, 3)), "more than 4096 results"),
     "too large": ((lambda x: (x > 300) & (x < 3), torch.arange(8, dtype=torch.int8)), "int8 cannot hold 300"),

@@ -81,8 +81,8 @@ class Columns(nn.Module):
 @pytest.mark.parametrize(
     ("model", "rows", "depth", "reason"),
     [
-        (OverRows(), 64, 16, "not reduced over its columns"),
-        (OverGroups(), 64, 16, "not reduced over its columns"),
+        (OverRows(), 64, 16, "is not over its columns"),
+        (OverGroups(), 64, 16, "is not over its columns"),
         (Columns(), 63, 16, "fewer than 64 rows"),
         (Columns(), 64, 4096, "too large"),
     ],

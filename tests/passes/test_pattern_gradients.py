@@ -202,7 +202,7 @@ def test_a_call_that_keeps_gradients_back_says_why_the_rule_is_not_used(register
     run = lambda w, x, y: torch.exp(-(x + y) * (x + y)) @ w * x.detach()  # noqa: E731
     report = trains(run, *inputs((4, 6), (4, 6)), fired={})
     (said,) = [one.reason for one in report.rejected if one.pass_name == NAME]
-    assert said == "the call keeps gradients from some operand (detach, no_grad)"
+    assert said == "the call stops gradients of an operand (detach, no_grad)"
 
 
 def test_gradients_that_do_not_fit_are_declined(registered):

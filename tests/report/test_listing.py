@@ -115,8 +115,8 @@ def test_the_ir_of_attention_has_two_products() -> None:
 
 def test_a_graph_without_groups_says_so() -> None:
     report = show(Chain(), (torch.ones(4, 4),), passes=[])
-    assert listing(report.graph) == "// no fused groups, so no kernels of our own"
-    assert listing(report.graph, "ir") == "# no fused groups, so no kernels of our own"
+    assert listing(report.graph) == "// no fused groups, so no generated kernels"
+    assert listing(report.graph, "ir") == "# no fused groups, so no generated kernels"
 
 
 def test_a_group_that_cannot_be_lowered_is_listed_with_the_reason() -> None:

@@ -46,10 +46,10 @@ def end_kernel(region: GraphModule) -> Kernel | Declined:
 def _lowered_end(region: GraphModule) -> Kernel | Declined:
     computation = fit_names(computation_of(region, strides_in), is_kept)
     if products_below([output.value for output in computation.outputs]):
-        return Declined("it multiplies matrices, which takes threads of its own")
+        return Declined("it has a matrix product, which is worth several threads")
     body = schedule(computation)
     if is_parallel(body):
-        return Declined("it is worth threads of its own")
+        return Declined("it is worth several threads")
     name = f"{readable_name(region)}_{hashlib.sha256(structure(region).encode()).hexdigest()[:8]}"
     sizes = [s for value in computation.inputs for s in value.strides if isinstance(s, Size)]
     text = emit(body, name, "one")

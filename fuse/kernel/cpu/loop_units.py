@@ -109,7 +109,7 @@ class _TileBuilder(Builder):
             return self._sum(*self.sums[value.position], index, guard)
         if isinstance(value, Input) and value.position in self.in_progress:
             if index != self.domain.index:
-                raise NotAffine("a unit reads what another one computes at the same time")
+                raise NotAffine("a unit reads a value that another unit computes at the same time")
             return self.element(self.in_progress[value.position].value, index, guard)
         if isinstance(value, Gather):
             raise NotAffine("a look-up in a loop over units")
@@ -142,7 +142,7 @@ def units_text(frame: Frame, name: str) -> ThreadFunction:
         NotAffine: the step is not of this form; the message is a reason.
     """
     if frame.spec.stop is not None:
-        raise NotAffine("a loop that may stop is not shared out")
+        raise NotAffine("a loop that may end early runs on one thread")
     domain = _domain(frame)
     phases = _phases(frame, domain)
     groups = [g for p in phases for g in p.groups]
@@ -190,9 +190,9 @@ def units_text(frame: Frame, name: str) -> ThreadFunction:
 def _domain(frame: Frame) -> _Domain:
     shapes = {r.shape for r in frame.step.results} | {s.value.shape for s in frame.step.stages if isinstance(s, Kept)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
-        raise NotAffine("the step's results are not of one shape, rows and units")
+        raise NotAffine("the step's results are not all of the shape rows x units")
     if not any(isinstance(s, StepProduct) for s in frame.step.stages):
-        raise NotAffine("there is no product to share out")
+        raise NotAffine("a step has no product whose units threads could share")
     return _Domain(*next(iter(shapes)))
 
 

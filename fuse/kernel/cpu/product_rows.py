@@ -53,9 +53,9 @@ class ProductRows(RowNest):
         extents = (1, *self.product.shape)[-3:]
         images, rows, columns = map(digits_of, self.place, extents, [self.builder.extents] * 3)
         if self.lane or [atom for atom, _ in columns] != self.reduced:
-            raise NotAffine("what follows a product is not reduced over its columns")
+            raise NotAffine("the reduction after a product is not over its columns")
         if set(self.builder.extents) != {atom for atom, _ in (*images, *rows)} | set(self.reduced):
-            raise NotAffine("a product is repeated in what is reduced")
+            raise NotAffine("the reduced value repeats elements of a product")
         return images, rows
 
 

@@ -98,7 +98,7 @@ def _walk(product: Product, frame: ProductFrame, one_thread: bool, config: Confi
     left = operand_of(product.left, frame.inputs)
     in_rows = left.strides[-1] == 1 or is_one(product.left.shape[-1])
     if not in_rows and (isinstance(product.right, Patches) or not _in_columns(product, left)):
-        raise Unsupported("neither the rows nor the columns of the left operand lie in order in memory")
+        raise Unsupported("the left operand is contiguous in neither rows nor columns")
     if isinstance(product.right, Patches):
         return windowed(product, left, operand_of(product.right.source, frame.inputs), frame, one_thread, config)
     if len(product.shape) == 2:
@@ -166,7 +166,7 @@ def operand_of(value: Value, inputs: Sequence[Buffer]) -> Operand:
         raise Unsupported("an operand of the product is computed in the kernel")
     numbers = [found.start, *found.strides]
     if any(n.sized for n in numbers):
-        raise Unsupported("an operand's layout is known in the call only")
+        raise Unsupported("an operand's layout is known only during the call")
     name = inputs[found.source.position].name
     return Operand(name if found.start == ZERO else f"{name} + {found.start}", tuple(s.constant for s in found.strides))
 
@@ -217,7 +217,7 @@ def _check(output: Output, product: Product) -> None:
     if is_reduced(output.value):
         raise Unsupported("a product's result is reduced")
     if math.prod(output.value.shape) != math.prod(product.shape):
-        raise Unsupported("what follows the product has another number of elements")
+        raise Unsupported("the operators after the product have another number of elements")
 
 
 def _nest(
@@ -239,7 +239,7 @@ def _nest(
     if not column_atoms:
         raise NotAffine("the product has one column")
     if len(column_atoms) > 2:
-        raise NotAffine("the columns of a product are taken apart in more than two dimensions")
+        raise NotAffine("the columns of a product are split into more than two dimensions")
     sums = Buffer("sums", product.dtype, "scratch")
     builder.stored[id(product)] = (sums, place[-1], place)
     atoms = [a for a, _ in (*image_atoms, *row_atoms, *column_atoms)]
@@ -269,7 +269,7 @@ def place_of_product(roots: Sequence[tuple[Value, Index]], product: Product, ext
             stack.append((value.source, value.where(at, extents)))
         elif isinstance(value, Map):
             stack.extend((argument, at) for argument in reversed(value.args))
-    raise NotAffine("a result beside the product's is not made of it")
+    raise NotAffine("another result does not depend on the product")
 
 
 def digits_of(place: Affine, extent: int, extents: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -283,7 +283,7 @@ def digits_of(place: Affine, extent: int, extents: Mapping[str, int]) -> list[tu
         found.insert(0, (atom, extents[atom]))
         step *= extents[atom]
     if left or step != extent or place.constant or place.sized:
-        raise NotAffine("what follows the product does not go through all of its rows and columns in order")
+        raise NotAffine("the operators after the product do not read its rows and columns in order")
     return found
 
 

@@ -60,7 +60,7 @@ def whole_rows(computation: Computation, name: str, one_thread: bool, config: Co
     frame = ProductFrame.of(computation)
     left, right = operand_of(product.left, frame.inputs), operand_of(product.right, frame.inputs)
     if left.strides[1] != 1 and not is_one(depth):
-        raise Unsupported("the rows of the left operand do not lie in order in memory")
+        raise Unsupported("the rows of the left operand are not contiguous")
     targets = [Sink(o.value, buffer, o.strides) for o, buffer in zip(computation.outputs, frame.outputs, strict=True)]
     reductions = reductions_below(target.value for target in targets)
     sums = Buffer("scores", product.dtype, "scratch")
