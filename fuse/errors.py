@@ -19,12 +19,10 @@ class CaptureError(FuseError):
     ``assigned``: attributes that the call assigns, as far as was seen: (name of the submodule, name, whether it
     is what the dictionary of that name holds).
     ``depends``: values that the call read came before it, so that another call may do without.
-    ``module``: the submodule that it is because of, where that is known; empty for the model itself.
     """
 
     assigned: tuple[tuple[str, str, bool], ...] = ()
     depends: bool = False
-    module: str | None = None
 
 
 class CompilerMissing(FuseError):

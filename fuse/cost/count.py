@@ -28,7 +28,6 @@ from fuse import ops
 from fuse.cost import memory
 from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
-from fuse.graph.cuts import CutCall
 from fuse.graph.loop import Loop
 from fuse.graph.loop_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
@@ -176,8 +175,6 @@ def calls_of_node(graph: GraphModule, node: Node) -> Iterator[CountedCall]:
     """The calls that one node of ``graph`` makes: those of the body, step by step, for a loop that no kernel holds."""
     if node.op == "call_module":
         yield from _calls_of_module(node, graph.get_submodule(str(node.target)))
-    elif isinstance(node.target, CutCall):
-        yield from calls_of_dispatches(node.target.watched.dispatches)
     elif node.op == "call_method" or (node.op == "call_function" and not _reads_or_computes_numbers(node)):
         yield _call_of_node(node)
 

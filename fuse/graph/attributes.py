@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
@@ -65,12 +65,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Iterating:
-    """An iterator of Python's own: ``name`` as the user would spell it, the attribute that leads to it, and the
-    submodule whose attribute that is."""
+    """An iterator of Python's own: ``name`` as the user would spell it, and the attribute that leads to it."""
 
     name: str
     attribute: str
-    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,12 +99,10 @@ def collect_modules(
     found: list[Held],
     seen: set[int],
     code: list[Any] | None = None,
-    left_out: Collection[int] = (),
 ) -> None:
-    """:func:`collect` for all that the modules of a model hold, but for those whose ``id`` is ``left_out``."""
-    modules = [(path, module) for path, module in model.named_modules() if id(module) not in left_out]
-    seen.update(id(module) for _, module in modules)
-    for path, module in modules:
+    """:func:`collect` for all that the modules of a model hold."""
+    seen.update(map(id, model.modules()))
+    for path, module in model.named_modules():
         collect(type(module).__name__, attributes_of(module), found, seen, Attribute(path, ""), code)
 
 
@@ -125,7 +121,7 @@ def collect(
         if is_atom(kind) or id(value) in seen:
             continue
         if code is not None and is_iterator(kind):
-            code.append(Iterating(spelled(path), root.name, root.owner))
+            code.append(Iterating(spelled(path), root.name))
             continue
         base = base_of(value)
         is_code = base is type or issubclass(kind, _CODE) or is_generator(kind)

@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
 from fuse.graph.collecting import without_collecting
-from fuse.graph.cutting import Cuts
 from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import unlogged
 from fuse.graph.locks import ForkedLock
@@ -37,13 +36,12 @@ def capture(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     kept: Sequence[Attribute] = (),
-    cuts: Cuts | None = None,
 ) -> GraphModule:
     """One functional ATen graph of ``model(*args, **kwargs)``.
 
     The arguments may be real or fake tensors (or any Python values); they are not run on, changed or kept. Gradients
     are not recorded: the graph is what ``torch.no_grad()`` would run. ``kept`` are attributes that other calls are
-    known to assign; those that this one assigns are found. ``cuts`` are submodules that stay Python.
+    known to assign; those that this one assigns are found.
 
     Raises:
         CaptureError: the call depends on data, or does something that a graph cannot hold; the message names the
@@ -58,7 +56,7 @@ def capture(
 
     def record(plan: Plan) -> GraphModule:
         with prepared(model, args, kwargs or {}) as fake_mode:
-            return Recorder(model, fake_mode, plan, cuts).run(args, dict(kwargs or {}))
+            return Recorder(model, fake_mode, plan).run(args, dict(kwargs or {}))
 
     return settled(record, record, kept)
 

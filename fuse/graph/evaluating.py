@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuse import ops
 from fuse.devices import without_autocast
 from fuse.errors import CaptureError
-from fuse.graph.cuts import CutCall
 from fuse.graph.outputs import worked_out
 from fuse.graph.seeding import Draws
 
@@ -104,8 +103,6 @@ class Evaluation:
             if isinstance(tensor, FakeTensor) or tensor.is_meta:
                 raise NoData(f"forward reads a value that depends on {node.name}, which is fake and has no data")
             return tensor.detach()
-        if isinstance(node.target, CutCall):
-            raise CaptureError(f"forward reads a value that depends on what {node.target} returns, which is Python")
         args, kwargs = map_arg((node.args, node.kwargs), self._known.__getitem__)
         if not ops.is_random(node.target):
             return node.target(*args, **kwargs)  # type: ignore[operator]  # a function

@@ -28,7 +28,7 @@ Guard = Literal["truth", "number", "values", "size"]
 class Learned:
     """One thing that Python learned at the user's line ``source``: ``leaf`` of the values that the program gives beside
     its results, at ``place`` if that holds several, was ``expected``. ``key`` is equal where the same operators compute
-    it from the same inputs. ``module``: the submodule that read it."""
+    it from the same inputs."""
 
     source: str
     guard: Guard
@@ -36,7 +36,6 @@ class Learned:
     place: int | None
     expected: object
     key: int = 0
-    module: str = ""
 
     def __str__(self) -> str:
         if self.guard == "truth":

@@ -67,7 +67,6 @@ class Assigns(CaptureError):
         super().__init__(f"forward changes {what}; a graph cannot hold that")
         self.attributes = tuple(attributes)
         self.whole = whole
-        self.module = next((attribute.owner for attribute in attributes if attribute.owner), "")
 
 
 class Reads(CaptureError):

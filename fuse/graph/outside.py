@@ -16,15 +16,14 @@ import collections
 import dis
 import functools
 import gc
-import itertools
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as _module
 
@@ -85,55 +84,9 @@ class Outside:
                 _Cached.cache_clear(cached)
         return found
 
-    def common(self, other: Outside) -> Outside:
-        """What both reach, as it is now; only what can be changed without an operator."""
-        held = {id(one.live) for one in other.held}
-        cells = {id(cell) for _, cell, _ in other.cells}
-        names = {(id(space), name) for name, space, _ in other.names}
-        return Outside(
-            held=[one for one in self.held if id(one.live) in held],
-            cells=[one for one in self.cells if id(one[1]) in cells],
-            names=[one for one in self.names if (id(one[1]), one[0]) in names],
-        ).again()
 
-    def again(self) -> Outside:
-        """The same things as they are now."""
-        return Outside(
-            held=[replace(one, contents=contents(one.live, one.contents.base)) for one in self.held],
-            cells=[(name, cell, _content(cell)) for name, cell, _ in self.cells],
-            names=[(name, space, dict.get(space, name, _UNBOUND)) for name, space, _ in self.names],
-        )
-
-    def changed(self) -> str:
-        """What is not as it was, as the user would spell it; empty where nothing is.
-
-        >>> seen = []
-        >>> before = reached_by(nn.Tanh(), seen)
-        >>> seen.append(1)
-        >>> before.changed()
-        'argument'
-        """
-        held = (one.name for one in self.held if not one.contents.is_of(one.live))
-        cells = (name for name, cell, value in self.cells if _content(cell) is not value)
-        names = (name for name, space, value in self.names if dict.get(space, name, _UNBOUND) is not value)
-        drawn = (name_of(generator) for generator, state in self.generators if state_of(generator) != state)
-        return next(itertools.chain(held, cells, names, drawn), "")
-
-    def tensors(self) -> Iterator[Tensor]:
-        """The tensors that are held."""
-        left: list[Any] = [value for one in self.held for value in one.contents.values]
-        left += [value for group in (self.cells, self.names) for _, _, value in group]
-        while left:
-            value = left.pop()
-            if isinstance(value, Tensor):
-                yield value
-            elif issubclass(type(value), (tuple, frozenset)):
-                left += contents(value).values
-
-
-def reached_by(model: nn.Module, arguments: Any = (), without: Collection[nn.Module] = ()) -> Outside:
-    """What the attributes of a model, the arguments of a call, and the code that it runs lead to, as it is now;
-    not by way of the modules ``without``, which run as Python.
+def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
+    """What the attributes of a model, the arguments of a call, and the code that it runs lead to, as it is now.
 
     >>> seen = []
     >>> model = nn.Tanh()
@@ -144,14 +97,12 @@ def reached_by(model: nn.Module, arguments: Any = (), without: Collection[nn.Mod
     (['an argument of print[0]'], [])
     """
     walk = _Walk()
-    left_out = {id(module) for one in without for module in one.modules()}
-    walk.seen.update(left_out)
-    collect_modules(model, walk.outside.held, walk.seen, walk.left, left_out)
+    collect_modules(model, walk.outside.held, walk.seen, walk.left)
     walk.note("argument", arguments)
     held = list(walk.left)
     for hooks in _GLOBAL_HOOKS:
         walk.note("a hook of all modules", hooks)
-    walk.left.extend({type(module) for module in model.modules() if id(module) not in left_out})
+    walk.left.extend(set(map(type, model.modules())))
     walk.left.extend(global_generators())
     while walk.left:
         walk.follow(walk.left.pop())

@@ -37,7 +37,7 @@ from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.patched import patched
 from fuse.graph.read_numbers import is_number, known, node_of, read_number
-from fuse.graph.sources import module_running, user_line
+from fuse.graph.sources import user_line
 
 aten = torch.ops.aten
 
@@ -57,19 +57,17 @@ class _Fact:
     guard: Guard
     expected: Any
     source: str
-    module: str = ""
 
 
 @dataclass(frozen=True)
 class Inputs:
     """What a recording begins with: ``given`` finds the tensor that a placeholder stands for, ``known`` the tensor that
     the graph knows for one that an operator received, ``fixed`` are placeholders of the program's own numbers.
-    ``paths`` are those of submodules, by ``id``."""
+    """
 
     given: Callable[[Node], Tensor]
     known: Callable[[Tensor], Tensor]
     fixed: Collection[Node]
-    paths: Mapping[int, str]
 
 
 class Reader:
@@ -94,7 +92,6 @@ class Reader:
         self.trouble: CaptureError | None = None
         self.facts: dict[tuple[Node, Guard], _Fact] = {}
         self._known = inputs.known
-        self._paths = inputs.paths
         self._evaluation = Evaluation(inputs.given, functional.draws)
         self._keys = Keys(functional.draws, inputs.given, inputs.fixed)
         self._varying = Varying(inputs.fixed)
@@ -275,12 +272,6 @@ class Reader:
             return self.item(args[0], plain=True)
         return self.equal(*args) if op is aten.equal.default else self.close_to(*args, **kwargs)
 
-    def before_call(self, tensors: Sequence[Tensor]) -> list[tuple[Node, Guard, Any]]:
-        """What was learned before Python is given ``tensors``, which it may ask for anything."""
-        for tensor in tensors:
-            self._chosen.learn(tensor)
-        return [(fact.node, fact.guard, fact.expected) for fact in self.facts.values()]
-
     # ---- at the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -309,7 +300,7 @@ class Reader:
                     tensors.append(self.tensor(fact.node))
                 where = place if together else None
                 key = self._keys.of(fact.node)
-                learned.append(Learned(fact.source, guard, len(tensors) - 1, where, fact.expected, key, fact.module))
+                learned.append(Learned(fact.source, guard, len(tensors) - 1, where, fact.expected, key))
         places: dict[Node, int] = {}
         for number in filter(is_number, leaves):
             if (node := node_of(number)) not in places:
@@ -343,7 +334,7 @@ class Reader:
                 expected = of(self._value(node))
             if not self._varying.of(node):
                 return expected
-            self.facts[node, guard] = _Fact(node, guard, expected, user_line(), module_running(self._paths))
+            self.facts[node, guard] = _Fact(node, guard, expected, user_line())
         return self.facts[node, guard].expected
 
     def _number(self, node: Node) -> Any:

@@ -40,8 +40,6 @@ from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, probing
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.conversions import idle_conversions
-from fuse.graph.cut_recording import CutRecording
-from fuse.graph.cutting import Cuts
 from fuse.graph.disguise import unnoticed
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_parameters import standing_in
@@ -82,7 +80,7 @@ class Recorder(TorchDispatchMode):
     gradients = False
     """Whether the call is recorded with gradients on, as it came."""
 
-    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan, cuts: Cuts | None = None) -> None:
+    def __init__(self, model: nn.Module, fake_mode: FakeTensorMode, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.model = model
         self.overlay = Overlay(model, plan)
@@ -103,13 +101,11 @@ class Recorder(TorchDispatchMode):
         self.data: dict[int, Tensor] = {}  # fake tensor -> what it stands for
         self.real_of: dict[Node, Tensor] = {}  # placeholder -> likewise
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
-        paths = {id(module): path for path, module in model.named_modules()}
-        inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed, paths)
+        inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
         self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
         self.numbers: dict[Node, int] = {}  # of the result -> the leaves that hold them
-        self.cut = CutRecording(model, cuts, self.functional, self.reader, self._ensure_known) if cuts else None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
@@ -118,7 +114,6 @@ class Recorder(TorchDispatchMode):
         fake_args, fake_kwargs = pytree.tree_unflatten(fake_leaves, spec)
         try:
             with (
-                self.cut.diverted() if self.cut else contextlib.nullcontext(),
                 self._recording("forward", self._read_state((fake_args, fake_kwargs))),
                 torch.set_grad_enabled(self.gradients),
             ):
@@ -246,12 +241,10 @@ class Recorder(TorchDispatchMode):
     def _fake_state(self, arguments: Any) -> Iterator[None]:
         """Parameters and buffers replaced by fake twins during the call; what it changes is found and undone."""
         self._check_entries()
-        before = reached_by(self.model, arguments, self.cut.modules if self.cut else ())
+        before = reached_by(self.model, arguments)
         if before.iterators:  # what it gave cannot be put back
-            first = before.iterators[0]
-            refused = CaptureError(f"forward may advance {first.name}, an iterator; a graph cannot hold that")
-            refused.module = first.owner
-            raise refused
+            name = before.iterators[0].name
+            raise CaptureError(f"forward may advance {name}, an iterator; a graph cannot hold that")
         self.context = tuple(before.variables.items())
         changes: list[Change] = []
         plan = self.overlay.plan
@@ -447,8 +440,6 @@ class Recorder(TorchDispatchMode):
         leaves, out_spec = flatten_result(result)
         values: list[Node] = []
         roots: dict[int, int] = {}  # base -> position among ``values``
-        if self.cut:
-            self.cut.check(self.overlay.plan.attributes, self.real_of.values())
         if self.functional.reassigned():
             raise CaptureError("forward assigns the .data of a tensor; a graph cannot hold that")
         first: dict[int, int] = {}
@@ -469,7 +460,6 @@ class Recorder(TorchDispatchMode):
         output.meta["source"] = ""
         module = _LazyGraphModule(self.modules, self.graph)
         module.meta["may_stop"] = not self.gradients  # loops, where what was learned says so: loops/stopping.py
-        module.meta["settings"] = self.cut.settings if self.cut else ()
         module.meta["signature"] = Signature(
             tuple(self.inputs),
             outputs,
@@ -478,7 +468,7 @@ class Recorder(TorchDispatchMode):
             tuple(self.dispatches),
             self.overlay.kept(),
             self.learning,
-            not self.packs and self.cut is None,
+            not self.packs,
             self.context,
             self.overlay.plan.words,
         )

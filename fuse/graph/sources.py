@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from types import FrameType
 from typing import Any
@@ -118,24 +118,6 @@ def user_line() -> str:
             return line
         if is_users(frame.f_code.co_filename):
             return line_at(frame.f_code.co_filename, frame.f_lineno, _running.module)
-        frame = frame.f_back
-    return ""
-
-
-def module_running(paths: Mapping[int, str]) -> str:
-    """The innermost of some modules, given by ``id``, that calls; empty for none.
-
-    >>> class Asking(nn.Identity):
-    ...     def forward(self, x):
-    ...         return module_running(x)
-    >>> model = nn.Sequential(Asking())
-    >>> model({id(model[0]): "0"}), model({})
-    ('0', '')
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if found := paths.get(id(frame.f_locals.get("self"))):
-            return found
         frame = frame.f_back
     return ""
 

@@ -2,13 +2,13 @@
 
     model, args  ->  copies  ->  eager, under a mode that records  ->  operators of forward (and backward)
 
-Such a call runs eager under ``fuse.compile`` too, so that this is what is left after the passes as well.
+Such a call runs eager under ``fuse.compile`` too, but for submodules that run fused (:mod:`fuse.runtime.parts`), which
+are counted as eager runs them.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from fuse import ops
 from fuse.check.inputs import CheckCall, copied
 from fuse.graph.signature import Dispatch, Signature
 from fuse.graph.sources import user_line
-from fuse.runtime.pieces import captured
 
 
 def graphs_of_eager(
@@ -47,20 +46,6 @@ def graphs_of_eager(
         with backward:
             torch.autograd.backward(leaves, tangents)
     return _without_nodes(recording.dispatches), _without_nodes(backward.dispatches) if leaves else None
-
-
-def graph_in_pieces(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphModule | None:
-    """What a copy of a call is captured as from its second time on, around submodules that stay Python, of which what
-    they launch is recorded; None where all of it runs eager."""
-
-    @contextlib.contextmanager
-    def recording() -> Iterator[list[Dispatch]]:
-        with (mode := EagerRecording(user_line)):
-            yield mode.dispatches
-
-    call = copied(CheckCall(model, args, dict(kwargs)))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        return captured(call.model, (call.args, call.kwargs), recording)
 
 
 def has_data(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -24,7 +24,6 @@ from fuse.cost.profiles import DeviceProfile
 from fuse.errors import CaptureError, FuseError
 from fuse.gradients.saved import settle
 from fuse.graph.capture import capture
-from fuse.graph.cuts import CutCall
 from fuse.graph.evaluating import NoData
 from fuse.graph.joint import Joint, capture_joint
 from fuse.graph.learned import ReadLine
@@ -234,16 +233,13 @@ def show(
     except NoData:
         raise
     except CaptureError as why:
-        pieces = None if train else _in_pieces(model, args, kwargs or {})
         try:
             halves = _as_eager(model, args, kwargs or {}, train)
         except NoData:
             raise NoData(str(why)) from why
         except Exception:  # what fails in eager too has been said
             raise why from why.__cause__
-        if pieces is None:
-            return _report_of_eager(halves, profile, passes, str(why), target or type(model).__name__, record)
-        graph = pieces
+        return _report_of_eager(halves, profile, passes, str(why), target or type(model).__name__, record)
     seconds = time.perf_counter() - started
     before = (eager.forward, eager.backward) if eager else (graph, None)
     if not graph.meta["signature"].eagers:
@@ -262,7 +258,6 @@ def show(
         backward = other.report(f"{name}, backward", device)
         memory = step_memory(half.dispatches + other.dispatches, graph, joint.backward, saved)
     report = replace(half.report(name, device), backward=backward, optimizer=optimizer, step_memory=memory)
-    report = replace(report, fallbacks=_python_in(graph))
     if given_host_values(args, kwargs or {}):
         from fuse.report.host_stage import host_stage
 
@@ -289,24 +284,6 @@ def _check_running(measure: bool, against: Sequence[str], train: bool, fuel: int
     if (measure or against) and (train or fuel is not None or device != profiles.DEFAULT):
         what = "--train" if train else f"--device {device}" if device != profiles.DEFAULT else "--fuel"
         raise FuseError(f"{flag} runs one forward pass here, with all rewrites; leave {what} out")
-
-
-def _in_pieces(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphModule | None:
-    """What a call that is not captured the first time is captured as later, around submodules that stay Python."""
-    from fuse.report.as_eager import graph_in_pieces, has_data
-
-    if not has_data(model, args, kwargs):
-        return None
-    try:
-        return graph_in_pieces(model, args, kwargs)
-    except Exception:  # of the model's own, or a fault: it is counted as it runs eager
-        return None
-
-
-def _python_in(graph: GraphModule) -> tuple[Fallback, ...]:
-    """The submodules that a graph calls as Python."""
-    calls = [node.target for node in graph.graph.nodes if isinstance(node.target, CutCall)]
-    return tuple(dict.fromkeys(Fallback(call.path, call.source, call.reason) for call in calls))
 
 
 def _as_eager(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -29,10 +28,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fuse.errors import CaptureError
 from fuse.graph.collecting import without_collecting
-from fuse.graph.cuts import Spoilt, Unforeseen, journal, journaled
-from fuse.graph.cutting import rerun
 from fuse.graph.fakes import unlogged
 from fuse.graph.idle_draws import draw
 from fuse.graph.learned import Learned, Learning
@@ -41,16 +37,15 @@ from fuse.kernel.sized import lowering_for
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import StateGuard, flatten, modes, overlaps
-from fuse.runtime.making import Maker, ModelCall, kind_of_cut, make
+from fuse.runtime.making import Maker, ModelCall, make
 from fuse.runtime.mutated_attributes import kind_of_call
 from fuse.runtime.parts import Parts, Told
 from fuse.runtime.patience import Patience
-from fuse.runtime.pieces import Pieces
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.reaching import further_call, made_up
 from fuse.runtime.refusals import refused_call, refused_model
 from fuse.runtime.rehearsing import SizesOfCalls, kind, varying
-from fuse.runtime.specialised import LARGEST_UNUSED, Family, Missed
+from fuse.runtime.specialised import LARGEST_UNUSED, Missed
 from fuse.runtime.states import (
     LARGEST_VARIANTS,
     ModelState,
@@ -68,6 +63,8 @@ from fuse.runtime.variants import Compiled, LastRun, counted, together
 
 LARGEST_CARRIED = 4
 LARGEST_CONTEXTS = 8
+LARGEST_IN_VAIN = 8
+"""Captures in vain of one kind of call, after which it runs eager without another, whatever else has changed."""
 _NUMBER = re.compile(r"-?\b\d+(\.\d+)?\b")
 
 Observed = tuple[Launches | int, Compiled, Ran | None] | LastRun | tuple[Fallback, tuple[Told, ...]]
@@ -96,10 +93,9 @@ class Engine:
         self.fuel = fuel
         self.dynamic_shapes = dynamic_shapes
         self._states: States = ()
-        self._in_vain: Counter[Hashable] = Counter()  # captures of calls that may be captured another time
+        self._declined: dict[Hashable, tuple[int, Compiled]] = {}  # calls not captured: how often, the last variant
         self._lock = ForkedLock()
-        self._pieces = Pieces(model)
-        self._maker = Maker(model, freeze, passes, fuel, self._lock, self._pieces, quiet=quiet)
+        self._maker = Maker(model, freeze, passes, fuel, self._lock, quiet=quiet)
         self._parts = Parts(model, self._of_part, self._lock)
         self._sizes = SizesOfCalls(dynamic_shapes)
         self._patience = Patience()
@@ -110,12 +106,6 @@ class Engine:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of ``model(*args, **kwargs)``."""
-        if not self._pieces.are_cut:
-            return self._call(args, kwargs)
-        with journaled():
-            return self._call(args, kwargs)
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = flatten(args, kwargs)
         found = next(matching(self._states, leaves, spec, modes()), None)
         if found is not None and found[0].family is None:
@@ -130,6 +120,9 @@ class Engine:
                 or self._never_settles(call)
             ):
                 return self._eager(args, kwargs, reason)
+            times, declined = self._declined.get(self._kind(call), (0, None))
+            if declined is not None and times >= LARGEST_IN_VAIN:
+                return self._served(declined, (), args, kwargs)
             between = self._between(call)
             if (seconds := self._better_later(call, between)) is not None:
                 return self._not_yet(call, between, seconds)
@@ -153,14 +146,11 @@ class Engine:
         if compiled.program is None or compiled.rebuild is None:
             if compiled.in_parts:
                 return self._in_parts(args, kwargs, compiled.reason, compiled)
-            return self._eager(args, kwargs, compiled.reason, warn=not compiled.once, watches=compiled.watches)
+            return self._eager(args, kwargs, compiled.reason, warn=not compiled.once)
         if compiled.written and overlaps(tensors, compiled.written):
             reason = Fallback("", "", "an input that is written shares memory with another input")
             return self._eager(args, kwargs, reason)
-        here = journal() if compiled.cuts else None
-        if here is not None:
-            here.begin(tensors, compiled.written)
-        generator = torch.get_rng_state() if compiled.program.draws or here is not None else None
+        generator = torch.get_rng_state() if compiled.program.draws else None
         try:
             if compiled.training is not None:
                 result, launches, ran = compiled.training.run(tensors)
@@ -178,11 +168,7 @@ class Engine:
                 raise miss from error
             if isinstance(error, Missed):
                 raise
-            if isinstance(error, Spoilt):
-                self._give_up(compiled, Fallback(self._maker.name, "", str(error)))
-                raise
-            whatever = isinstance(error, (Mispredicted, Unforeseen)) or (here is not None and here.raised(error))
-            if compiled.family is not None and not whatever:
+            if compiled.family is not None and not isinstance(error, Mispredicted):
                 raise Missed(None) from error  # it may have been raised because the values are others
             raised = error
         else:
@@ -197,9 +183,7 @@ class Engine:
 
     def _instead(self, compiled: Compiled, error: Exception) -> Fallback | None:
         """Why a call runs eager in which a program raised ``error``; None where eager raises, too."""
-        if isinstance(error, Unforeseen):
-            self._pieces.note_changed(error.settings)
-        if isinstance(error, (Mispredicted, Unforeseen)):
+        if isinstance(error, Mispredicted):
             return self._give_up(compiled, Fallback(error.op, error.source, str(error)))
         if isinstance(error, PositionOutOfRange):
             return None
@@ -227,6 +211,7 @@ class Engine:
     def forget(self) -> None:
         """Make every variant anew when it is next needed."""
         self._states = ()
+        self._declined.clear()
 
     # ---- choosing among specialisations ----------------------------------------------------------------------------
 
@@ -236,9 +221,9 @@ class Engine:
         family = first[0].family
         assert family is not None
         if family.reason is not None:
-            if not self.freeze and self._maker.needs_gradients(call.leaves):
+            if not self.freeze:
                 return self._in_parts(call.args, call.kwargs, family.reason, family)
-            return self._eager(call.args, call.kwargs, family.reason, watches=self._around_reader(family, call))
+            return self._eager(call.args, call.kwargs, family.reason)
         missed: Learned | None = None
         told: dict[int, object] = {}
         if first[0].chooser is not None and family.wavers():
@@ -341,7 +326,7 @@ class Engine:
                 if compiled.program is not None:
                     size, seconds = kind_of_call(call.leaves, call.spec), time.perf_counter() - started
                     self._patience.captured(kind(self._maker, call), size, seconds, compiled.resized and not beyond)
-                if not (compiled.once or self._is_passing(compiled, call)):
+                if not (compiled.once or (compiled.program is None and self._may_pass(compiled, call))):
                     state = self._remember(compiled)
                     if not self.freeze:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model)
@@ -368,8 +353,7 @@ class Engine:
     def _remember(self, compiled: Compiled) -> ModelState:
         state = current(self._states, compiled)
         if state is None:
-            watched = compiled.unwatched, compiled.cuts, compiled.settings
-            state = ModelState(StateGuard(self.model, not self.freeze, *watched))
+            state = ModelState(StateGuard(self.model, not self.freeze, compiled.unwatched))
         captured = compiled.graph is not None and not compiled.resized
         if is_full(state) and (captured or compiled.program is None):
             self._maker.warn(
@@ -384,22 +368,6 @@ class Engine:
         with self._lock:
             self._states = exchanged(self._states, compiled, Compiled(compiled.guard, None, reason=reason))
         return reason
-
-    def _around_reader(self, family: Family[Compiled], call: ModelCall) -> Hashable:
-        """Let calls whose values differ each time be cut around the submodule that reads them: the kind of call to be
-        watched, if there is one."""
-        reader, family.reader = family.reader, None
-        if not reader or family.reason is None or self.freeze or self._maker.needs_gradients(call.leaves):
-            return None
-        error, of_call = CaptureError(family.reason.reason), kind_of_cut(self._maker, call)
-        error.module = reader
-        with self._lock:
-            path, _ = self._pieces.further(error, of_call)
-            if not path:
-                return None
-            members = [c for state in self._states for c in state.variants if c.family is family]
-            self._states = without(self._states, members)
-        return of_call
 
     # ---- running eager ---------------------------------------------------------------------------------------------
 
@@ -425,13 +393,18 @@ class Engine:
             self._patience.ran_eager(size, time.perf_counter() - started)
         return result
 
-    def _is_passing(self, compiled: Compiled, call: ModelCall) -> bool:
-        """Whether a call that is not captured may be the next time, because it has other values then."""
-        if not compiled.passing:
-            return False
-        size = kind_of_call(call.leaves, call.spec)
-        self._in_vain[size] += 1
-        return self._in_vain[size] < LARGEST_UNUSED
+    def _may_pass(self, compiled: Compiled, call: ModelCall) -> bool:
+        """Note that a call was not captured; whether it may be the next time, because it has other values then."""
+        of_call = self._kind(call)
+        times = self._declined.pop(of_call, (0, compiled))[0] + 1
+        self._declined[of_call] = times, compiled
+        if len(self._declined) > LARGEST_VARIANTS:
+            del self._declined[next(iter(self._declined))]
+        return compiled.passing and times < LARGEST_UNUSED
+
+    def _kind(self, call: ModelCall) -> Hashable:
+        """Equal for calls that differ in the contents of tensors only."""
+        return kind_of_call(call.leaves, call.spec), modes(), self.model.training
 
     def _never_settles(self, call: ModelCall) -> Fallback | None:
         """Why a call is not compiled once more: what earlier ones left behind or found was different each time."""
@@ -457,15 +430,8 @@ class Engine:
         kwargs: dict[str, Any],
         reason: Fallback | None,
         warn: bool = True,
-        watches: Hashable = None,
     ) -> Any:
-        here = journal() if self._pieces.are_cut else None
-        if here is not None and here.noted:
-            result = rerun(here, self.model, args, kwargs)
-        elif watches is not None:
-            result = self._pieces.watched(watches, args, kwargs)
-        else:
-            result = self.model(*args, **kwargs)
+        result = self.model(*args, **kwargs)
         if reason is not None:
             if warn:
                 self._maker.warn(f"{self._maker.name} runs eager: {reason.reason}")

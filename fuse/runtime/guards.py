@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.devices import HOST, autocast_modes
 from fuse.graph.contents import Contents, attributes_of, base_of, class_dict, contents, memory_kinds, module_of, mro
-from fuse.graph.cutting import ReplacedForward
+from fuse.graph.diverting import ReplacedForward
 from fuse.graph.outside import value_of
 from fuse.graph.signature import Attribute, InputSpec, held_tensor
 
@@ -52,9 +52,7 @@ _PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.No
 class StateGuard:
     """A snapshot of everything in a model that ``forward`` may depend on, other than the tensors' contents.
 
-    ``unwatched`` are attributes that ``forward`` assigns: each call changes them. ``cuts`` are submodules that run as
-    Python in each call, so that nothing of theirs is part of a program but which they are, that they have no hooks, and
-    the ``settings`` that the rest of the model reads of them (a module's path and a name).
+    ``unwatched`` are attributes that ``forward`` assigns: each call changes them.
 
     >>> model = nn.Linear(2, 2)
     >>> guard = StateGuard(model)
@@ -67,16 +65,9 @@ class StateGuard:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        watch_tensors: bool = True,
-        unwatched: frozenset[Attribute] = frozenset(),
-        cuts: tuple[str, ...] = (),
-        settings: tuple[tuple[str, str], ...] = (),
+        self, model: nn.Module, watch_tensors: bool = True, unwatched: frozenset[Attribute] = frozenset()
     ) -> None:
         self.unwatched = unwatched
-        self.cuts = cuts
-        self.settings = settings
         self._pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # (expected, live)
         self._partly: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []  # (expected, live, but for)
         self._empty: list[Any] = list(_GLOBAL_HOOKS)
@@ -88,12 +79,6 @@ class StateGuard:
             for path, module in model.named_modules()
             if (names := frozenset(attribute.name for attribute in unwatched if attribute.owner == path))
         }
-        for cut in map(model.get_submodule, cuts):
-            self._seen.update(id(module) for module in cut.modules())
-            self._empty += [cut.__dict__[hooks] for hooks in _HOOKS]
-        for path, name in settings:
-            own = model.get_submodule(path).__dict__
-            self._numbers.append((own, name, own[name]))
         for module in model.modules():
             self._watch_module(module)
 

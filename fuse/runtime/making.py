@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,8 +19,6 @@ from torch.fx import GraphModule
 from fuse.errors import CaptureError, CompileFailed, CompilerMissing, FaultWarning, FuseError, reason_of_fault
 from fuse.gradients.differentiating import by_loops
 from fuse.graph.capture import capture
-from fuse.graph.cuts import Unsuitable
-from fuse.graph.cutting import Cuts
 from fuse.graph.freezing import freeze
 from fuse.graph.joint import capture_joint
 from fuse.graph.learned import truths_read
@@ -34,8 +32,7 @@ from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
 from fuse.runtime.interrupts import stopped_on_interrupt
-from fuse.runtime.mutated_attributes import carried, kind_of_call, tensors_of
-from fuse.runtime.pieces import Pieces, blame, refuse_small
+from fuse.runtime.mutated_attributes import carried, tensors_of
 from fuse.runtime.program import Program, begun, program_of
 from fuse.runtime.reference import Reference
 from fuse.runtime.refusals import without_kernels
@@ -61,7 +58,7 @@ class ModelCall:
 class Maker:
     """What all variants of one model are made with, and what is known of the model since.
 
-    ``pieces`` says around which submodules calls are cut. ``kept`` are the attributes that calls assigned so far.
+    ``kept`` are the attributes that calls assigned so far.
     ``changing`` are guards of calls that were seen to change something, once, and ``filling`` is what the last such
     call is reported with. ``trained`` are tensors that need gradients and are no parameters: ``forward`` finds them in
     plain attributes or globals. ``warned`` is what was said; nothing is where it is ``quiet``.
@@ -72,7 +69,6 @@ class Maker:
     passes: Sequence[str] | None
     fuel: int | None
     lock: ForkedLock
-    pieces: Pieces
     kept: tuple[Attribute, ...] = ()
     changing: tuple[CallGuard, ...] = ()
     filling: tuple[Fallback, ...] | None = None
@@ -129,8 +125,6 @@ def make(
     graph: GraphModule | None = None
     training: Training | None = None
     ending: Ending | None = None
-    cuts: Cuts | None = None
-    kind = kind_of_cut(maker, call)
     try:
         program: Program | Reference
         signature: Signature
@@ -143,10 +137,7 @@ def make(
             program = training.program if training else _build(maker, graph)
             signature = training.signature if training else graph.meta["signature"]
         else:
-            cuts = maker.pieces.cuts(kind)
-            graph = captured(maker, call, cuts)
-            if cuts is not None:
-                refuse_small(graph, cuts)
+            graph = captured(maker, call)
             signature = graph.meta["signature"]
             if not maker.frozen and torch.is_grad_enabled() and (trained := _trained(signature)):
                 maker.trained += trained
@@ -155,25 +146,21 @@ def make(
             if ending and (longer := _longer(ending, alike)):
                 return longer
             program = _build(maker, graph)
-    except Unsuitable as error:  # the cut: without it there is another one, or none
-        maker.pieces.refuse(error, kind)
-        return make(maker, call, family, alike)
     except FuseError as error:  # CaptureError among them
         assigned = error.assigned if isinstance(error, CaptureError) else ()
         unwatched = frozenset(Attribute(*pair) for pair in assigned)
         declined = _declined(maker, call, Fallback(maker.name, "", str(error)), unwatched)
         if isinstance(error, Assigns) or assigned:
             declined = _tried_again(maker, declined, call)
-        if isinstance(error, CaptureError) and not (declined.once or maker.frozen):
-            declined = _in_pieces(maker, declined, error, kind, call)
-        return replace(declined, passing=isinstance(error, CaptureError) and error.depends)
+        if not isinstance(error, CaptureError):
+            return declined
+        return replace(declined, in_parts=not (declined.once or maker.frozen), passing=error.depends)
     except FaultWarning:  # warnings are errors here, which is the user's wish
         raise
     except Exception as error:  # a fault of ours must not become the user's
         return _declined(maker, call, Fallback(maker.name, "", reason_of_fault(error)))
     for fallback in program.fallbacks:
-        how = "eager in each call" if cuts and fallback.op in cuts.reasons else "op by op"
-        maker.warn(f"{fallback.op} at {fallback.source or '?'} runs {how}: {fallback.reason}")
+        maker.warn(f"{fallback.op} at {fallback.source or '?'} runs op by op: {fallback.reason}")
     if graph is not None:
         program.fallbacks += tuple(_left_out(failed) for failed in graph.meta["failed"])
     carry = carried(maker.model, signature.kept, call.leaves, call.spec)
@@ -204,8 +191,6 @@ def make(
         chooser=graph.meta.get("chooser") if graph is not None else None,
         family=family,
         ending=ending,
-        cuts=tuple(cuts.reasons) if cuts else (),
-        settings=graph.meta["settings"] if cuts and graph is not None else (),
         resized=resized is not None,
         words=signature.words,
     )
@@ -245,9 +230,9 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
     return found.forward, Training(found, rewritten, begin or (lambda graph: _begin(maker, graph)), maker.lock)
 
 
-def captured(maker: Maker, call: ModelCall, cuts: Cuts | None = None) -> GraphModule:
+def captured(maker: Maker, call: ModelCall) -> GraphModule:
     """The call, captured and rewritten."""
-    graph = capture(maker.model, call.args, call.kwargs, maker.kept, cuts)
+    graph = capture(maker.model, call.args, call.kwargs, maker.kept)
     if maker.frozen:
         freeze(graph, maker.model)
     else:
@@ -299,23 +284,6 @@ def _declined(
     state = [tensor for tensor in held if id(tensor) not in first]
     guard = call_guard(call.leaves, call.spec, [*sorted(first.values()), *state], held)
     return Compiled(guard, None, reason=reason, unwatched=unwatched | set(maker.kept))
-
-
-def kind_of_cut(maker: Maker, call: ModelCall) -> Hashable:
-    """Equal for calls that may be cut alike."""
-    return kind_of_call(call.leaves, call.spec), modes(), maker.model.training
-
-
-def _in_pieces(maker: Maker, declined: Compiled, error: CaptureError, kind: Hashable, call: ModelCall) -> Compiled:
-    """Let a call that is declined be watched, where the next such call may be cut around what it is because of."""
-    assert declined.reason is not None
-    if maker.needs_gradients(call.leaves):
-        return replace(declined, in_parts=True)
-    blame(error, maker.model, (call.args, call.kwargs), maker.kept)
-    path, why = maker.pieces.further(error, kind)
-    hope = f"; the next such call is cut around {path}" if path else why and f"; {why}"
-    reason = replace(declined.reason, reason=f"{declined.reason.reason}{hope}")
-    return replace(declined, reason=reason, once=bool(path), watches=kind if path else None)
 
 
 def _tried_again(maker: Maker, declined: Compiled, call: ModelCall) -> Compiled:

@@ -1,7 +1,7 @@
-"""Submodules that run fused one by one, where a call that needs gradients cannot be captured as a whole.
+"""Submodules that run fused one by one, where a call cannot be captured as a whole.
 
     model       its Python runs eager, in each call
-      before    an engine of its own: a forward and a backward program
+      before    an engine of its own: a program, and a backward program where gradients are needed
       odd       holds the Python: eager, its submodules likewise
       after     an engine of its own
 
@@ -26,8 +26,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.cost.count import calls_of_dispatches, calls_of_graph
 from fuse.devices import device_of
-from fuse.graph.cuts import oddity
-from fuse.graph.cutting import HOOKS, diverted, obstacle, own_forward
+from fuse.graph.diverting import diverted, is_plainly_called, own_forward, runs_by_itself
 from fuse.graph.learned import same_bits
 from fuse.graph.locks import ForkedLock
 from fuse.runtime.choosing import modelled_seconds
@@ -37,8 +36,11 @@ from fuse.runtime.variants import Compiled, LastRun
 Told = Callable[[], LastRun]
 """Launches and fallbacks of one call, including its backward pass once that has run."""
 
+SECONDS_OF_CALL = 30e-6
+"""What a call of a part costs, as the cost model counts time: guards, Python."""
+
 SECONDS_OF_STEP = 60e-6
-"""What the forward and the backward call of a part cost, as the cost model counts time: guards, autograd, Python."""
+"""The same of a forward and a backward call, which autograd links."""
 
 LARGEST_EAGER = 8
 """Calls in a row of a part that ran eager, after which it is left alone."""
@@ -81,11 +83,13 @@ class Parts:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], kind: object) -> tuple[Any, tuple[Told, ...]]:
         if self._parts is None:
-            self._parts = {path: self._part(path) for path in paths_of_parts(self.model) if self._is_suitable(path)}
+            self._parts = {
+                path: self._part(path) for path in paths_of_parts(self.model) if runs_by_itself(self.model, path)
+            }
         for path, part in list(self._parts.items()):
             if _submodule(self.model, path) is not part.module:
                 del self._parts[path]
-        usable = [path for path, part in self._parts.items() if _is_called_by_forward(part.module)]
+        usable = [path for path, part in self._parts.items() if is_plainly_called(part.module)]
         if not usable or _has_global_hooks():
             return self.model(*args, **kwargs), ()
         launched: list[Told] = []
@@ -101,9 +105,6 @@ class Parts:
     def _part(self, path: str) -> _Part:
         module = self.model.get_submodule(path)
         return _Part(module, self._engine(module))
-
-    def _is_suitable(self, path: str) -> bool:
-        return not obstacle(self.model, path)
 
     def _call(
         self,
@@ -143,7 +144,7 @@ class _Seeing:
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         for leaf in (*made, *(leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor))):
             if not leaf.is_inference():
-                copy = leaf.detach().clone() if self.copies and oddity(leaf.detach()) == "" else None
+                copy = leaf.detach().clone() if self.copies and leaf.layout is torch.strided else None
                 self._seen.append((path, leaf, leaf._version, copy))
         self._hooks += [leaf.register_hook(self._note) for leaf in made if self.copies and leaf.requires_grad]
 
@@ -189,12 +190,6 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
         return None
 
 
-def _is_called_by_forward(module: nn.Module) -> bool:
-    """Whether a call of the module is one of its class's ``forward`` and nothing else."""
-    hooked = any(getattr(module, hooks) for hooks in HOOKS)
-    return not hooked and "forward" not in module.__dict__ and module._compiled_call_impl is None
-
-
 def _has_global_hooks() -> bool:
     """Whether hooks are registered for all modules, which a part would call twice."""
     return bool(
@@ -215,7 +210,7 @@ def _pays(part: _Part) -> bool:
     if part.judged:
         return True
     part.judged = True
-    return _gained(compiled) >= SECONDS_OF_STEP
+    return _gained(compiled) >= (SECONDS_OF_CALL if compiled.training is None else SECONDS_OF_STEP)
 
 
 def _gained(compiled: Compiled) -> float:

@@ -26,7 +26,6 @@ from fuse import ops
 from fuse.cost.inside import inside_bytes
 from fuse.devices import device_of
 from fuse.errors import FuseError
-from fuse.graph.cuts import CutCall
 from fuse.graph.fakes import fake_like, out_of_inference
 from fuse.graph.learned import Learning
 from fuse.graph.loop import Loop
@@ -213,9 +212,6 @@ class _Scheduler:
             self._assemble(node)
         elif ops.is_view(node.target):
             self._view(node)
-        elif isinstance(node.target, CutCall):
-            self.fallbacks.append(Fallback(str(node.target), node.target.source, node.target.reason))
-            self._call(node, node.target, 0)
         elif not node.users:  # it runs because it may raise
             self._call(node, node.target, _launches(node))  # type: ignore[arg-type]
         elif isinstance(preferred := self.runtime.prefer(node, self._lone_kernel), Kernel):

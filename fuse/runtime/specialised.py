@@ -143,7 +143,6 @@ class Family(Generic[T]):
 
     made: int = 1
     reason: Fallback | None = None
-    reader: str | None = None  # the submodule that reads what differs, once there is a reason
     _used: bool = False
     _balance: int = 0
     _doubt: float = 0.0
@@ -218,5 +217,4 @@ class Family(Generic[T]):
             reason = Fallback(name, source, f"a value that forward reads{where} differs from call to call")
             if self._balance <= -(PATIENCE if self._used else LARGEST_UNUSED):
                 self.reason = reason
-                self.reader = learned.module if learned else None
         return reason

@@ -47,9 +47,7 @@ def matching(
 
 def current(states: States, compiled: Compiled) -> ModelState | None:
     """The state that the model is in, where a variant like this one was made in it before."""
-    watched = compiled.unwatched, compiled.cuts, compiled.settings
-    guards = ((s.guard.unwatched, s.guard.cuts, s.guard.settings) for s in states)
-    return next((s for s, own in zip(states, guards, strict=True) if own == watched and s.guard.holds()), None)
+    return next((s for s in states if s.guard.unwatched == compiled.unwatched and s.guard.holds()), None)
 
 
 def is_full(state: ModelState) -> bool:

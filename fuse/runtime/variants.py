@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
@@ -51,9 +51,8 @@ class Compiled:
     ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
     calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
     ``in_parts``: these calls run eager, and what they call of submodules fused (:mod:`fuse.runtime.parts`).
-    ``passing``: another call may not run eager. ``once``: another call is captured again. ``cuts``: submodules that run
-    as Python in the program; the rest reads their ``settings``. ``watches``: the kind of call that is watched while it
-    runs eager (:mod:`fuse.runtime.pieces`). ``resized``: the graph is that of other sizes; no such call was captured.
+    ``passing``: another call may not run eager. ``once``: another call is captured again. ``resized``: the graph is
+    that of other sizes; no such call was captured.
     ``words`` are drawn from Python's ``random`` in each call (:mod:`fuse.graph.idle_draws`).
     """
 
@@ -74,9 +73,6 @@ class Compiled:
     in_parts: bool = False
     passing: bool = False
     once: bool = False
-    cuts: tuple[str, ...] = ()
-    settings: tuple[tuple[str, str], ...] = ()
-    watches: Hashable = None
     resized: bool = False
     words: int = 0
 

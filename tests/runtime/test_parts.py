@@ -1,4 +1,4 @@
-"""Training calls that cannot be captured whole: submodules run fused one by one, with eager's effects and gradients."""
+"""Calls that cannot be captured whole: submodules run fused one by one, with eager's effects and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fuse
-from fuse.runtime import parts
+from fuse.runtime import making, parts
+from fuse.runtime.engine import LARGEST_IN_VAIN
 from fuse.runtime.module import Fused
 
 
@@ -57,6 +58,7 @@ def usual(self: Any, h: Tensor) -> Tensor:
 def _costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Submodules as small as these are parts, too."""
     monkeypatch.setattr(parts, "SECONDS_OF_STEP", -1.0)
+    monkeypatch.setattr(parts, "SECONDS_OF_CALL", -1.0)
 
 
 def model(between: Callable[..., Tensor] = usual) -> Around:
@@ -327,3 +329,96 @@ def test_parts_that_gain_less_than_they_cost_are_left_alone(monkeypatch: pytest.
     monkeypatch.setattr(parts, "SECONDS_OF_STEP", 1.0)
     fused = held(model())
     assert not fused_parts(fused) & {"before", "after"}
+
+
+# ---- without gradients ----------------------------------------------------------------------------------------------
+
+
+def inferred(module: nn.Module, calls: int = 6, outcome: Callable[..., Any] = lambda one, x: one(x)) -> Fused:
+    """Every call beside eager's, without gradients: results, arguments, what was noted, random numbers."""
+    expected, fused = copy.deepcopy(module), fuse.compile(module)
+    for number in range(calls):
+        given = torch.randn(4, 16, generator=torch.Generator().manual_seed(number))
+        theirs = given.clone()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(number)
+            right = outcome(expected, theirs)
+            state = torch.get_rng_state()
+            torch.manual_seed(number)
+            torch.testing.assert_close(outcome(fused, given), right, rtol=1e-4, atol=1e-4)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(given, theirs)
+        assert module.get_submodule("inner.0").seen == pytest.approx(expected.get_submodule("inner.0").seen, rel=1e-3)
+    return fused
+
+
+def through_numpy(self: Any, h: Tensor) -> Tensor:
+    return self.after(torch.from_numpy(self.inner[0](h).numpy() * 2)) + h
+
+
+def asking(self: Any, h: Tensor) -> Tensor:
+    return self.after(self.inner[0](h)) * (2 if len(self.inner[0].seen) % 2 else 3)
+
+
+def branching(self: Any, h: Tensor) -> Tensor:
+    y = self.inner[0](h)
+    return self.after(y) if y.sum() > 0 else self.after(torch.rand_like(y)) - y
+
+
+@pytest.mark.parametrize("between", [usual, written, written_past_autograd, through_numpy, asking, branching])
+def test_what_lies_around_the_python_is_fused_without_gradients(between: Callable[..., Tensor]) -> None:
+    fused = inferred(model(between))
+    assert fused_parts(fused) & {"before", "after"}
+    assert fused.last_run is not None
+    assert fused.last_run.kernels > 0
+    assert fused.last_run.backward is None
+    assert "Odd.seen" in fused.last_run.fallbacks[0].reason
+
+
+def test_an_error_in_some_calls_is_eagers() -> None:
+    def between(self: Any, h: Tensor) -> Tensor:
+        y = self.inner[0](h)
+        if len(self.inner[0].seen) % 4 == 3:
+            raise KeyError("now")
+        return self.after(y)
+
+    def outcome(one: Callable[..., Tensor], x: Tensor) -> Tensor:
+        try:
+            return one(x)
+        except KeyError:
+            return x
+
+    inferred(model(between), 9, outcome)
+
+
+def test_a_call_that_never_can_be_captured_is_not_tried_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes the model's state in each call, but that is not why."""
+    captures: list[int] = []
+    original = making.captured
+    monkeypatch.setattr(making, "captured", lambda *given: captures.append(0) or original(*given))
+
+    def between(self: Any, h: Tensor) -> Tensor:
+        return self.after(self.inner[0](h)) + torch.ones(3).to_sparse().to_dense().sum()
+
+    fused = inferred(model(between), 20)
+    assert len(captures) <= LARGEST_IN_VAIN + 8  # the parts are captured, too
+    assert fused.last_run is not None
+    assert fused.last_run.kernels > 0
+
+
+def test_inference_mode_and_show() -> None:
+    fused = fuse.compile(module := model())
+    module.eval()
+    x = torch.randn(4, 16)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = [fused(x) for _ in range(4)]
+        torch.testing.assert_close(results[-1], module(x), rtol=1e-4, atol=1e-4)
+        report = fuse.show(module, (x,))
+    assert results[-1].is_inference()
+    assert fused.last_run is not None
+    assert fused.last_run.kernels > 0
+    assert len(module.inner[0].seen) == 5
+    assert report.before == report.after
+    assert "Odd.seen" in report.fallbacks[0].reason

@@ -1,0 +1,152 @@
+"""Let somebody else make the calls of some submodules, in this thread, while their model runs eager.
+
+    model(x)          ->      before.forward(x)        ->  handler("before", forward, (x,), {})
+                              odd(h)                       runs as it is
+                              after.forward(h)         ->  handler("after", forward, (h,), {})
+
+The method is replaced in the object, for as long as anybody wants it, by one that asks for a handler of the thread that
+calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuse.graph.contents import attributes_of, class_dict, mro
+from fuse.graph.locks import ForkedLock
+from fuse.graph.outside import reached_by
+
+Handler = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Makes a call of a submodule: told its path, its ``forward``, and what that is given."""
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def runs_by_itself(model: nn.Module, path: str) -> bool:
+    """Whether nothing but calls of the ``forward`` of its class leads into the submodule at ``path``, as far as can be
+    seen: it has no hooks, and shares no module, parameter or buffer with the rest of the model."""
+    module = model.get_submodule(path)
+    cls = type(module)
+    if isinstance(module, torch.jit.ScriptModule) or cls.forward is nn.Module.forward or not is_plainly_called(module):
+        return False
+    if any("__call__" in class_dict(one) for one in mro(cls) if one not in (nn.Module, object)):
+        return False
+    inside = {id(one) for one in module.modules()}
+    others = [one for one in model.modules() if id(one) not in inside]
+    if any(one is not module and id(one) in inside for other in others for one in other._modules.values()):
+        return False
+    own = {tensor.untyped_storage()._cdata for one in module.modules() for tensor in _own(one)}
+    if any(tensor.untyped_storage()._cdata in own for other in others for tensor in _own(other)):
+        return False
+    reached = {id(one.live) for one in reached_by(module).held}
+    return not any(id(held) in reached for other in others for held in (other, attributes_of(other)))
+
+
+def is_plainly_called(module: nn.Module) -> bool:
+    """Whether a call of the module is one of its class's ``forward`` and nothing else."""
+    hooked = any(getattr(module, hooks) for hooks in HOOKS)
+    return not hooked and "forward" not in module.__dict__ and module._compiled_call_impl is None
+
+
+def _own(module: nn.Module) -> Iterator[Tensor]:
+    return (tensor for held in (module._parameters, module._buffers) for tensor in held.values() if tensor is not None)
+
+
+@contextlib.contextmanager
+def diverted(model: nn.Module, paths: Sequence[str], handler: Handler) -> Iterator[None]:
+    """Let ``handler`` make, in this thread, the calls of ``forward`` of submodules.
+
+    >>> model = nn.Sequential(nn.Tanh(), nn.ReLU())
+    >>> with diverted(model, ["0"], lambda path, forward, args, kwargs: 7):
+    ...     model[0](torch.ones(2))
+    7
+    """
+    modules = [(path, model.get_submodule(path)) for path in paths]
+    before = dict(_handlers.by_module)
+    with contextlib.ExitStack() as stack:
+        for path, module in modules:
+            stack.enter_context(_replaced(module))
+            _handlers.by_module[id(module)] = partial(handler, path)
+        try:
+            yield
+        finally:
+            _handlers.by_module = before
+
+
+class _Handlers(threading.local):
+    def __init__(self) -> None:
+        self.by_module: dict[int, Callable[..., Any]] = {}
+
+
+_handlers = _Handlers()
+_lock = ForkedLock()
+_replacements: dict[int, int] = {}  # id of a module whose forward is replaced -> by how many
+
+
+@contextlib.contextmanager
+def _replaced(module: nn.Module) -> Iterator[None]:
+    """As long as anybody wants it, ``module.forward`` asks for a handler of the thread that calls it."""
+    with _lock:
+        _replacements[id(module)] = _replacements.get(id(module), 0) + 1
+        module.__dict__["forward"] = ReplacedForward(module)
+    try:
+        yield
+    finally:
+        with _lock:
+            _replacements[id(module)] -= 1
+            if not _replacements[id(module)]:
+                del _replacements[id(module)]
+                module.__dict__.pop("forward", None)
+
+
+class ReplacedForward:
+    """In the place of the method ``module.forward``, and like it for whoever looks at it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # by Dynamo, which cannot look into handlers
+            return type(self._module).forward(self._module, *args, **kwargs)
+        return _forward(self._module, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_module":  # while it is made by copy
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return MethodType(type(self._module).forward, self._module)
+
+
+@contextlib.contextmanager
+def own_forward(module: nn.Module) -> Iterator[bool]:
+    """Within a handler for ``module``, let its ``forward`` be that of its class again. Whether it is: not where another
+    thread has replaced it, too."""
+    handlers = _handlers.by_module
+    with _lock:
+        alone = _replacements.get(id(module)) == 1
+        replacement = module.__dict__.pop("forward") if alone else None
+    _handlers.by_module = {key: handler for key, handler in handlers.items() if key != id(module)}
+    try:
+        yield alone
+    finally:
+        _handlers.by_module = handlers
+        with _lock:
+            if alone and id(module) in _replacements:
+                module.__dict__["forward"] = replacement
+
+
+def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    forward = partial(type(module).forward, module)
+    handler = _handlers.by_module.get(id(module))
+    return forward(*args, **kwargs) if handler is None else handler(forward, args, kwargs)
