@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse.kernel.lower import Declined, Kernel
-from fuse.runtime.libraries import LibraryCall, LibraryProduct
+from fuse.runtime.libraries import LibraryProduct
 
 if TYPE_CHECKING:
     from fuse.runtime.steps import Place, Step
 
-Lower = Callable[[GraphModule], Kernel | LibraryCall | Declined]
-Prefer = Callable[[Node, Callable[[Node], Kernel | LibraryCall | Declined]], Kernel | LibraryCall | str | None]
+Lower = Callable[[GraphModule], Kernel | Declined]
+Prefer = Callable[[Node, Callable[[Node], Kernel | Declined]], Kernel | str | None]
 Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
 
 
@@ -48,9 +48,9 @@ class NativeTables(Protocol):
 class Runtime:
     """The interface between programs and their device.
 
-    ``lower`` turns a region into a kernel, or a call of a library, or says why it cannot; it is asked once for equal
-    regions of one operator. ``prefer`` says what runs an operator that is in no region: a kernel, such a call, a name
-    for its own library, or None where it does not know; it is given what lowers such an operator. ``product`` describes
+    ``lower`` turns a region into a kernel, or says why it cannot; it is asked once for equal regions of one operator.
+    ``prefer`` says what runs an operator that is in no region: a kernel, a name for its library, or None where it does
+    not know; it is given what lowers such an operator. ``product`` describes
     a node that the library of matrix products computes as a native step, or is None.
 
     ``functions`` builds kernels and gives their addresses by name. ``tables`` is given the number of the workspace's

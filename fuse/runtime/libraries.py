@@ -1,12 +1,10 @@
-"""Library calls in place of kernels: a matrix product in native code, or a call from Python."""
+"""Matrix products that a library computes as steps of native code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 
 
@@ -39,20 +37,3 @@ class LibraryProduct:
         """The largest number that BLAS is given."""
         leading = (self.left_form[1], self.right_form[1], self.result_leading)
         return max(self.batch, self.m, self.n, self.k, *leading)
-
-
-@dataclass(frozen=True)
-class LibraryCall:
-    """A library called from Python in the place of a region: the region's inputs in order, and a tuple of its results.
-
-    ``name`` is what it is called in measurements and errors.
-    """
-
-    name: str
-    function: Callable[..., tuple[Tensor, ...]]
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return self.function(*inputs)
-
-    def __str__(self) -> str:
-        return self.name

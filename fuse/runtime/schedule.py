@@ -39,7 +39,6 @@ from fuse.kernel.target import LoopKernels
 from fuse.runtime.assembly import ASSEMBLE, piece_offsets, placed_pieces
 from fuse.runtime.device import Runtime, runtime_of
 from fuse.runtime.layout import extent, is_lazy, origin_bytes, part, same_layout
-from fuse.runtime.libraries import LibraryCall
 from fuse.runtime.reference import launches_of
 from fuse.runtime.single_operators import kernel_key, region_of, results_read
 from fuse.runtime.steps import (
@@ -82,7 +81,7 @@ class _Scheduler:
         self.anchors: dict[Node, tuple[int, int]] = {}
         self.parts: dict[Node, list[tuple[int, int] | None]] = {}
         self.refs: dict[Node, Ref] = {}  # nodes that exist as Python tensors
-        self.lone: dict[object, Kernel | LibraryCall | Declined] = outer.lone if outer else {}
+        self.lone: dict[object, Kernel | Declined] = outer.lone if outer else {}
         self.loops: LoopKernels = outer.loops if outer else {}
         self.assembled: dict[Node, int] = {}
         self.handed_on = set(outputs_of(graph.graph))
@@ -163,10 +162,6 @@ class _Scheduler:
             self.fallbacks.append(Fallback(str(node.target), _source(node, region), made.reason))
             self._call(node, region, launches_of(region))
             return
-        if isinstance(made, LibraryCall):
-            self.regions += 1
-            self._call(node, made, launches=1)
-            return
         values = node.meta["val"]
         anchors = [
             self._claim(getters[i]) if i in getters else self._buffer("made", values[i]) for i in range(len(values))
@@ -178,7 +173,7 @@ class _Scheduler:
 
     def _fitted(
         self, region: torch.nn.Module, node: Node, inputs: Sequence[Node], getters: dict[int, Node]
-    ) -> Kernel | LibraryCall | Declined:
+    ) -> Kernel | Declined:
         """The kernel or program of a region or loop, for the layouts of its inputs and results."""
         if isinstance(region, Loop):
             return lower_loop(region, [n.meta["val"] for n in inputs], list(node.meta["val"]), self.loops)
@@ -216,8 +211,6 @@ class _Scheduler:
             self._call(node, node.target, _launches(node))  # type: ignore[arg-type]
         elif isinstance(preferred := self.runtime.prefer(node, self._lone_kernel), Kernel):
             self._lone(node, preferred)
-        elif isinstance(preferred, LibraryCall):
-            self._lone_call(node, preferred)
         elif (found := self.runtime.product(node)) is not None:
             operands = (found.left, found.right, *([found.bias] if found.bias else []))
             self.anchors[node] = self._buffer("made", node.meta["val"])
@@ -260,13 +253,7 @@ class _Scheduler:
         kind, source = ops.kind(node.target), node.meta.get("source", "")
         self._kernel(kernel, node.all_input_nodes, list(anchors.values()), list(values.values()), kind, source)
 
-    def _lone_call(self, node: Node, call: LibraryCall) -> None:
-        args = tuple(map(self._ref, node.all_input_nodes))
-        self.anchors[node] = self._buffer("called", node.meta["val"])
-        results = ((0, Ref(self.anchors[node][0])),)
-        self.steps.append(CallStep(call, args, {}, results, 1, node.meta.get("source", "")))
-
-    def _lone_kernel(self, node: Node) -> Kernel | LibraryCall | Declined:
+    def _lone_kernel(self, node: Node) -> Kernel | Declined:
         if not isinstance(node.meta["val"], Tensor):
             if any(user.target is not operator.getitem for user in node.users):
                 return Declined("its results are read together")

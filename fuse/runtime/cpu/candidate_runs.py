@@ -26,7 +26,7 @@ from fuse.runtime.call_code import replaced
 from fuse.runtime.cpu.blas import product
 from fuse.runtime.cpu.functions import addresses_of
 from fuse.runtime.cpu.tables import Tables, runner, scratch_bytes
-from fuse.runtime.libraries import LibraryCall, LibraryProduct
+from fuse.runtime.libraries import LibraryProduct
 from fuse.runtime.steps import Place, ProductStep, Ref
 
 REST_OF_A_CALL = 4e-6
@@ -42,16 +42,11 @@ def runs_of_kernels(region: GraphModule, kernels: dict[str, Kernel]) -> dict[str
     return {name: _run(kernel, addresses, tensors) for name, kernel in kernels.items()}
 
 
-def run_of_call(region: GraphModule, call: LibraryCall) -> Run:
-    """A function that calls a library in the place of ``region``."""
-    return _called(call, _inputs(region))
-
-
 def run_of_library(region: GraphModule) -> Run:
     """A function that runs the one operator of ``region`` as a program without a kernel for it does."""
     node = next(node for node in region.graph.nodes if node.op == "call_function")
     found = product(node)
-    return _called(node.target, _inputs(region), node) if found is None else _multiplied(node, found)
+    return _called(node, _inputs(region)) if found is None else _multiplied(node, found)
 
 
 def made_up(value: Tensor) -> Tensor:
@@ -104,15 +99,13 @@ def _multiplied(node: Node, found: LibraryProduct) -> Run:
     return run
 
 
-def _called(function: Callable[..., Any], inputs: Sequence[Node], node: Node | None = None) -> Run:
-    """A call from Python, of all inputs in order, or of the arguments of ``node``."""
-    args: Any = tuple(inputs)
-    kwargs: Any = {}
-    if node:
-        args, kwargs = node.args, node.kwargs
-    behind = function
-    if isinstance(function, OpOverload):
-        behind = fastest(function, *map_arg((args, dict(kwargs)), lambda n: n.meta["val"]))
+def _called(node: Node, inputs: Sequence[Node]) -> Run:
+    """A call from Python of the operator of ``node``."""
+    args: Any = node.args
+    kwargs: Any = node.kwargs
+    behind: Any = node.target
+    if isinstance(behind, OpOverload):
+        behind = fastest(behind, *map_arg((args, dict(kwargs)), lambda n: n.meta["val"]))
     places = {given: Ref(i) for i, given in enumerate(inputs)}
     args, kwargs = map_arg((args, dict(kwargs)), places.__getitem__)  # type: ignore[arg-type]
     layouts = [(Ref(i), n.meta["val"]) for i, n in enumerate(inputs) if not n.meta["val"].is_contiguous()]

@@ -1,7 +1,7 @@
 """Which kernel, or library, runs a region: by rule, or measured (``FUSE_TUNE=1``).
 
-    region                   the kernel of the cost model, one of other blocks, threads or order of loops, or oneDNN
-    mm, addmm on their own   the library's product (MKL), that of oneDNN, or one of such kernels
+    region                   the kernel of the cost model, or one of other blocks, threads or order of loops
+    mm, addmm on their own   the library's product (MKL), or one of such kernels
     convolution on its own   the library's convolution (oneDNN), or one of such kernels
 
 ``candidates.py`` says what there is. All ways are one launch, so that a choice changes no count. Where it is measured,
@@ -22,10 +22,8 @@ from torch.fx import GraphModule, Node
 from fuse.kernel.lower import Declined, Kernel, lower, structure
 from fuse.runtime import tuning
 from fuse.runtime.cpu import blas_speed, processor
-from fuse.runtime.cpu.candidate_runs import Run, run_of_call, run_of_library, runs_of_kernels
-from fuse.runtime.cpu.candidates import holds_product, kernels_of
-from fuse.runtime.cpu.onednn import call_of
-from fuse.runtime.libraries import LibraryCall
+from fuse.runtime.cpu.candidate_runs import Run, run_of_library, runs_of_kernels
+from fuse.runtime.cpu.candidates import kernels_of
 from fuse.runtime.single_operators import region_of
 
 aten = torch.ops.aten
@@ -38,7 +36,7 @@ LARGE = 1 << 16
 LONE = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 
 
-def lower_measured(region: GraphModule) -> Kernel | LibraryCall | Declined:
+def lower_measured(region: GraphModule) -> Kernel | Declined:
     """What computes ``region``: the kernel that ``lower`` makes, or the fastest way where that is measured."""
     made = lower(region)
     if not tuning.enabled() or isinstance(made, Declined):
@@ -46,10 +44,8 @@ def lower_measured(region: GraphModule) -> Kernel | LibraryCall | Declined:
     return _fastest(region, made, {}) or made
 
 
-def preferred(
-    node: Node, lowered: Callable[[Node], Kernel | LibraryCall | Declined]
-) -> Kernel | LibraryCall | str | None:
-    """What runs a product or convolution on its own: a kernel, a call, or ``LIBRARY``; None where nothing is known.
+def preferred(node: Node, lowered: Callable[[Node], Kernel | Declined]) -> Kernel | str | None:
+    """What runs a product or convolution on its own: a kernel, or ``LIBRARY``; None where nothing is known.
 
     ``lowered`` makes the kernel of an operator on its own, once for equal ones.
     """
@@ -66,21 +62,15 @@ def preferred(
     return _fastest(region, made, runs, kernel_first=is_for_a_kernel(node)) or LIBRARY
 
 
-def _fastest(
-    region: GraphModule, made: Kernel, library: dict[str, Run], kernel_first: bool = True
-) -> Kernel | LibraryCall | None:
+def _fastest(region: GraphModule, made: Kernel, library: dict[str, Run], kernel_first: bool = True) -> Kernel | None:
     """The fastest of the ``library`` and of what else computes ``region``, whose usual kernel is ``made``; None for the
     library. What runs where nothing is measured is the first."""
     kernels = kernels_of(region, made)
     runs = runs_of_kernels(region, kernels)
     runs = {**runs, **library} if kernel_first else {**library, **runs}
-    call = call_of(region) if holds_product(made) else None
-    if call:
-        runs[call.name] = run_of_call(region, call)
     if len(runs) < 2:
         return made
-    name = tuning.fastest(f"{structure(region, named=False)} on {processor.identity()}", runs)
-    return call if call and name == call.name else kernels.get(name)
+    return kernels.get(tuning.fastest(f"{structure(region, named=False)} on {processor.identity()}", runs))
 
 
 def is_for_a_kernel(node: Node) -> bool:

@@ -102,7 +102,7 @@ def test_all_ways_compute_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -
 
             def fastest(subject: str, found: Mapping[str, Callable[[], object]], name: str = chosen) -> str:
                 found[name]()
-                offered[:] = [way for way in found if not way.startswith("onednn")]
+                offered[:] = list(found)
                 return name
 
             monkeypatch.setattr(tuning, "fastest", fastest)
