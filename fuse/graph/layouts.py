@@ -30,6 +30,12 @@ _BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_
 _CONTIGUOUS = frozenset(
     {aten.log_sigmoid_forward.default, aten.pow.Scalar, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
 )
+_ROWS = frozenset(
+    {
+        aten.native_layer_norm.default, aten._transformer_encoder_layer_fwd.default, aten.nll_loss2d_forward.default,
+        aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
+    }
+)  # fmt: skip
 _SECOND_FIRST = frozenset({aten.rsub.Tensor, aten.threshold_backward.default})  # how ATen hands them to its iterator
 _JOINS = frozenset({aten.cat.default, aten.stack.default})
 _LOOKUPS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
@@ -51,12 +57,14 @@ def eager_strides(
         return _batch_norm_backward(args[0], args[1]) if result.shape == args[1].shape else None
     if op is aten.native_group_norm.default:
         return _of_format(result.shape, suggest_memory_format(args[0])) if result.shape == args[0].shape else None
-    if op in (aten.native_layer_norm.default, aten._transformer_encoder_layer_fwd.default):
+    if op in _ROWS:
         return contiguous_strides(result.shape)
     if name.startswith(("upsample_", "_upsample_")) and result.dim() > 3 and "backward" not in name:
         return _of_format(result.shape, suggest_memory_format(args[0]))
     if op in (aten.channel_shuffle.default, aten.max_unpool2d.default):
         return _of_format(result.shape, suggest_memory_format(args[0]))
+    if op is aten.binary_cross_entropy.default:
+        return iterator_strides(args[:1], result.shape, False) if result.dim() else None
     if op is aten.roll.default:
         return _rolled(args[0], *args[1:])
     if op in _JOINS:
@@ -65,7 +73,7 @@ def eager_strides(
         return _looked_up(args[0], args[1], result.shape)
     if not ops.is_pointwise(op):
         return None
-    if op in _CONTIGUOUS:
+    if op in _CONTIGUOUS or (op is aten.angle.default and args[0].is_complex()):
         return contiguous_strides(result.shape)
     named = [kwargs[a.name] for a in op._schema.arguments if a.name in kwargs]
     operands = [value for value in (*args, *named) if isinstance(value, (Tensor, bool, int, float, complex))]

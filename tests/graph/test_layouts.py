@@ -208,6 +208,9 @@ OF_IMAGES: dict[str, Any] = {
     "chosen": lambda x: torch.where(x > 0, x, 0.0),
     "converted": lambda x: x.double(),
     "cloned": lambda x: x.clone(),
+    "labelled": lambda x: F.nll_loss(x, (x[:, 0] * 0).long(), reduction="none"),
+    "against": lambda x: F.binary_cross_entropy(torch.full(x.shape, 0.5), (x > 0).float(), reduction="none"),
+    "phase": lambda x: torch.complex(x, x + 1).angle(),
     "viewed": lambda x: x.flatten(2).unsqueeze(1),
 }
 
