@@ -151,6 +151,8 @@ class Builder:
         Raises:
             SplitNeeded, NotAffine: see :mod:`fuse.kernel.index`.
         """
+        if guard is not None and self._is_inside(index, value.shape):
+            guard = None  # so that pieces of pieces that read one place share what they read
         key = (id(value), index, guard)
         for block in self.blocks:
             if (known := block.known.get(key)) is not None:
@@ -277,6 +279,13 @@ class Builder:
             return self.element(value.source, tuple(shifted), guard)
         inside = self._inside(conditions, guard)
         return self._let("padded", select(inside, self.element(value.source, tuple(shifted), inside), fill))
+
+    def _is_inside(self, index: Index, shape: Sequence[int]) -> bool:
+        """Whether an index into ``shape`` is in it throughout, were it not for guards."""
+        ranges = map(self._range, index)
+        return not any(
+            may_reach(-first, 1) or may_reach(last, n) for (first, last), n in zip(ranges, shape, strict=True)
+        )
 
     def _range(self, index: Affine) -> tuple[float, float]:
         """The least and the largest number that an index comes to, were it not for guards."""

@@ -136,6 +136,17 @@ def test_pieces_within_pieces_do_not_make_a_kernel_that_doubles_with_each() -> N
     assert "one by one" in verdict.reason
 
 
+def test_rows_written_twice_are_read_once_by_a_chain_of_writes() -> None:
+    def function(x: Tensor) -> Tensor:
+        for i in range(24):
+            x = torch.select_scatter(x, x[i // 2] + x[11 - i // 2], 0, i // 2)
+        return x
+
+    kernel = of_chain(function, torch.randn(12, 3))
+    assert isinstance(kernel, Kernel)
+    assert len(kernel.source.splitlines()) < 200
+
+
 def test_of_pieces_within_pieces_only_those_are_computed_that_are_read() -> None:
     def function(x: Tensor) -> Tensor:
         for _ in range(24):
