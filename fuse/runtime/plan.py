@@ -6,15 +6,14 @@
       c         2 3
       d           3 4             [ d     ]           d takes a's place
 
-Values are placed in the order in which they come to life, each in the smallest gap that holds it, so the time is that
-of sorting; and, where few live at once, also the largest first (of equals, the longest-lived), each in the smallest gap
-that those beside it leave. The smaller workspace counts. A value may also take over the place of one that dies in the
+The largest values are placed first (of equals, the longest-lived), each in the smallest gap that those which live
+beside it leave. Where so many live at once that this would take too long, each takes the place of a dead one of its
+size. A value may also take over the place of one that dies in the
 very step that computes it, where the kernel reads each element before it writes it.
 """
 
 from __future__ import annotations
 
-import bisect
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -55,10 +54,8 @@ def arrange(lifetimes: Sequence[Lifetime], reserved: int = 0) -> Arena:
     """
     spans, span_of = _inherited(lifetimes)
     start = _aligned(reserved)
-    placed = _in_order_of_life(spans, start)
     beside = _beside(spans)
-    if beside is not None:
-        placed = min(placed, _largest_first(spans, beside, start), key=lambda arena: arena.size)
+    placed = _by_equal_sizes(spans, start) if beside is None else _largest_first(spans, beside, start)
     return Arena(tuple(placed.offsets[span] for span in span_of), placed.size)
 
 
@@ -88,18 +85,23 @@ def _aligned(size: int) -> int:
     return max(-(-size // ALIGNMENT), 1) * ALIGNMENT if size else 0
 
 
-def _in_order_of_life(spans: Sequence[Lifetime], start: int) -> Arena:
-    """``spans``, which begin one after the other, each in the smallest gap there is when it begins."""
-    gaps = _Gaps(start)
+def _by_equal_sizes(spans: Sequence[Lifetime], start: int) -> Arena:
+    """``spans``, which begin one after the other, each in a place that one of its size has left."""
+    free: dict[int, list[int]] = {}
     offsets: list[int] = []
     alive: list[tuple[int, int]] = []  # (last step, span), a heap
+    end = start
     for span, needed in enumerate(spans):
         while alive and alive[0][0] < needed.first:
             _, dead = heapq.heappop(alive)
-            gaps.release(offsets[dead], spans[dead].size)
-        offsets.append(gaps.take(needed.size))
+            free.setdefault(spans[dead].size, []).append(offsets[dead])
+        if left := free.get(needed.size):
+            offsets.append(left.pop())
+        else:
+            offsets.append(end)
+            end += needed.size
         heapq.heappush(alive, (needed.last, span))
-    return Arena(tuple(offsets), gaps.furthest)
+    return Arena(tuple(offsets), end)
 
 
 def _beside(spans: Sequence[Lifetime]) -> list[list[int]] | None:
@@ -131,53 +133,3 @@ def _largest_first(spans: Sequence[Lifetime], beside: Sequence[Sequence[int]], s
         offsets[span] = min(gaps)[1] if gaps else stop
     furthest = max((offset + spans[span].size for span, offset in offsets.items()), default=start)
     return Arena(tuple(offsets[span] for span in range(len(spans))), furthest)
-
-
-class _Gaps:
-    """Free stretches between what lives, by place and by size; ``end`` is behind the last, ``furthest`` where it ever
-    was."""
-
-    def __init__(self, end: int) -> None:
-        self.end = self.furthest = end
-        self.by_start: dict[int, int] = {}
-        self.by_stop: dict[int, int] = {}
-        self.by_size: list[tuple[int, int]] = []  # (size, start), sorted
-
-    def take(self, size: int) -> int:
-        position = bisect.bisect_left(self.by_size, (size, 0))
-        if size and position < len(self.by_size):
-            length, start = self.by_size[position]
-            self._remove(start, length)
-            if length > size:
-                self._add(start + size, length - size)
-            return start
-        start = self.end
-        self.end += size
-        self.furthest = max(self.furthest, self.end)
-        return start
-
-    def release(self, start: int, size: int) -> None:
-        if size == 0:
-            return
-        stop = start + size
-        if start in self.by_stop:
-            before = self.by_stop[start]
-            self._remove(before, start - before)
-            start = before
-        if stop == self.end:
-            self.end = start
-            return
-        if stop in self.by_start:
-            length = self.by_start[stop]
-            self._remove(stop, length)
-            stop += length
-        self._add(start, stop - start)
-
-    def _add(self, start: int, size: int) -> None:
-        self.by_start[start] = size
-        self.by_stop[start + size] = start
-        bisect.insort(self.by_size, (size, start))
-
-    def _remove(self, start: int, size: int) -> None:
-        del self.by_start[start], self.by_stop[start + size]
-        del self.by_size[bisect.bisect_left(self.by_size, (size, start))]

@@ -50,7 +50,7 @@ def test_memory_for_one_step_does_not_part_what_lives_longer() -> None:
 
 
 def test_the_largest_are_placed_first_where_few_live_at_once() -> None:
-    """In order of life, ``c`` finds only half of its place behind ``b``."""
+    """Placed in order of life, ``c`` would find only half of its place behind ``b``."""
     a, b, c = Lifetime(128, 0, 1), Lifetime(64, 1, 4), Lifetime(192, 2, 4)
     assert arrange([a, b, c]).size == 256
 
