@@ -56,8 +56,6 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
         return library
     if (entry := cache.find(key)) is None:
         content = _compiled(key, source, compiler, options)
-        if content is None:
-            return build(source, flags=flags)  # now without the options that the compiler turned out to reject
         entry = _stored(key, content), content
     return _loaded.setdefault(key, _load(*entry))
 
@@ -90,15 +88,13 @@ def _key(source: str, compiler: Toolchain, options: Sequence[str]) -> str:
     return cache.key_of(_FORMAT, *place, *compiler.command, compiler.version, str(len(options)), *options, source)
 
 
-def _compiled(key: str, source: str, compiler: Toolchain, options: Sequence[str]) -> bytes | None:
-    """The library's bytes, or None if options were at fault that will not be given again."""
+def _compiled(key: str, source: str, compiler: Toolchain, options: Sequence[str]) -> bytes:
+    """The library's bytes."""
     try:
         with tempfile.TemporaryDirectory(prefix="fuse-build-") as scratch:
             outcome = toolchain.compile_in(Path(scratch), source, compiler, options)
             if outcome.status == 0:
                 return (Path(scratch) / toolchain.LIBRARY_NAME).read_bytes()
-        if toolchain.learn_rejected_options(compiler):
-            return None
         kept = cache.keep_source(key, source)
     except OSError as error:
         raise _no_room(error) from error

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +31,6 @@ _DEFAULT_TIME_LIMIT = 120.0
 _LONGEST_MESSAGE = 300
 # The compiler's, assembler's and linker's; "collect2: error" only says that the linker had one.
 _ERROR_LINE = re.compile(r"(?<!collect2: )\berror:|\bld: (?!warning)", re.IGNORECASE)
-
-_rejected: dict[Toolchain, frozenset[str]] = {}
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def find() -> Toolchain:
 
 
 def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
-    """The options that only make libraries faster, less those the compiler is known to reject.
+    """The options that only make libraries faster.
 
     Libraries are for this machine's processor, or for the one that ``$FUSE_PROCESSOR`` names as the compiler does
     (``x86-64-v3``: AVX2, no AVX-512), so that one machine can show what others would run.
@@ -113,27 +110,7 @@ def tuning_options(toolchain: Toolchain) -> tuple[str, ...]:
     # Arm's compilers take the processor, architecture and tuning in one, with -mcpu.
     name = os.environ.get("FUSE_PROCESSOR") or "native"
     options += [f"-march={name}", "-mprefer-vector-width=512"] if processor.is_x86() else [f"-mcpu={name}"]
-    options += ["-fopenmp"] if toolchain.is_gcc else []
-    rejected = _rejected.get(toolchain, frozenset())
-    return tuple(option for option in options if option not in rejected)
-
-
-def learn_rejected_options(toolchain: Toolchain) -> bool:
-    """Find out which tuning options this compiler rejects, by compiling nothing with each; whether any is new.
-
-    Asked only after a failure: an accepted set of options costs no trial.
-    """
-    options = tuning_options(toolchain)
-    with tempfile.TemporaryDirectory(prefix="fuse-probe-") as scratch:
-
-        def accepts(chosen: tuple[str, ...]) -> bool:
-            return compile_in(Path(scratch), "", toolchain, chosen).status == 0
-
-        if accepts(options) or not accepts(()):
-            return False
-        rejected = frozenset(option for option in options if not accepts((option,)))
-    _rejected[toolchain] = _rejected.get(toolchain, frozenset()) | rejected
-    return bool(rejected)
+    return (*options, "-fopenmp") if toolchain.is_gcc else tuple(options)
 
 
 def compile_in(directory: Path, source: str, toolchain: Toolchain, options: Sequence[str]) -> CompilerRun:

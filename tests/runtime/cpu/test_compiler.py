@@ -136,21 +136,6 @@ def test_new_version_at_the_same_path_is_noticed(tmp_path, monkeypatch):
     assert toolchain.find().version == "version 10\n"
 
 
-def test_options_a_compiler_rejects_are_left_out_and_remembered(tmp_path, monkeypatch):
-    real, log = toolchain.find().command[0], tmp_path / "log"
-    refusal = 'case "$*" in *-fopenmp*|*=native*) echo "error: unknown option" >&2; exit 1;; esac'
-    rejecting = script(tmp_path / "c++", f'echo "$*" >> {log}\n{refusal}\nexec {real} "$@"')
-    monkeypatch.setenv("CXX", str(rejecting))
-    assert compiler.build(ANSWER).answer() == 42
-    options = toolchain.tuning_options(toolchain.find())
-    assert "-fopenmp" not in options
-    assert not {"-march=native", "-mcpu=native"} & set(options)
-    assert "-fno-math-errno" in options
-    log.write_text("")
-    assert compiler.build(ANSWER + "\n").answer() == 42
-    assert len(log.read_text().splitlines()) == 1
-
-
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "inf", "nan"])
 def test_time_limit_must_be_a_number_of_seconds(monkeypatch, text):
     monkeypatch.setenv("FUSE_COMPILE_TIMEOUT", text)
