@@ -27,7 +27,6 @@ from fuse.graph.fakes import unlogged
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.recorder import Recorder
-from fuse.graph.scripts import refuse_changing_scripts
 from fuse.graph.signature import Attribute
 
 
@@ -64,9 +63,10 @@ def capture(
 @contextlib.contextmanager
 def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[FakeTensorMode]:
     """The fake mode for the capture of a call, with torch in the modes in which calls are captured."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise CaptureError("the model is a ScriptModule, whose code is not Python; capture the module it was made from")
-    refuse_changing_scripts(model)
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            name = module.original_name
+            raise CaptureError(f"{name} is a ScriptModule, whose code is not Python; use the module it was made from")
     # Fake tensors are kept for calls of equal layouts, which inference tensors cannot be.
     with (
         _CAPTURING,

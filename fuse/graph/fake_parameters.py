@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from fuse.graph.attributes import Change, Held, changes
 from fuse.graph.contents import contents
-from fuse.graph.scripts import scripts
 from fuse.graph.signature import Attribute
 
 _REGISTRIES = ("_parameters", "_buffers")
@@ -77,8 +76,7 @@ def standing_in(model: nn.Module, twin: Callable[[Tensor], Tensor]) -> Iterator[
         found = [change for _, _, _, held in placed for change in changes(held, lambda now, then: now is twin(then))]
         return [replace(change, whole=change.whole and change.attribute in buffers) for change in found]
 
-    skipped = set(scripts(model))  # whose operators are given the real ones, which are found by which they are
-    modules = [(path, module) for path, module in model.named_modules() if module not in skipped]
+    modules = list(model.named_modules())
     buffers = {Attribute(path, name) for path, module in modules for name in module._buffers}
     try:
         for path, module in modules:

@@ -37,7 +37,6 @@ from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import computed_again
 from fuse.graph.recorder import Recorder
 from fuse.graph.results import flatten_result
-from fuse.graph.scripts import refuse_trained_scripts
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
 from fuse.graph.sources import user_line
 from fuse.graph.strides import contiguous_strides, is_dense
@@ -109,7 +108,6 @@ def capture_joint(
     ((Given(kind='input', index=0), Given(kind='tangent', index=0)), (None, 0, 1))
     """
     _refuse_hooks(model)
-    refuse_trained_scripts(model)
 
     def record(plan: Plan) -> Joint:
         with prepared(model, args, kwargs or {}) as fake_mode:

@@ -102,7 +102,7 @@ class StateGuard:
         return True
 
     def _watch_module(self, module: nn.Module) -> None:
-        if id(module) in self._seen:
+        if id(module) in self._seen or isinstance(module, torch.jit.ScriptModule):  # no program is made of these
             return
         self._seen.add(id(module))
         expected = {}
@@ -384,31 +384,12 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...
 
 
 def _tensor_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """``TensorGuards.check`` for these tensors, or the same in Python where torch has no such class."""
-    try:
-        sizes: Any = [list(t.shape) for t in tensors]
-        strides: Any = [list(t.stride()) for t in tensors]
-        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        check: Callable[..., bool] = guards.check
-    except (AttributeError, TypeError, RuntimeError):
-        return _python_check(tensors)
-    # The guard holds no tensor, and an empty one answers False.
+    """``TensorGuards.check`` for these tensors. The guard holds no tensor, and an empty one answers False."""
+    sizes: Any = [list(t.shape) for t in tensors]
+    strides: Any = [list(t.stride()) for t in tensors]
+    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = guards.check
     return check if tensors else lambda: True
-
-
-def _python_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    def facts(tensor: Any) -> tuple[Any, ...]:
-        if not isinstance(tensor, Tensor):
-            return (type(tensor),)
-        keys = torch._C._dispatch_keys(tensor)
-        return type(tensor), tensor.dtype, tensor.device, tensor.requires_grad, tensor.shape, tensor.stride(), keys
-
-    expected = [facts(tensor) for tensor in tensors]
-
-    def check(*candidates: Any) -> bool:
-        return len(set(map(id, candidates))) == len(candidates) and expected == [facts(t) for t in candidates]
-
-    return check
 
 
 def overlaps(tensors: Sequence[Tensor], written: frozenset[int]) -> bool:

@@ -422,3 +422,30 @@ def test_inference_mode_and_show() -> None:
     assert len(module.inner[0].seen) == 5
     assert report.before == report.after
     assert "Odd.seen" in report.fallbacks[0].reason
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("make", [block, Counting])
+def test_what_lies_around_torchscript_is_fused(make: Callable[[], nn.Module], train: bool) -> None:
+    module, expected = (nn.Sequential(block(), torch.jit.script(make()), block()) for _ in range(2))
+    expected.load_state_dict(module.state_dict())
+    fused = fuse.compile(module)
+    for _ in range(4):
+        x = torch.randn(4, 16)
+        with torch.set_grad_enabled(train), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.testing.assert_close(fused(x), expected(x), rtol=1e-4, atol=1e-4)
+    assert fused.last_run is not None
+    assert fused.last_run.kernels > 0
+    assert "ScriptModule" in fused.last_run.fallbacks[0].reason
