@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.graph.fakes import fake_like
 from fuse.graph.loop import Loop, results_of
+from fuse.graph.outputs import finished
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
 aten = torch.ops.aten
@@ -46,9 +46,7 @@ def without(
         kept[i] = None if value is None else len(left)
         if value is not None:
             left.append(value)
-    end = half.graph.output(tuple(left))
-    end.meta.update(val=tuple(node.meta["val"] for node in left), source="")
-    module = _LazyGraphModule(backward, half.graph)
+    module = finished(half.graph, left, backward)
     signature: Signature = backward.meta["signature"]
     module.meta["signature"] = replace(
         signature,

@@ -11,10 +11,9 @@ reversed loop.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,23 +21,19 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.node import map_arg
 from torch.nn import Module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse import ops
-from fuse.devices import without_autocast
 from fuse.errors import FuseError
 from fuse.gradients import own_gradients
-from fuse.gradients.replaying import replay
 from fuse.gradients.reversing import Prepared, Zeros, reversed_loop
-from fuse.gradients.step_gradients import Differentiable, NotReversible, differentiable
+from fuse.gradients.step_gradients import Differentiable, NotReversible, ReplayRecorder, differentiable
 from fuse.graph.aliases import View
 from fuse.graph.detaching import any_needs_gradient
 from fuse.graph.fakes import mode_of
-from fuse.graph.joint import Differentiate, Joint, JointRecorder, Recorded, formulas
+from fuse.graph.joint import Differentiate, Joint, Recorded, formulas
 from fuse.graph.loop import Loop
-from fuse.graph.mutated_attributes import Plan
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.kernel.lower import Declined
@@ -110,15 +105,16 @@ def _lies(spec: OutputSpec, graph: GraphModule) -> list[tuple[int, int]]:
     return [(n, step) for n, step in zip(size, stride, strict=True) if n > 1]
 
 
-class _Replay(JointRecorder):
+class _Replay(ReplayRecorder):
     """Runs a rolled graph again, records it and takes its gradients."""
 
+    title = "forward"
+
     def __init__(self, graph: GraphModule, recorded: Recorded) -> None:
-        self.given: list[Node] = graph.graph.find_nodes(op="placeholder")
-        super().__init__(Module(), mode_of(self.given[0].meta["val"]), Plan())
-        self.rolled, self.recorded = graph, recorded
+        given = graph.graph.find_nodes(op="placeholder")
+        super().__init__(Module(), graph, mode_of(given[0].meta["val"]))
+        self.recorded = recorded
         self.signature: Signature = graph.meta["signature"]
-        self.source = ""
         self.calls = 0
 
     def joint_of_rolled(self) -> Joint:
@@ -161,40 +157,8 @@ class _Replay(JointRecorder):
         given = tuple(replace(g, index=wanted[g.index]) if g.kind == "tangent" else g for g in joint.given)
         return replace(joint, given=given, trained=trained, detached=detached, rolled=True, own_gradients=False)
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-        """As for a model; ``args`` are what the graph is given."""
-        for number, (node, value) in enumerate(zip(self.given, args, strict=True)):
-            self._argument(node.name, number, value)
-        with (
-            self._recording("forward", contextlib.nullcontext()),
-            torch.enable_grad(),
-            without_autocast(),
-        ):
-            results = self._replayed(dict(zip(self.given, args, strict=True)))
-        return self._finish(tuple(results))
-
-    def _replayed(self, known: dict[Node, Any]) -> list[Tensor]:
-        def begin(node: Node) -> None:
-            self.source = node.meta.get("source", "")
-
-        def operate(node: Node) -> Any:
-            args: Any
-            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-            if node.op == "call_function":
-                return _as_recorded(node, node.target(*args, **kwargs), (args, kwargs))  # type: ignore[operator]
-            module = self.rolled.get_submodule(str(node.target))
-            if isinstance(module, Loop):
-                return self._run_loop(module, list(args), node.meta["val"], self._returned(node))
-            results = own_gradients.run(module, args, run_one)
-            self.lies_at(self.source)
-            return results
-
-        def run_one(node: Node, args: Any, kwargs: Any) -> Any:
-            begin(node)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-
-        replay(self.rolled.graph, known, begin, operate)
-        values = outputs_of(self.rolled.graph)
+    def results(self, known: Mapping[Node, Any]) -> list[Tensor]:
+        values = outputs_of(self.replayed.graph)
         results = []
         learned = self.signature.learning.leaves if self.signature.learning else 0
         for i, (spec, views) in enumerate(zip(self.signature.outputs, self.recorded.views, strict=True)):
@@ -214,32 +178,42 @@ class _Replay(JointRecorder):
                 value = view.op(value, *view.args, **view.kwargs)
         return value
 
+    def as_recorded(self, node: Node, value: Any, operands: Any) -> Any:
+        """``value`` of ``node``, which needs gradients only if what was recorded did.
+
+        Operators in functional form may have gradients where those that eager runs have none (statistics of a batch
+        norm).
+        """
+        random = ops.is_random(node.target)
+        if random and any_needs_gradient(value):  # in functional form its gradient may know other numbers (rrelu)
+            raise NotReversible(f"{node.target} draws numbers that its gradient needs")
+        if not isinstance(value, Tensor):
+            return value
+        recorded = node.meta.get("needs_gradient", value.requires_grad)
+        if recorded and not value.requires_grad and any_needs_gradient(operands):
+            raise NotReversible(f"{node.target} has no gradients")
+        return value if recorded else value.detach()
+
     def _returned(self, call: Node) -> set[int]:
         """The results of a loop in whose memory the caller receives something."""
-        values = outputs_of(self.rolled.graph)
+        values = outputs_of(self.replayed.graph)
         roots = {effects.root(value) for value in values}
         return {int(part.args[1]) for part in call.users if part in roots}  # type: ignore[arg-type]
 
-    def _run_loop(
-        self, loop: Loop, operands: list[Tensor], values: Sequence[Tensor], returned: set[int]
-    ) -> tuple[Tensor, ...]:
+    def run_loop(self, node: Node, operands: Sequence[Any]) -> Any:
+        loop: Loop = self.replayed.get_submodule(str(node.target))  # type: ignore[assignment]
+        values, operands = node.meta["val"], list(operands)
         trained = {i for i, operand in enumerate(operands) if operand.requires_grad}
         if not trained:
             own_gradients.put_back(loop.body)
             return self.record_loop(loop, operands, values)
         with _disable_current_modes():
-            made = differentiable(loop, operands, values, trained, returned)
+            made = differentiable(loop, operands, values, trained, self._returned(node))
             if isinstance(why := lower_loop(made.loop, operands, made.values), Declined):
                 raise NotReversible(why.reason)
         results: tuple[Tensor, ...] = _Steps.apply(self, made, *operands)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.lies_at(self.source)
+        self._line()
         return results
-
-    def _line(self) -> str:
-        if torch._C._current_autograd_node() is None:
-            self.lies_at(self.source)
-            return self.source
-        return super()._line()
 
     def formulas(self) -> dict[Any, Callable[..., Any]]:
         """Those of a batch norm too: in functional form, it would keep the statistics that it replaces."""
@@ -325,22 +299,6 @@ class _Steps(torch.autograd.Function):
             gradients[i] = functools.reduce(torch.add, totals)
         needed = ctx.needs_input_grad[2:]
         return None, None, *(g if n else None for g, n in zip(gradients, needed, strict=True))
-
-
-def _as_recorded(node: Node, value: Any, operands: Any) -> Any:
-    """``value`` of ``node``, which needs gradients only if what was recorded did.
-
-    Operators in functional form may have gradients where those that eager runs have none (statistics of a batch norm).
-    """
-    random = ops.is_random(node.target)
-    if random and any_needs_gradient(value):  # in functional form its gradient may know other numbers (rrelu)
-        raise NotReversible(f"{node.target} draws numbers that its gradient needs")
-    if not isinstance(value, Tensor):
-        return value
-    recorded = node.meta.get("needs_gradient", value.requires_grad)
-    if recorded and not value.requires_grad and any_needs_gradient(operands):
-        raise NotReversible(f"{node.target} has no gradients")
-    return value if recorded else value.detach()
 
 
 def _operand(given: Tensor | Zeros | Prepared, like: Tensor) -> Tensor:

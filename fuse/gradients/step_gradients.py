@@ -20,7 +20,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 from torch.nn import Module
 
@@ -34,7 +33,7 @@ from fuse.graph.halves import Given, root_of
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.graph.mutated_attributes import Plan
-from fuse.graph.outputs import cone, outputs_of
+from fuse.graph.outputs import cone, finished, outputs_of
 from fuse.graph.recomputing import computed_again_in_step
 from fuse.graph.signature import OutputSpec
 
@@ -109,54 +108,89 @@ def differentiable(
     return Differentiable(made, values, own, step, saved)
 
 
-class _BodyRecorder(JointRecorder):
+class ReplayRecorder(JointRecorder):
+    """Runs a captured graph again under autograd and records it; ``source`` is the line that it is at."""
+
+    title = ""
+
+    def __init__(self, root: Module, graph: GraphModule, fake_mode: FakeTensorMode) -> None:
+        super().__init__(root, fake_mode, Plan())
+        self.replayed = graph
+        self.given: list[Node] = graph.graph.find_nodes(op="placeholder")
+        self.source: str | None = None
+
+    def results(self, known: Mapping[Node, Any]) -> list[Tensor]:
+        """What the recorded graph returns, of what each node of the graph that ran is."""
+        raise NotImplementedError
+
+    def run_loop(self, node: Node, operands: Sequence[Any]) -> Any:
+        """The results of a loop."""
+        raise NotImplementedError
+
+    def as_recorded(self, node: Node, value: Any, operands: Any) -> Any:
+        """``value``, which an operator has computed."""
+        return value
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
+        """As for a model; ``args`` are what the graph is given."""
+        for number, (node, value) in enumerate(zip(self.given, args, strict=True)):
+            self._argument(node.name, number, value)
+        known = dict(zip(self.given, args, strict=True))
+        with (
+            self._recording(self.title, contextlib.nullcontext()),
+            torch.enable_grad(),
+            without_autocast(),
+        ):
+            replay(self.replayed.graph, known, self._begin, lambda node: self._operate(node, known))
+            results = self.results(known)
+        return self._finish(tuple(results))
+
+    def _begin(self, node: Node) -> None:
+        self.source = node.meta.get("source", "")
+
+    def _operate(self, node: Node, known: Mapping[Node, Any]) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+        if node.op == "call_function":
+            return self.as_recorded(node, node.target(*args, **kwargs), (args, kwargs))  # type: ignore[operator]
+        module = self.replayed.get_submodule(str(node.target))
+        if own_gradients.gradient_of(module) is None:
+            return self.run_loop(node, args)
+        results = own_gradients.run(module, args, self._run_one)
+        self._line()
+        return results
+
+    def _run_one(self, node: Node, args: Any, kwargs: Any) -> Any:
+        self._begin(node)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _line(self) -> str:
+        if self.source is None or torch._C._current_autograd_node() is not None:
+            return super()._line()
+        self.lies_at(self.source)
+        return self.source
+
+
+class _BodyRecorder(ReplayRecorder):
     """Records one step of a loop, every result a tensor of its own; ``copied`` are the copies made for that.
 
     The caller receives what the loop collects at the positions ``returned``.
     """
 
+    title = "a step"
+
     def __init__(self, loop: Loop, fake_mode: FakeTensorMode, returned: set[int]) -> None:
-        super().__init__(loop, fake_mode, Plan())
-        self.body, self.spec = loop.body, loop.spec
+        super().__init__(loop, loop.body, fake_mode)
+        self.spec = loop.spec
         every = range(loop.spec.carries, loop.spec.carries + loop.spec.collected)
         self.collected = frozenset(every) - returned
-        self.at: Node | None = None
         self.copied: set[int] = set()
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-        """As for a model; ``args`` are what the body is given."""
-        nodes: list[Node] = self.body.graph.find_nodes(op="placeholder")
-        for number, (node, value) in enumerate(zip(nodes, args, strict=True)):
-            self._argument(node.name, number, value)
-        with (
-            self._recording("a step", contextlib.nullcontext()),
-            torch.enable_grad(),
-            without_autocast(),
-        ):
-            known = dict(zip(nodes, args, strict=True))
+    def results(self, known: Mapping[Node, Any]) -> list[Tensor]:
+        outputs = outputs_of(self.replayed.graph)
+        return [self._own(number, known[node], outputs, node) for number, node in enumerate(outputs)]
 
-            def begin(node: Node) -> None:
-                self.at = node
-
-            def operate(node: Node) -> Any:
-                inner, options = map_arg((node.args, node.kwargs), known.__getitem__)
-                if node.op == "call_function":
-                    return node.target(*inner, **options)  # type: ignore[operator]
-                module = self.body.get_submodule(str(node.target))
-                if own_gradients.gradient_of(module) is None:
-                    raise NotReversible("a step holds another loop")
-                results = own_gradients.run(module, inner, run_one)
-                self.lies_at(node.meta["source"])
-                return results
-
-            def run_one(node: Node, args: Any, kwargs: Any) -> Any:
-                begin(node)
-                return node.target(*args, **kwargs)  # type: ignore[operator]
-
-            replay(self.body.graph, known, begin, operate)
-            outputs = outputs_of(self.body.graph)
-            results = [self._own(number, known[node], outputs, node) for number, node in enumerate(outputs)]
-        return self._finish(tuple(results))
+    def run_loop(self, node: Node, operands: Sequence[Any]) -> Any:
+        raise NotReversible("a step holds another loop")
 
     def _own(self, number: int, value: Tensor, outputs: Sequence[Node], node: Node) -> Tensor:
         if node.op != "placeholder" and not value._is_view() and outputs.index(node) == number:
@@ -200,13 +234,6 @@ class _BodyRecorder(JointRecorder):
         self.specs: tuple[OutputSpec, ...] = module.meta["signature"].outputs
         return module
 
-    def _line(self) -> str:
-        if torch._C._current_autograd_node() is None and self.at is not None:
-            line: str = self.at.meta.get("source", "")
-            self.lies_at(line)
-            return line
-        return super()._line()
-
 
 def _training_states(loop: Loop, trained: set[int]) -> set[int]:
     """``trained`` and the states that come to depend on it."""
@@ -241,10 +268,3 @@ def _with_outputs(graph: Graph, outputs: Sequence[Node]) -> GraphModule:
         if node.op == "placeholder" or node in wanted:
             inner[node] = body.node_copy(node, inner.__getitem__)
     return finished(body, [inner[node] for node in outputs])
-
-
-def finished(body: Graph, results: Sequence[Node]) -> GraphModule:
-    """``body`` as a module that returns ``results``."""
-    output = body.output(tuple(results))
-    output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
-    return _LazyGraphModule(Module(), body)

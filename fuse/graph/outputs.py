@@ -5,12 +5,21 @@ FX gives each node a name of its own, but writes the functions that run a graph 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.nn import Module
 
 T = TypeVar("T")
+
+
+def finished(graph: Graph, results: Sequence[Node], root: Module | None = None) -> GraphModule:
+    """``graph``, which has no output node yet, as a module that returns ``results``."""
+    output = graph.output(tuple(results))
+    output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
+    return _LazyGraphModule(root or Module(), graph)
 
 
 def add_placeholder(graph: Graph, name: str) -> Node:

@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
-from fuse.graph.outputs import add_placeholder
+from fuse.graph.outputs import add_placeholder, finished
 from fuse.loops.collectors import COLLECTORS
 from fuse.loops.moving import Moved
 from fuse.loops.native import copied, lasts_to_copy
@@ -59,9 +57,7 @@ def build(rolled: Rolled, *, persistent: bool = True) -> Built:
         body.copy(j, node)
     collected = _read_outside(rolled)
     results = [body.next_state(carry) for carry in rolled.carries] + [body.result(r, r.links) for r in collected]
-    output = body.graph.output(tuple(results))
-    output.meta.update(val=tuple(r.meta["val"] for r in results), source="")
-    module = _LazyGraphModule(Module(), body.graph)
+    module = finished(body.graph, results)
     source = rolled.typical[0].meta.get("source", "")
     inputs = (*(m.how for m in rolled.inputs), *(StepInput(0, 0, 1) for _ in rolled.constants))
     spec = LoopSpec(len(rolled.steps), len(rolled.carries), inputs, len(collected), source, persistent=persistent)

@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.nn import Module
 
 from fuse import ops
 from fuse.graph.loop import Loop, of_all_steps
-from fuse.graph.outputs import add_placeholder, cone, outputs_of
+from fuse.graph.outputs import add_placeholder, cone, finished, outputs_of
 from fuse.loops.batching import ROWS_OF_A_WEIGHT, Batcher, CannotBatchError, can_batch
 from fuse.loops.building import call_loop
 from fuse.loops.reads import is_link
@@ -206,9 +204,8 @@ class _Whole:
         for node in (*self.given, *self.nodes):
             if node in wanted:
                 inner[node] = body.node_copy(node, inner.__getitem__)
-        output = body.output(tuple(inner[node] for node in results))
-        output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
-        return _LazyGraphModule(Module(), body), [i for i, node in enumerate(self.given) if node in wanted]
+        module = finished(body, [inner[node] for node in results])
+        return module, [i for i, node in enumerate(self.given) if node in wanted]
 
     def _after(
         self,

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
 from fuse.graph.loop_ends import LoopWithEnds
-from fuse.graph.outputs import add_placeholder
+from fuse.graph.outputs import add_placeholder, finished
 from fuse.rewrite import effects, nested, regions, surgery
 
 
@@ -54,10 +53,8 @@ class _Joining:
         for number, group in enumerate(self.after):
             computed += self._region(f"after_{number}", group)
         results = [node for node in computed if any(user not in self.members for user in effects.readers(node))]
-        inner = tuple(self.inner[node] for node in results)
-        output = self.graph.output(inner)
-        output.meta.update(val=tuple(node.meta["val"] for node in inner), source="")
-        return Joined(LoopWithEnds(_LazyGraphModule(self.root, self.graph)), self.inputs, results)
+        module = finished(self.graph, [self.inner[node] for node in results], self.root)
+        return Joined(LoopWithEnds(module), self.inputs, results)
 
     def _region(self, name: str, members: Sequence[Node]) -> list[Node]:
         module, inputs, results = regions.build_body(members)

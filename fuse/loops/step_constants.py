@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fuse import ops
+from fuse.graph.outputs import finished
 from fuse.loops.reads import Leaf, Link, Obstacle, Read, leaves, replace_leaves
 from fuse.rewrite import surgery
 from fuse.rewrite.constants import value_of_origin
@@ -72,8 +72,7 @@ def counted(numbers: Numbers, mode: FakeTensorMode) -> GraphModule | None:
     bounds = (values[0], values[-1] + step, step)
     node = made.call_function(aten.arange.start_step, bounds, {"dtype": table.dtype, "device": table.device})
     node.meta.update(val=mode.from_tensor(table), source="")
-    made.output((node,)).meta.update(val=(node.meta["val"],), source="")
-    origin = _LazyGraphModule(nn.Module(), made)
+    origin = finished(made, [node])
     value = value_of_origin(origin)
     return origin if value is not None and torch.equal(value, table) else None
 

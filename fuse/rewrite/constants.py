@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from fuse.graph.outputs import cone, outputs_of
+from fuse.graph.outputs import cone, finished, outputs_of
 from fuse.rewrite import surgery
 from fuse.rewrite.evaluate import can_evaluate, evaluate, laid_out
 
@@ -84,5 +83,4 @@ def _origin(graph: GraphModule, node: Node) -> GraphModule | None:
         else:
             copies[one] = made.node_copy(one, copies.__getitem__)
             copies[one].meta = dict(one.meta)
-    made.output((copies[node],)).meta = {"val": (node.meta["val"],), "source": ""}
-    return _LazyGraphModule(nn.Module(), made)
+    return finished(made, [copies[node]])

@@ -15,11 +15,10 @@ import operator
 from collections.abc import Iterable, Sequence
 
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.nn import Module
 
 from fuse import ops
-from fuse.graph.outputs import add_placeholder
+from fuse.graph.outputs import add_placeholder, finished
 from fuse.rewrite import effects, nested, surgery
 from fuse.rewrite.ordering import program_order
 
@@ -63,9 +62,7 @@ def build_body(members: Sequence[Node]) -> tuple[GraphModule, list[Node], list[N
 
 def region_module(body: Graph, results: Sequence[Node]) -> GraphModule:
     """The module of a region: ``body``, which has no output node yet, returning ``results``."""
-    output = body.output(tuple(results))
-    output.meta.update(val=tuple(r.meta["val"] for r in results), source="")
-    module = _LazyGraphModule(Module(), body)
+    module = finished(body, results)
     module.meta["kind"] = "region"
     return module
 
