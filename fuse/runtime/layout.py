@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def _part(whole: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
-    return whole.as_strided(size, stride, whole.storage_offset() + offset)
-
-
-part: Callable[[Tensor, tuple[int, ...], tuple[int, ...], int], Tensor] = getattr(
-    torch._C._dynamo.guards, "_reinterpret_tensor", _part
-)
+_guards: Any = torch._C._dynamo.guards
+part: Callable[[Tensor, tuple[int, ...], tuple[int, ...], int], Tensor] = _guards._reinterpret_tensor
 """The tensor of that size and stride, so many elements behind the first of another: a view, without the dispatcher."""
 
 

@@ -13,11 +13,7 @@ from fuse.runtime.cpu.tables import Tables, runner, scratch_bytes
 from fuse.runtime.device import Empty, Runtime
 
 _guards: Any = torch._C._dynamo.guards
-empty: Empty = getattr(
-    _guards,
-    "_empty_strided_cpu",
-    lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cpu"),
-)
+empty: Empty = _guards._empty_strided_cpu
 """``torch.empty_strided`` without the dispatcher, as the code that ``torch.compile`` writes makes its results."""
 
 RUNTIME = Runtime(lower_measured, preferred, product, addresses_of, Tables, runner, scratch_bytes, empty)
