@@ -54,7 +54,7 @@ class BiasGelu:
 
 @pattern(enabled=False)
 class QuickGelu:
-    """GELU by a sigmoid, as CLIP has it: x * sigmoid(1.702 x), with any factor.
+    """GELU approximated by a sigmoid, as in CLIP: x * sigmoid(c x).
 
     Source: microsoft/onnxruntime, onnxruntime/python/tools/transformers/fusion_quickgelu.py.
     """
@@ -118,7 +118,7 @@ class Mish:
 
 @pattern(enabled=False)
 class DynamicTanh:
-    """A layer norm's stand-in: tanh(alpha x) with a gain and a bias.
+    """A replacement for layer norm: tanh(alpha x) with a gain and a bias.
 
     Source: linkedin/Liger-Kernel, src/liger_kernel/ops/dyt.py.
     """

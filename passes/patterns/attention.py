@@ -64,7 +64,7 @@ class UnscaledAttention:
 
 @pattern(enabled=False)
 class FilledAttention:
-    """Attention whose masked scores are filled with a number, as windows and causal masks are in first versions.
+    """Attention whose masked scores are filled with a number, as early causal and window masks do.
 
     Source: pytorch/pytorch, torch/_inductor/fx_passes/fuse_attention.py.
     """
@@ -79,7 +79,7 @@ class FilledAttention:
 
 @pattern(enabled=False)
 class DroppedAttention:
-    """Attention with dropout by a mask that is given.
+    """Attention with dropout, whose mask is an argument.
 
     Source: NVIDIA/apex, apex/contrib/multihead_attn/self_multihead_attn_func.py.
     """
@@ -93,7 +93,7 @@ class DroppedAttention:
 
 @pattern(enabled=False)
 class CappedAttention:
-    """Attention whose scores are bent by tanh, as Gemma 2 does.
+    """Attention whose scores are capped by tanh, as in Gemma 2.
 
     Source: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py.
     """
@@ -130,7 +130,7 @@ class GroupedQueryAttention:
 
 @pattern(enabled=False)
 class CachedAttention:
-    """Attention over cached keys and values and those of this step, which are given back as the next cache.
+    """Attention over cached keys and values and those of this step, which are returned as the next cache.
 
     Source: microsoft/onnxruntime, onnxruntime/python/tools/transformers/fusion_bart_attention.py.
     """
@@ -162,7 +162,7 @@ class LinearAttention:
 
 @pattern(enabled=False)
 class ScaledMaskedSoftmax:
-    """The softmax between the two products, with a scale and a mask that fills.
+    """The softmax of attention, with a scale and scores filled by a mask.
 
     Source: NVIDIA/apex, apex/transformer/functional/fused_softmax.py.
     """

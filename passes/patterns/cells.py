@@ -31,7 +31,7 @@ class LstmCell:
 
 @pattern(enabled=False)
 class GruCell:
-    """The gates of a GRU, with the reset behind the product.
+    """The gates of a GRU, with the reset applied after the product.
 
     Source: openvinotoolkit/openvino,
     src/common/transformations/src/transformations/common_optimizations/gru_cell_fusion.cpp.
@@ -64,7 +64,7 @@ class AttentionGruCell:
 
 @pattern(enabled=False)
 class PeepholeCell:
-    """An LSTM whose gates see the cell's state.
+    """An LSTM whose gates read the cell's state.
 
     Source: PaddlePaddle/Paddle, paddle/fluid/framework/ir/fc_lstm_fuse_pass.cc.
     """
@@ -112,7 +112,7 @@ class LightGruCell:
 
 @pattern(enabled=False)
 class IndependentCell:
-    """A cell whose units read themselves only.
+    """A cell whose units read only their own state (IndRNN).
 
     Source: lmnt-com/haste, frameworks/pytorch/indrnn.py.
     """

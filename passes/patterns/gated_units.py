@@ -14,7 +14,7 @@ from fuse.rewrite.patterns.registry import pattern
 
 @pattern(enabled=False)
 class GluOfHalves:
-    """One half times the sigmoid of the other, written with slices.
+    """One half of a tensor times the sigmoid of the other half, written with slices.
 
     Source: openvinotoolkit/openvino,
     src/common/transformations/src/transformations/common_optimizations/glu_fusion.cpp.

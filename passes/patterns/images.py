@@ -89,7 +89,7 @@ class SqueezeExcite:
 
 @pattern(enabled=False)
 class PixelShuffleRelu:
-    """Channels that become places, written as a reshape, a permute and a reshape, with a ReLU behind them.
+    """A pixel shuffle, written as a reshape, a permute and a reshape, followed by a ReLU.
 
     Source: openvinotoolkit/openvino,
     src/common/transformations/src/transformations/common_optimizations/depth_to_space_fusion.cpp.
@@ -104,7 +104,7 @@ class PixelShuffleRelu:
 
 @pattern(enabled=False)
 class ConcatShuffle:
-    """ShuffleNet's end: two halves of the channels put together and shuffled.
+    """The end of a ShuffleNet block: two halves of the channels are concatenated and shuffled.
 
     Source: openvinotoolkit/openvino,
     src/common/transformations/src/transformations/common_optimizations/shuffle_channels_fusion.cpp.
@@ -123,7 +123,7 @@ class ConcatShuffle:
 
 @pattern(enabled=False)
 class LayerScaleAdd:
-    """A residual plus a branch that is scaled by channel, as CaiT and ConvNeXt have it.
+    """A residual plus a branch that is scaled by channel, as in CaiT and ConvNeXt.
 
     Source: huggingface/pytorch-image-models, timm/layers/layer_scale.py.
     """

@@ -15,7 +15,7 @@ from fuse.rewrite.patterns.registry import pattern
 
 @pattern(enabled=False)
 class LabelSmoothing:
-    """Cross entropy against labels that are smoothed, from the logits.
+    """Cross entropy of logits with smoothed labels.
 
     Source: NVIDIA/apex, apex/contrib/xentropy/softmax_xentropy.py.
     """
@@ -41,7 +41,7 @@ class LabelSmoothing:
 
 @pattern
 class FocalLoss:
-    """Binary cross entropy that weights what is not learned yet, without PyTorch's call for the cross entropy.
+    """Focal loss: a binary cross entropy that weights hard examples, without PyTorch's call for it.
 
     Source: NVIDIA/apex, apex/contrib/focal_loss/focal_loss.py.
     """
@@ -92,7 +92,7 @@ class JensenShannon:
 
 @pattern(enabled=False)
 class TotalVariation:
-    """Half the sum of the differences of two rows of probabilities.
+    """Half the sum of the absolute differences of two rows of probabilities.
 
     Source: linkedin/Liger-Kernel, src/liger_kernel/ops/tvd.py.
     """
@@ -122,7 +122,7 @@ class ShiftedLogSumExp:
 
 @pattern(enabled=False)
 class GumbelMax:
-    """The largest of probabilities over exponential noise, which is given: a draw by the probabilities.
+    """A random draw: the largest of probabilities divided by exponential noise, which is an argument.
 
     Source: pytorch/pytorch, torch/_inductor/fx_passes/apply_gumbel_max_trick.py.
     """
@@ -136,7 +136,7 @@ class GumbelMax:
 
 @pattern(enabled=False)
 class FactorizationMachine:
-    """Half the square of a sum less the sum of squares: all products of two fields.
+    """The sum of all products of two fields, as half of a squared sum minus a sum of squares.
 
     Source: PaddlePaddle/Paddle, paddle/fluid/framework/ir/squared_mat_sub_fuse_pass.cc.
     """

@@ -15,7 +15,7 @@ from fuse.rewrite.patterns.registry import pattern
 
 @pattern(enabled=False)
 class RmsNorm:
-    """A row over the root of its mean square, times a weight.
+    """A row divided by the root of its mean square, times a weight.
 
     Source: NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/auto_deploy/transform/library/rms_norm.py.
     """
@@ -26,7 +26,7 @@ class RmsNorm:
 
 @pattern(enabled=False)
 class AddRmsNorm:
-    """An RMS norm of a sum that the next residual connection reads as well.
+    """An RMS norm of a sum that the next residual connection also reads.
 
     Source: vllm-project/vllm, vllm/model_executor/layers/layernorm.py.
     """
@@ -53,7 +53,7 @@ class GemmaRmsNorm:
 
 @pattern(enabled=False, finite=True)
 class LayerNormWrittenOut:
-    """A layer norm from means, as the Annotated Transformer and BERT's first code have it.
+    """A layer norm written with means, as in the Annotated Transformer and BERT's first code.
 
     Source: microsoft/onnxruntime, onnxruntime/core/optimizer/layer_norm_fusion.cc.
     """
@@ -73,7 +73,7 @@ class LayerNormWrittenOut:
 
 @pattern(enabled=False)
 class SkipLayerNorm:
-    """A layer norm of a sum that is read no more.
+    """A layer norm of a sum that nothing else reads.
 
     Source: microsoft/onnxruntime, onnxruntime/python/tools/transformers/fusion_skiplayernorm.py.
     """
@@ -101,7 +101,7 @@ class BiasSkipLayerNorm:
 
 @pattern(enabled=False)
 class DropoutAddLayerNorm:
-    """Dropout by a mask that is given, the residual and the layer norm behind them.
+    """Dropout with its mask as an argument, then the residual and the layer norm.
 
     Source: Dao-AILab/flash-attention, flash_attn/ops/layer_norm.py.
     """
@@ -116,7 +116,7 @@ class DropoutAddLayerNorm:
 
 @pattern(enabled=False)
 class GroupNormSilu:
-    """A group norm and the SiLU behind it, as the blocks of a diffusion U-Net have them.
+    """A group norm followed by a SiLU, as in the blocks of a diffusion U-Net.
 
     Source: NVIDIA/apex, apex/contrib/group_norm/group_norm.py.
     """
@@ -130,7 +130,7 @@ class GroupNormSilu:
 
 @pattern(enabled=False, finite=True)
 class MeanVarianceNorm:
-    """An image less its mean over its deviation, per channel: an instance norm.
+    """An instance norm: an image minus its mean, divided by its deviation, per channel.
 
     Source: openvinotoolkit/openvino,
     src/common/transformations/src/transformations/common_optimizations/mvn_fusion.cpp.
@@ -149,7 +149,7 @@ class MeanVarianceNorm:
 
 @pattern(enabled=False)
 class L2Norm:
-    """A row over its length, at least a small number.
+    """A row divided by its length, which is at least a small number.
 
     Source: NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/auto_deploy/transform/library/l2_norm.py.
     """

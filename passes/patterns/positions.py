@@ -14,7 +14,7 @@ from fuse.rewrite.patterns.registry import pattern
 
 @pattern(enabled=False)
 class RotaryOfHalves:
-    """Rotary embedding that turns one half of a head with the other, as Llama's published code does.
+    """Rotary embedding that rotates one half of a head with the other half, as in Llama's published code.
 
     Source: NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/auto_deploy/transform/library/rope.py.
     """
@@ -29,7 +29,7 @@ class RotaryOfHalves:
 
 @pattern(enabled=False)
 class RotaryOfPairs:
-    """Rotary embedding that turns neighbours with each other, as GPT-J and RoFormer do.
+    """Rotary embedding that rotates neighbouring elements, as in GPT-J and RoFormer.
 
     Source: Dao-AILab/flash-attention, flash_attn/layers/rotary.py.
     """
@@ -62,7 +62,7 @@ class RotaryOfComplex:
 
 @pattern(enabled=False)
 class EmbeddingLayerNorm:
-    """The sum of the embeddings of words and positions, with the layer norm behind it.
+    """The sum of the embeddings of words and positions, followed by a layer norm.
 
     Source: microsoft/onnxruntime, onnxruntime/core/optimizer/embed_layer_norm_fusion.cc.
     """

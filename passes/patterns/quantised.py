@@ -25,7 +25,7 @@ class FakeQuantise:
 
 @pattern(enabled=False)
 class DynamicQuantise:
-    """A row in eight bits, and the scale that its largest number gives.
+    """A row rounded to eight bits, and its scale, taken from the row's largest number.
 
     Source: microsoft/onnxruntime, onnxruntime/core/optimizer/dynamic_quantize_matmul_fusion.cc.
     """
@@ -37,7 +37,7 @@ class DynamicQuantise:
 
 @pattern(enabled=False)
 class DequantisedProduct:
-    """A product with a weight of eight bits, scaled by column behind it.
+    """A product with a weight of eight bits, then scaled by column.
 
     Source: pytorch/pytorch, torch/_inductor/fx_passes/quantization.py.
     """
@@ -51,7 +51,7 @@ class DequantisedProduct:
 
 @pattern(enabled=False)
 class RmsNormQuantise:
-    """An RMS norm that ends in eight bits.
+    """An RMS norm rounded to eight bits.
 
     Source: NVIDIA/TensorRT-LLM, tensorrt_llm/_torch/auto_deploy/transform/library/fuse_rmsnorm_quant_fp8.py.
     """
@@ -66,7 +66,7 @@ class RmsNormQuantise:
 
 @pattern(enabled=False)
 class LowRankSum:
-    """A product and a low-rank product beside it, scaled: LoRA.
+    """A product plus a scaled low-rank product (LoRA).
 
     Source: openvinotoolkit/openvino,
     src/common/transformations/src/transformations/common_optimizations/lora_subgraph_fusion.cpp.

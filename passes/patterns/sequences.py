@@ -28,7 +28,7 @@ class CrfStep:
 
 @pattern(enabled=False)
 class ViterbiStep:
-    """One step of the best path through a chain: the scores, and where each came from.
+    """One step of the best path through a chain: the scores, and the predecessor of each.
 
     Source: kmkurn/pytorch-crf, torchcrf/__init__.py.
     """
@@ -43,7 +43,7 @@ class ViterbiStep:
 
 @pattern(enabled=False)
 class SelectiveScanStep:
-    """One step of Mamba's state and what is read of it.
+    """One step of Mamba's state, and its output.
 
     Source: state-spaces/mamba, mamba_ssm/ops/selective_scan_interface.py.
     """
