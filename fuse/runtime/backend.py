@@ -4,9 +4,9 @@
 
 Dynamo guards the model and gives parameters as arguments; what it traced is run as any other model is, so that writes,
 views, graph breaks and gradients are those of ``fuse.compile``. Gradients come from the same recorder, not from
-AOTAutograd, which takes ten times as long on the loops that Dynamo unrolls. Shapes that Dynamo leaves symbolic are
-numbers in a call: one variant is made for each. A checkpointed block is checkpointed while it is recorded, so that its
-backward pass holds its operators a second time.
+AOTAutograd, which takes ten times as long on the loops that Dynamo unrolls. A size that Dynamo leaves symbolic is asked
+of the tensor that has it, as ``forward`` does, so that sizes vary as in ``fuse.compile``. A checkpointed block is
+checkpointed while it is recorded, so that its backward pass holds its operators a second time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter
@@ -36,9 +36,12 @@ def fuse_backend(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[
     >>> compiled(x).sum().backward(); x.grad
     tensor([1., 1.])
     """
+    asked = _sizes_asked(graph)
     engine = Engine(TracedByDynamo(graph), freeze=False, passes=None)
 
     def run(*inputs: Any) -> Any:
+        if asked:
+            inputs = tuple(None if place in asked else value for place, value in enumerate(inputs))
         return engine.call(inputs, {})
 
     return run
@@ -60,6 +63,27 @@ class TracedByDynamo(nn.Module):
 
     def _get_name(self) -> str:
         return "a graph of Dynamo"
+
+
+def _sizes_asked(graph: GraphModule) -> frozenset[int]:
+    """Let a graph ask its tensors for the sizes that Dynamo gives beside them; which inputs it then needs no more."""
+    inputs = graph.graph.find_nodes(op="placeholder")
+    values = [node.meta.get("example_value") for node in inputs]
+    sizes = {
+        size.node.expr: (node, dim)
+        for node, value in zip(inputs, values, strict=True)
+        for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ())
+        if isinstance(size, torch.SymInt)
+    }
+    numbers = [place for place, value in enumerate(values) if isinstance(value, torch.SymInt)]
+    for place in numbers:
+        asked = sizes.get(values[place].node.expr)
+        if asked is not None and inputs[place].users:
+            with graph.graph.inserting_after(inputs[-1]):
+                inputs[place].replace_all_uses_with(graph.graph.call_method("size", asked))
+    if numbers:
+        graph.recompile()
+    return frozenset(place for place in numbers if not inputs[place].users)
 
 
 def _checkpoint(graph: GraphModule) -> None:

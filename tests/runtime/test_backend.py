@@ -194,6 +194,26 @@ def test_dynamic_shapes_train(engines: list[Engine]) -> None:
     assert len(observed(engines)) == 1
 
 
+def test_sizes_that_dynamo_leaves_symbolic_need_no_capture_each(engines: list[Engine]) -> None:
+    layer = nn.Linear(8, 8)
+
+    def windows(a: Tensor, scale: int) -> Tensor:
+        steps, batch, _ = a.shape
+        padded = F.pad(layer(a), (0, 0, 0, 0, 0, 64 - steps)).reshape(64 * batch, 8)
+        return padded.mul(scale + batch).view(64, batch, 8)[: steps - 1]
+
+    compiled = torch.compile(windows, backend="fuse", dynamic=True)
+    resized = []
+    for steps, batch in ((30, 3), (11, 7), (17, 4), (24, 5), (19, 6), (28, 4), (20, 5), (19, 6)):
+        a = torch.randn(steps, batch, 8)
+        torch.testing.assert_close(compiled(a, 5), windows(a, 5))
+        latest = engines[0].latest()
+        assert latest is not None
+        resized.append(latest.resized)
+    assert resized == 4 * [False] + 4 * [True]
+    assert len(observed(engines)) == 1
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("preserve", [True, False])
 def test_a_checkpointed_block_is_computed_again(engines: list[Engine], dropout: float, preserve: bool) -> None:
