@@ -123,8 +123,9 @@ def relation_of(
     """How the numbers of a text follow from sizes: where each size stands, and what every number is.
 
     The sizes are the smallest numbers that differ and follow from no others: as a multiple of one, of two of them, one
-    and a few, or what is left of one in whole windows; numbers ``apart`` follow from none. Calls in which a size is one
-    tell only where no others do (one window, then several). None where there is nothing to relate to.
+    and a few, a number without one, or what is left of one in whole windows; numbers ``apart`` follow from none. Calls
+    in which a size is one tell only where no others do (one window, then several). None where there is nothing to
+    relate to, and where a number below zero follows from no other.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
@@ -132,6 +133,8 @@ def relation_of(
     ((0, 1), (((('n0',), 1),), ((('n1',), 1),)))
     >>> relation_of((99, 29, 2), [(11, 53, 1)], frozenset({99}))  # 64 windows - steps
     ((2, 0), (((('n1',), 1),), ((('n0',), 64), (('n1',), -1)), ((('n0',), 1),)))
+    >>> relation_of((9, 55, -55), [(5, 59, -59)])  # 64 - steps
+    ((0,), (((('n0',), 1),), (((), 64), (('n0',), -1)), (((), -64), (('n0',), 1))))
     """
     alike = [o for o in references if all(map(are_alike, now, o))]
     alike = alike or [o for o in references if all(map(_are_alike_but_for_ones, now, o))]
@@ -146,13 +149,15 @@ def relation_of(
     places: list[int] = []
     whole = {columns[place] for place in vary if kinds[place][0] is int}
     rests = _rests(whole, apart)
-    for column in sorted(whole, key=lambda c: (c in rests, max(map(abs, c)), c)):
+    for column in sorted(whole, key=lambda c: (c in rests, min(c) < 0, max(map(abs, c)), c)):
         terms = None if column[0] in apart else _multiple(column, factors)
         if terms is None:
             if column in rests:
                 terms = sum_of(*(product_of(known[int, of], (((), times),)) for of, times in rests[column]))
             elif column[0] not in apart:
                 terms = _shift(column, sizes)
+            if terms is None and min(column) < 0:
+                return None
             if terms is None:
                 terms = (((f"n{len(sizes)}",), 1),)
                 sizes.append(column)
@@ -168,8 +173,12 @@ def relation_of(
 
 
 def are_alike(a: Any, b: Any) -> bool:
-    """Whether two numbers may be one that varies: floats, and sizes that tell."""
-    return a == b or isinstance(a, float) or min(a, b) >= TELLING
+    """Whether two numbers may be one that varies: floats, and sizes that tell, or what is cut off by them.
+
+    >>> are_alike(5, 7), are_alike(-5, -7), are_alike(-5, 7), are_alike(1, 2)
+    (True, True, False, False)
+    """
+    return a == b or isinstance(a, float) or min(a, b) >= TELLING or max(a, b) <= -TELLING
 
 
 def _are_alike_but_for_ones(now: Any, other: Any) -> bool:
@@ -192,11 +201,11 @@ def _multiple(column: Column, factors: Sequence[tuple[Column, Terms]]) -> Terms 
 
 
 def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
-    """A number as a size and a few more or less."""
-    for i, one in enumerate(sizes):
-        shift = column[0] - one[0]
-        if all(c == a + shift for c, a in zip(column, one, strict=True)):
-            return (((), shift), ((f"n{i}",), 1))
+    """A number as a size and a few more or less, or as what is left of a number without a size."""
+    for sign, (i, one) in product((1, -1), enumerate(sizes)):
+        shift = column[0] - sign * one[0]
+        if all(c == sign * a + shift for c, a in zip(column, one, strict=True)):
+            return (((), shift), ((f"n{i}",), sign))
     return None
 
 

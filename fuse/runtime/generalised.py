@@ -262,7 +262,7 @@ def _tell(relation: Relation, calls: Sequence[Numbers]) -> bool:
     for terms, column in zip(relation, zip(*calls, strict=True), strict=True):
         if isinstance(terms, tuple):
             ((factors, times), *_) = (term for term in terms if term[0])
-            if times == 1 and len(factors) == 1 and sum(1 for term in terms if term[0]) == 1:
+            if abs(times) == 1 and len(factors) == 1 and sum(1 for term in terms if term[0]) == 1:
                 columns.setdefault(factors[0], {})[column] = None
     sizes = [next(iter(of)) for of in columns.values()]
     changes = [[float(n - of[0]) for n in of[1:]] for of in sizes]

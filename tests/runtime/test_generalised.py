@@ -121,6 +121,30 @@ def grown(m: Model, x: Tensor) -> Tensor:
     return F.pad(m.first(x), (0, 0, 0, 0, 0, max(0, 20 - x.shape[0])))
 
 
+def filled(m: Model, x: Tensor) -> Tensor:
+    """Padded to one length for all sizes: by 64 less a size, which is cut off again in the backward pass."""
+    return F.pad(m.first(x), (0, 0, 0, 0, 0, 64 - x.shape[0])).tanh()
+
+
+def from_a_table(m: Model, x: Tensor) -> Tensor:
+    """Relative positions: the middle of a table on both sides of a place."""
+    steps = x.shape[0]
+    table = torch.arange(100, dtype=x.dtype)[50 - steps : 50 + steps - 1] / 50
+    distance = torch.arange(steps)[:, None] - torch.arange(steps) + steps - 1
+    return torch.einsum("ts,sbw->tbw", torch.sin(table)[distance], m.first(x))
+
+
+def into_a_cache(m: Model, x: Tensor) -> Tensor:
+    cache = x.new_zeros(48, *x.shape[1:])
+    cache[48 - x.shape[0] :] = m.first(x)
+    return cache.cumsum(0)
+
+
+def what_is_left(m: Model, x: Tensor) -> Tensor:
+    rest = x.new_ones(48, *x.shape[1:])[x.shape[0] :]
+    return m.first(x).exp() if rest.shape[0] == 48 - 17 else m.first(x).tanh() + rest.sum() / 100
+
+
 def reshaped(m: Model, x: Tensor) -> Tensor:
     return m.first(x.flatten(0, 1)).view(x.shape[0], -1)
 
@@ -409,7 +433,9 @@ def as_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, tuple) else [result]
 
 
-SERVED = [loop, plain, attention, positions, count_too, reshaped, reversed_loop, one_number, by_length, by_mode]
+SERVED = [
+    loop, plain, attention, positions, count_too, reshaped, reversed_loop, one_number, by_length, by_mode, filled
+]  # fmt: skip
 OTHERS = [
     branch, windows, mean_by_hand, several, coincidence, counter, slices, halves, odd, every_seventh, one_length,
     one_count, one_stride, inner_size, unseen_size, by_table, root, text, shape_of_two, grown, last_apart,
@@ -417,7 +443,7 @@ OTHERS = [
     numbered, after_the_loop, every_other, length_of_list, counted_last, with_numpy, of_a_part, cached,
     strange_mask, blocks, counted_by_hand, counted_by_sum, counted_on, power_of_two, power_by_its_name, common_factor,
     bits, rounded, asked_by_function, part_of_range, masked_by_numbers,
-    numbers_from_the_end, numbers_with_an_exception, numbers_with_a_bound,
+    numbers_from_the_end, numbers_with_an_exception, numbers_with_a_bound, from_a_table, into_a_cache, what_is_left,
 ]  # fmt: skip
 
 
@@ -524,7 +550,7 @@ def dropped(m: Model, x: Tensor) -> Tensor:
     return F.dropout(m.first(x), 0.3, training=True).tanh()
 
 
-TRAINED = [loop, attention, two_results, mean, dropped, masked_by_numbers]
+TRAINED = [loop, attention, two_results, mean, dropped, masked_by_numbers, filled]
 OTHERS_TRAINED = [
     branch, inner_size, own_gradient, hooks_of_saved, checkpointed, detached_at, asks_for_gradients
 ]  # fmt: skip
