@@ -386,11 +386,11 @@ class Engine:
         """The result of a call that is captured once its size has come often enough."""
         why = f"sizes keep changing: one runs eager until that has taken as long as a capture ({seconds:.3f} s)"
         beyond = between is not None and not between.within
-        size = kind(self._maker, call) if beyond else kind_of_call(call.leaves, call.spec)
+        size = kind_of_call(call.leaves, call.spec)
         started = time.perf_counter()
         result = self._eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
         with self._lock:
-            self._patience.ran_eager(size, time.perf_counter() - started)
+            self._patience.ran_eager(kind(self._maker, call), size, time.perf_counter() - started, beyond)
         return result
 
     def _may_pass(self, compiled: Compiled, call: ModelCall) -> bool:

@@ -1,7 +1,7 @@
 """Whether a call with sizes that are new is worth a capture yet.
 
     the first eight sizes of a kind of call      captured, or given the graph of others, each at its first call
-    further ones                                 eager, until that has taken as long as either takes
+    further ones                                 eager, until one more would have taken as long as either takes
     those beyond all that were captured          the same, but that their eager seconds are counted together
 
 Batches cut at their own length seldom have one size twice, and a capture takes as long as many eager calls: whoever
@@ -34,14 +34,15 @@ class Patience:
     ...     patience.captured("kind", size, 0.08)
     >>> patience.expected("kind", 100), patience.expected("kind", 3)
     (0.08, None)
-    >>> patience.ran_eager(100, 0.05); patience.ran_eager(100, 0.05)
-    >>> patience.expected("kind", 100) is None
-    True
+    >>> patience.ran_eager("kind", 100, 0.05)
+    >>> patience.expected("kind", 100), patience.expected("kind", 101)
+    (None, 0.08)
     """
 
     _captured: dict[Hashable, dict[Hashable, float]] = field(default_factory=dict)
     _resized: dict[Hashable, dict[Hashable, float]] = field(default_factory=dict)
     _eager: dict[Hashable, float] = field(default_factory=dict)
+    _least: dict[Hashable, float] = field(default_factory=dict)  # that an eager call of each kind took
 
     def captured(self, kind: Hashable, size: Hashable, seconds: float, resized: bool = False) -> None:
         """A call of this kind and size was captured, or got the graph of others (``resized``)."""
@@ -61,12 +62,16 @@ class Patience:
         if size in captured or not known or len(captured) + len(graphs) < SETTLED:
             return None
         seconds = min(known.values()) if resized else median(known.values())  # without what is done once
-        return seconds if self._eager.get(kind if together else size, 0.0) < seconds else None
+        with_this = self._eager.get(kind if together else size, 0.0) + self._least.get(kind, 0.0)
+        return seconds if with_this < seconds else None
 
-    def ran_eager(self, size: Hashable, seconds: float) -> None:
-        """A call of this size ran eager for so long, or one of this kind where several sizes count together."""
-        self._eager[size] = self._eager.pop(size, 0.0) + seconds
+    def ran_eager(self, kind: Hashable, size: Hashable, seconds: float, together: bool = False) -> None:
+        """A call of this kind and size ran eager for so long."""
+        counted = kind if together else size
+        self._eager[counted] = self._eager.pop(counted, 0.0) + seconds
+        self._least[kind] = min(self._least.pop(kind, seconds), seconds)
         _shorten(self._eager, LARGEST_EAGER)
+        _shorten(self._least, LARGEST_CAPTURED)
 
 
 def _shorten(known: dict[Hashable, float], most: int) -> None:

@@ -79,11 +79,24 @@ def test_calls_that_train_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(got, model.weight.grad)
 
 
+def test_a_size_whose_program_is_made_in_less_than_one_eager_call_never_runs_eager() -> None:
+    patient = Patience()
+    for size in range(SETTLED):
+        patient.captured("kind", size, 0.5 if size < 4 else 0.02, resized=size >= 4)
+    assert patient.expected("kind", 10, resized=True) == 0.02  # what an eager call takes is not known before one
+    patient.ran_eager("kind", 10, 0.03)
+    assert patient.expected("kind", 11, resized=True) is None
+    assert patient.expected("other", 11, resized=True) is None
+    assert patient.expected("kind", 11) == 0.5
+    patient.ran_eager("kind", 12, 0.01)
+    assert patient.expected("kind", 11, resized=True) == 0.02
+
+
 def test_what_is_remembered_is_bounded() -> None:
     patient = Patience()
     for size in range(10_000):
         patient.captured("kind", size, 1.0)
-        patient.ran_eager(("other", size), 0.1)
+        patient.ran_eager(("other", size), ("other", size), 0.1)
     assert patient.expected("kind", 9_999) is None
     assert patient.expected("kind", 0) == 1.0
-    assert sum(map(len, patient._captured.values())) + len(patient._eager) < 5_000
+    assert sum(map(len, patient._captured.values())) + len(patient._eager) + len(patient._least) < 5_000

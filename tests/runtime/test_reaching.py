@@ -91,10 +91,10 @@ def test_eager_seconds_beyond_all_sizes_are_counted_together() -> None:
     patient = Patience()
     for size in range(patience.SETTLED):
         patient.captured("kind", size, 1.0)
-    for _ in range(9):
-        patient.ran_eager("kind", 0.1)
+    for _ in range(8):
+        patient.ran_eager("kind", 100, 0.1, together=True)
     assert patient.expected("kind", 100, together=True) == 1.0
-    patient.ran_eager("kind", 0.2)
+    patient.ran_eager("kind", 100, 0.2, together=True)
     assert patient.expected("kind", 100, together=True) is None
     assert patient.expected("kind", 100) == 1.0
     patient.captured("kind", 100, 1.0, resized=True)
