@@ -48,7 +48,7 @@ STRIDE_ONE = {
 STRIDE_TWO = {
     "3 x 3": (Block(8, 16, 3, stride=2, padding=1, output_padding=1), (2, 8, 16, 16)),
     "one image": (Block(8, 8, 3, stride=2), (1, 8, 60, 60)),
-    "groups": (Block(8, 16, 3, stride=2, padding=1, groups=4, bias=False), (2, 8, 16, 16)),
+    "groups": (Block(32, 32, 3, stride=2, padding=1, groups=2, bias=False), (2, 32, 16, 16)),
     "along one dimension": (Block(8, 16, 3, stride=(2, 1), padding=1), (2, 8, 16, 16)),
     "5 x 5 at 4, dilated": (Block(8, 16, 5, stride=4, padding=3, dilation=2), (2, 8, 16, 16)),
     "4 x 4": (Block(8, 16, 4, stride=2, padding=1), (2, 8, 16, 16)),
@@ -106,6 +106,16 @@ def test_near_misses_stay_and_are_right(name: str) -> None:
     checked = check(model, (x,))
     assert checked.passed, checked
     assert not checked.fallbacks
+
+
+@pytest.mark.parametrize(("vectors", "launches"), [("AVX2", 2), ("AVX512", 3)])
+def test_groups_of_few_channels_gain_with_wide_vectors_alone(
+    vectors: str, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
+    checked = check(Block(8, 16, 3, stride=2, padding=1, groups=4), (torch.randn(2, 8, 16, 16),))
+    assert checked.passed, checked
+    assert checked.launches_after == launches
 
 
 @pytest.mark.parametrize("behind", [nn.Identity(), nn.Softmax(1), nn.Conv2d(16, 4, 1)])
