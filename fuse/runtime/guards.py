@@ -12,6 +12,7 @@ Not watched: globals and closures that ``forward`` reads, files, the inside of o
 from __future__ import annotations
 
 import math
+import operator
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -40,11 +41,33 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     _module._global_backward_pre_hooks,
 )
 _TENSOR_DICTS = ("_parameters", "_buffers")
+_UNREAD = frozenset(
+    (
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_non_persistent_buffers_set",
+    )
+)
+"""Containers of modules that no call reads, or only of hooks that are watched themselves."""
 LARGEST_WATCHED = 1 << 16
 """Bytes of an array that the model holds (numpy's, ``array``, ``bytearray``) up to which its numbers are watched."""
 
+MOST_RENEWALS = 64
+"""Changes that were taken back by the next call, after which a guard compares what dictionaries hold in every call."""
+
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many there are: a default device is one of them, to be asked for only then."""
+_grad_mode, _inference_mode, _default_dtype = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.get_default_dtype,
+)
+_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 
 _PLAIN_LEAVES = frozenset((Tensor, nn.Parameter, int, float, bool, str, types.NoneType, torch.dtype, torch.device))
 
@@ -81,11 +104,28 @@ class StateGuard:
         }
         for module in model.modules():
             self._watch_module(module)
+        self._versioned = _Versioned.of(self._pairs) if not self._partly and not settings else None
+        if not self._compares():  # another thread made a change meanwhile
+            self._versioned = None
 
     def holds(self) -> bool:
         """Whether nothing has changed since the snapshot."""
         if any(self._empty):
             return False
+        if self._versioned is None:
+            return self._compares()
+        if self._versioned.holds():
+            return True
+        if not self._compares():
+            return False
+        renewed = self._versioned.renewed(self._pairs)
+        if not self._compares():  # another thread made a change meanwhile
+            return False
+        self._versioned = renewed
+        return True
+
+    def _compares(self) -> bool:
+        """Whether all that is watched is what it was."""
         try:
             for expected, live in self._pairs:
                 if expected != live and expected != _without_replacement(live):
@@ -111,8 +151,8 @@ class StateGuard:
         for name, value in module.__dict__.items():
             if name in left_out or type(value) is ReplacedForward:
                 continue
-            if name in _HOOKS and not value:
-                self._empty.append(value)
+            if (name in _HOOKS and not value) or name in _UNREAD:
+                self._empty += [value] if name in _HOOKS else []
                 expected[name] = value
             elif name in _TENSOR_DICTS and not self._watch_tensors:
                 expected[name] = value
@@ -144,7 +184,8 @@ class StateGuard:
         if kind is set:
             return set(value)
         if kind is tuple:
-            return tuple(self._snapshot(item) for item in value)
+            items = tuple(self._snapshot(item) for item in value)
+            return value if all(map(operator.is_, items, value)) else items
         if issubclass(kind, (dict, list, set, deque)):  # its class may have its own idea of what is in it
             held = contents(value)
             return _Holding(value, held, [self._snapshot(item) for item in held.values])
@@ -157,6 +198,60 @@ class StateGuard:
             self._seen.add(id(value))
             self._pairs.append(({key: self._snapshot(item) for key, item in own.items()}, own))
         return value
+
+
+_dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
+"""A number that is another after each change of a dictionary."""
+
+
+class _Versioned:
+    """That no dictionary has changed since it was compared, told without a look at what it holds.
+
+    ``empty`` are the dictionaries that hold nothing, ``filled`` the others, with their ``versions``. ``lists`` and the
+    like, of which nobody counts versions, are compared with what they should hold.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]], renewals: int) -> None:
+        self.renewals = renewals
+        self.empty: list[dict[Any, Any]] = []
+        self.filled: list[dict[Any, Any]] = []
+        self.expected_lists: list[Any] = []
+        self.lists: list[Any] = []
+        for expected, live in pairs:
+            self._watch(expected, live)
+        self.versions = list(map(_dict_version, self.filled))
+
+    @staticmethod
+    def of(pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]], renewals: int = 0) -> _Versioned | None:
+        """For dictionaries that hold what is expected of them."""
+        try:
+            return _Versioned(pairs, renewals)
+        except Exception:  # torch counts no versions with this Python, or another thread makes a change
+            return None
+
+    def _watch(self, expected: Any, live: Any) -> None:
+        if expected is live:
+            return
+        if type(expected) is dict:
+            (self.filled if live else self.empty).append(live)
+            for name, value in expected.items():
+                self._watch(value, live[name])
+        elif isinstance(expected, (list, set, _Holding, _Memory)) or (isinstance(expected, tuple) and expected):
+            self.expected_lists.append(expected)
+            self.lists.append(live)
+
+    def holds(self) -> bool:
+        """Whether everything is what it was."""
+        if any(self.empty) or list(map(_dict_version, self.filled)) != self.versions:
+            return False
+        try:
+            return self.expected_lists == self.lists
+        except Exception:  # tensors, arrays
+            return False
+
+    def renewed(self, pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]) -> _Versioned | None:
+        """The same after changes that were taken back; nothing where they are made again and again."""
+        return _Versioned.of(pairs, self.renewals + 1) if self.renewals < MOST_RENEWALS else None
 
 
 class _Same:
@@ -257,12 +352,12 @@ def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any
 def modes() -> tuple[Any, ...]:
     """The modes of torch that decide what a call computes and returns."""
     return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
+        _grad_mode(),
+        _inference_mode(),
         autocast_modes(),
-        torch.get_default_dtype(),
+        _default_dtype(),
         torch.get_default_device() if _function_modes() else HOST,
-        torch.are_deterministic_algorithms_enabled(),
+        _deterministic(),
         forward_ad._current_level >= 0,
     )
 

@@ -61,6 +61,25 @@ def test_a_change_of_the_model_is_noticed(change: str) -> None:
     assert not guard.holds()
 
 
+@pytest.mark.parametrize("counts", [True, False], ids=["versions", "no versions"])
+@pytest.mark.parametrize("times", [1, guards.MOST_RENEWALS + 2])
+def test_changes_that_are_taken_back_are_no_changes_and_the_next_is_noticed(
+    times: int, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not counts:  # as of a torch without them
+        monkeypatch.setattr(guards, "_dict_version", None)
+    for change in CHANGES.values():
+        model = Model()
+        guard = StateGuard(model)
+        for _ in range(times):
+            model.eval()
+            assert not guard.holds()
+            model.train()
+            assert guard.holds()
+        change(model)
+        assert not guard.holds()
+
+
 def test_a_hook_for_all_modules_is_noticed() -> None:
     guard = StateGuard(Model())
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
