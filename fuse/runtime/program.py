@@ -29,7 +29,7 @@ from torch.fx import GraphModule
 from fuse import ops
 from fuse.devices import without_autocast
 from fuse.kernel.lower import Kernel
-from fuse.runtime.arrangement import address, arranged, called_upon, handed_out, of_aten
+from fuse.runtime.arrangement import address, arranged, called_upon, handed_out, of_aten, touched
 from fuse.runtime.call_code import Places, Writer
 from fuse.runtime.footprint import fresh_results
 from fuse.runtime.layout import extent, same_layout
@@ -156,6 +156,14 @@ class Program:
         if can_be_used_again(list(values.values())):
             self._saved, held = SavedMemory(list(values.values())), len(self._places.held)
             self._places = replace(self._places, saved={buffer: held + i for i, buffer in enumerate(values)})
+
+    def kernels_alone_read(self, position: int) -> bool:
+        """Whether only native steps read the input at a position: no Python call is given it, and no caller receives
+        it."""
+        called = {
+            buffer for step in self._plan.steps if isinstance(step, PythonStep) for buffer in touched(step, self._plan)
+        }
+        return position not in called and all(r is None or r.buffer != position for r in self._plan.results)
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Launches | int]:
         """Run on the placeholders' tensors, which must have the layouts that the graph was captured with.

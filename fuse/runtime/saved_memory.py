@@ -24,19 +24,19 @@ from torch import Tensor
 
 from fuse.devices import HOST
 from fuse.graph.locks import ForkedLock
-from fuse.runtime.layout import extent
+from fuse.runtime.layout import extent, part
 
 LEAST_BYTES = 2**16
 """Of one call, from which what it saves lies in a block."""
 MOST_UNUSED = 64
-"""Calls, of all programs, for which a block is held that none of them used."""
+"""Calls, of all programs, for which a block is held that none of them used; at most twice as many."""
 _ALIGNMENT = 64
 
 _use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
 """How many tensors and others hold a storage; as the memory of CUDA graphs asks in torch."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Block:
     """``bytes`` of memory, and ``tensors`` that lie there as the program that used it last has them: they never leave
     this file.
@@ -57,18 +57,17 @@ class _Block:
         free: bool = sys.getrefcount(self.storage) == references
         return free and _use_count(self.address) == holders + len(self.tensors)
 
-    def is_of(self, owner: SavedMemory) -> bool:
-        return self.owner is not None and self.owner() is owner
-
 
 class SavedMemory:
     """Tensors like ``values`` for each call of a program. Several threads may take them at once."""
 
     def __init__(self, values: Sequence[Tensor]) -> None:
-        self._layouts = [(v.dtype, tuple(v.shape), v.stride()) for v in values]
+        self._layouts = [(tuple(v.shape), v.stride()) for v in values]
+        self._dtypes = [v.dtype for v in values]
         sizes = [-(-extent(value) // _ALIGNMENT) * _ALIGNMENT for value in values]
         self._offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         self.bytes, self.device = sum(sizes), values[0].device
+        self._block: weakref.ref[_Block] | None = None  # the one used last
         weakref.finalize(self, _forget_unowned)
 
     def take(self) -> list[Tensor]:
@@ -76,15 +75,24 @@ class SavedMemory:
         global _blocks, _calls
         with _lock:
             _calls += 1
-            block = next(filter(self._serves, reversed(_blocks)), None) or _new_block(self.bytes, self.device)
+            block = self._own() or self._another()
             block.used = _calls
-            if not block.is_of(self):
-                block.tensors, block.owner = self._tensors(block.storage), weakref.ref(self)
-            known = _blocks  # which the collector may exchange meanwhile
-            if not known or known[-1] is not block or _calls - known[0].used > MOST_UNUSED:
-                others = [b for b in known if b is not block and _calls - b.used <= MOST_UNUSED]
-                _blocks = (*others, block)
-            return [tensor.detach() for tensor in block.tensors]
+            if _calls % MOST_UNUSED == 0:
+                _blocks = tuple(known for known in _blocks if _calls - known.used <= MOST_UNUSED)
+            return [part(tensor, *how, 0) for tensor, how in zip(block.tensors, self._layouts, strict=True)]
+
+    def _own(self) -> _Block | None:
+        """The block that the last call used, if it is free."""
+        block = None if self._block is None else self._block()
+        return block if block is not None and block.owner is weakref.ref(self) and block.is_free() else None
+
+    def _another(self) -> _Block:
+        global _blocks
+        block = next(filter(self._serves, reversed(_blocks)), None) or _new_block(self.bytes, self.device)
+        block.tensors, block.owner, self._block = self._tensors(block.storage), weakref.ref(self), weakref.ref(block)
+        if block not in _blocks:
+            _blocks = (*_blocks, block)
+        return block
 
     def _serves(self, block: _Block) -> bool:
         fits = self.bytes <= block.bytes <= 2 * self.bytes and block.storage.device == self.device
@@ -93,7 +101,7 @@ class SavedMemory:
     def _tensors(self, storage: torch.UntypedStorage) -> tuple[Tensor, ...]:
         return tuple(
             torch.empty(0, dtype=dtype, device=self.device).set_(storage, offset // dtype.itemsize, size, stride)
-            for offset, (dtype, size, stride) in zip(self._offsets, self._layouts, strict=True)
+            for offset, dtype, (size, stride) in zip(self._offsets, self._dtypes, self._layouts, strict=True)
         )
 
 
@@ -129,5 +137,5 @@ def _alone() -> tuple[int, int]:
 
 
 _lock = ForkedLock()
-_blocks: tuple[_Block, ...] = ()  # the one used last at the end
+_blocks: tuple[_Block, ...] = ()
 _calls = 0

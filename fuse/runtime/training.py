@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,14 +27,13 @@ from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
 from fuse.kernel.sized import call_at_hand, lowering_of
-from fuse.runtime.device import runtime_of
 from fuse.runtime.guards import picker
 from fuse.runtime.predicted import Mispredicted, PositionOutOfRange
 from fuse.runtime.program import Program
 from fuse.runtime.reference import Reference
 from fuse.runtime.result_reconstruction import Playback, play_leaves
-from fuse.runtime.saved_memory import SavedMemory, can_be_used_again
 from fuse.runtime.steps import Fallback, Launches
+from fuse.runtime.tangents import Tangent, is_batched, memory_like
 
 TWICE = (
     b"gradients of gradients are not supported by fuse.compile: run the model itself, not the compiled one, for them"
@@ -57,23 +56,13 @@ class _Backward:
     finish: Finish
     graph: GraphModule
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
-    tangents: tuple[_Tangent, ...]
+    tangents: tuple[Tangent, ...]
     arrange: Callable[[Sequence[Any]], tuple[Any, ...]]
     constants: tuple[Tensor, ...]
 
     @cached_property
     def program(self) -> Program | Reference:
         return self.finish()
-
-
-@dataclass(frozen=True)
-class _Tangent:
-    """One of the tangents: its ``place`` among what a backward half is given, how the half has it lie, and what makes
-    memory for it that lies so."""
-
-    place: int
-    stride: tuple[int, ...]
-    new: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -122,7 +111,7 @@ class Training:
             for what, node in zip(self.given, joint.backward.graph.find_nodes(op="placeholder"), strict=ready is None)
             if what.kind == "tangent"
         }
-        self._copies = {i: _new_like(layout) for i, layout in self._layouts.items()}
+        self._copies = {i: memory_like(layout) for i, layout in self._layouts.items()}
         self._leaves = tuple(i for i, spec in enumerate(self.signature.outputs) if spec.kind == "graph")
         self._tangents = {i: self._leaves.index(i) for i in self._layouts}
         # Inputs that get no gradient: autograd must not look for what they were made of. If no input gets one, the
@@ -148,10 +137,10 @@ class Training:
     def run(self, tensors: Sequence[Tensor]) -> tuple[Any, Launches | int, Ran]:
         """As ``Program.run``, but that it returns the model's result."""
         ran = Ran(self)
-        linked = list(map(_functorch.unwrap_if_dead, tensors))
+        linked = tensors
         for i in self._unlinked:
             if linked[i].requires_grad:
-                linked[i] = linked[i].detach()
+                linked = [*linked[:i], linked[i].detach(), *linked[i + 1 :]]
         try:
             leaves = _apply(ran, *linked)
         except Exception as error:
@@ -189,22 +178,24 @@ class Training:
         half = self._half_without(frozenset(missing)) if missing else self._half
         inputs = [*half.pick((*saved, *tangents)), *half.constants]
         copies = 0
-        for tangent in half.tangents:
-            given = inputs[tangent.place]
-            if _is_batched(given):  # many gradients at once
-                return half.arrange((*half.graph(*inputs), None))
-            if given.stride() != tangent.stride or given.is_neg() or given.is_conj():
-                inputs[tangent.place] = tangent.new().copy_(given)
-                copies += 1
+        program = half.program
         try:
-            values, launches = half.program.run(inputs)
-            fallbacks = half.program.fallbacks
+            for tangent in half.tangents:
+                inputs[tangent.place], copied = tangent.laid_out(inputs[tangent.place], program)
+                copies += copied
+            values, launches = program.run(inputs)
+            fallbacks = program.fallbacks
         except (Mispredicted, PositionOutOfRange) as error:
             reference = Reference(half.graph, Fallback("backward", "", f"{type(error).__name__}: {error}"))
             values, launches = reference.run(inputs)
             fallbacks = reference.fallbacks
+        except RuntimeError:  # many gradients at once have no memory of their own
+            inputs = [*half.pick((*saved, *tangents)), *half.constants]
+            if not any(is_batched(inputs[tangent.place]) for tangent in half.tangents):
+                raise
+            return half.arrange((*half.graph(*inputs), None))
         ran.launched, ran.copies = launches, copies
-        ran.regions, ran.fallbacks = half.program.regions, fallbacks
+        ran.regions, ran.fallbacks = program.regions, fallbacks
         return half.arrange((*values, None))
 
     def _half_without(self, missing: frozenset[int]) -> _Backward:
@@ -236,8 +227,7 @@ class Training:
                 places.append(number)
                 number += 1
             elif what.index not in missing:
-                stride = self._layouts[what.index].stride()
-                tangents.append(_Tangent(len(places), stride, self._copies[what.index]))
+                tangents.append(Tangent(len(places), self._layouts[what.index], self._copies[what.index]))
                 places.append(saved + self._tangents[what.index])
         arrange = picker([-1, *(-1 if i is None else i for i in gradients)])
         return _Backward(self.begin(graph), graph, picker(places), tuple(tangents), arrange, constants)
@@ -329,7 +319,6 @@ class _Step(torch.autograd.Function):
         return _once(gradients, made_of)
 
 
-_functorch: Any = torch._C._functorch
 _apply_plainly: Callable[..., Any] = super(torch.autograd.Function, _Step).apply
 """``_Step.apply`` without what Python does there for ``torch.func``."""
 
@@ -339,18 +328,6 @@ def _apply(ran: Ran, *tensors: Tensor) -> tuple[Tensor, ...]:
     apply = _Step.apply if torch._C._are_functorch_transforms_active() else _apply_plainly
     leaves: tuple[Tensor, ...] = apply(ran, *tensors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return leaves
-
-
-def _is_batched(tensor: Tensor) -> bool:
-    return bool(_functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor))
-
-
-def _new_like(layout: Tensor) -> Callable[[], Tensor]:
-    """Makes tensors that lie like ``layout``."""
-    if can_be_used_again([layout]):
-        memory = SavedMemory([layout])
-        return lambda: memory.take()[0]
-    return partial(runtime_of(layout.device.type).empty, tuple(layout.shape), layout.stride(), layout.dtype)
 
 
 def _once(gradients: Sequence[Tensor | None], made_of: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

@@ -100,6 +100,27 @@ def test_gradients_that_are_copied_lie_in_blocks_until_nobody_holds_them() -> No
     assert len(saved_memory._blocks) == before
 
 
+def test_a_gradient_that_is_one_number_is_copied_when_the_number_changes() -> None:
+    model = Gated()
+    plain, fused = copy.deepcopy(model), fuse.compile(model)
+    x, copies = torch.randn(ROWS, WIDTH), []
+    for scale in (1.0, 1.0, -2.0, -2.0, 0.0):
+        model.zero_grad()
+        plain.zero_grad()
+        (plain(x).sum() * scale).backward()
+        (fused(x).sum() * scale).backward()
+        torch.testing.assert_close(model.scale.grad, plain.scale.grad)
+        copies.append(fused.last_run.backward.aten)
+    assert copies == [1, 0, 1, 0, 1]
+
+
+def test_a_gradient_without_memory_is_written_out() -> None:
+    model = Gated()
+    x = torch.randn(ROWS, WIDTH)
+    fuse.compile(model)(x).backward(torch._efficientzerotensor((ROWS, WIDTH)))
+    assert torch.equal(model.scale.grad, torch.zeros(WIDTH))
+
+
 def test_a_graph_that_is_kept_keeps_its_memory() -> None:
     model = Gated()
     plain, fused = copy.deepcopy(model), fuse.compile(model)

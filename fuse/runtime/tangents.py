@@ -1,0 +1,84 @@
+"""Gradients of a call's results as a backward program reads them: in memory that lies as the results do.
+
+    y.backward(dy)            dy as it is
+    y.t().sum().backward()    dy copied
+    y.sum().backward()        one number for all elements: written to all places once, kept while the number is the same
+
+The gradient of a sum or a mean is one number in all training steps, or in most of them. Its copy is kept where it is
+small and kernels alone read it, so that no caller receives its memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuse.runtime.device import runtime_of
+from fuse.runtime.layout import extent
+from fuse.runtime.program import Program
+from fuse.runtime.reference import Reference
+from fuse.runtime.saved_memory import SavedMemory, can_be_used_again
+
+MOST_KEPT = 2**22
+"""Bytes of a gradient that is one number up to which its copy is kept."""
+
+_functorch: Any = torch._C._functorch
+
+
+@dataclass(eq=False, slots=True)
+class Tangent:
+    """The gradient of one result: its ``place`` among what a backward program is given, and its ``layout`` there (a
+    fake tensor). ``memory`` makes tensors that lie so."""
+
+    place: int
+    layout: Tensor
+    memory: Callable[[], Tensor]
+    stride: tuple[int, ...] = field(init=False)
+    keeps: bool | None = None
+    kept: tuple[bytes, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        self.stride = self.layout.stride()
+
+    def laid_out(self, given: Tensor, program: Program | Reference) -> tuple[Tensor, int]:
+        """What ``program`` reads of ``given``, and how many copies that took."""
+        if given.is_neg() or given.is_conj() or given._is_zerotensor():  # its memory does not hold its numbers
+            return self.memory().copy_(given), 1
+        stride = given.stride()
+        if stride == self.stride:
+            return given, 0
+        if any(stride) or not self._keeps(program):
+            return self.memory().copy_(given), 1
+        number = ctypes.string_at(given.data_ptr(), given.itemsize)
+        kept = self.kept  # read once: another thread may exchange it
+        if kept is not None and kept[0] == number:
+            return kept[1], 0
+        made = torch.empty_strided(self.layout.shape, self.stride, dtype=given.dtype, device=given.device).copy_(given)
+        self.kept = number, made
+        return made, 1
+
+    def _keeps(self, program: Program | Reference) -> bool:
+        """Whether copies of one number are kept for later runs."""
+        if self.keeps is None:
+            small = 0 < extent(self.layout) <= MOST_KEPT
+            self.keeps = small and isinstance(program, Program) and program.kernels_alone_read(self.place)
+        return self.keeps
+
+
+def memory_like(layout: Tensor) -> Callable[[], Tensor]:
+    """Makes tensors that lie like ``layout``."""
+    if can_be_used_again([layout]):
+        memory = SavedMemory([layout])
+        return lambda: memory.take()[0]
+    return partial(runtime_of(layout.device.type).empty, tuple(layout.shape), layout.stride(), layout.dtype)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether a tensor is many gradients at once."""
+    return bool(_functorch.is_functorch_wrapped_tensor(tensor) or _functorch.is_legacy_batchedtensor(tensor))
