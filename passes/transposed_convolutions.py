@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.devices import is_host
+from fuse.devices import has_wide_vectors, is_host
 from fuse.rewrite import surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -111,7 +111,7 @@ def no_gain(node: Node) -> str | None:
         return "it is none for oneDNN"
     groups = cast(int, node.args[8])
     smallest = min(image.shape[1], result.shape[1]) // groups
-    if groups > 1 and smallest < FEWEST_OF_A_GROUP and torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if groups > 1 and smallest < FEWEST_OF_A_GROUP and not has_wide_vectors():
         return f"groups of fewer than {FEWEST_OF_A_GROUP} channels gain with AVX-512 alone"
     stride = each(node, 3)
     divides = all(taps % step == 0 for taps, step in zip(weight.shape[2:], stride, strict=True))

@@ -104,7 +104,7 @@ class StateGuard:
         }
         for module in model.modules():
             self._watch_module(module)
-        self._versioned = _Versioned.of(self._pairs) if not self._partly and not settings else None
+        self._versioned: _Versioned | None = None if self._partly else _Versioned.of(self._pairs)
         if not self._compares():  # another thread made a change meanwhile
             self._versioned = None
 
