@@ -69,10 +69,11 @@ def _sizes_asked(graph: GraphModule) -> frozenset[int]:
     """Let a graph ask its tensors for the sizes that Dynamo gives beside them; which inputs it then needs no more."""
     inputs = graph.graph.find_nodes(op="placeholder")
     values = [node.meta.get("example_value") for node in inputs]
+    shapes: list[Sequence[Any]] = [value.shape if isinstance(value, Tensor) else () for value in values]
     sizes = {
         size.node.expr: (node, dim)
-        for node, value in zip(inputs, values, strict=True)
-        for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ())
+        for node, shape in zip(inputs, shapes, strict=True)
+        for dim, size in enumerate(shape)
         if isinstance(size, torch.SymInt)
     }
     numbers = [place for place, value in enumerate(values) if isinstance(value, torch.SymInt)]
