@@ -376,7 +376,7 @@ REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
     "removed": (lambda: Keeps(lambda s, x: (delattr(s, "h"), setattr(s, "h", x), x + 1)[2], h=1), "deletes"),
     "by its dictionary": (
         lambda: Keeps(lambda s, x: (setattr(s, "h", vars(s)["h"] + x), x + 1)[1], h=torch.zeros(3)),
-        "reached another way",
+        "read in another way",
     ),
     "in the registry, too": (
         lambda: Keeps(
@@ -402,7 +402,7 @@ REFUSED: dict[str, tuple[Callable[[], Keeps], str]] = {
     ),
     "an object": (
         lambda: Keeps(lambda s, x: (setattr(s, "o", object()), x + 1)[1]),
-        "assigns the attribute o a object",
+        "assigns a object to the attribute o",
     ),
 }
 
