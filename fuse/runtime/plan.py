@@ -48,7 +48,7 @@ def arrange(lifetimes: Sequence[Lifetime], reserved: int = 0) -> Arena:
     """Place every value; two that live at the same step never overlap. The first ``reserved`` bytes stay free.
 
     >>> arrange([Lifetime(64, 0, 1), Lifetime(128, 1, 3), Lifetime(64, 2, 3)])
-    Arena(offsets=(0, 64, 0), size=192)
+    Arena(offsets=(128, 0, 128), size=192)
     >>> arrange([Lifetime(64, 0, 1), Lifetime(64, 1, 2, heir_of=(0,))]).size
     64
     """

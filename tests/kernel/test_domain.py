@@ -92,7 +92,7 @@ def test_domains_that_fit_become_one(earlier, later, joined):
         (LEVELS, replace(LEVELS, rows_again=2), "their loops run over different numbers of elements"),
         (Domain(10**6, 5000, False, 1), Domain(5000, 1, False, 1), "more than 4096 results of a reduction"),
         (replace(MANY_ROWS, reductions=32), ALL_OF_THEM, "more than 4096 results of a reduction, or 131072 of several"),
-        (join(COSTLY, COLLECTION), WIDER, "costly pieces of a concatenation would be computed again"),
+        (join(COSTLY, COLLECTION), WIDER, "a costly piece of a concatenation would be computed again"),
     ],
 )
 def test_domains_that_do_not_fit_say_why(earlier, later, reason):

@@ -84,4 +84,4 @@ def test_near_misses_are_right(function):
 
 def test_costly_pieces_are_computed_once_where_the_whole_is_read():
     report = assert_fuses(Function(costly_pieces_read_whole), X)
-    assert "costly pieces of a concatenation" in " ".join(rejected.reason for rejected in report.rejected)
+    assert "a costly piece of a concatenation" in " ".join(rejected.reason for rejected in report.rejected)
