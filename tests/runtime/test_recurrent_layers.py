@@ -249,7 +249,10 @@ class ReadsRows(nn.Module):
 
 DECLINED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "rows are read": (ReadsRows, "a packed sequence is read at"),
-    "dropout draws a number a row": (lambda: Packed(nn.GRU(8, 16, 2, dropout=0.5)), "draws a random number for each row in its dropout"),
+    "dropout draws a number a row": (
+        lambda: Packed(nn.GRU(8, 16, 2, dropout=0.5)),
+        "draws a random number for each row in its dropout",
+    ),
     "projections": (lambda: Packed(nn.LSTM(8, 16, proj_size=4)), "has projections"),
 }
 
