@@ -120,7 +120,7 @@ class ReplayRecorder(JointRecorder):
         self.source: str | None = None
 
     def results(self, known: Mapping[Node, Any]) -> list[Tensor]:
-        """What the recorded graph returns, of what each node of the graph that ran is."""
+        """The results of the recorded graph; ``known`` has the value of each node of the graph that ran."""
         raise NotImplementedError
 
     def run_loop(self, node: Node, operands: Sequence[Any]) -> Any:

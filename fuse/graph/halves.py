@@ -18,13 +18,12 @@ from typing import Any, Literal
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.errors import CaptureError
 from fuse.graph.comparing_ahead import compared_ahead
-from fuse.graph.outputs import add_placeholder, cone
+from fuse.graph.outputs import add_placeholder, cone, finished
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
 
@@ -82,13 +81,11 @@ def cut_in_two(
         if node.op != "placeholder":
             half.copy(node)
     results = tuple(half.value(gradient) for gradient in gradients)
-    end = half.graph.output(results)
-    end.meta.update(val=tuple(r.meta["val"] for r in results), source="")
     output.args = (tuple(half.outputs),)
     output.meta["val"] = tuple(v.meta["val"] for v in half.outputs)
     for node in reversed(later):
         forward.graph.erase_node(node)
-    module = _LazyGraphModule(modules, half.graph)
+    module = finished(half.graph, results, modules)
     names = [node.name for node in half.graph.find_nodes(op="placeholder")]
     module.meta["signature"] = Signature(
         tuple(InputSpec("argument", name, i) for i, name in enumerate(names)),

@@ -19,7 +19,7 @@ def finished(graph: Graph, results: Sequence[Node], root: Module | None = None) 
     """``graph``, which has no output node yet, as a module that returns ``results``."""
     output = graph.output(tuple(results))
     output.meta.update(val=tuple(node.meta["val"] for node in results), source="")
-    return _LazyGraphModule(root or Module(), graph)
+    return _LazyGraphModule(Module() if root is None else root, graph)
 
 
 def add_placeholder(graph: Graph, name: str) -> Node:

@@ -86,7 +86,7 @@ class Outside:
 
 
 def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
-    """What the attributes of a model, the arguments of a call, and the code that it runs lead to, as it is now.
+    """The present state of all that a call can reach: from the model's attributes, its arguments and the code it runs.
 
     >>> seen = []
     >>> model = nn.Tanh()

@@ -31,7 +31,6 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,7 +48,7 @@ from fuse.graph.idle_draws import Drawn
 from fuse.graph.learned import Learning
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
-from fuse.graph.outputs import add_placeholder
+from fuse.graph.outputs import add_placeholder, finished
 from fuse.graph.outside import reached_by
 from fuse.graph.packed import packed_by_masks
 from fuse.graph.read_numbers import WantsPlain, is_number, node_of
@@ -455,10 +454,7 @@ class Recorder(TorchDispatchMode):
             if base.version and base.input_index == index:
                 mutations.append(Mutation(index, len(values)))
                 values.append(base.node)
-        output = self.graph.output(tuple(values))
-        output.meta["val"] = tuple(v.meta["val"] for v in values)
-        output.meta["source"] = ""
-        module = _LazyGraphModule(self.modules, self.graph)
+        module = finished(self.graph, values, self.modules)
         module.meta["may_stop"] = not self.gradients  # loops, where what was learned says so: loops/stopping.py
         module.meta["signature"] = Signature(
             tuple(self.inputs),

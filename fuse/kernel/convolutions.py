@@ -165,7 +165,7 @@ def _added(call: Call, result: Value) -> Value:
 
 
 def _numbers(taps: Sequence[int], places: Sequence[int], window: Window) -> list[tuple[int, int]]:
-    """What patches are made with, of ``y`` and ``x`` each."""
+    """Tap, place, stride, padding and dilation of a window, each along ``y`` and ``x``."""
     return [(y, x) for y, x in (taps, places, window.stride, window.padding, window.dilation)]
 
 

@@ -205,7 +205,7 @@ def written_stretch(call: Call) -> Value:
 
 
 def _write(call: Call) -> tuple[Value, Value]:
-    """What is written to, and what is written."""
+    """The tensor that is written to, and the values written there; a gradient is written into zeros."""
     if "grad_output" in call.arguments:
         return Constant(call.shape, call.dtype, 0), convert(call.tensor("grad_output"), call.dtype)
     return call.tensor("self"), convert(call.tensor("src"), call.dtype)

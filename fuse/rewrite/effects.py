@@ -70,7 +70,7 @@ def root(node: Node) -> Node:
 
 
 def readers(node: Node) -> list[Node]:
-    """What reads ``node``, parts of it, or views of these, each once; the output included."""
+    """The nodes that read ``node``, a part of it or a view of these, each once; the output included."""
     found: dict[Node, None] = {}
     stack = [node]
     while stack:

@@ -37,7 +37,7 @@ Told = Callable[[], LastRun]
 """Launches and fallbacks of one call, including its backward pass once that has run."""
 
 SECONDS_OF_CALL = 30e-6
-"""What a call of a part costs, as the cost model counts time: guards, Python."""
+"""Cost of a call of a part, as the cost model counts time: guards, Python."""
 
 SECONDS_OF_STEP = 60e-6
 """The same of a forward and a backward call, which autograd links."""

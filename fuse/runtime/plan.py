@@ -7,9 +7,9 @@
       d           3 4             [ d     ]           d takes a's place
 
 The largest values are placed first (of equals, the longest-lived), each in the smallest gap that those which live
-beside it leave. Where so many live at once that this would take too long, each takes the place of a dead one of its
-size. A value may also take over the place of one that dies in the
-very step that computes it, where the kernel reads each element before it writes it.
+beside it leave. Where so many live at once that this would take too long, each takes the place of a dead one of about
+its size. A value may also take over the place of one that dies in the very step that computes it, where the kernel
+reads each element before it writes it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def arrange(lifetimes: Sequence[Lifetime], reserved: int = 0) -> Arena:
     spans, span_of = _inherited(lifetimes)
     start = _aligned(reserved)
     beside = _beside(spans)
-    placed = _by_equal_sizes(spans, start) if beside is None else _largest_first(spans, beside, start)
+    placed = _by_similar_sizes(spans, start) if beside is None else _largest_first(spans, beside, start)
     return Arena(tuple(placed.offsets[span] for span in span_of), placed.size)
 
 
@@ -85,8 +85,8 @@ def _aligned(size: int) -> int:
     return max(-(-size // ALIGNMENT), 1) * ALIGNMENT if size else 0
 
 
-def _by_equal_sizes(spans: Sequence[Lifetime], start: int) -> Arena:
-    """``spans``, which begin one after the other, each in a place that one of its size has left."""
+def _by_similar_sizes(spans: Sequence[Lifetime], start: int) -> Arena:
+    """``spans``, which begin one after the other, each in a place that one of about its size has left."""
     free: dict[int, list[int]] = {}
     offsets: list[int] = []
     alive: list[tuple[int, int]] = []  # (last step, span), a heap
@@ -94,14 +94,25 @@ def _by_equal_sizes(spans: Sequence[Lifetime], start: int) -> Arena:
     for span, needed in enumerate(spans):
         while alive and alive[0][0] < needed.first:
             _, dead = heapq.heappop(alive)
-            free.setdefault(spans[dead].size, []).append(offsets[dead])
-        if left := free.get(needed.size):
+            free.setdefault(_rounded(spans[dead].size), []).append(offsets[dead])
+        size = _rounded(needed.size)
+        if left := free.get(size):
             offsets.append(left.pop())
         else:
             offsets.append(end)
-            end += needed.size
+            end += size
         heapq.heappush(alive, (needed.last, span))
     return Arena(tuple(offsets), end)
+
+
+def _rounded(size: int) -> int:
+    """One of four sizes between a power of two and the next: values of distinct sizes share places.
+
+    >>> _rounded(1024), _rounded(1088), _rounded(1600)
+    (1024, 1280, 1792)
+    """
+    step = max(1 << max(size.bit_length() - 3, 0), ALIGNMENT)
+    return -(-size // step) * step
 
 
 def _beside(spans: Sequence[Lifetime]) -> list[list[int]] | None:

@@ -47,7 +47,7 @@ class Tangent:
         self.stride = self.layout.stride()
 
     def laid_out(self, given: Tensor, program: Program | Reference) -> tuple[Tensor, int]:
-        """What ``program`` reads of ``given``, and how many copies that took."""
+        """``given`` in the memory layout that ``program`` reads, and the number of copies that this took."""
         if given.is_neg() or given.is_conj() or given._is_zerotensor():  # its memory does not hold its numbers
             return self.memory().copy_(given), 1
         stride = given.stride()

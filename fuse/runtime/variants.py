@@ -52,8 +52,8 @@ class Compiled:
     calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
     ``in_parts``: these calls run eager, and what they call of submodules fused (:mod:`fuse.runtime.parts`).
     ``passing``: another call may not run eager. ``once``: another call is captured again. ``resized``: the graph is
-    that of other sizes; no such call was captured.
-    ``words`` are drawn from Python's ``random`` in each call (:mod:`fuse.graph.idle_draws`).
+    that of other sizes; no such call was captured. ``words`` are drawn from Python's ``random`` in each call
+    (:mod:`fuse.graph.idle_draws`).
     """
 
     guard: CallGuard

@@ -64,6 +64,12 @@ def test_ever_more_values_at_once_are_placed_in_well_under_a_second(alive_for: i
     assert arena.size == 512 * min(alive_for, 20_000)
 
 
+def test_values_of_distinct_sizes_share_places_where_many_live_at_once() -> None:
+    long_lived = [Lifetime(64, 0, 1000) for _ in range(200)]
+    growing = [Lifetime(1024 * (i + 1), i, i) for i in range(1000)]  # a concatenation that grows with each step
+    assert arrange([*long_lived, *growing]).size < 64 * 200 + 8 * 1024 * 1000
+
+
 def test_a_chain_in_place_needs_the_memory_of_one_value() -> None:
     chain = [Lifetime(256, i, i + 1, heir_of=(i - 1,) if i else ()) for i in range(100)]
     assert arrange(chain).size == 256

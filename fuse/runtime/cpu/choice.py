@@ -45,7 +45,7 @@ def lower_measured(region: GraphModule) -> Kernel | Declined:
 
 
 def preferred(node: Node, lowered: Callable[[Node], Kernel | Declined]) -> Kernel | str | None:
-    """What runs a product or convolution on its own: a kernel, or ``LIBRARY``; None where nothing is known.
+    """The kernel of a product or convolution on its own, or ``LIBRARY``; None where nothing is known.
 
     ``lowered`` makes the kernel of an operator on its own, once for equal ones.
     """
