@@ -36,7 +36,7 @@ from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import lowering_for
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
-from fuse.runtime.guards import StateGuard, flatten, modes, overlaps
+from fuse.runtime.guards import flatten, modes, overlaps
 from fuse.runtime.making import Maker, ModelCall, make
 from fuse.runtime.mutated_attributes import kind_of_call
 from fuse.runtime.parts import Parts, Told
@@ -46,6 +46,7 @@ from fuse.runtime.reaching import further_call, made_up
 from fuse.runtime.refusals import refused_call, refused_model
 from fuse.runtime.rehearsing import SizesOfCalls, kind, varying
 from fuse.runtime.specialised import LARGEST_UNUSED, Missed
+from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.states import (
     LARGEST_VARIANTS,
     ModelState,

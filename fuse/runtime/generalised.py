@@ -36,10 +36,11 @@ from torch.fx import GraphModule
 from fuse.kernel.extents import Conditions, plain, terms_of
 from fuse.kernel.sized import Relation, are_alike, lifted, relation_of
 from fuse.kernel.spelled import Numbers
-from fuse.runtime.guards import CallGuard, StateGuard, call_guard, sources_of
+from fuse.runtime.guards import CallGuard, call_guard, sources_of
 from fuse.runtime.program import Program
 from fuse.runtime.resized import arguments_in, resized, spelled_graphs
 from fuse.runtime.size_reads import UNKNOWN, size_conditions
+from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.telling import arguments_at, telling
 from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fuse.runtime.guards import StateGuard
+from fuse.runtime.state_guard import StateGuard
 from fuse.runtime.variants import Compiled
 
 LARGEST_STATES = 8

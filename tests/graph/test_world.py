@@ -27,7 +27,7 @@ from fuse.errors import CaptureError
 from fuse.graph.capture import capture
 from fuse.graph.contents import attributes_of, base_of, contents
 from fuse.graph.outside import reached_by
-from fuse.runtime.guards import StateGuard
+from fuse.runtime.state_guard import StateGuard
 
 ASKED: list[str] = []
 CACHE: dict[Any, Tensor] = {}

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fuse.runtime import guards
-from fuse.runtime.guards import StateGuard, call_guard, flatten, modes, overlaps
+from fuse.runtime import guards, state_guard
+from fuse.runtime.guards import call_guard, flatten, modes, overlaps
+from fuse.runtime.state_guard import StateGuard
 
 
 class Settings:
@@ -26,6 +27,8 @@ class Model(nn.Module):
         self.register_buffer("count", torch.zeros(1))
         self.scale = 2
         self.sizes = [1, [2, 3]]
+        self.pair = (2, "two")
+        self.table = {"two": 2, "mixed": [2, torch.zeros(3)]}
         self.settings = Settings()
         self.hidden = [nn.BatchNorm1d(3)]  # a module that nn.Module does not know of
 
@@ -36,6 +39,12 @@ class Model(nn.Module):
 CHANGES: dict[str, Callable[[Model], Any]] = {
     "another attribute": lambda m: setattr(m, "scale", 3),
     "an equal number of another type": lambda m: setattr(m, "scale", 2.0),
+    "an equal number of another type in a list": lambda m: m.sizes.__setitem__(0, True),
+    "an equal number of another type in a nested list": lambda m: m.sizes[1].__setitem__(0, 2.0),
+    "an equal number of another type in a tuple": lambda m: setattr(m, "pair", (2.0, "two")),
+    "an equal number of another type in a dictionary": lambda m: m.table.update(two=2.0),
+    "an equal number of another type beside a tensor": lambda m: m.table["mixed"].__setitem__(0, 2.0),
+    "an equal number of another type in an object of settings": lambda m: setattr(m.settings, "layers", 2.0),
     "a new attribute": lambda m: setattr(m, "more", 1),
     "a removed attribute": lambda m: delattr(m, "scale"),
     "inside a nested list": lambda m: m.sizes[1].append(4),
@@ -62,12 +71,12 @@ def test_a_change_of_the_model_is_noticed(change: str) -> None:
 
 
 @pytest.mark.parametrize("counts", [True, False], ids=["versions", "no versions"])
-@pytest.mark.parametrize("times", [1, guards.MOST_RENEWALS + 2])
+@pytest.mark.parametrize("times", [1, state_guard.MOST_RENEWALS + 2])
 def test_changes_that_are_taken_back_are_no_changes_and_the_next_is_noticed(
     times: int, counts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not counts:  # as of a torch without them
-        monkeypatch.setattr(guards, "_dict_version", None)
+        monkeypatch.setattr(state_guard, "_dict_version", None)
     for change in CHANGES.values():
         model = Model()
         guard = StateGuard(model)

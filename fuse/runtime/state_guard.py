@@ -1,0 +1,317 @@
+"""The guard of a model: whether a compiled graph is still valid for the state that the model is in.
+
+:class:`StateGuard` watches which tensors are the model's parameters and buffers, the module tree, ``training``, hooks
+and plain attributes. It is made of a few comparisons that run in C: while no dictionary has a new version, none is
+compared; otherwise dictionaries compare their values by identity first.
+
+Not watched: globals and closures that ``forward`` reads, files, the inside of objects with ``__slots__``.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+from fuse.graph.contents import Contents, attributes_of, class_dict, contents, module_of, mro
+from fuse.graph.diverting import HOOKS, ReplacedForward
+from fuse.graph.signature import Attribute
+from fuse.runtime.guards import ArrayContents, same_value
+
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    _module._global_forward_hooks,
+    _module._global_forward_pre_hooks,
+    _module._global_backward_hooks,
+    _module._global_backward_pre_hooks,
+)
+_TENSOR_DICTS = ("_parameters", "_buffers")
+_UNREAD = frozenset(
+    (
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks",
+        "_load_state_dict_post_hooks",
+        "_non_persistent_buffers_set",
+    )
+)
+"""Containers of modules that no call reads, or only of hooks that are watched themselves."""
+_NUMBERS = frozenset((int, float, bool, complex))
+_PLAIN = _NUMBERS | {str, types.NoneType, torch.dtype, torch.device}
+LARGEST_WATCHED = 1 << 16
+"""Bytes of an array that the model holds (numpy's, ``array``, ``bytearray``) up to which its numbers are watched."""
+
+MOST_RENEWALS = 64
+"""Changes that were taken back by the next call, after which a guard compares what dictionaries hold in every call."""
+
+
+class StateGuard:
+    """A snapshot of everything in a model that ``forward`` may depend on, other than the tensors' contents.
+
+    ``unwatched`` are attributes that ``forward`` assigns: each call changes them.
+
+    >>> model = nn.Linear(2, 2)
+    >>> guard = StateGuard(model)
+    >>> model.weight.data.zero_(); guard.holds()
+    tensor([[0., 0.],
+            [0., 0.]])
+    True
+    >>> _ = model.eval(); guard.holds()
+    False
+    """
+
+    def __init__(
+        self, model: nn.Module, watch_tensors: bool = True, unwatched: frozenset[Attribute] = frozenset()
+    ) -> None:
+        self.unwatched = unwatched
+        self._pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # (expected, live)
+        self._partly: list[tuple[dict[Any, Any], dict[Any, Any], frozenset[str]]] = []  # (expected, live, but for)
+        self._empty: list[Any] = list(_GLOBAL_HOOKS)
+        self._seen: set[int] = set()
+        self._watch_tensors = watch_tensors
+        self._left_out = {
+            id(module): names
+            for path, module in model.named_modules()
+            if (names := frozenset(attribute.name for attribute in unwatched if attribute.owner == path))
+        }
+        for module in model.modules():
+            self._watch_module(module)
+        self._versioned: _Versioned | None = None if self._partly else _Versioned.of(self._pairs)
+        if not self._compares():  # another thread made a change meanwhile
+            self._versioned = None
+
+    def holds(self) -> bool:
+        """Whether nothing has changed since the snapshot."""
+        if any(self._empty):
+            return False
+        if self._versioned is None:
+            return self._compares()
+        if self._versioned.holds():
+            return True
+        if not self._compares():
+            return False
+        renewed = self._versioned.renewed(self._pairs)
+        if not self._compares():  # another thread made a change meanwhile
+            return False
+        self._versioned = renewed
+        return True
+
+    def _compares(self) -> bool:
+        """Whether all that is watched is what it was."""
+        try:
+            for expected, live in self._pairs:
+                if expected != live and expected != _without_replacement(live):
+                    return False
+            for expected, live, left_out in self._partly:
+                watched = {name: value for name, value in live.items() if name not in left_out}
+                if expected != watched and expected != _without_replacement(watched):
+                    return False
+        except Exception:  # two values that cannot be compared (tensors, arrays) are not the same object
+            return False
+        return True
+
+    def _watch_module(self, module: nn.Module) -> None:
+        if id(module) in self._seen or isinstance(module, torch.jit.ScriptModule):  # no program is made of these
+            return
+        self._seen.add(id(module))
+        expected = {}
+        own = not type(module).__module__.startswith("torch.nn.")
+        left_out = self._left_out.get(id(module), frozenset())
+        for name, value in module.__dict__.items():
+            if name in left_out or type(value) is ReplacedForward:
+                continue
+            if (name in HOOKS and not value) or name in _UNREAD:
+                self._empty += [value] if name in HOOKS else []
+                expected[name] = value
+            elif name in _TENSOR_DICTS and not self._watch_tensors:
+                expected[name] = value
+            elif name == "_modules":
+                expected[name] = dict(value)
+            elif name in _TENSOR_DICTS and left_out:
+                expected[name] = _ANY
+                others = {key: self._snapshot(held, own) for key, held in value.items() if key not in left_out}
+                self._partly.append((others, value, left_out))
+            else:
+                expected[name] = self._snapshot(value, own)
+        if left_out:
+            self._partly.append((expected, module.__dict__, left_out))
+        else:
+            self._pairs.append((expected, module.__dict__))
+
+    def _snapshot(self, value: Any, own: bool) -> Any:
+        """A value that compares equal to ``value`` as long as that has not changed; ``own``: of the user's code, whose
+        numbers may change their type only."""
+        kind = type(value)
+        if own and kind in _NUMBERS:
+            return _Number(value)
+        if own and kind in (list, tuple) and _PLAIN.issuperset(map(type, value)):
+            return _PlainItems(value)
+        if issubclass(kind, Tensor):
+            return _Same(value) if value.numel() == 1 else value
+        if kind is list:
+            return [self._snapshot(item, own) for item in value]
+        if kind is dict or kind is OrderedDict:
+            return {key: self._snapshot(item, own) for key, item in value.items()}
+        if kind is set:
+            return set(value)
+        if kind is tuple:
+            items = tuple(self._snapshot(item, own) for item in value)
+            return value if all(map(operator.is_, items, value)) else items
+        if issubclass(kind, (dict, list, set, deque)):  # its class may have its own idea of what is in it
+            held = contents(value)
+            return _Holding(value, held, [self._snapshot(item, own) for item in held.values])
+        if (memory := ArrayContents.of(value)) and len(memory.held.values[0]) <= LARGEST_WATCHED:
+            return memory
+        if issubclass(kind, nn.Module):
+            for module in value.modules():
+                self._watch_module(module)
+        elif _is_plain_object(kind) and id(value) not in self._seen and (inside := attributes_of(value)) is not None:
+            self._seen.add(id(value))
+            self._pairs.append(({key: self._snapshot(item, True) for key, item in inside.items()}, inside))
+        return value
+
+
+_dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
+"""A number that is another after each change of a dictionary."""
+
+
+class _Versioned:
+    """That no dictionary has changed since it was compared, told without a look at what it holds.
+
+    ``empty`` are the dictionaries that hold nothing, ``filled`` the others, with their ``versions``. ``lists`` and the
+    like, of which nobody counts versions, are compared with what they should hold.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]], renewals: int) -> None:
+        self.renewals = renewals
+        self.empty: list[dict[Any, Any]] = []
+        self.filled: list[dict[Any, Any]] = []
+        self.expected_lists: list[Any] = []
+        self.lists: list[Any] = []
+        for expected, live in pairs:
+            self._watch(expected, live)
+        self.versions = list(map(_dict_version, self.filled))
+
+    @staticmethod
+    def of(pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]], renewals: int = 0) -> _Versioned | None:
+        """For dictionaries that hold what is expected of them."""
+        try:
+            return _Versioned(pairs, renewals)
+        except Exception:  # torch counts no versions with this Python, or another thread makes a change
+            return None
+
+    def _watch(self, expected: Any, live: Any) -> None:
+        if expected is live:
+            return
+        if type(expected) is dict:
+            (self.filled if live else self.empty).append(live)
+            for name, value in expected.items():
+                self._watch(value, live[name])
+        elif type(expected) is tuple:
+            for item, held in zip(expected, live, strict=True):
+                self._watch(item, held)
+        elif isinstance(expected, (list, set, _Holding, ArrayContents)) or type(live) is list:
+            self.expected_lists.append(expected)
+            self.lists.append(live)
+
+    def holds(self) -> bool:
+        """Whether everything is what it was."""
+        if any(self.empty) or list(map(_dict_version, self.filled)) != self.versions:
+            return False
+        try:
+            return self.expected_lists == self.lists
+        except Exception:  # tensors, arrays
+            return False
+
+    def renewed(self, pairs: Sequence[tuple[dict[Any, Any], dict[Any, Any]]]) -> _Versioned | None:
+        """The same after changes that were taken back; nothing where they are made again and again."""
+        return _Versioned.of(pairs, self.renewals + 1) if self.renewals < MOST_RENEWALS else None
+
+
+class _Number:
+    """Equal to the same number of the same type: 2 == 2.0 == True, but they promote differently."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: complex) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return same_value(other, self.value)
+
+
+class _PlainItems:
+    """Equal to a list or tuple of the same numbers and texts, of the same types."""
+
+    __slots__ = ("held", "ids")
+
+    def __init__(self, held: list[Any] | tuple[Any, ...]) -> None:
+        self.held = type(held)(held)
+        self.ids = list(map(id, held))
+
+    def __eq__(self, other: Any) -> bool:
+        if type(other) is not type(self.held) or len(other) != len(self.held):
+            return False
+        return list(map(id, other)) == self.ids or all(map(same_value, other, self.held))
+
+
+class _Same:
+    """Equal to one object only: a tensor of one element would otherwise equal another that holds the same number."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return other is self.value
+
+
+class _Holding:
+    """Equal to one container only, as long as it holds what it held (``inside`` are snapshots of it); its class is not
+    asked."""
+
+    __slots__ = ("inside", "keys", "value")
+
+    def __init__(self, value: object, held: Contents, inside: list[Any]) -> None:
+        self.value = value
+        self.keys = held.keys
+        self.inside = inside
+
+    def __eq__(self, other: object) -> bool:
+        now = contents(other)
+        same_keys = now.keys is self.keys or list(map(id, now.keys or ())) == list(map(id, self.keys or ()))
+        return other is self.value and same_keys and self.inside == now.values
+
+
+class _Any:
+    """Equal to everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+_ANY = _Any()
+
+
+def _is_plain_object(kind: type) -> bool:
+    """Whether objects of a class hold settings, such as a configuration; nothing of fuse's own, as a fused part of the
+    model holds, and nothing that can be called."""
+    callables = any("__call__" in class_dict(base) for base in mro(kind))
+    other = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.Generator)
+    return not (callables or issubclass(kind, other) or str(module_of(kind)).startswith("fuse."))
+
+
+def _without_replacement(own: dict[Any, Any]) -> dict[Any, Any] | None:
+    """The attributes of a module of which another thread replaced ``forward`` for itself; None where none did."""
+    if type(own.get("forward")) is not ReplacedForward:
+        return None
+    return {name: value for name, value in own.items() if name != "forward"}
