@@ -38,4 +38,5 @@ from fuse.passes import simplify_casts as simplify_casts
 from fuse.passes import start_sums as start_sums
 from fuse.passes import sum_over_steps as sum_over_steps
 from fuse.passes import transposed_convolutions as transposed_convolutions
+from fuse.passes import unused_steps as unused_steps
 from fuse.passes import view_chains as view_chains

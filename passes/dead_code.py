@@ -5,17 +5,12 @@
 Random operators stay, because they advance the generator and later draws would change. Operators that the table does
 not know stay, because they may have effects.
 
-    y1 = f(h1)    h2 = g(h1)             y1 = f(h1)    h2 = g(h1)
-    y2 = f(h2)    h3 = g(h2)      ->     y2 = f(h2)
-    stack([y1, y2])                      stack([y1, y2])
-
 States that a loop's last step computes for a next step stay until loops are rolled, so that all steps are alike;
 ``unused_steps`` removes them where the loop was not rolled.
 """
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterator
 
@@ -42,21 +37,6 @@ def dead_code(graph: GraphModule) -> Iterator[Verdict]:
             yield rewrite(node, surgery.erase, node)
         elif returns_something(node):
             yield declined(node, "unused, but running it has an effect (random numbers, or unknown)")
-
-
-@register_pass(stage="loops", after="roll_loops")
-def unused_steps(graph: GraphModule) -> Iterator[Verdict]:
-    """Remove results of an unrolled loop's last step that nothing reads."""
-    for node in reversed(list(graph.graph.nodes)):
-        if node._erased or node.users or node.op != "call_function" or _is_part_of_loop(node):
-            continue
-        if effects.is_pure(node):
-            yield rewrite(node, surgery.erase, node)
-
-
-def _is_part_of_loop(node: Node) -> bool:
-    """Whether ``node`` is a result of a rolled loop, which is there whether somebody reads it or not."""
-    return node.target is operator.getitem and node.all_input_nodes[0].op == "call_module"
 
 
 def of_last_steps(graph: GraphModule) -> set[Node]:

@@ -58,7 +58,10 @@ def transposed(node: Node) -> Node | None:
     if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
         return None
     base: Node = node.args[0]  # type: ignore[assignment]
-    return base if base.meta["val"].dim() == 2 and base.meta["val"].t().stride() == node.meta["val"].stride() else None
+    if base.meta["val"].dim() != 2:
+        return None
+    turned, value = base.meta["val"].t(), node.meta["val"]
+    return base if (turned.shape, turned.stride()) == (value.shape, value.stride()) else None
 
 
 def products(graph: GraphModule) -> list[MatrixProduct]:
