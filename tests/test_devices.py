@@ -108,3 +108,31 @@ def test_a_graph_computes_on_the_device_that_is_not_the_host() -> None:
     assert device_of(graph) == "cpu"
     graph.graph.find_nodes(op="placeholder")[0].meta["val"] = torch.ones(2, device="meta")
     assert device_of(graph) == "meta"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_on_a_device_without_kernels_runs_eager_with_one_warning(training: bool) -> None:
+    """``meta`` stands for any such device."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to("meta")
+    fused = fuse.compile(model)
+    x = torch.ones(2, 4, device="meta")
+    with torch.set_grad_enabled(training), pytest.warns(UserWarning) as said:
+        results = [fused(x), fused(x)]
+    assert [str(warning.message) for warning in said] == ["Sequential runs eager: there are no kernels for meta yet"]
+    assert all(result.shape == (2, 4) and result.requires_grad == training for result in results)
+    assert fused.last_run.fallbacks[0].reason == "there are no kernels for meta yet"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_that_leaves_for_such_a_device_runs_eager(training: bool) -> None:
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).to("meta").tanh()
+
+    fused = fuse.compile(Leaves())
+    with torch.set_grad_enabled(training), pytest.warns(UserWarning, match="eager: there are no kernels for meta yet"):
+        assert fused(torch.ones(2, 4)).device.type == "meta"

@@ -35,7 +35,7 @@ from fuse.runtime.interrupts import stopped_on_interrupt
 from fuse.runtime.mutated_attributes import carried, tensors_of
 from fuse.runtime.program import Program, begun, program_of
 from fuse.runtime.reference import Reference
-from fuse.runtime.refusals import without_kernels
+from fuse.runtime.refusals import without_kernels, without_kernels_for
 from fuse.runtime.result_reconstruction import playback
 from fuse.runtime.specialised import Confirmation, Family
 from fuse.runtime.states import LARGEST_VARIANTS
@@ -128,6 +128,7 @@ def make(
     try:
         program: Program | Reference
         signature: Signature
+        _decline(without_kernels_for((*call.leaves, *maker.tensors())))
         if resized is not None:
             graph, signature = resized.graphs[0], resized.graphs[0].meta["signature"]
             training = resized.training.with_graphs(resized.graphs) if resized.training else None
@@ -219,6 +220,7 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
         raise FuseError("the call needs gradients, and the weights are frozen")
     by_loop = by_loops(maker.passes, maker.fuel)
     found = capture_joint(maker.model, call.args, call.kwargs, maker.kept, by_loop)
+    _decline(without_kernels(found.forward))
     found.forward.meta["chooser"] = chooser_of(found.forward)
 
     def rewritten(graph: GraphModule) -> None:
@@ -233,6 +235,7 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
 def captured(maker: Maker, call: ModelCall) -> GraphModule:
     """The call, captured and rewritten."""
     graph = capture(maker.model, call.args, call.kwargs, maker.kept)
+    _decline(without_kernels(graph))
     if maker.frozen:
         freeze(graph, maker.model)
     else:
@@ -253,15 +256,11 @@ def _left_out(failed: Failed) -> Fallback:
 
 
 def _build(maker: Maker, graph: GraphModule) -> Program | Reference:
-    if reason := without_kernels(graph):
-        return Reference(graph, Fallback(maker.name, "", reason))
     return _finished(maker, graph, lambda: program_of(graph))
 
 
 def _begin(maker: Maker, graph: GraphModule) -> Finish:
     """As ``_build``, while the caller goes on."""
-    if without_kernels(graph):
-        return lambda: _build(maker, graph)
     program = begun(graph)
     return lambda: _finished(maker, graph, program)
 
@@ -274,6 +273,11 @@ def _finished(maker: Maker, graph: GraphModule, program: Callable[[], Program]) 
 
 
 # ---- what runs eager -------------------------------------------------------------------------------------------------
+
+
+def _decline(reason: str | None) -> None:
+    if reason is not None:
+        raise FuseError(reason)
 
 
 def _declined(

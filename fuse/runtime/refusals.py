@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
-from fuse.devices import DEVICES
+from fuse.devices import has_kernels
 from fuse.graph.contents import base_of, memory_kinds
 from fuse.runtime.steps import Fallback
 
@@ -50,6 +50,14 @@ def refused_model(model: nn.Module, tensors: Iterable[Tensor]) -> Fallback | Non
 
 def without_kernels(graph: GraphModule) -> str | None:
     """Why there are no kernels for the devices of a graph, or None."""
-    devices = {v.device.type for n in graph.graph.nodes if isinstance(v := n.meta.get("val"), Tensor)}
-    without = ", ".join(sorted(devices.difference(DEVICES)))
-    return f"there are no kernels for {without} yet" if without else None
+    return without_kernels_for(node.meta.get("val") for node in graph.graph.nodes)
+
+
+def without_kernels_for(values: Iterable[Any]) -> str | None:
+    """Why there are no kernels where these tensors are, or None.
+
+    >>> without_kernels_for([torch.zeros(1), None]), without_kernels_for([torch.zeros(1, device="meta")])
+    (None, 'there are no kernels for meta yet')
+    """
+    without = sorted({value.device.type for value in values if isinstance(value, Tensor) and not has_kernels(value)})
+    return f"there are no kernels for {', '.join(without)} yet" if without else None
