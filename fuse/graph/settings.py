@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from fuse.errors import FuseError
-
-_Statement = TypeVar("_Statement", ast.Assign, ast.AnnAssign, ast.AugAssign)
 
 
 @dataclass(frozen=True)
@@ -55,108 +52,59 @@ def apply_settings(tree: ast.Module, settings: Sequence[Override], shown_path: s
     hidden: int = 64
     gates = 4 * hidden
     """
-    constants = _module_level_values(tree)
-    replacements = {}
+    replaced = _ReplaceAssignments({setting.name: setting.text for setting in settings})
+    replaced.visit(tree)
     for setting in settings:
-        if setting.name not in constants:
-            raise FuseError(_no_such_constant(setting.name, constants, shown_path))
-        replacements[setting.name] = _value_expression(setting, constants[setting.name])
-    _ReplaceAssignments(replacements).visit(tree)
+        if setting.name not in replaced.assigned:
+            public = [name for name in replaced.assigned if not name.startswith("_")]
+            close = difflib.get_close_matches(setting.name, public, n=1)
+            advice = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(public) or 'none'}"
+            raise FuseError(f"{shown_path} sets no module-level constant {setting.name!r}; {advice}")
     return ast.fix_missing_locations(tree)
 
 
-def _no_such_constant(name: str, constants: Iterable[str], shown_path: str) -> str:
-    public = [constant for constant in constants if not constant.startswith("_")]
-    close = difflib.get_close_matches(name, public, n=1)
-    if close:
-        advice = f"did you mean {close[0]!r}?"
-    elif public:
-        advice = f"it has {', '.join(public)}"
-    else:
-        advice = "it has none"
-    return f"{shown_path} sets no module-level constant {name!r}; {advice}"
-
-
-def _value_expression(setting: Override, current: ast.expr | None) -> ast.expr:
-    try:
-        ast.literal_eval(setting.text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        if setting.text.isidentifier() and isinstance(current, ast.Constant) and isinstance(current.value, str):
-            return ast.Constant(setting.text)
-        written = f"--set {setting.name}={setting.text}"
-        raise FuseError(f"cannot read the value of {written}; write a Python literal, such as 4, 0.5 or True") from None
-    return ast.parse(setting.text, mode="eval").body
-
-
-def _module_level_values(tree: ast.Module) -> dict[str, ast.expr | None]:
-    """Names assigned at module level, each with the expression first assigned (None for one part of a tuple)."""
-    found: dict[str, ast.expr | None] = {}
-    for statement in _module_level(tree.body):
-        if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                for name in _names(target):
-                    found.setdefault(name, statement.value if isinstance(target, ast.Name) else None)
-        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            for name in _names(statement.target):
-                found.setdefault(name, statement.value)
-    return found
-
-
-def _module_level(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            continue
-        yield node
-        yield from _module_level(ast.iter_child_nodes(node))
-
-
-def _names(target: ast.expr) -> Iterator[str]:
-    """Plain names bound by an assignment's target: ``a``, ``a, (b, *c)``, but nothing of ``a.b`` or ``a[0]``."""
-    if isinstance(target, ast.Name):
-        yield target.id
-    elif isinstance(target, (ast.Tuple, ast.List)):
-        for element in target.elts:
-            yield from _names(element)
-    elif isinstance(target, ast.Starred):
-        yield from _names(target.value)
-
-
 class _ReplaceAssignments(ast.NodeTransformer):
-    """``a = x`` becomes ``a = VALUE``; ``a, b = x`` is followed by ``a = VALUE``."""
+    """``a = x`` becomes ``a = VALUE``; ``a, b = x`` and ``a += x`` are followed by ``a = VALUE``.
 
-    def __init__(self, replacements: dict[str, ast.expr]) -> None:
-        self.replacements = replacements
+    ``assigned`` are the names that the module assigns, in order.
+    """
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts = texts
+        self.assigned: dict[str, None] = {}
+        self.values: dict[str, ast.expr] = {}
+
+    def visit_FunctionDef(self, node: ast.stmt) -> ast.stmt:
         return node
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return node
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return node
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | list[ast.AST]:
-        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            return self._with_value(node, node.targets[0].id)
-        names = [name for target in node.targets for name in _names(target) if name in self.replacements]
-        return [node, *(self._assignment(name, node) for name in names)]
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        if node.value is None or not isinstance(node.target, ast.Name):
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> ast.stmt | list[ast.stmt]:
+        if node.value is None:
             return node
-        return self._with_value(node, node.target.id)
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        named = [part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+        names = [part.id for part in named if isinstance(part.ctx, ast.Store)]
+        alone = targets == named and not isinstance(node, ast.AugAssign)
+        self.assigned |= dict.fromkeys(names)
+        values = [(name, self._value(name, node.value if alone else None)) for name in names if name in self.texts]
+        if alone and len(names) == 1:
+            node.value = values[0][1] if values else node.value
+            return node
+        return [node, *(ast.copy_location(ast.Assign([ast.Name(n, ast.Store())], v), node) for n, v in values)]
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        if isinstance(node.target, ast.Name) and node.target.id in self.replacements:
-            return self._assignment(node.target.id, node)
-        return node
+    visit_AnnAssign = visit_AugAssign = visit_Assign
 
-    def _with_value(self, node: _Statement, name: str) -> _Statement:
-        if name in self.replacements:
-            node.value = ast.copy_location(self.replacements[name], node.value or node)
-        return node
-
-    def _assignment(self, name: str, node: ast.stmt) -> ast.Assign:
-        assignment = ast.Assign(targets=[ast.Name(name, ast.Store())], value=self.replacements[name])
-        return ast.copy_location(assignment, node)
+    def _value(self, name: str, current: ast.expr | None) -> ast.expr:
+        """What ``name`` is set to: the same for all assignments, as the first ``current`` value says."""
+        if name not in self.values:
+            text = self.texts[name]
+            try:
+                ast.literal_eval(text)
+                self.values[name] = ast.parse(text, mode="eval").body
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                if not text.isidentifier() or not (isinstance(current, ast.Constant) and type(current.value) is str):
+                    advice = "write a Python literal, such as 4, 0.5 or True"
+                    raise FuseError(f"cannot read the value of --set {name}={text}; {advice}") from None
+                self.values[name] = ast.Constant(text)
+        return self.values[name]
