@@ -1,4 +1,4 @@
-"""Explicit choices for a kernel's loops, in place of those by cost."""
+"""Explicit choices for the blocks of a product or convolution, in place of those by cost."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import Literal, TypeVar
 
 Way = TypeVar("Way")
 
-Threads = Literal["one", "if worth it", "early", "inside", "asked in the call"]
-"""Whether an outer loop is split over threads: where its work, known now or in the call, is worth waking them.
-``early``: for less work, too. ``inside``: where a loop cannot be split, or not evenly, those inside it are, and loops
-that all add to the same sums."""
+Threads = Literal["one", "if worth it", "asked in the call"]
+"""Whether an outer loop is split over threads: where its work, known now or in the call, is worth waking them."""
 
 NEAR = 1.25
 """Times the least cost that another way may still be the fastest with."""
-
-LANES = 128
-"""Neighbouring rows at most that a reduction over a strided dimension keeps results of."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +20,11 @@ class Config:
     """One of the ways to run through the same work; the default is the one that the cost model takes.
 
     ``panels``: how many a block of a product has. ``share``: the place, in the order of their cost, of what a thread
-    takes of a convolution at once. ``order``: the place, in the same way, of the order of an elementwise nest's loops.
-    ``lanes``: the rows at most of a block of them, whose blocks threads share out.
+    takes of a convolution at once.
     """
 
     panels: int | None = None
     share: int = 0
-    order: int = 0
-    lanes: int = LANES
 
 
 DEFAULT = Config()

@@ -24,8 +24,6 @@ from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.values import Output
 
 ELEMENTS_OF_A_LINE = 16
-NEAR = 1
-"""More loads and stores that jump in an order of loops that may still be the best."""
 Part = tuple[int, int]
 """The first and the last value of a loop variable."""
 WHOLE: Sequence[Part | None] = (None,)
@@ -46,10 +44,8 @@ def point_nest(
     inputs: list[Buffer],
     names: Mapping[int, str],
     dimensions: Sequence[Dimension],
-    place: int = 0,
 ) -> list[Statement]:
-    """Loops over ``dimensions`` that store all ``targets``, which have one shape; ``place`` is that of their order
-    among all, the best first."""
+    """Loops over ``dimensions`` that store all ``targets``, which have one shape."""
     order = order_of_loops(Output(targets[0].value, targets[0].strides))
     found = [_Nest.over(dimensions, order).filled(targets, inputs, names)]
     for dim in order[:-1]:
@@ -57,11 +53,10 @@ def point_nest(
             continue
         moved = _Nest.over(dimensions, (*(d for d in order if d != dim), dim))
         found.append(moved.filled(targets, inputs, names))
-    found.sort(key=lambda nest: nest.strided)
-    if (blocked := found[0].blocked()) is not None:
-        found[0] = blocked.filled(targets, inputs, names)
-    near = [nest for nest in found if nest.strided <= found[0].strided + NEAR]
-    return near[min(place, len(near) - 1)].in_parts(targets, inputs, names)
+    best = min(found, key=lambda nest: nest.strided)
+    if (blocked := best.blocked()) is not None:
+        best = blocked.filled(targets, inputs, names)
+    return best.in_parts(targets, inputs, names)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel.config import LANES
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import Literal, Variable, position, select
 from fuse.kernel.extents import always_equal, divides, is_one
@@ -44,7 +43,8 @@ from fuse.kernel.values import Map, Reduce, Reindex, Value
 from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, stages, within_stage
 
 SCRATCH_BYTES = 128 * 1024
-MIN_LANES = 8
+MIN_LANES, MAX_LANES = 8, 128
+"""Neighbouring rows, at least and at most, that a reduction over a strided dimension keeps results of."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,11 @@ class RowNest:
         inputs: list[Buffer],
         names: Mapping[int, str],
         reductions: list[Reduce],
-        lanes: int = LANES,
     ) -> None:
         self.targets = targets
         self.inputs = inputs
         self.names = names
         self.reductions = reductions
-        self.lanes = lanes
         self.anchor = max(reductions, key=lambda r: math.prod(r.source.shape))
         self.shape = self.anchor.source.shape
         self.points = math.prod(self.shape)
@@ -86,7 +84,7 @@ class RowNest:
         self.builder = builder = builder_for(dimensions, self.inputs, self.names)
         self.index = tuple(d.index() for d in dimensions)
         strides = strides_of_loops(self.anchor.source, self.index, builder.extents)
-        self.lane = _lane(dimensions, self.anchor, strides, self.lanes)
+        self.lane = _lane(dimensions, self.anchor, strides)
         outer = [a for d, dim in enumerate(dimensions) if d not in self.anchor.dims for a in dim.atoms]
         outer = [a for a in outer if a != self.lane]
         self.reduced = [a for d in self.anchor.dims for a in dimensions[d].atoms]
@@ -323,9 +321,9 @@ class RowNest:
         return kept
 
 
-def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str, int], lanes: int) -> str | None:
+def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str, int]) -> str | None:
     """The innermost loop over rows, where the elements of a row do not lie side by side but those of neighbouring rows
-    do; where it is longer than ``lanes``, a block of it. ``strides`` say so, or the order of the dimensions does."""
+    do; where it is longer than ``MAX_LANES``, a block of it. ``strides`` say so, or the order of the dimensions."""
     last = next((d for d in reversed(range(len(dimensions))) if dimensions[d].atoms), None)
     if strides:
         loops = [(d, dim.atoms[-1]) for d, dim in enumerate(dimensions) if dim.atoms]
@@ -333,9 +331,9 @@ def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str,
     if last is None or last in anchor.dims:
         return None
     atom, extent = dimensions[last].atoms[-1], dimensions[last].extents[-1]
-    if extent <= lanes:
+    if extent <= MAX_LANES:
         return None if is_one(extent) else atom
-    blocks = [n for n in range(MIN_LANES, lanes + 1) if divides(n, extent)]
+    blocks = [n for n in range(MIN_LANES, MAX_LANES + 1) if divides(n, extent)]
     block = max(blocks, key=lambda n: (n % 16 == 0, n), default=0)  # whole vectors before long blocks
     if not block:
         return None

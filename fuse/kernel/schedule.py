@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel.config import DEFAULT, Config
 from fuse.kernel.dtypes import register
 from fuse.kernel.elements import Builder
 from fuse.kernel.expressions import either
@@ -46,7 +45,7 @@ from fuse.kernel.walks import WORTH_KEEPING, reductions_below, within_stage
 MAX_SPLITS = 32
 
 
-def schedule(computation: Computation, config: Config = DEFAULT) -> KernelBody:
+def schedule(computation: Computation) -> KernelBody:
     """The loops of a whole region.
 
     Raises:
@@ -57,7 +56,7 @@ def schedule(computation: Computation, config: Config = DEFAULT) -> KernelBody:
     input_buffers = tuple(_renamed(b, computation.names.get(i)) for i, b in enumerate(input_buffers))
     statements = range_checks(computation, list(input_buffers))
     stores = list(zip(map(_squeezed, computation.outputs), output_buffers, strict=True))
-    statements += _levels(stores, list(input_buffers), computation.value_names, config)
+    statements += _levels(stores, list(input_buffers), computation.value_names)
     return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), computation.lines)
 
 
@@ -66,11 +65,11 @@ Stores = Sequence[tuple[Output, Buffer]]
 """Outputs and where they go."""
 
 
-def _levels(stores: Stores, inputs: list[Buffer], names: Names, config: Config) -> list[Statement]:
+def _levels(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
     """The nests of all outputs: those of the first level, then what reads the reductions that it holds."""
     level = first_level([output.value for output, _ in stores])
     if level is None:
-        return _nests(stores, inputs, names, config)
+        return _nests(stores, inputs, names)
     held = [_held(value, len(inputs) + i) for i, value in enumerate(level.held)]
     known = [*inputs, *(buffer for _, buffer in held)]
     now = [store for i, store in enumerate(stores) if i not in level.later]
@@ -78,7 +77,7 @@ def _levels(stores: Stores, inputs: list[Buffer], names: Names, config: Config) 
     values, names_then = read_from_memory([o.value for o, _ in later], level.held, len(inputs), names)
     then = [(Output(v, output.strides), buffer) for v, (output, buffer) in zip(values, later, strict=True)]
     declared = [Declare(buffer) for _, buffer in held]
-    return [Scope((*declared, *_nests([*now, *held], known, names, config), *_levels(then, known, names_then, config)))]
+    return [Scope((*declared, *_nests([*now, *held], known, names), *_levels(then, known, names_then)))]
 
 
 def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
@@ -87,14 +86,14 @@ def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
     return Output(value, contiguous_strides(value.shape)), buffer
 
 
-def _nests(stores: Stores, inputs: list[Buffer], names: Names, config: Config) -> list[Statement]:
+def _nests(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
     """The nests of one level."""
     outputs = [output for output, _ in stores]
     targets = [Sink(output.value, buffer, output.strides) for output, buffer in stores]
 
     def nests(any_order: bool) -> list[Statement]:
         groups = [[targets[i] for i in group] for group in _groups(outputs, any_order)]
-        return [s for group in groups for s in _scoped(_nest(group, inputs, names, config))]
+        return [s for group in groups for s in _scoped(_nest(group, inputs, names))]
 
     try:
         return nests(any_order=True)
@@ -184,20 +183,19 @@ def _share_costly_work(one: Output, other: Output) -> bool:
     return sum(v.cost for v in within_stage([one.value]) if id(v) in shared and isinstance(v, Map)) >= WORTH_KEEPING
 
 
-def _nest(targets: list[Sink], inputs: list[Buffer], names: Names, config: Config) -> list[Statement]:
+def _nest(targets: list[Sink], inputs: list[Buffer], names: Names) -> list[Statement]:
     """The loops of outputs that share them."""
     reductions = reductions_below(t.value for t in targets)
     if reductions:
         shape = max((r.source.shape for r in reductions), key=math.prod)
-        rows = RowNest(targets, inputs, names, reductions, config.lanes)
-        return with_splits(shape, rows.build)
+        return with_splits(shape, RowNest(targets, inputs, names, reductions).build)
     first = targets[0]
     if isinstance(first.value, Scan):
         return with_splits(first.value.shape, lambda d: scan_nest(first, inputs, names, d))
     if isinstance(first.value, Concat):
         groups = _sharing(_pieces(first))
-        return [s for group in groups for s in _scoped(_nest(group, inputs, names, config))]
-    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, names, d, config.order))
+        return [s for group in groups for s in _scoped(_nest(group, inputs, names))]
+    return with_splits(first.value.shape, lambda d: point_nest(targets, inputs, names, d))
 
 
 def _scoped(statements: list[Statement]) -> list[Statement]:

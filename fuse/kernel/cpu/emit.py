@@ -6,8 +6,7 @@ OpenMP splits the outer loops over threads where there is enough work. The user'
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -44,10 +43,6 @@ PARALLEL_WORK = 65_536
 
 ATen's grain is half of it.
 """
-EARLY_WORK = PARALLEL_WORK // 2
-"""The same where waking them is to be tried."""
-FEW_ROWS = 4
-"""Iterations for each processor below which it matters that they are not shared out evenly."""
 
 CHUNKS = 64
 """Parts of a sum that threads share out: always as many, so that its bits do not depend on the number of threads."""
@@ -113,7 +108,7 @@ def is_parallel(body: KernelBody, threads: Threads = "if worth it") -> bool:
     """Whether the kernel asks for threads."""
     if threads == "asked in the call":
         return bool(works(body))
-    return threads != "one" and any(loop_work >= _least_work(threads) for loop_work in works(body))
+    return threads != "one" and any(loop_work >= PARALLEL_WORK for loop_work in works(body))
 
 
 def works(body: KernelBody) -> list[int]:
@@ -126,11 +121,6 @@ def works(body: KernelBody) -> list[int]:
         elif isinstance(statement, For):
             found.append(work(statement))
     return found
-
-
-def _least_work(threads: Threads) -> int:
-    """Work from which a loop is split."""
-    return EARLY_WORK if threads == "early" else PARALLEL_WORK
 
 
 def work(statement: Statement) -> int:
@@ -190,31 +180,20 @@ def _loop(loop: For, depth: int, threads: Threads) -> list[str]:
     if pragma:
         lines.append(f"{pad}#pragma omp {pragma}")
     lines.append(f"{pad}{_heading(loop)}")
-    within: Threads = "inside" if threads == "inside" and not pragma.startswith("parallel") else "one"
     for statement in loop.body:
-        lines += _statement(statement, depth + 1, within)
+        lines += _statement(statement, depth + 1)
     lines.append(f"{pad}}}")
     return lines
 
 
 def _splits(loop: For, threads: Threads) -> bool:
     """Whether the loop may be split over threads."""
-    splits = threads == "asked in the call" or (threads != "one" and work(loop) >= _least_work(threads))
-    splits = splits and not (threads == "inside" and _uneven(loop))
+    splits = threads == "asked in the call" or (threads != "one" and work(loop) >= PARALLEL_WORK)
     if not splits or loop.kind not in ("parallel", "vector") or is_one(loop.extent):
         return False
     # A size that varies may be one in the call: a loop that is worth threads has a kernel of its own then.
     alone = threads == "asked in the call" and _perfectly_nested(loop) == 1
     return not alone or unless_below(work(loop), PARALLEL_WORK, 2, loop.extent) > 1
-
-
-def _uneven(loop: For) -> bool:
-    """Whether some processors would have more of few iterations than others."""
-    processors, iterations = os.cpu_count() or 1, loop.extent
-    for _ in range(_perfectly_nested(loop) - 1):
-        loop = cast(For, loop.body[0])
-        iterations *= loop.extent
-    return loop.kind == "parallel" and iterations < FEW_ROWS * processors and iterations % processors > 0
 
 
 def _reduces_in_lanes(loop: For, threads: Threads) -> bool:
@@ -279,8 +258,7 @@ def _vector(loop: For, first: str, last: str | None = None) -> list[str]:
 
 def _sums_to_share_out(loop: For, threads: Threads) -> list[Accumulator]:
     """Sums of a loop that is split over threads, where the order of rounding matters."""
-    common = _common_sums(loop) if threads == "inside" else None
-    sums = list(loop.reduces) if common is None and _splits(loop, threads) else common or []
+    sums = list(loop.reduces) if _splits(loop, threads) else []
     rounded = any(a.op in ("sum", "prod") and a.dtype.is_floating_point for a in sums)
     in_order = any(a.op in ("argmax", "argmin") for a in sums)
     return sums if rounded and not in_order else []
@@ -328,8 +306,6 @@ def _pragma(loop: For, threads: Threads) -> str:
     simd = loop.kind == "vector" and not sequential
     if sequential:
         return ""
-    if threads == "inside" and (sums := _common_sums(loop)) is not None:
-        return "parallel for" + "".join(f" reduction({_clause(a)} : {a.name})" for a in sums)
     clauses = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if splits and asked else ""
     clauses += "".join(f" reduction({_clause(a)} : {a.name})" for a in loop.reduces)
     if splits and loop.kind == "parallel":
@@ -389,29 +365,6 @@ def _with_truths_apart(loop: For) -> list[str]:
 def _heading(loop: For) -> str:
     first, last = loop.bounds or (position(0), position(loop.extent))
     return f"for (int64_t {loop.atom} = {text(first)}; {text(position(loop.atom) < last)}; ++{loop.atom}) {{"
-
-
-def _common_sums(loop: For) -> list[Accumulator] | None:
-    """What the iterations of a serial loop reduce together; None where one has more to do with another."""
-    if loop.kind != "serial" or loop.bounds is not None or work(loop) < PARALLEL_WORK:
-        return None
-    inside = list(_statements(loop))
-    own = any(isinstance(s, (Accumulator, Declare)) for s in inside)
-    loaded = {s.buffer.name for s in inside if isinstance(s, Load)}
-    stored = {s.buffer.name for s in inside if isinstance(s, Store)}
-    sums = {a.name: a for s in inside if isinstance(s, For) for a in s.reduces}
-    in_order = any(a.op in ("argmax", "argmin") for a in sums.values())
-    return None if own or in_order or loaded & stored else list(sums.values())
-
-
-def _statements(loop: For) -> Iterator[Statement]:
-    """All statements inside ``loop``, at any depth."""
-    for statement in loop.body:
-        yield statement
-        if isinstance(statement, For):
-            yield from _statements(statement)
-        elif isinstance(statement, Scope):
-            yield from _statements(For("", 1, statement.body))
 
 
 def _perfectly_nested(loop: For) -> int:

@@ -27,7 +27,7 @@ def write(computation: Computation, name: str, threads: Threads, config: Config)
     values = [output.value for output in computation.outputs]
     products = products_below(values)
     if not products:
-        body = schedule(computation, config)
+        body = schedule(computation)
         body = replace(body, statements=tuple(in_phases(body.statements)))
         return Written(emit(body, name, threads), parallel=is_parallel(body, threads))
     one_thread = threads == "one"

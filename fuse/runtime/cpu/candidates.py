@@ -2,7 +2,7 @@
 
     with a product       1 to 4 panels in a block; one thread where there is little to do
     ... a convolution    1 to 4 panels in a block; other shares of the places and outputs for a thread
-    any other            fewer or more threads, or inside an outer loop; another order of loops; smaller blocks of rows
+    any other            one thread where there is little to do
 
 The kernel of the cost model is the first. Others are left out where the cost model is sure: where there is so little to
 do that nothing is to be gained, or so much that threads are worth waking in any case. With one thread, nothing that is
@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.fx import GraphModule, Node
 
-from fuse.kernel.config import DEFAULT, LANES, Config, Threads
-from fuse.kernel.cpu.emit import EARLY_WORK, PARALLEL_WORK, works
+from fuse.kernel.config import DEFAULT, Config, Threads
+from fuse.kernel.cpu.emit import PARALLEL_WORK, works
 from fuse.kernel.cpu.product_frame import HEADERS, MOST_PANELS, PARALLEL_PRODUCT
 from fuse.kernel.cpu.tiled_products import by_cost_of_panels
 from fuse.kernel.lower import Kernel, lower
@@ -48,7 +48,7 @@ def kernels_of(region: GraphModule, usual: Kernel) -> dict[str, Kernel]:
     found: dict[str, Kernel] = {}
     texts = set()
     for name, threads, config in configs:
-        if torch.get_num_threads() == 1 and (threads, config.lanes) != ("if worth it", LANES):
+        if torch.get_num_threads() == 1 and threads == "one":
             continue
         kernel = lower(region, threads, config)
         if isinstance(kernel, Kernel) and (text := kernel.source.replace(kernel.name, "")) not in texts:
@@ -81,17 +81,8 @@ def _products(region: GraphModule) -> Ways:
 def _loops(region: GraphModule) -> Ways:
     yield USUAL, "if worth it", DEFAULT
     most = max(works(schedule(computation_of(region))), default=0)
-    if most < EARLY_WORK:
-        return
-    if most < PARALLEL_WORK:
-        yield "more threads", "early", DEFAULT
-    else:
-        yield "threads inside", "inside", DEFAULT
     if PARALLEL_WORK <= most < MOST_WORK * PARALLEL_WORK:
         yield "one thread", "one", DEFAULT
-    yield "other order", "if worth it", Config(order=1)
-    for part in (2, 4, 8):
-        yield f"{LANES // part} lanes", "if worth it", Config(lanes=LANES // part)
 
 
 def _multiplications(node: Node) -> int:

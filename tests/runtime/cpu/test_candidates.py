@@ -48,41 +48,8 @@ CASES: dict[str, Case] = {
         ["as costs say", "one thread", "share 2", "share 3", "1 panels"],
     ),
     "little work": (lambda m, x: x.tanh() + 1, ((9, 9),), []),
-    "work that is not quite worth threads": (
-        lambda m, x: x.tanh() + 1,
-        ((60, 70),),
-        ["as costs say", "more threads"],
-    ),
     "work that is just worth threads": (lambda m, x: x.tanh() + 1, ((90, 95),), ["as costs say", "one thread"]),
     "much work": (lambda m, x: x.tanh() + 1, ((900, 95),), []),
-    "a sum of all": (
-        lambda m, x: x.tanh().sum(),
-        ((90, 95),),
-        ["as costs say", "threads inside"],
-    ),
-    "the largest of all": (lambda m, x: x.tanh().amax(), ((300, 310),), ["as costs say", "threads inside"]),
-    "its place": (lambda m, x: x.tanh().argmax(), ((300, 310),), []),
-    "few long rows": (
-        lambda m, x: torch.softmax(x * 2, -1),
-        ((3, 70001),),
-        ["as costs say", "threads inside"],
-    ),
-    "sums of columns": (
-        lambda m, x: (x * 2).sum(0),
-        ((5000, 64),),
-        ["as costs say", "32 lanes", "16 lanes"],
-    ),
-    "the largest of columns": (
-        lambda m, x: (x * 2).amax(0),
-        ((5000, 64),),
-        ["as costs say", "32 lanes", "16 lanes"],
-    ),
-    "a transposed copy": (lambda m, x: (x.t() + 1).contiguous(), ((900, 700),), ["as costs say", "other order"]),
-    "a loss": (
-        lambda m, x, y: ((x - y) ** 2).mean(),
-        ((300, 310), (300, 310)),
-        ["as costs say", "threads inside"],
-    ),
 }
 
 
@@ -113,15 +80,15 @@ def test_all_ways_compute_the_same(case: str, monkeypatch: pytest.MonkeyPatch) -
     assert offered == expected
 
 
-@pytest.mark.parametrize(("threads", "names"), [(1, ["as costs say"]), (2, ["as costs say", "threads inside"])])
+@pytest.mark.parametrize(("threads", "names"), [(1, ["as costs say"]), (2, ["as costs say", "one thread"])])
 def test_with_one_thread_nothing_is_tried_that_is_for_threads(threads: int, names: list[str]) -> None:
-    def summed(x: Tensor) -> tuple[Tensor]:
-        return (x.tanh().sum(),)
+    def moved(x: Tensor) -> tuple[Tensor]:
+        return (x.tanh() + 1,)
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        region: GraphModule = make_fx(summed, tracing_mode="fake")(torch.ones(90, 95))
+        region: GraphModule = make_fx(moved, tracing_mode="fake")(torch.ones(90, 95))
         usual = lower(region)
         assert isinstance(usual, Kernel)
         assert list(kernels_of(region, usual)) == names
