@@ -116,7 +116,7 @@ def test_a_model_on_a_device_without_kernels_runs_eager_with_one_warning(trainin
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to("meta")
     fused = fuse.compile(model)
     x = torch.ones(2, 4, device="meta")
-    with torch.set_grad_enabled(training), pytest.warns(UserWarning) as said:
+    with torch.set_grad_enabled(training), pytest.warns(UserWarning, match="runs eager") as said:
         results = [fused(x), fused(x)]
     assert [str(warning.message) for warning in said] == ["Sequential runs eager: there are no kernels for meta yet"]
     assert all(result.shape == (2, 4) and result.requires_grad == training for result in results)
