@@ -57,7 +57,7 @@ def capture(
         with prepared(model, args, kwargs or {}) as fake_mode:
             return Recorder(model, fake_mode, plan).run(args, dict(kwargs or {}))
 
-    return settled(record, record, kept)
+    return settled(record, kept)
 
 
 @contextlib.contextmanager

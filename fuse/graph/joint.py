@@ -113,11 +113,7 @@ def capture_joint(
         with prepared(model, args, kwargs or {}) as fake_mode:
             return JointRecorder(model, fake_mode, plan).joint(args, dict(kwargs or {}), differentiate)
 
-    def forward(plan: Plan) -> GraphModule:
-        with prepared(model, args, kwargs or {}) as fake_mode:
-            return JointRecorder(model, fake_mode, plan).run(args, dict(kwargs or {}))
-
-    return settled(record, forward, kept)
+    return settled(record, kept)
 
 
 class JointRecorder(Recorder):

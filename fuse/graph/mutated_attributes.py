@@ -22,13 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
 from fuse.graph.contents import contents
 from fuse.graph.fake_parameters import StandIns
-from fuse.graph.idle_draws import PATTERNS, DrawsWords, Words, refuse_deciding
 from fuse.graph.read_numbers import WantsPlain, is_number
 from fuse.graph.results import flatten_result, is_constant
 from fuse.graph.signature import Advance, Attribute, MutatedAttribute
@@ -50,14 +48,11 @@ ABSENT = _Absent()
 @dataclass(frozen=True)
 class Plan:
     """How to record a call: ``attributes`` are overlaid; ``plain`` numbers among them are taken as they are, and
-    ``plain_reads`` says that numbers read from tensors are. ``words`` of Python's ``random`` are drawn, which is given
-    ``drawn`` (:mod:`fuse.graph.idle_draws`)."""
+    ``plain_reads`` says that numbers read from tensors are."""
 
     attributes: tuple[Attribute, ...] = ()
     plain: frozenset[Attribute] = frozenset()
     plain_reads: bool = False
-    words: int = 0
-    drawn: Words | None = None
 
 
 class Assigns(CaptureError):
@@ -77,8 +72,8 @@ class Reads(CaptureError):
         self.attributes = frozenset(attributes)
 
 
-def settled(record: Callable[[Plan], T], forward: Callable[[Plan], GraphModule], attributes: Sequence[Attribute]) -> T:
-    """``record`` under the first plan that it needs no other one for. ``forward`` records no more than the call.
+def settled(record: Callable[[Plan], T], attributes: Sequence[Attribute]) -> T:
+    """``record`` under the first plan that it needs no other one for.
 
     Raises:
         CaptureError: as ``record``; there is no such plan.
@@ -86,15 +81,7 @@ def settled(record: Callable[[Plan], T], forward: Callable[[Plan], GraphModule],
     plan = Plan(tuple(attributes))
     for _ in range(LARGEST_ATTEMPTS):
         try:
-            made = contextvars.copy_context().run(record, plan)
-            if plan.words:
-                plans = [replace(plan, drawn=words) for words in (None, *PATTERNS)]
-                refuse_deciding([contextvars.copy_context().run(forward, one) for one in plans])
-            return made
-        except DrawsWords as found:
-            if plan.words or plan.attributes:
-                raise
-            plan = replace(plan, words=found.words)
+            return contextvars.copy_context().run(record, plan)
         except Assigns as found:
             again = [attribute for attribute in found.attributes if attribute in plan.attributes]
             new = [attribute for attribute in dict.fromkeys(found.attributes) if attribute not in again]

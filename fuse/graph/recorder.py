@@ -44,7 +44,6 @@ from fuse.graph.evaluating import NoData
 from fuse.graph.fake_parameters import standing_in
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
-from fuse.graph.idle_draws import Drawn
 from fuse.graph.learned import Learning
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
@@ -246,11 +245,12 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"forward may advance {name}, an iterator; a graph cannot hold that")
         self.context = tuple(before.variables.items())
         changes: list[Change] = []
-        plan = self.overlay.plan
-        drawn, overlaid = Drawn(plan.words, plan.drawn), self.overlay.laid(self._fake_of_attribute)
         dtype = left = torch.get_default_dtype()
         try:
-            with drawn, standing_in(self.model, self._fake_of_state) as assigned, overlaid:
+            with (
+                standing_in(self.model, self._fake_of_state) as assigned,
+                self.overlay.laid(self._fake_of_attribute),
+            ):
                 yield
         except Exception as error:  # whatever the user's code raises
             if counts := self.overlay.counts():  # what failed may be what a number can and a count cannot
@@ -263,8 +263,7 @@ class Recorder(TorchDispatchMode):
         if left is not dtype:
             raise CaptureError(f"forward sets the default dtype of torch to {left}; a graph cannot hold that")
         self.overlay.check()
-        changes = [change for change in assigned() if change.attribute not in plan.attributes] + changes
-        drawn.check([change.name for change in changes])
+        changes = [change for change in assigned() if change.attribute not in self.overlay.plan.attributes] + changes
         if changes:
             found = [(change.whole, self._assigned(change)) for change in changes]
             plainly = all(whole or attribute.entries for whole, attribute in found)
@@ -466,7 +465,6 @@ class Recorder(TorchDispatchMode):
             self.learning,
             not self.packs,
             self.context,
-            self.overlay.plan.words,
         )
         return module
 

@@ -149,8 +149,7 @@ class Signature:
     With ``kept`` attributes, ``outputs`` and ``out_spec`` are of the pair (result, values to assign in their order).
     With ``learning`` they are of the pair (values that tell what was learned, all that). Where ``eagers`` is false,
     eager dispatches other operators than ``dispatches``, which depend on values (packed sequences). ``context``: the
-    context variables that ``forward`` may read, and their values. ``words``: how many words a call draws from Python's
-    ``random``, which decide nothing.
+    context variables that ``forward`` may read, and their values.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -162,4 +161,3 @@ class Signature:
     learning: Learning | None = None
     eagers: bool = True
     context: tuple[tuple[ContextVar[Any], Any], ...] = ()
-    words: int = 0

@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import unlogged
-from fuse.graph.idle_draws import draw
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import lowering_for
@@ -174,7 +173,6 @@ class Engine:
             raised = error
         else:
             self._observed = (launches, compiled, ran)
-            draw(compiled.words)
             if compiled.learning is not None:
                 _, result = result
             return compiled.carried.assign(result) if compiled.carried else result

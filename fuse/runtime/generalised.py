@@ -73,7 +73,7 @@ class CapturedCall:
     def of(compiled: Compiled) -> CapturedCall | None:
         """The call that a variant was made for; None where more than sizes tells such calls apart."""
         training, graph = compiled.training, compiled.graph
-        apart = compiled.carried or compiled.learning or compiled.resized or compiled.words
+        apart = compiled.carried or compiled.learning or compiled.resized
         if graph is None or apart or not isinstance(compiled.program, Program):
             return None
         if training is not None and training.joint.own_gradients:  # they are Python that nobody follows

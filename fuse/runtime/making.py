@@ -193,7 +193,6 @@ def make(
         family=family,
         ending=ending,
         resized=resized is not None,
-        words=signature.words,
     )
 
 

@@ -68,7 +68,7 @@ def size_conditions(
             follower = _TrainedFollower if gradients else _Follower
             return follower(model, fake_mode, plan, following).run(args, dict(kwargs))
 
-    settled(record, record, ())
+    settled(record, ())
     following.check()
 
 

@@ -52,8 +52,7 @@ class Compiled:
     calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
     ``in_parts``: these calls run eager, and what they call of submodules fused (:mod:`fuse.runtime.parts`).
     ``passing``: another call may not run eager. ``once``: another call is captured again. ``resized``: the graph is
-    that of other sizes; no such call was captured. ``words`` are drawn from Python's ``random`` in each call
-    (:mod:`fuse.graph.idle_draws`).
+    that of other sizes; no such call was captured.
     """
 
     guard: CallGuard
@@ -74,7 +73,6 @@ class Compiled:
     passing: bool = False
     once: bool = False
     resized: bool = False
-    words: int = 0
 
 
 def counted(launches: Launches, regions: int, fallbacks: tuple[Fallback, ...]) -> LastRun:

@@ -1,4 +1,4 @@
-"""Numbers drawn from Python's ``random``: those that decide nothing are drawn again in each call, others run eager."""
+"""A model that draws from Python's ``random`` runs its own Python in each call: eager's draws, results and state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import fuse
-from fuse.graph.idle_draws import PATTERNS, state_giving, words_between
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +60,6 @@ def _draws_much(model: Model, x: Tensor) -> None:
         random.random()
 
 
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("draws", [_checks, _draws_much])
-def test_draws_that_decide_nothing_are_made_in_each_call(draws: Callable[[Model, Tensor], None], train: bool) -> None:
-    with torch.set_grad_enabled(train):
-        assert reasons_of_three_calls(Model(draws)) == []
-
-
 def _scales(model: Model, x: Tensor) -> float:
     return random.random()
 
@@ -106,20 +98,25 @@ def _gauss(model: Model, x: Tensor) -> None:
     random.gauss(0, 1)
 
 
-DECIDE = [_scales, _drops_seldom, _compares, _shuffles, _draws_by_what_it_drew, _tensor, _keeps, _seeds, _gauss]
+DRAWS = [
+    _checks,
+    _draws_much,
+    _scales,
+    _drops_seldom,
+    _compares,
+    _shuffles,
+    _draws_by_what_it_drew,
+    _tensor,
+    _keeps,
+    _seeds,
+    _gauss,
+]
 
 
 @pytest.mark.filterwarnings("ignore:Model runs eager")
-@pytest.mark.parametrize("draws", DECIDE)
-def test_draws_that_decide_something_run_eager(draws: Callable[[Model, Tensor], Tensor | float | None]) -> None:
+@pytest.mark.parametrize("draws", DRAWS)
+def test_draws_are_those_of_eager(draws: Callable[[Model, Tensor], Tensor | float | None]) -> None:
     with torch.no_grad():
         reasons = reasons_of_three_calls(Model(draws))
     assert len(reasons) == 3
     assert draws is _keeps or all("random" in reason for reason in reasons)
-
-
-def test_the_words_are_those_that_are_drawn() -> None:
-    for words in PATTERNS:
-        random.setstate(start := state_giving(words))
-        assert tuple(random.getrandbits(32) for _ in range(len(words))) == words
-        assert words_between(start, random.getstate()) == len(words)
