@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -15,8 +14,12 @@ Case = Callable[[int], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
 """Builds a model and the arguments of a call for a batch size."""
 
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
-for _name in ("nms", "qnms"):  # from PyPI, torchvision's library needs CUDA's; its models here need none of it
-    with contextlib.suppress(RuntimeError):
+try:
+    importlib.import_module("torchvision")
+except ModuleNotFoundError:
+    pass
+except RuntimeError:  # from PyPI, torchvision's library needs CUDA's; its models here need none of it
+    for _name in ("nms", "qnms"):
         _OPERATORS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +38,9 @@ class Holder(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function[0](self, *args)
+
+
+newer_torch = pytest.mark.skipif(torch.__version__ < "2.13", reason="tests what torch does since 2.13")
 
 
 def outcome(model: Any, args: tuple[Any, ...]) -> Any:

@@ -28,6 +28,7 @@ from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.recorder import Recorder
 from fuse.graph.signature import Attribute
+from fuse.graph.uncompiled import uncompiled
 
 
 def capture(
@@ -74,6 +75,7 @@ def prepared(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         _fake_mode(model, args, kwargs) as fake_mode,
         without_collecting(),
         unlogged(),
+        uncompiled(),
     ):
         yield fake_mode
 

@@ -27,7 +27,7 @@ def run_plainly(function: Any, args: tuple[Any, ...]) -> Any:
     Raises:
         CaptureError: it is not known. To compile it while a call is recorded would fail, and later calls with it.
     """
-    name = function.__qualname__
+    name = getattr(function, "__qualname__", "")
     for known, run in _KNOWN.items():
         if name.startswith(known):
             return run(*args)

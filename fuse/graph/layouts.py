@@ -38,6 +38,12 @@ _ROWS = frozenset(
 )  # fmt: skip
 _SECOND_FIRST = frozenset({aten.rsub.Tensor, aten.threshold_backward.default})  # how ATen hands them to its iterator
 _JOINS = frozenset({aten.cat.default, aten.stack.default})
+_OF_IMAGES = frozenset(
+    {
+        aten.channel_shuffle.default, aten.max_unpool2d.default, aten.reflection_pad2d.default,
+        aten.replication_pad2d.default,
+    }
+)  # fmt: skip
 _LOOKUPS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 
 
@@ -61,7 +67,7 @@ def eager_strides(
         return contiguous_strides(result.shape)
     if name.startswith(("upsample_", "_upsample_")) and result.dim() > 3 and "backward" not in name:
         return _of_format(result.shape, suggest_memory_format(args[0]))
-    if op in (aten.channel_shuffle.default, aten.max_unpool2d.default):
+    if op in _OF_IMAGES:
         return _of_format(result.shape, suggest_memory_format(args[0]))
     if op is aten.binary_cross_entropy.default:
         return iterator_strides(args[:1], result.shape, False) if result.dim() else None

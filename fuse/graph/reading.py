@@ -401,16 +401,18 @@ def reads_followed(reader: Reader) -> Iterator[None]:
 
         return method
 
-    compiled: Any = getattr(_higher_order, _CONDITIONAL, None)
+    # Before torch 2.13 the functions compile themselves, in this environment: they are not followed.
+    conditional = _CONDITIONAL if hasattr(_higher_order, _CONDITIONAL) else "setup_compilation_env"
+    compiled: Any = getattr(_higher_order, conditional)
 
-    def followed(function: Any, args: tuple[Any, ...], kwargs: Any = None) -> Any:
+    def followed(function: Any = None, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if threading.get_ident() != thread or kwargs:
-            return compiled(function, args, kwargs)
+            return compiled(function, args, kwargs) if function else compiled()
         with reader.refusing():
             return run_plainly(function, args)
 
     answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()}
-    with patched(FakeTensor, answers), patched(_higher_order, {_CONDITIONAL: followed} if compiled else {}):
+    with patched(FakeTensor, answers), patched(_higher_order, {conditional: followed}):
         yield
     reader.close()
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fuse
+from tests.samples import newer_torch
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {
     "transposed": lambda: torch.randn(7, 3, 5, dtype=torch.float64).permute(1, 2, 0),
@@ -135,7 +136,11 @@ def _seeded() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    # older torch predicts another dtype for a sum that attention of float64 saves: such calls run eager
+    "group",
+    [pytest.param(group, marks=newer_torch) if group == "products" else group for group in GROUPS],
+)
 def test_gradients_agree_with_differences(group: str, layout: str) -> None:
     fused = fuse.compile(Several(GROUPS[group]))
     x, w = LAYOUTS[layout]().requires_grad_(), torch.randn(9, 7, dtype=torch.float64)[1:8].requires_grad_()
