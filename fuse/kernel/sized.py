@@ -111,6 +111,12 @@ def sizes_vary() -> bool:
     return call is not None and call.sizes is not None
 
 
+def sizes_are_told() -> bool:
+    """Whether kernels of the call whose regions are lowered can be told sizes, and serve other calls then."""
+    call = call_at_hand()
+    return call is not None and bool(call.sizes)
+
+
 # ---- relations -------------------------------------------------------------------------------------------------------
 
 Relation = tuple[int | Terms, ...]

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -32,7 +32,9 @@ from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import unlogged
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
-from fuse.kernel.sized import lowering_for
+from fuse.kernel.sized import lowering_for, sizes_are_told
+from fuse.runtime import tuning
+from fuse.runtime.compiling import Compilations, Compiling, NotYet, compiling
 from fuse.runtime.declared import check_declaration
 from fuse.runtime.generalised import MOST_REACHED, Between, KindsOfCalls, layouts_of
 from fuse.runtime.guards import flatten, modes, overlaps
@@ -99,6 +101,7 @@ class Engine:
         self._parts = Parts(model, self._of_part, self._lock)
         self._sizes = SizesOfCalls(dynamic_shapes)
         self._patience = Patience()
+        self._compilations = Compilations()
         self._kinds = KindsOfCalls()
         self._observed: Observed | None = None
 
@@ -126,7 +129,11 @@ class Engine:
             between = self._between(call)
             if (seconds := self._better_later(call, between)) is not None:
                 return self._not_yet(call, between, seconds)
-            found = self._make(call, between)
+            try:
+                found = self._make(call, between)
+            except NotYet:
+                way, size = self._way(call), kind_of_call(call.leaves, call.spec)
+                return self._not_yet(call, between, self._compilations.waits(way, size))
             if found[0].family is None:
                 return self._served(*found, args, kwargs)
             try:
@@ -320,17 +327,42 @@ class Engine:
                     between = None
                 if not beyond:
                     started = time.perf_counter()
+                size, resized = kind_of_call(call.leaves, call.spec), between is not None and not beyond
                 with without_collecting(), unlogged(), self._lowering(call):
-                    compiled = make(self._maker, call, resized=between.captured() if between else None)
+                    how = self._compiling(call)
+                    try:
+                        with compiling(how):
+                            compiled = make(self._maker, call, resized=between.captured() if between else None)
+                            if not how.allowed and compiled.training is not None:
+                                compiled.training.wait()
+                    except NotYet:
+                        self._patience.captured(kind(self._maker, call), size, time.perf_counter() - started, resized)
+                        raise
+                    of_many = sizes_are_told()
+                seconds = time.perf_counter() - started
                 if compiled.program is not None:
-                    size, seconds = kind_of_call(call.leaves, call.spec), time.perf_counter() - started
                     self._patience.captured(kind(self._maker, call), size, seconds, compiled.resized and not beyond)
                 if not (compiled.once or (compiled.program is None and self._may_pass(compiled, call))):
                     state = self._remember(compiled)
+                    if of_many:
+                        self._compilations.made(self._way(call), how, seconds)
                     if not self.freeze:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model)
                 found = compiled, _given(compiled, call)
             return found
+
+    def _compiling(self, call: ModelCall) -> Compiling:
+        """Whether kernels may be compiled for the call that is lowered."""
+        one = self._sizes.seen.is_one(call.leaves, call.spec)
+        if self.dynamic_shapes != "auto" or self.freeze or tuning.enabled() or not (sizes_are_told() or one):
+            return Compiling()
+        return Compiling(self._compilations.allowed(self._way(call), one))
+
+    def _way(self, call: ModelCall) -> Hashable:
+        """Equal for calls that differ in sizes only, the model being in one state."""
+        state = next((state.guard for state in self._states if state.guard.holds()), None)
+        values = tuple(None if isinstance(leaf, Tensor) else repr(leaf) for leaf in call.leaves)
+        return kind(self._maker, call), modes(), values, state
 
     def _reached(self, call: ModelCall, beyond: Between) -> Between | None:
         """What serves a call beyond all captured sizes once others, further out, are captured."""
@@ -379,17 +411,22 @@ class Engine:
             return None
         within, beyond = between is not None and between.within, between is not None and not between.within
         size = kind_of_call(call.leaves, call.spec)
+        one = self._sizes.seen.is_one(call.leaves, call.spec)
+        if (seconds := self._compilations.price(self._way(call), size, one)) is not None:
+            return seconds
         return self._patience.expected(kind(self._maker, call), size, within, beyond)
 
     def _not_yet(self, call: ModelCall, between: Between | None, seconds: float) -> Any:
         """The result of a call that is captured once its size has come often enough."""
-        why = f"sizes keep changing: one runs eager until that has taken as long as a capture ({seconds:.3f} s)"
+        why = f"sizes keep changing: one runs eager until that has taken as long as its program ({seconds:.3f} s)"
         beyond = between is not None and not between.within
         size = kind_of_call(call.leaves, call.spec)
         started = time.perf_counter()
         result = self._eager(call.args, call.kwargs, Fallback(self._maker.name, "", why), warn=False)
         with self._lock:
-            self._patience.ran_eager(kind(self._maker, call), size, time.perf_counter() - started, beyond)
+            seconds = time.perf_counter() - started
+            self._patience.ran_eager(kind(self._maker, call), size, seconds, beyond)
+            self._compilations.ran_eager(self._way(call), size, seconds)
         return result
 
     def _may_pass(self, compiled: Compiled, call: ModelCall) -> bool:

@@ -28,6 +28,7 @@ from fuse.graph.signature import Attribute, Signature
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
 from fuse.runtime.choosing import chooser_of
+from fuse.runtime.compiling import NotYet
 from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.generalised import CapturedCall
 from fuse.runtime.guards import CallGuard, call_guard, modes, sources_of
@@ -121,6 +122,9 @@ def make(
     """A variant for calls like this one; one of the specialisations ``alike`` where it serves such calls, too.
 
     ``resized`` has the graphs of the call, where these are known without a capture.
+
+    Raises:
+        NotYet: kernels would be compiled, which the caller does not want.
     """
     graph: GraphModule | None = None
     training: Training | None = None
@@ -156,7 +160,7 @@ def make(
         if not isinstance(error, CaptureError):
             return declined
         return replace(declined, in_parts=not (declined.once or maker.frozen), passing=error.depends)
-    except FaultWarning:  # warnings are errors here, which is the user's wish
+    except (FaultWarning, NotYet):  # warnings are errors here, which is the user's wish
         raise
     except Exception as error:  # a fault of ours must not become the user's
         return _declined(maker, call, Fallback(maker.name, "", reason_of_fault(error)))

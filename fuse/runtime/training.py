@@ -151,6 +151,14 @@ class Training:
             torch.autograd.graph.increment_version(tensors[mutation.input_index])
         return self.rebuild(leaves, tensors), ran.launches, ran
 
+    def wait(self) -> None:
+        """Wait until the backward half for a loss of all results is built.
+
+        Raises:
+            NotYet: kernels would be compiled, which the caller does not want.
+        """
+        _ = self._half.program
+
     def _leaves_of(self, bases: Sequence[int]) -> Callable[[Sequence[Tensor | None]], tuple[Any, ...]]:
         """Playback of the result's new leaves from the values of the forward graph."""
         if self._shared or any(self.signature.outputs[i].view for i in self._leaves):

@@ -46,6 +46,13 @@ class SizesSeen:
             del self._first[next(iter(self._first))]
         return frozenset(found) if differs else None
 
+    def is_one(self, leaves: Sequence[Any], structure: Any) -> bool:
+        """Whether a size of a call is one that was another in other calls of its kind."""
+        now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+        seen = self._first.get(kind_of_sizes(leaves, structure), [])
+        pairs = (pair for shapes in seen for both in zip(shapes, now, strict=True) for pair in zip(*both, strict=True))
+        return any(b == 1 != a for a, b in pairs)
+
 
 def kind_of_sizes(leaves: Sequence[Any], structure: Any) -> Hashable:
     """Equal for calls that differ in the sizes and contents of tensors, and in plain values, only."""

@@ -10,8 +10,8 @@ import pytest
 
 from fuse.kernel import lower
 from fuse.kernel.cpu import loop_kernel
-from fuse.runtime import cache, patience
-from fuse.runtime.cpu import compiler, toolchain
+from fuse.runtime import cache, compiling, patience
+from fuse.runtime.cpu import compiler, functions, toolchain
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "cache"
     monkeypatch.setenv("FUSE_CACHE_DIR", str(home))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # for child processes, some of which are killed before they tidy up
-    monkeypatch.setattr(compiler, "_loaded", {})
-    for module, known in ((lower, "_KERNELS"), (lower, "_TEXTS"), (loop_kernel, "_TEXTS")):
+    tables = ((compiler, "_loaded"), (functions, "_known"))
+    for module, known in (*tables, (lower, "_KERNELS"), (lower, "_TEXTS"), (loop_kernel, "_TEXTS")):
         monkeypatch.setattr(module, known, {})  # as if no test had called anything before
     cache.warn_once.cache_clear()
     return home
@@ -43,8 +43,9 @@ def compiled_sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every new size is captured at its first call, however many there are."""
+    """Every new size is captured and compiled at its first call, however many there are."""
     monkeypatch.setattr(patience, "SETTLED", 1_000_000)
+    monkeypatch.setattr(compiling, "AT_ONCE", 1_000_000)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fuse.errors import CompileFailed
 from fuse.runtime import cache
+from fuse.runtime.compiling import begin_compiling
 from fuse.runtime.cpu import processor, toolchain
 from fuse.runtime.cpu.toolchain import Toolchain
 from fuse.runtime.interrupts import stopped_on_interrupt
@@ -45,6 +46,7 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
         CompilerMissing: there is no C++ compiler.
         CompileFailed: the compiler rejected the source, which is kept in a file named in the message, or passed its
             time limit; or the library could not be written or loaded anywhere.
+        NotYet: it is in no cache, and the caller does not want it to be compiled (:mod:`fuse.runtime.compiling`).
 
     >>> build('extern "C" int twice(int x) { return 2 * x; }').twice(21)
     42
@@ -55,6 +57,7 @@ def build(source: str, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
     if (library := _loaded.get(key)) is not None:
         return library
     if (entry := cache.find(key)) is None:
+        begin_compiling()
         content = _compiled(key, source, compiler, options)
         entry = _stored(key, content), content
     return _loaded.setdefault(key, _load(*entry))
@@ -82,10 +85,20 @@ def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
         return [library.result() for library in libraries]
 
 
-def _key(source: str, compiler: Toolchain, options: Sequence[str]) -> str:
+def built_by() -> tuple[str, ...]:
+    """Whatever a library depends on beside its source: equal sources are one library where this is equal, too."""
+    compiler = toolchain.find()
+    return _maker(compiler, toolchain.tuning_options(compiler))
+
+
+def _maker(compiler: Toolchain, options: Sequence[str]) -> tuple[str, ...]:
     place = (sys.platform, processor.features())
     options = (*toolchain.REQUIRED_OPTIONS, *options)
-    return cache.key_of(_FORMAT, *place, *compiler.command, compiler.version, str(len(options)), *options, source)
+    return (_FORMAT, *place, *compiler.command, compiler.version, str(len(options)), *options)
+
+
+def _key(source: str, compiler: Toolchain, options: Sequence[str]) -> str:
+    return cache.key_of(*_maker(compiler, options), source)
 
 
 def _compiled(key: str, source: str, compiler: Toolchain, options: Sequence[str]) -> bytes:

@@ -1,6 +1,6 @@
 """The native functions of a program: its kernels, compiled, and where they are in memory.
 
-kernels of a schedule  ->  translation units  ->  libraries  ->  {name: address}
+kernels of a schedule  ->  not in this process yet  ->  translation units  ->  libraries  ->  {name: address}
 """
 
 from __future__ import annotations
@@ -11,29 +11,37 @@ from collections.abc import Iterable, Sequence
 from fuse.kernel.cpu.loop_kernel import HEADERS as LOOP_HEADERS
 from fuse.kernel.cpu.prelude import prelude, text_of_headers
 from fuse.kernel.lower import Kernel
-from fuse.runtime.cpu.compiler import build_many
+from fuse.runtime.cpu.compiler import build_many, built_by
 
 FOR_A_LINE, FOR_A_LINE_BEHIND_HEADERS, FOR_HEADERS = 0.5, 1.0, 350.0
 """Milliseconds that GCC takes, roughly: for a line of a kernel, for one of a kernel that needs headers, and for what
 these headers hold, once a unit."""
 
+_known: dict[object, int] = {}
+"""Addresses of the kernels of all programs of this process."""
+
 
 def addresses_of(kernels: Iterable[Kernel]) -> dict[str, int]:
-    """Addresses of all kernels. Of those that compute the same from memory laid out alike, the first is compiled."""
-    alike: dict[object, list[Kernel]] = {}
+    """Addresses of all kernels. Of those that compute the same from memory laid out alike, in this program and in those
+    before it, the first is compiled."""
+    maker = built_by()
+    code: dict[str, object] = {}
+    new: dict[object, Kernel] = {}
     for kernel in kernels:
-        alike.setdefault(_same_code(kernel), []).append(kernel)
-    units = units_of([group[0] for group in alike.values()])
+        of = code[kernel.name] = (maker, _code(kernel))
+        if of not in _known:
+            new.setdefault(of, kernel)
+    units = units_of(new.values())
     sources = ["\n".join([prelude(), text_of_headers(unit[0].headers), *(k.source for k in unit)]) for unit in units]
-    libraries = build_many(sources)
-    found = {k.name: _function_address(lib, k.name) for unit, lib in zip(units, libraries, strict=True) for k in unit}
-    return {kernel.name: found[group[0].name] for group in alike.values() for kernel in group}
+    for unit, library in zip(units, build_many(sources), strict=True):
+        _known.update((code[kernel.name], _function_address(library, kernel.name)) for kernel in unit)
+    return {name: _known[of] for name, of in code.items()}
 
 
-def _same_code(kernel: Kernel) -> object:
+def _code(kernel: Kernel) -> object:
     """Equal for kernels that one function can be: what they are given in a call must be the same, too."""
     if not kernel.computes:
-        return kernel.name
+        return kernel.name, kernel.source, kernel.headers
     return kernel.computes, kernel.headers, kernel.in_place, kernel.parallel, kernel.workspace_bytes
 
 

@@ -1,0 +1,114 @@
+"""Sizes that need kernels of their own: compiled while there are few, eager until it is worth it, right at any time."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuse
+from fuse.runtime import compiling
+from tests.fuzz.sizes import Model, attention, infer, mean_by_hand, several, train
+
+
+def test_a_model_with_as_many_results_as_steps_is_compiled_for_few_lengths(
+    empty_cache: Path, compiled_sources: list[str]
+) -> None:
+    torch.manual_seed(0)
+    model = Model(several).eval()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    compiled, eager = [], []
+    for steps in range(3, 13):
+        before = len(compiled_sources)
+        infer(model, double, fused, torch.randn(steps, 5, 8))
+        compiled.append(len(compiled_sources) > before)
+        eager.append(bool(fused.last_run.fallbacks))
+    assert compiled == [True] * 3 + [False] * 7
+    assert eager == [False] * 3 + [True] * 7
+    assert "sizes keep changing" in fused.last_run.fallbacks[0].reason
+
+
+def test_a_size_of_one_with_kernels_of_its_own_waits_for_the_compiler(
+    empty_cache: Path, compiled_sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Model(mean_by_hand).train()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for steps, batch in ((9, 7), (11, 5)):
+        train(model, double, fused, torch.randn(steps, batch, 8))
+        assert not fused.last_run.fallbacks
+    before = len(compiled_sources)
+    for steps in (1, 1, 12):
+        train(model, double, fused, torch.randn(steps, 5, 8))
+        assert bool(fused.last_run.fallbacks) == (steps == 1)
+    assert len(compiled_sources) == before
+    monkeypatch.setattr(compiling, "median", lambda seconds: 1e-9)  # what it has taken so far is enough
+    train(model, double, fused, torch.randn(1, 5, 8))
+    assert not fused.last_run.fallbacks
+    assert len(compiled_sources) > before
+
+
+def test_a_program_of_kernels_that_others_have_is_not_compiled(empty_cache: Path, compiled_sources: list[str]) -> None:
+    torch.manual_seed(0)
+    model = Model(attention).train()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for shape in ((9, 7), (11, 5)):
+        train(model, double, fused, torch.randn(*shape, 8))
+    before = len(compiled_sources)
+    train(model, double, fused, torch.randn(13, 1, 8))  # the heads of one sequence are not copied
+    assert not fused.last_run.fallbacks
+    assert len(compiled_sources) == before
+
+
+def test_a_change_of_the_model_is_compiled_however_many_sizes_were(empty_cache: Path) -> None:
+    class Scaled(nn.Module):
+        scale = 1.0
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [torch.exp(row * self.scale) for row in x]
+
+    fused = fuse.compile(model := Scaled())
+    for steps in range(3, 9):
+        fused(torch.randn(steps, 5))
+    assert fused.last_run.fallbacks
+    model.scale = 3.0
+    for steps in (3, 4):
+        x = torch.randn(steps, 5)
+        torch.testing.assert_close(fused(x), model(x))
+        assert not fused.last_run.fallbacks
+
+
+def test_another_plain_argument_is_another_way_of_calling_the_model() -> None:
+    class Powers(nn.Module):
+        def forward(self, x: Tensor, times: int) -> Tensor:
+            for _ in range(times):
+                x = torch.tanh(x) * times
+            return x.softmax(-1)
+
+    fused = fuse.compile(model := Powers())
+    for times in range(1, 7):
+        for rows in (3, 5):
+            x = torch.randn(rows, 40)
+            torch.testing.assert_close(fused(x, times), model(x, times))
+            if times < 4:
+                assert not fused.last_run.fallbacks
+
+
+def test_a_cache_that_grows_from_nothing_is_compiled_for_all_lengths(empty_cache: Path) -> None:
+    class Cached(nn.Module):
+        def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+            cache = torch.cat([cache, torch.tanh(x)], 1)
+            return (cache * cache.sum(1, keepdim=True)).softmax(-1), cache
+
+    torch.manual_seed(0)
+    fused, model = fuse.compile(Cached()), Cached()
+    cache = torch.zeros(3, 0, 8)
+    for length in range(8):
+        x = torch.randn(3, 1, 8)
+        (got, _), (expected, longer) = fused(x, cache), model(x, cache)
+        torch.testing.assert_close(got, expected)
+        cache = longer
+        assert not fused.last_run.fallbacks, length
