@@ -27,7 +27,7 @@ from torch.nn.modules import module as _module
 
 from fuse.devices import without_autocast
 from fuse.errors import CaptureError
-from fuse.graph import recurrent_gradients, scattering, small_convolutions
+from fuse.graph import convolution_gradients, recurrent_gradients, scattering
 from fuse.graph.aliases import View
 from fuse.graph.capture import prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
@@ -209,7 +209,7 @@ class JointRecorder(Recorder):
     def formula(self, op: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """What an operator of the backward pass is recorded as, called with ``args``; None: as it is."""
         known = self.formulas().get(op) or scattering.formula(op, args) or recurrent_gradients.formula(op, args)
-        return known or small_convolutions.formula(op, args)
+        return known or convolution_gradients.formula(op, args)
 
     def formulas(self) -> dict[Any, Callable[..., Any]]:
         """Operators of the backward pass that are recorded as what they are made of."""

@@ -33,7 +33,7 @@ from fuse.kernel.expressions import fn
 from fuse.kernel.extents import pinned
 from fuse.kernel.index import Affine, Index
 from fuse.kernel.recipes import Call, Number, Unsupported, apply, convert, recipe
-from fuse.kernel.values import Pad, Patches, PatchRows, Product, Reindex, Value, permute, view
+from fuse.kernel.values import Correlation, Pad, Patches, PatchRows, Product, Reindex, Value, permute, view
 
 MOST_TAPS = 4
 """Places of a window that elementwise work reads each."""
@@ -62,6 +62,10 @@ class Window:
             return tuple(given) if len(given) == dimensions else (given[0],) * dimensions
 
         return Window(each("stride"), each("padding"), each("dilation"))
+
+    def flat(self) -> Window:
+        """The same over an image of one row."""
+        return Window((1, *self.stride), (0, *self.padding), (1, *self.dilation))
 
     def padded(self, x: Value) -> Value:
         """``x`` with zeros around its space."""
@@ -125,8 +129,7 @@ def _dense(call: Call, x: Value, weight: Value) -> Value:
     taps = weight.shape[2:]
     if len(places) == 1:
         x = view(x, (*x.shape[:2], 1, x.shape[2]))
-        taps, places = (1, *taps), [1, *places]
-        window = Window((1, *window.stride), (0, *window.padding), (1, *window.dilation))
+        taps, places, window = (1, *taps), [1, *places], window.flat()
     each, depth = outputs // groups, math.prod(weight.shape[1:])
     flat = view(weight, (outputs, depth))
     if groups > 1:
@@ -162,6 +165,34 @@ def _added(call: Call, result: Value) -> Value:
         return result
     column = convert(view(bias, (*bias.shape, *(1 for _ in call.shape[2:]))), call.dtype)
     return apply(operator.add, [result, column], call.dtype, call.shape)
+
+
+@recipe("convolution_backward")
+def convolution_backward(call: Call) -> tuple[Value | None, ...]:
+    """The gradient of the weight alone.
+
+    Raises:
+        Unsupported: more is asked for, or it has no kernel.
+    """
+    if list(call["output_mask"]) != [False, True, False]:
+        raise Unsupported("the gradients of an image and a bias are left to the library")
+    gradient, image, weight = (call.tensor(name) for name in ("grad_output", "input", "weight"))
+    if len(image.shape) != len(weight.shape) or len(image.shape) not in (3, 4):
+        raise Unsupported("only convolutions of batches in one or two dimensions have a kernel")
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise Unsupported(f"convolutions of {weight.dtype} are left to the library")
+    window = Window.of({**call.arguments, "transposed": False}, len(image.shape) - 2)
+    if call["transposed"]:  # the image is what the taps spread, its gradient what they see
+        gradient, image = image, gradient
+    groups, (batch, outputs, *places), taps = call["groups"], gradient.shape, weight.shape[2:]
+    if len(places) == 1:
+        image = view(image, (*image.shape[:2], 1, image.shape[2]))
+        taps, places, window = (1, *taps), [1, *places], window.flat()
+    images, depth = batch * groups, math.prod(weight.shape[1:])
+    image = view(image, (images, image.shape[1] // groups, *image.shape[2:]))
+    left = view(gradient, (images, outputs // groups, math.prod(places)))
+    right = Patches((images, depth, math.prod(places)), weight.dtype, image, *_numbers(taps, places, window))
+    return None, view(Correlation((groups, outputs // groups, depth), weight.dtype, left, right), weight.shape), None
 
 
 def _numbers(taps: Sequence[int], places: Sequence[int], window: Window) -> list[tuple[int, int]]:

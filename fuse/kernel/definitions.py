@@ -49,9 +49,22 @@ from fuse.kernel.loop_step import read_step
 from fuse.kernel.multi_stage import read_from_memory
 from fuse.kernel.packing import Packing
 from fuse.kernel.placement import StridedPlace, placement
-from fuse.kernel.products import products_below
 from fuse.kernel.schedule import schedule
-from fuse.kernel.values import Computation, Input, Patches, PatchRows, Reindex, Shape, Value, expand, permute, view
+from fuse.kernel.values import (
+    Computation,
+    Correlation,
+    Input,
+    Patches,
+    PatchRows,
+    Product,
+    Reindex,
+    Shape,
+    Value,
+    expand,
+    permute,
+    view,
+)
+from fuse.kernel.walks import within_stage
 
 UNPACKED = Packing(panel=1, most_panels=1, largest_block=1 << 20)
 """Products here read their right operand as it lies."""
@@ -67,11 +80,11 @@ def defined(computation: Computation) -> KernelBody:
         NotAffine, Unsupported: it has no such loops; the message is a reason.
     """
     roots = [output.value for output in computation.outputs]
-    products = products_below(roots)
+    products = [v for v in within_stage(roots, through_reductions=True) if isinstance(v, (Product, Correlation))]
     if not products:
         return schedule(computation)
     first = len(computation.inputs)
-    operands = [_as_rows(operand) for product in products for operand in (product.left, product.right)]
+    operands = [operand for product in products for operand in _operands(product)]
     values, names = read_from_memory([*roots, *operands], products, first, computation.value_names)
     held = [Input(p.shape, p.dtype, first + i, contiguous_strides(p.shape)) for i, p in enumerate(products)]
     inputs = (*computation.inputs, *held)
@@ -115,6 +128,17 @@ def _repeated(matrices: Value, images: int) -> Value:
 def _block(statements: Sequence[Statement]) -> list[Statement]:
     """Statements whose names are seen by no others."""
     return [Scope(tuple(statements))] if any(not isinstance(s, (For, Scope)) for s in statements) else [*statements]
+
+
+def _operands(product: Product | Correlation) -> tuple[Value, Value]:
+    """Both operands as index arithmetic."""
+    if isinstance(product, Product):
+        return _as_rows(product.left), _as_rows(product.right)
+    (groups, outputs, depth), (images, _, places) = product.shape, product.left.shape
+    batch = images // groups
+    left = permute(view(product.left, (batch, groups, outputs, places)), (1, 2, 0, 3))
+    right = permute(view(_as_rows(product.right), (batch, groups, depth, places)), (1, 0, 3, 2))
+    return view(left, (groups, outputs, batch * places)), view(right, (groups, batch * places, depth))
 
 
 def _as_rows(operand: Value) -> Value:

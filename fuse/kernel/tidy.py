@@ -36,10 +36,10 @@ def merged(loop: For) -> For:
     inner = loop.body[0]
     if loop.bounds or inner.bounds:  # shares of iterations do not follow one another
         return loop
-    if inner.reduces or loop.reduces or not all(_mergeable(s, loop.atom, inner) for s in inner.body):
+    if loop.reduces or not all(_mergeable(s, loop.atom, inner) for s in inner.body):
         return loop
     body = tuple(_without(s, loop.atom) for s in inner.body)
-    return For(inner.atom, loop.extent * inner.extent, body, inner.kind)
+    return replace(inner, extent=loop.extent * inner.extent, body=body)
 
 
 def _offsets(statement: Statement) -> list[Affine]:
@@ -55,7 +55,9 @@ def _offsets(statement: Statement) -> list[Affine]:
 def _mergeable(statement: Statement, outer: str, inner: For) -> bool:
     if isinstance(statement, Let):
         return not {outer, inner.atom} & names_in(statement.value)
-    if not isinstance(statement, (Load, Store)):
+    if isinstance(statement, Accumulate) and {outer, inner.atom} & names_in(statement.value):
+        return False
+    if not isinstance(statement, (Load, Store, Accumulate)):
         return False
     if isinstance(statement, Load):
         asked = (*(term.position for term in statement.indirect), statement.guard)
@@ -67,4 +69,6 @@ def _mergeable(statement: Statement, outer: str, inner: For) -> bool:
 def _without(statement: Statement, atom: str) -> Statement:
     if isinstance(statement, (Load, Store)):
         return replace(statement, offset=statement.offset.without(atom))
+    if isinstance(statement, Accumulate):
+        return replace(statement, position=statement.position.without(atom))
     return statement

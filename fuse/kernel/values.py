@@ -169,6 +169,15 @@ class Product(Value):
     right: Value
 
 
+@dataclass(frozen=True, eq=False)
+class Correlation(Value):
+    """Sums over images and places, ``[groups, outputs, channels * taps]``: ``left`` ``[images, outputs, places]`` times
+    the patches ``right`` of the same images, turned over. Image ``i`` belongs to group ``i % groups``."""
+
+    left: Value
+    right: Patches
+
+
 @dataclass(frozen=True)
 class Output:
     """Store ``value`` with these strides (elements)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fuse.kernel.values import Concat, Map, Product, Reduce, Reindex, Value
+from fuse.kernel.values import Concat, Correlation, Map, Product, Reduce, Reindex, Value
 
 WORTH_KEEPING = 8
 """Cost from which an element is kept in memory rather than computed again."""
@@ -43,7 +43,7 @@ def children(value: Value) -> tuple[Value, ...]:
             return (value.source,)
         case Concat():
             return value.pieces
-        case Product():
+        case Product() | Correlation():
             return (value.left, value.right)
         case _:
             parts = [getattr(value, name, None) for name in ("source", "table", "positions")]

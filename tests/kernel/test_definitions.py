@@ -21,6 +21,12 @@ from tests.kernel.python_target import run
 from tests.kernel.test_loop_kernel import Example, lstm
 from tests.kernel.test_python_target import Function, numbers
 
+
+def of_weight(g: Tensor, x: Tensor, w: Tensor, *how: Any) -> Tensor:
+    result: Tensor = torch.ops.aten.convolution_backward(g, x, w, None, *how, [False, True, False])[1]
+    return result
+
+
 IMAGE = numbers(2, 4, 5, 6)
 REGIONS: Mapping[str, tuple[Any, ...]] = {
     "product": (lambda x, w, b: torch.relu(torch.addmm(b, x, w)) * 2, numbers(3, 4), numbers(4, 5), numbers(5)),
@@ -39,6 +45,18 @@ REGIONS: Mapping[str, tuple[Any, ...]] = {
     "dilated": (lambda x, w: functional.conv2d(x, w, None, 1, 2, 2), IMAGE, numbers(3, 4, 3, 2)),
     "groups": (lambda x, w: torch.tanh(functional.conv2d(x, w, None, 1, 1, 1, 2)), IMAGE, numbers(6, 2, 3, 3)),
     "one dimension": (lambda x, w: functional.conv1d(x, w, None, 2, 3), numbers(2, 4, 9), numbers(3, 4, 5)),
+    "gradient of a weight": (
+        lambda g, x, w: of_weight(g, x, w, [2, 1], [1, 2], [1, 2], False, [0, 0], 1),
+        numbers(2, 6, 3, 6),
+        IMAGE,
+        numbers(6, 4, 3, 3),
+    ),
+    "gradient of a weight, in groups, transposed": (
+        lambda g, x, w: of_weight(g, x, w, [2, 2], [1, 1], [1, 1], True, [0, 0], 2),
+        numbers(2, 6, 9, 11),
+        IMAGE,
+        numbers(4, 3, 3, 3),
+    ),
     "channels last": (
         lambda x, w: functional.conv2d(x, w, None, 1, 1),
         IMAGE.to(memory_format=torch.channels_last),

@@ -13,18 +13,22 @@ from fuse.kernel.cpu.names import is_kept
 from fuse.kernel.cpu.phases import in_phases
 from fuse.kernel.cpu.product_frame import PACKING
 from fuse.kernel.cpu.tiled_products import tiled
+from fuse.kernel.cpu.weight_gradients import gradient_of_weight
 from fuse.kernel.cpu.whole_rows import whole_rows
 from fuse.kernel.names import fit_names
 from fuse.kernel.products import is_reduced, products_below
 from fuse.kernel.schedule import schedule
 from fuse.kernel.target import Target, Written
-from fuse.kernel.values import Computation
+from fuse.kernel.values import Computation, Correlation
+from fuse.kernel.walks import within_stage
 
 
 def write(computation: Computation, name: str, threads: Threads, config: Config) -> Written:
     """The C++ of a region."""
     computation = fit_names(computation, is_kept)
     values = [output.value for output in computation.outputs]
+    if sums := [v for v in within_stage(values, through_reductions=True) if isinstance(v, Correlation)]:
+        return gradient_of_weight(computation, sums[0], name, threads == "one")
     products = products_below(values)
     if not products:
         body = schedule(computation)

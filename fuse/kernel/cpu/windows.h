@@ -100,12 +100,24 @@ template <typename Real> static inline void fuse_copy(Real *to, const Real *from
     *(vector *)(to + count - width) = *(const vector *)(from + count - width);
 }
 
+// A vector of the first, third, fifth ... element, behind the last of which nothing is read.
+template <typename Real> static inline fuse_vector<Real> fuse_every_second(const Real *from) {
+    constexpr int width = fuse_width<Real>;
+    typename fuse_of<Real>::lanes lanes;
+    for (int lane = 0; lane < width; ++lane) lanes[lane] = 2 * lane < width ? 2 * lane : 2 * lane + 1;
+    return fuse_shuffle<Real>(*(const fuse_loose_vector<Real> *)from, *(const fuse_loose_vector<Real> *)(from + width - 1), lanes);
+}
+
 // The same of every `step`-th element; a step that is known is taken in vectors.
 template <typename Real> static inline void fuse_copy_apart(Real *to, const Real *from, int64_t step, int64_t count) {
     if (step == 1) {
         fuse_copy(to, from, count);
-    } else if (step == 2) {
-        for (int64_t i = 0; i < count; ++i) to[i] = from[2 * i];
+    } else if (step == 2 && count >= fuse_width<Real>) {
+        constexpr int width = fuse_width<Real>;
+        for (int64_t i = 0; i < count; i += width) {
+            if (i > count - width) i = count - width;
+            *(fuse_loose_vector<Real> *)(to + i) = fuse_every_second(from + 2 * i);
+        }
     } else {
         for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
     }
