@@ -25,8 +25,8 @@ MOST_SUMS = 9216
 steps of transposed convolutions took 0.90 and 0.97 of the time with the library at 9216 and 8192 with AVX-512, 0.96 and
 0.98 with AVX2 (one thread)."""
 MOST_PRODUCTS = 1024
-"""The same for windows of one place, which are matrix products: at 4096 the kernel took 1.2 times as long as the library
-with AVX-512, 2.1 times with AVX2 (one thread)."""
+"""The same for windows of one place, which are matrix products: at 4096 the kernel took 1.2 times as long as the
+library with AVX-512, 2.1 times with AVX2 (one thread)."""
 
 
 def is_small(weight: Sequence[int], groups: int) -> bool:
