@@ -16,6 +16,7 @@ it equals its value. Decisions by cost alone look at :func:`estimate`, which not
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -189,21 +190,6 @@ class Extent(int):
     def __eq__(self, other: object) -> Any:
         return (isinstance(other, Extent) and other.terms == self.terms) or self._compared(other, "==")
 
-    def __ne__(self, other: object) -> Any:
-        return self._compared(other, "!=")
-
-    def __lt__(self, other: object) -> Any:
-        return self._compared(other, "<")
-
-    def __le__(self, other: object) -> Any:
-        return self._compared(other, "<=")
-
-    def __gt__(self, other: object) -> Any:
-        return self._compared(other, ">")
-
-    def __ge__(self, other: object) -> Any:
-        return self._compared(other, ">=")
-
     def __bool__(self) -> bool:
         return bool(self != 0)
 
@@ -229,18 +215,6 @@ class Extent(int):
 
     # ---- uses of the number itself -------------------------------------------------------------------------------
 
-    def __int__(self) -> int:
-        return pinned(self)
-
-    def __float__(self) -> float:
-        return float(pinned(self))
-
-    def __truediv__(self, other: float) -> float:
-        return pinned(self) / other
-
-    def __rtruediv__(self, other: float) -> float:
-        return other / pinned(self)
-
     def __abs__(self) -> int:
         return self if self >= 0 else -self
 
@@ -260,15 +234,6 @@ class Extent(int):
         return self
 
     numerator = real
-
-    def bit_length(self) -> int:
-        return pinned(self).bit_length()
-
-    def bit_count(self) -> int:
-        return pinned(self).bit_count()
-
-    def to_bytes(self, *how: Any, **named: Any) -> bytes:
-        return pinned(self).to_bytes(*how, **named)
 
     def _pins(self, *others: object) -> NoReturn:
         if not self.conditions.of_text:
@@ -297,43 +262,40 @@ class Real(float):
         made.conditions = conditions
         return made
 
-    def pinned(self) -> float:
-        """The number itself: the kernel serves no other."""
-        value = float.__float__(self)
-        self.conditions.noted[f"{self.name} == {value!r}"] = True
-        return value
-
     __hash__ = float.__hash__
 
 
-def _pinning(name: str) -> Callable[..., Any]:
-    plain_method = getattr(float, name)
+def _pinning(name: str, of: type) -> Callable[..., Any]:
+    """The method of ``of``, which asks for the number itself."""
+    own = getattr(of, name)
+    return lambda self, *others, **named: own(pinned(self), *others, **named)
 
-    def method(self: Real, *others: Any) -> Any:
-        self.pinned()
-        return plain_method(self, *others)
 
-    return method
+def _comparing(symbol: str) -> Callable[..., Any]:
+    return lambda self, other: self._compared(other, symbol)
 
 
 _ASKING = """
     abs add bool ceil divmod eq float floor floordiv format ge gt int le lt mod mul ne neg pos pow radd rdivmod repr
     rfloordiv rmod rmul round rpow rsub rtruediv str sub truediv trunc
 """
-for _name in _ASKING.split():
-    setattr(Real, f"__{_name}__", _pinning(f"__{_name}__"))
-for _name in ("is_integer", "as_integer_ratio", "hex"):
-    setattr(Real, _name, _pinning(_name))
+for _name in (*(f"__{_name}__" for _name in _ASKING.split()), "is_integer", "as_integer_ratio", "hex"):
+    setattr(Real, _name, _pinning(_name, float))
+for _name in ("__int__", "__float__", "__truediv__", "__rtruediv__", "bit_length", "bit_count", "to_bytes"):
+    setattr(Extent, _name, _pinning(_name, int))
 
 _HASH = 0x5EED
 _COMPARED: dict[str, Callable[[float, float], bool]] = {
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
+for _symbol, _compare in _COMPARED.items():
+    if _symbol != "==":  # which has a method of its own
+        setattr(Extent, f"__{_compare.__name__}__", _comparing(_symbol))
 
 
 def plain(number: int) -> int:
@@ -380,8 +342,12 @@ def unless_below(number: int, bound: int, otherwise: int, chosen: int) -> int:
     )
 
 
-def pinned(number: int) -> int:
-    """The number itself: the kernel serves only sizes that give it."""
+def pinned(number: Any) -> Any:
+    """The number itself: the kernel serves only sizes that give it, and no other number."""
+    if isinstance(number, Real):
+        value = float.__float__(number)
+        number.conditions.noted[f"{number.name} == {value!r}"] = True
+        return value
     if not isinstance(number, Extent):
         return number
     assert number == plain(number)
