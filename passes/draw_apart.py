@@ -43,4 +43,4 @@ def read_apart(stack: Node) -> None:
     """Let what reads a step of ``stack`` read the draw."""
     pieces = pieces_of(stack)
     for part in list(stack.users):
-        surgery.replace(part, pieces[part.args[2]])  # type: ignore[index]
+        surgery.replace(part, pieces[part.args[2]])  # type: ignore[index]  # FX types arguments loosely

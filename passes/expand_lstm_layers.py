@@ -86,7 +86,7 @@ def layer_of(call: Node) -> Layer | str:
         return "it is not in float32"
     if any(part.args[1] not in (0, 1, 2) for part in call.users):
         return "the library's workspace is read"
-    return Layer(call, sequence, (w, u), (b, d) if biased else None, (h, c), bool(reverse))  # type: ignore[arg-type]
+    return Layer(call, sequence, (w, u), (b, d) if biased else None, (h, c), bool(reverse))  # type: ignore[arg-type]  # FX types arguments loosely
 
 
 def loop_of(layer: Layer) -> tuple[Loop, tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -103,8 +103,8 @@ def loop_of(layer: Layer) -> tuple[Loop, tuple[Tensor, ...], tuple[Tensor, ...]]
     for node in body.graph.nodes:
         node.meta["source"] = source
     output = body.graph.output_node()
-    output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]
-    output.meta["val"] = tuple(map(_value, output.args[0]))  # type: ignore[arg-type]
+    output.args = (tuple(output.args[0]),)  # type: ignore[arg-type]  # FX types arguments loosely
+    output.meta["val"] = tuple(map(_value, output.args[0]))  # type: ignore[arg-type]  # FX types arguments loosely
     order = StepInput(0, steps - 1, -1) if layer.backwards else StepInput(0, 0, 1)
     loop = Loop(body, LoopSpec(steps, 2, (order,), 1, source, one_call=True))
     y, h, c, _ = layer.call.meta["val"]
@@ -141,7 +141,7 @@ def expand(graph: GraphModule, layer: Layer, loop: Loop) -> None:
         kept = surgery.insert(kept.next, aten.flip.default, kept, [0], like=call)
     parts = (kept, last, state)
     for part in list(call.users):
-        surgery.replace(part, parts[part.args[1]])  # type: ignore[index]
+        surgery.replace(part, parts[part.args[1]])  # type: ignore[index]  # FX types arguments loosely
 
 
 def projected(layer: Layer) -> Node:

@@ -80,7 +80,7 @@ def continued(chain: WriteChain | None, write: Node) -> WriteChain:
     """``chain`` with one more write, or a new one."""
     dim = dimension(write)
     if chain is None or chain.dim != dim:
-        root: Node = write.args[0]  # type: ignore[assignment]
+        root: Node = write.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         chain = WriteChain(root, dim, [None] * root.meta["val"].shape[dim])
     start, end = span(write)
     if start == end:  # with steps: nothing is known of any position
@@ -103,7 +103,7 @@ def source_of(read: Node, chain: WriteChain) -> ReadSource | None:
     write = writers.pop()
     if write is None:
         return ReadSource(chain.root, written=False)
-    same_place = write.target is READS[read.target] and span(write) == (start, end)  # type: ignore[index]
+    same_place = write.target is READS[read.target] and span(write) == (start, end)  # type: ignore[index]  # FX types arguments loosely
     return ReadSource(write, written=True) if same_place else None
 
 
@@ -117,7 +117,7 @@ def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
         given = given if given.dtype == value.dtype else given.to(value.dtype)
         new = given if given.shape == value.shape else given.expand(value.shape)
     else:
-        new = layouts.view(read.target, layouts.stand_in(source.node.meta["val"]), read.args[1:], read.kwargs)  # type: ignore[arg-type]
+        new = layouts.view(read.target, layouts.stand_in(source.node.meta["val"]), read.args[1:], read.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
     return None if new.stride() == value.stride() else shows(read, new)
 
 
@@ -146,7 +146,7 @@ def _with_operand(user: Node, operand: Node, layout: Tensor) -> Tensor | None:
         return None
     known = {node: layout if node is operand else layouts.stand_in(node.meta["val"]) for node in nodes}
     (first, *rest), options = map_arg((user.args, user.kwargs), known.__getitem__)
-    result: Tensor | None = layouts.view(user.target, first, rest, options)  # type: ignore[arg-type]
+    result: Tensor | None = layouts.view(user.target, first, rest, options)  # type: ignore[arg-type]  # FX types targets loosely
     return result
 
 
@@ -155,5 +155,5 @@ def forward(read: Node, source: ReadSource) -> None:
     if source.written:
         new = piece(source.node, read)
     else:
-        new = surgery.insert(read, read.target, source.node, *read.args[1:], **read.kwargs)  # type: ignore[arg-type]
+        new = surgery.insert(read, read.target, source.node, *read.args[1:], **read.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
     surgery.replace(read, new)

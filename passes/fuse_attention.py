@@ -121,11 +121,11 @@ def with_surroundings(found: Attention) -> Attention:
 
 
 def position_of_left(product: Node) -> int:
-    return PRODUCTS[product.target]  # type: ignore[index]
+    return PRODUCTS[product.target]  # type: ignore[index]  # FX types arguments loosely
 
 
 def left_operand(product: Node) -> Node:
-    return product.args[position_of_left(product)]  # type: ignore[return-value]
+    return product.args[position_of_left(product)]  # type: ignore[return-value]  # FX types arguments loosely
 
 
 def kind(node: Node) -> str | None:
@@ -179,9 +179,9 @@ def take_in_operands(found: Attention) -> None:
 def operands_of(found: Attention) -> tuple[Node, Node, Node]:
     """Queries, keys (turned where their product is apart) and values."""
     if found.first is found.second:
-        return found.first.args[:3]  # type: ignore[return-value]
+        return found.first.args[:3]  # type: ignore[return-value]  # FX types arguments loosely
     first, second = position_of_left(found.first), position_of_left(found.second)
-    return *found.first.args[first : first + 2], found.second.args[second + 1]  # type: ignore[return-value]
+    return *found.first.args[first : first + 2], found.second.args[second + 1]  # type: ignore[return-value]  # FX types arguments loosely
 
 
 def views_in_place_of_copies(found: Attention) -> list[Node]:
@@ -201,7 +201,7 @@ def drops_a_one(node: Node) -> bool:
     """Whether a node is a view of batches and heads as images, which would be a copy if none of them was one."""
     if node.target is not aten.view.default:
         return False
-    old, new = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    old, new = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]  # FX types arguments loosely
     of_images = new.dim() == 3 and old.dim() > 3 and old.shape[-2:] == new.shape[-2:]
     apart = (old.stride(d) != old.shape[d + 1] * old.stride(d + 1) for d in range(old.dim() - 3))
     return bool(of_images and 1 in old.shape[:-2] and any(apart))
@@ -239,7 +239,7 @@ def added_to(found: Attention) -> list[Node]:
     if found.first is found.second:
         mask = found.first.kwargs.get("attn_mask")
         return [mask] if isinstance(mask, Node) else []
-    return [product.args[0] for product in (found.first, found.second) if position_of_left(product)]  # type: ignore[misc]
+    return [product.args[0] for product in (found.first, found.second) if position_of_left(product)]  # type: ignore[misc]  # FX types arguments loosely
 
 
 def take_in_copy(found: Attention) -> None:

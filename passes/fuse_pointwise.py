@@ -31,5 +31,5 @@ def fuse_pointwise(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def is_pointwise(node: Node) -> bool:
-    target: OpOverload = node.target  # type: ignore[assignment]
+    target: OpOverload = node.target  # type: ignore[assignment]  # FX types targets loosely
     return ops.is_pointwise(target) or ops.kind(target) == "convolution"

@@ -90,11 +90,11 @@ def _step(piece: Node) -> tuple[Node | None, int]:
     """Of which tensor ``piece`` is a step, and which."""
     if piece.target is not aten.select.int:
         return None, 0
-    source: Node = piece.args[0]  # type: ignore[assignment]
+    source: Node = piece.args[0]  # type: ignore[assignment]  # FX types arguments loosely
     value = source.meta["val"]
-    if int(piece.args[1]) % value.dim() != 0:  # type: ignore[arg-type]
+    if int(piece.args[1]) % value.dim() != 0:  # type: ignore[arg-type]  # FX types arguments loosely
         return None, 0
-    return source, int(piece.args[2]) % value.shape[0]  # type: ignore[arg-type]
+    return source, int(piece.args[2]) % value.shape[0]  # type: ignore[arg-type]  # FX types arguments loosely
 
 
 def obstacle(stack: Node) -> str | None:

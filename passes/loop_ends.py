@@ -180,8 +180,8 @@ class Ends:
     def _result(self, value: Node) -> int:
         """Which of the loop's results ``value`` is, or is a view of."""
         while value.args[0] is not self.call:
-            value = value.args[0]  # type: ignore[assignment]
-        return value.args[1]  # type: ignore[return-value]
+            value = value.args[0]  # type: ignore[assignment]  # FX types arguments loosely
+        return value.args[1]  # type: ignore[return-value]  # FX types arguments loosely
 
     def _is_long(self, held: Tensor) -> bool:
         return not self.lengths.isdisjoint(held.shape)

@@ -72,11 +72,11 @@ def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
             if node.target in PRODUCTS:
                 body, inputs, results = regions.build_body((node,))
             elif regions.is_region(node):
-                body, inputs, results = nested.called_module(node), list(node.args), []  # type: ignore[assignment]
+                body, inputs, results = nested.called_module(node), list(node.args), []  # type: ignore[assignment]  # FX types arguments loosely
             else:
                 continue
             product = product_of(body)
-            right = product and product.args[PRODUCTS[product.target]]  # type: ignore[index]
+            right = product and product.args[PRODUCTS[product.target]]  # type: ignore[index]  # FX types arguments loosely
             outer = dict(zip(body.graph.find_nodes(op="placeholder"), inputs, strict=True)).get(right)
             if product is None or outer not in place.constants:
                 continue
@@ -160,7 +160,7 @@ def with_packed(body: GraphModule, weight: Weight) -> GraphModule:
     """A copy of ``body`` that is given the weight in blocks."""
     graph = Graph()
     copies: dict[Node, Node] = {}
-    results: list[Node] = list(graph.graph_copy(body.graph, copies))  # type: ignore[arg-type]
+    results: list[Node] = list(graph.graph_copy(body.graph, copies))  # type: ignore[arg-type]  # FX types arguments loosely
     inner, val = copies[weight.inner], weight.inner.meta["val"]
     readers = list(inner.users)
     first = next(node for node in graph.nodes if node.op != "placeholder")

@@ -62,7 +62,7 @@ def write_plainly(node: Node) -> None:
     value: Tensor = node.meta["val"]
     number = [_number(node)] if node.target in NUMBERS else []
     options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-    plain = surgery.insert(node, PLAIN[node.target], list(value.shape), *number, like=node, **options)  # type: ignore[index]
+    plain = surgery.insert(node, PLAIN[node.target], list(value.shape), *number, like=node, **options)  # type: ignore[index]  # FX types arguments loosely
     surgery.replace(node, plain)
 
 

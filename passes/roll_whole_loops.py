@@ -73,5 +73,5 @@ def better_outside(rows: int, weights: int) -> str | None:
 
 
 def weight_bytes(product: Node) -> int:
-    weight: Tensor = product.args[-1].meta["val"]  # type: ignore[union-attr]
+    weight: Tensor = product.args[-1].meta["val"]  # type: ignore[union-attr]  # FX types arguments loosely
     return math.prod(weight.shape) * weight.itemsize

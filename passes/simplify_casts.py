@@ -195,7 +195,7 @@ def _same_view(view: Any, copies: dict[Node, Node]) -> Node:
         view = effects.view_base(view) or view.args[0]
     for one in reversed(chain):
         args = (copies[view], *one.args[1:])
-        copies[one] = surgery.insert(one, one.target, *args, like=one, **one.kwargs)  # type: ignore[arg-type]
+        copies[one] = surgery.insert(one, one.target, *args, like=one, **one.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
         view = one
     return copies[view]
 

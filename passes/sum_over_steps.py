@@ -54,7 +54,7 @@ def is_sum(node: Node) -> bool:
     if node.target is not aten.add.Tensor or node.kwargs or not all(isinstance(a, Node) for a in node.args):
         return False
     held = node.meta["val"]
-    return all(a.meta["val"].shape == held.shape and a.meta["val"].dtype == held.dtype for a in node.args)  # type: ignore[union-attr]
+    return all(a.meta["val"].shape == held.shape and a.meta["val"].dtype == held.dtype for a in node.args)  # type: ignore[union-attr]  # FX types arguments loosely
 
 
 def terms_of(last: Node, seen: set[Node]) -> list[Node]:
@@ -65,7 +65,7 @@ def terms_of(last: Node, seen: set[Node]) -> list[Node]:
         node = worklist.pop()
         if node is last or (is_sum(node) and len(node.users) == 1):
             seen.add(node)
-            worklist.extend(node.args)  # type: ignore[arg-type]
+            worklist.extend(node.args)  # type: ignore[arg-type]  # FX types arguments loosely
         else:
             terms.append(node)
     return sorted(terms)
@@ -99,8 +99,8 @@ def groups_of(terms: Sequence[Node]) -> list[TermGroup]:
     for term in terms:
         if len(term.users) != 1:
             continue
-        if term.target is aten.mm.default and (rows := transposed(term.args[0])):  # type: ignore[arg-type]
-            other: Node = term.args[1]  # type: ignore[assignment]
+        if term.target is aten.mm.default and (rows := transposed(term.args[0])):  # type: ignore[arg-type]  # FX types arguments loosely
+            other: Node = term.args[1]  # type: ignore[assignment]  # FX types arguments loosely
             group = found.setdefault(("product", _key(rows), _key(other)), TermGroup("product"))
             group.others.append(other)
         elif rows := summed_rows(term):
@@ -121,8 +121,8 @@ def summed_rows(term: Node) -> Node | None:
     reduction = _links(term)[-1]
     if reduction.target is not aten.sum.dim_IntList or reduction.kwargs or any(len(n.users) != 1 for n in _links(term)):
         return None
-    rows: Node = reduction.args[0]  # type: ignore[assignment]
-    dims: list[int] = reduction.args[1]  # type: ignore[assignment]
+    rows: Node = reduction.args[0]  # type: ignore[assignment]  # FX types arguments loosely
+    dims: list[int] = reduction.args[1]  # type: ignore[assignment]  # FX types arguments loosely
     return rows if dims and 0 in {d % rows.meta["val"].dim() for d in dims} else None
 
 
@@ -139,11 +139,11 @@ def _key(node: Node) -> Hashable:
 
 def _dimension(part: Node) -> int:
     rank: int = part.meta["val"].dim()
-    return int(part.args[2]) % rank  # type: ignore[arg-type]
+    return int(part.args[2]) % rank  # type: ignore[arg-type]  # FX types arguments loosely
 
 
 def _position(part: Node) -> int:
-    return int(part.args[3]) % part.meta["val"].shape[_dimension(part)]  # type: ignore[arg-type,no-any-return]
+    return int(part.args[3]) % part.meta["val"].shape[_dimension(part)]  # type: ignore[arg-type,no-any-return]  # FX types arguments loosely
 
 
 def sum_once(last: Node, terms: Sequence[Node], groups: Sequence[TermGroup], stacks: _Stacks) -> None:
@@ -171,7 +171,7 @@ def _summed(last: Node, group: TermGroup, stacks: _Stacks) -> Node:
     *views, reduction = _links(group.terms[0])
     value = surgery.insert(last, aten.sum.dim_IntList, stacks.rows(group.rows), *reduction.args[1:], like=reduction)
     for view in views:
-        value = surgery.insert(last, view.target, value, *view.args[1:], like=view)  # type: ignore[arg-type]
+        value = surgery.insert(last, view.target, value, *view.args[1:], like=view)  # type: ignore[arg-type]  # FX types targets loosely
     return value
 
 

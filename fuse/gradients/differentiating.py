@@ -198,10 +198,10 @@ class _Replay(ReplayRecorder):
         """The results of a loop in whose memory the caller receives something."""
         values = outputs_of(self.replayed.graph)
         roots = {effects.root(value) for value in values}
-        return {int(part.args[1]) for part in call.users if part in roots}  # type: ignore[arg-type]
+        return {int(part.args[1]) for part in call.users if part in roots}  # type: ignore[arg-type]  # FX types arguments loosely
 
     def run_loop(self, node: Node, operands: Sequence[Any]) -> Any:
-        loop: Loop = self.replayed.get_submodule(str(node.target))  # type: ignore[assignment]
+        loop: Loop = self.replayed.get_submodule(str(node.target))  # type: ignore[assignment]  # a loop's call
         values, operands = node.meta["val"], list(operands)
         trained = {i for i, operand in enumerate(operands) if operand.requires_grad}
         if not trained:

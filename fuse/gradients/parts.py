@@ -64,14 +64,14 @@ def parts_of(whole: Tensor, parts: Sequence[Node]) -> Sequence[Tensor]:
 
 def _dimension(part: Node) -> int:
     position = part.args[1] if len(part.args) > 1 else 0
-    rank: int = part.args[0].meta["val"].dim()  # type: ignore[union-attr]
-    return int(position) % rank  # type: ignore[arg-type]
+    rank: int = part.args[0].meta["val"].dim()  # type: ignore[union-attr]  # FX types arguments loosely
+    return int(position) % rank  # type: ignore[arg-type]  # FX types arguments loosely
 
 
 def _bounds(part: Node, size: int) -> tuple[int, int]:
     """From where to where ``part`` reads its dimension; nothing where it leaves gaps."""
     if part.target is aten.select.int:
-        at = int(part.args[2]) % size  # type: ignore[arg-type]
+        at = int(part.args[2]) % size  # type: ignore[arg-type]  # FX types arguments loosely
         return at, at + 1
     given: list[Any] = list(part.args[2:])
     low, high, step = given + [None, None, 1][len(given) :]

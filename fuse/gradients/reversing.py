@@ -61,7 +61,7 @@ class Prepared:
         known: dict[Node, Any] = dict(self.given)
         for node in self.nodes:
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]  # FX types targets loosely
         made: Tensor = known[self.nodes[-1]]
         return made
 

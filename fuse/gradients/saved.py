@@ -99,7 +99,7 @@ class _Half:
             self.given[made] = self._given(chain.root)
         value = self.roots[chain.root]
         for link in chain.links:
-            value = surgery.insert(self.first, link.target, value, *link.args[1:], like=link, **link.kwargs)  # type: ignore[arg-type]
+            value = surgery.insert(self.first, link.target, value, *link.args[1:], like=link, **link.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
         wanted = placeholder.meta["val"]
         if not _alike(value.meta["val"], wanted) and wanted.is_contiguous():  # products that were merged lie in one
             value = surgery.insert(
@@ -133,10 +133,10 @@ def _chain(node: Node) -> _Chain:
     current = node
     while True:
         base = effects.view_base(current)
-        if base is None and current.target is aten.clone.default and current.args[0].target is aten.select.int:  # type: ignore[union-attr]
-            stack: Node = current.args[0].args[0]  # type: ignore[union-attr,assignment]
-            if stack.op != "placeholder" and _alike(current.meta["val"], current.args[0].meta["val"]):  # type: ignore[union-attr]
-                base, current = stack, current.args[0]  # type: ignore[assignment]
+        if base is None and current.target is aten.clone.default and current.args[0].target is aten.select.int:  # type: ignore[union-attr]  # FX types arguments loosely
+            stack: Node = current.args[0].args[0]  # type: ignore[union-attr,assignment]  # FX types arguments loosely
+            if stack.op != "placeholder" and _alike(current.meta["val"], current.args[0].meta["val"]):  # type: ignore[union-attr]  # FX types arguments loosely
+                base, current = stack, current.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         if base is None:
             return _Chain(current, tuple(reversed(links)))
         links.append(current)

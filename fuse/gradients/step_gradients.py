@@ -151,7 +151,7 @@ class ReplayRecorder(JointRecorder):
     def _operate(self, node: Node, known: Mapping[Node, Any]) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
         if node.op == "call_function":
-            return self.as_recorded(node, node.target(*args, **kwargs), (args, kwargs))  # type: ignore[operator]
+            return self.as_recorded(node, node.target(*args, **kwargs), (args, kwargs))  # type: ignore[operator]  # FX types targets loosely
         module = self.replayed.get_submodule(str(node.target))
         if own_gradients.gradient_of(module) is None:
             return self.run_loop(node, args)
@@ -161,7 +161,7 @@ class ReplayRecorder(JointRecorder):
 
     def _run_one(self, node: Node, args: Any, kwargs: Any) -> Any:
         self._begin(node)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return node.target(*args, **kwargs)  # type: ignore[operator]  # FX types targets loosely
 
     def _line(self) -> str:
         if self.source is None or torch._C._current_autograd_node() is not None:

@@ -37,4 +37,4 @@ def idle_conversions() -> Iterator[None]:
     try:
         yield
     finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
+        nn.Module._apply = original  # type: ignore[method-assign]  # untyped in torch

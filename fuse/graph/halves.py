@@ -60,7 +60,7 @@ def cut_in_two(
     if random := next((n for n in needed if ops.is_random(n.target)), None):
         raise CaptureError(f"{random.target} draws random numbers in the backward pass")
     inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
-    half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]
+    half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]  # FX types arguments loosely
     forward.meta["saved_from"] = len(half.outputs)
     kept, reads = {*inputs, *half.returned, *map(root_of, gradients)}, half.reads(needed)
     run_again = again(reads, kept)

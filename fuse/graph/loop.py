@@ -54,8 +54,8 @@ class LoopSpec:
     ``carries``: number of carried states; each step reads what the step before wrote (the first: the loop's operand).
     ``step_inputs``: how the operands that follow are read. ``collected``: number of results that are kept of every
     step. ``source``: the user's line of the body. ``one_call``: eager runs all steps in one call of a library.
-    ``persistent``: all steps run as one launch, in a kernel with the time inside; otherwise what the body launches is
-    launched in every step. ``gathered``: how many results that are kept are the one tensor that a library makes
+    ``persistent``: one kernel runs all steps, as one launch; otherwise what the body launches is launched in
+    every step. ``gathered``: how many results that are kept are the one tensor that a library makes
     in every step (:attr:`Loop.gathered`).
     ``backwards``: what is kept of the first step lies last. ``stop``: it may take fewer steps than ``trip_count``.
     """

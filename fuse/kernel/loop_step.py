@@ -137,6 +137,6 @@ def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
     """A scan, in memory: what reads it reads any element."""
     if reductions_below([bound["self"]]):
         bound = {**bound, "self": reader.keep(bound["self"], f"{plain_name(node.name)}_source")}
-    result = scans.scan_of(Call(node.target, bound, node.meta["val"]))  # type: ignore[arg-type]
+    result = scans.scan_of(Call(node.target, bound, node.meta["val"]))  # type: ignore[arg-type]  # FX types targets loosely
     kept = tuple(reader.keep(part, plain_name(node.name)) if part else None for part in parts_of(result))
     return kept if isinstance(result, tuple) else kept[0]  # type: ignore[return-value]  # a result that stands alone is there

@@ -284,7 +284,7 @@ def structure(region: GraphModule, named: bool = True) -> str:
         if node.op == "placeholder":
             lines.append(f"{plain_name(node.name) if named else ''} {_layout(node.meta['val'])}")
         else:
-            args = map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))  # type: ignore[arg-type,return-value]
+            args = map_arg((node.args, node.kwargs), lambda n: _Reference(numbers[n]))  # type: ignore[arg-type,return-value]  # FX types arguments loosely
             layouts = ",".join(_layout(v) for v in parts_of(node.meta.get("val")))
             lines.append(f"{node.target} {args!r} {layouts} {node.meta.get('source', '') if named else ''}")
     return "\n".join(lines)

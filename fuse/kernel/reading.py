@@ -109,7 +109,7 @@ def _part(node: Node, values: Mapping[Node, Result]) -> Value:
     of, number = node.args
     part = values[of][number]  # type: ignore[index]  # a result with parts, and the number of one
     if part is None:
-        raise Unsupported(f"result {number} of {of.target} has no kernel")  # type: ignore[union-attr]
+        raise Unsupported(f"result {number} of {of.target} has no kernel")  # type: ignore[union-attr]  # FX types targets loosely
     assert isinstance(part, Value)
     return part
 

@@ -178,8 +178,8 @@ def bind(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 def arguments_of(node: Node, values: Mapping[Node, Result]) -> dict[str, Any]:
     """The arguments of ``node`` by name, tensors as values."""
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])  # type: ignore[arg-type,return-value]
-    return bind(node.target, args, kwargs)  # type: ignore[arg-type]
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])  # type: ignore[arg-type,return-value]  # FX types arguments loosely
+    return bind(node.target, args, kwargs)  # type: ignore[arg-type]  # FX types targets loosely
 
 
 def translate(node: Node, values: Mapping[Node, Result]) -> Result:
@@ -195,4 +195,4 @@ def translate(node: Node, values: Mapping[Node, Result]) -> Result:
     for part in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(part, torch.Tensor) and not supported(part.dtype):
             raise Unsupported(f"dtype {part.dtype} is not supported in kernels")
-    return found(Call(node.target, arguments_of(node, values), result))  # type: ignore[arg-type]
+    return found(Call(node.target, arguments_of(node, values), result))  # type: ignore[arg-type]  # FX types targets loosely

@@ -208,7 +208,7 @@ def _listening() -> Iterator[_Told]:
         return made
 
     def defined(self: Any, source: str, nodes: Any, *args: Any, **kwargs: Any) -> Any:
-        name = define_kernel(self, source, nodes, *args, **kwargs)  # type: ignore[no-untyped-call]
+        name = define_kernel(self, source, nodes, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped in torch
         told.written.append((name, _computed(nodes)))
         return name
 

@@ -41,7 +41,7 @@ ROLLING = (roll_whole_loops.__name__, roll_loops.__name__)
 
 @dataclass(frozen=True)
 class RolledLoop:
-    """A loop that was rolled: one kernel with the time inside, or a program of ``launches`` that runs step by step.
+    """A loop that was rolled: one persistent kernel, or a program of ``launches`` that runs step by step.
 
     ``states`` are carried from step to step, ``reads`` are the parts of inputs that one step reads, ``keeps`` is what
     is collected of each step: dtype and shape of each, as in ``f32[4, 128]``.

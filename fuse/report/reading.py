@@ -145,7 +145,7 @@ class _Level:
         if node.op == "get_attr":
             self.origins[node] = ()
         elif target is operator.getitem:
-            whole, index = self.origins[node.args[0]], node.args[1]  # type: ignore[index]
+            whole, index = self.origins[node.args[0]], node.args[1]  # type: ignore[index]  # FX types arguments loosely
             several = bool(whole) and isinstance(whole[0], tuple)
             self.origins[node] = whole[index] if several else whole  # type: ignore[assignment, index]  # an argument
         elif kind(node) == "region":

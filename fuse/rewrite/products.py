@@ -32,15 +32,15 @@ class MatrixProduct:
 
     @property
     def left(self) -> Node:
-        return self.node.args[-2]  # type: ignore[return-value]
+        return self.node.args[-2]  # type: ignore[return-value]  # FX types arguments loosely
 
     @property
     def right(self) -> Node:
-        return self.node.args[-1]  # type: ignore[return-value]
+        return self.node.args[-1]  # type: ignore[return-value]  # FX types arguments loosely
 
     @property
     def bias(self) -> Node | None:
-        return self.node.args[0] if len(self.node.args) == 3 else None  # type: ignore[return-value]
+        return self.node.args[0] if len(self.node.args) == 3 else None  # type: ignore[return-value]  # FX types arguments loosely
 
     @property
     def columns(self) -> int:
@@ -57,7 +57,7 @@ def transposed(node: Node) -> Node | None:
     """The matrix of which ``node`` is the transposition, a view of it; None for any other node."""
     if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
         return None
-    base: Node = node.args[0]  # type: ignore[assignment]
+    base: Node = node.args[0]  # type: ignore[assignment]  # FX types arguments loosely
     if base.meta["val"].dim() != 2:
         return None
     turned, value = base.meta["val"].t(), node.meta["val"]

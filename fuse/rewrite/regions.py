@@ -27,7 +27,7 @@ def owner(node: Node) -> Node:
     """The node that computes the memory behind ``node``: itself, or what it is a view or a part of."""
     while True:
         if node.target is operator.getitem and node.op == "call_function":
-            node = node.args[0]  # type: ignore[assignment]
+            node = node.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         elif (base := effects.view_base(node)) is not None:
             node = base
         else:
@@ -75,8 +75,8 @@ def copied_body(call: Node, values: Sequence[Node]) -> tuple[Graph, list[Node], 
     module = nested.called_module(call)
     assert isinstance(module, GraphModule)
     body = Graph()
-    results: list[Node] = list(body.graph_copy(module.graph, {}))  # type: ignore[arg-type]
-    inner: dict[Node, Node] = {part: results[part.args[1]] for part in call.users}  # type: ignore[index]
+    results: list[Node] = list(body.graph_copy(module.graph, {}))  # type: ignore[arg-type]  # FX types arguments loosely
+    inner: dict[Node, Node] = {part: results[part.args[1]] for part in call.users}  # type: ignore[index]  # FX types arguments loosely
 
     def within(value: Node) -> Node:
         if value not in inner:
@@ -158,13 +158,13 @@ class _BodyBuilder:
         placeholders = iter(call.args)
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                within[node] = self.resolve(next(placeholders))  # type: ignore[arg-type]
+                within[node] = self.resolve(next(placeholders))  # type: ignore[arg-type]  # FX types arguments loosely
             elif node.op == "output":
                 results = [within[r] for r in node.args[0]]
             else:
                 within[node] = self.body.node_copy(node, lambda n: within[n])
         for part in call.users:
-            self.inner[part] = results[part.args[1]]  # type: ignore[index]
+            self.inner[part] = results[part.args[1]]  # type: ignore[index]  # FX types arguments loosely
 
     def results(self) -> list[Node]:
         """Values of the group that are read outside of it, in program order."""

@@ -19,13 +19,13 @@ COPIES = (aten.copy.default, aten.fill.Tensor)
 
 def written(write: Node) -> Node:
     """The value that is written, before it is copied into the layout of its place: the collection does that."""
-    value: Node = write.args[1]  # type: ignore[assignment]
-    return value.args[1] if value.target in COPIES else value  # type: ignore[return-value]
+    value: Node = write.args[1]  # type: ignore[assignment]  # FX types arguments loosely
+    return value.args[1] if value.target in COPIES else value  # type: ignore[return-value]  # FX types arguments loosely
 
 
 def piece(write: Node, before: Node) -> Node:
     """What ``write`` writes, in the dtype of the tensor and as large as its place; made in front of ``before``."""
-    value, place = written(write), write.args[1].meta["val"]  # type: ignore[union-attr]
+    value, place = written(write), write.args[1].meta["val"]  # type: ignore[union-attr]  # FX types arguments loosely
     dtype = write.meta["val"].dtype
     if value.meta["val"].dtype != dtype:
         value = surgery.insert(before, aten._to_copy.default, value, like=write, dtype=dtype)
@@ -53,7 +53,7 @@ def span(node: Node) -> tuple[int, int]:
 
 
 def _whole(node: Node) -> torch.Tensor:
-    whole: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    whole: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]  # FX types arguments loosely
     return whole
 
 

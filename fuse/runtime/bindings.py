@@ -70,7 +70,7 @@ class _Calls(TorchDispatchMode):
     """Operators that are called meanwhile, and what with; none is computed: they give tensors of no meaning."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.made: list[list[Any]] = []
         self.given: list[Tensor] = []
 

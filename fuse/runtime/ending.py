@@ -287,7 +287,7 @@ class _Writer:
         if node in self.long:
             sizes = [str(size) for size in value.shape]  # type: ignore[union-attr]  # a tensor then
             sizes[self.long[node]] = "steps"
-            return f"{sizes} {value.dtype}"  # type: ignore[union-attr]
+            return f"{sizes} {value.dtype}"  # type: ignore[union-attr]  # likewise
         if not isinstance(value, (tuple, list)):
             return _layout_of(value)
         return "" if node.op == "call_module" else str([_layout_of(one) for one in value])

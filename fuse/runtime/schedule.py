@@ -152,7 +152,7 @@ class _Scheduler:
         inputs = [argument for argument in node.args if isinstance(argument, Node)]
         getters: dict[int, Node] = {}
         for user in node.users:
-            getters.setdefault(user.args[1], user)  # type: ignore[arg-type]
+            getters.setdefault(user.args[1], user)  # type: ignore[arg-type]  # FX types arguments loosely
         placed = [getters[i] for i in getters if getters[i] in self.waiting]
         made = self._fitted(region, node, inputs, getters)
         if not isinstance(made, Kernel):
@@ -200,7 +200,7 @@ class _Scheduler:
         if node.target is operator.getitem:
             parent, index = node.args
             if parent in self.parts:
-                anchor = self.parts[parent][index]  # type: ignore[index]
+                anchor = self.parts[parent][index]  # type: ignore[index]  # FX types arguments loosely
                 if anchor is not None:
                     self.anchors[node] = anchor
         elif node.target is ASSEMBLE:
@@ -208,7 +208,7 @@ class _Scheduler:
         elif ops.is_view(node.target):
             self._view(node)
         elif not node.users:  # it runs because it may raise
-            self._call(node, node.target, _launches(node))  # type: ignore[arg-type]
+            self._call(node, node.target, _launches(node))  # type: ignore[arg-type]  # FX types targets loosely
         elif isinstance(preferred := self.runtime.prefer(node, self._lone_kernel), Kernel):
             self._lone(node, preferred)
         elif (found := self.runtime.product(node)) is not None:
@@ -219,14 +219,14 @@ class _Scheduler:
         elif not preferred and isinstance(kernel := self._lone_kernel(node), Kernel):
             self._lone(node, kernel)
         else:
-            self._call(node, node.target, _launches(node))  # type: ignore[arg-type]
+            self._call(node, node.target, _launches(node))  # type: ignore[arg-type]  # FX types targets loosely
 
     def _view(self, node: Node) -> None:
         base = node.all_input_nodes[0]
         if not _shares(node.meta["val"], base.meta["val"]):
             # A pass changed the base and left the view's metadata: find its place again.
             args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["val"])
-            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]  # FX types targets loosely
         buffer, shift = self.anchors[base]
         if isinstance(node.meta["val"], Tensor):
             self.anchors[node] = buffer, shift
@@ -350,11 +350,11 @@ class _Scheduler:
             args = (Ref(place.buffer), tuple(value.shape), value.stride(), place.offset // value.itemsize)
         elif node.op == "call_function" and node.target is not operator.getitem and node.target is not ASSEMBLE:
             args, kwargs = self._with_refs(node)
-            function = node.target  # type: ignore[assignment]
+            function = node.target  # type: ignore[assignment]  # FX types targets loosely
         else:
             parent: Node = node.args[0]  # type: ignore[assignment]  # of several views that an operator returns
             args, kwargs = self._with_refs(parent)
-            function = _Nth(parent.target, node.args[1])  # type: ignore[arg-type]
+            function = _Nth(parent.target, node.args[1])  # type: ignore[arg-type]  # FX types targets loosely
         self.views.append(BufferView(place.buffer, value))
         self.refs[node] = Ref(len(self.views) - 1, view=True)
         self.steps.append(CallStep(function, args, kwargs, ((None, self.refs[node]),), 0))
@@ -362,14 +362,14 @@ class _Scheduler:
 
     def _with_refs(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a node, nodes replaced by references."""
-        return map_arg((node.args, dict(node.kwargs)), self._ref)  # type: ignore[arg-type]
+        return map_arg((node.args, dict(node.kwargs)), self._ref)  # type: ignore[arg-type]  # FX types arguments loosely
 
     # ---- what the caller sees --------------------------------------------------------------------------------------
 
     def _results(self, output: Node) -> tuple[ProgramResult | None, ...]:
         """Memory of its own for every value that the caller receives: eager's results share memory only where the
         signature says so."""
-        values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
+        values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         assert self.signature is not None
         named = {spec.index for spec in self.signature.outputs if spec.kind == "graph"}
         taken: set[int] = set()
@@ -389,7 +389,7 @@ class _Scheduler:
     def _states(self, output: Node) -> tuple[ProgramResult, ...]:
         """What a step of a loop hands on: its inputs and whole buffers as they are, anything else in a buffer of its
         own."""
-        values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]
+        values: tuple[Node, ...] = output.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         results: list[ProgramResult] = []
         layouts: dict[int, Tensor] = {}
         for node in values:

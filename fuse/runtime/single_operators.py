@@ -54,6 +54,6 @@ def kernel_key(node: Node) -> object:
             value.device,
         )
 
-    args = map_arg((node.args, dict(node.kwargs)), described)  # type: ignore[arg-type]
+    args = map_arg((node.args, dict(node.kwargs)), described)  # type: ignore[arg-type]  # FX types arguments loosely
     results = ((index, tuple(v.shape), v.stride(), v.dtype, v.device) for index, v in results_read(node).items())
     return node.target, repr(args), *results

@@ -1,4 +1,4 @@
-"""Lower a loop to one persistent kernel: time inside, states and weights in cache, threads that live as long as it.
+"""Lower a loop to one persistent kernel: all steps in it, states and weights in cache, threads that live as long as it.
 
     loop(h0, xs, w)  ->  step (values, products)  ->  threads share out units, or rows of the batch  ->  C++
 

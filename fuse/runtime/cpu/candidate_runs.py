@@ -107,7 +107,7 @@ def _called(node: Node, inputs: Sequence[Node]) -> Run:
     if isinstance(behind, OpOverload):
         behind = fastest(behind, *map_arg((args, dict(kwargs)), lambda n: n.meta["val"]))
     places = {given: Ref(i) for i, given in enumerate(inputs)}
-    args, kwargs = map_arg((args, dict(kwargs)), places.__getitem__)  # type: ignore[arg-type]
+    args, kwargs = map_arg((args, dict(kwargs)), places.__getitem__)  # type: ignore[arg-type]  # FX types arguments loosely
     layouts = [(Ref(i), n.meta["val"]) for i, n in enumerate(inputs) if not n.meta["val"].is_contiguous()]
     viewed = [(i, value.shape, value.stride()) for i, value in layouts]
     given = cache(lambda: {Ref(i): made_up(n.meta["val"]) for i, n in enumerate(inputs)})

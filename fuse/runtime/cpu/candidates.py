@@ -88,5 +88,5 @@ def _loops(region: GraphModule) -> Ways:
 def _multiplications(node: Node) -> int:
     """Multiplications of a product or convolution."""
     if node.target is aten.convolution.default:
-        return int(node.meta["val"].numel() * math.prod(node.args[1].meta["val"].shape[1:]))  # type: ignore[union-attr]
-    return int(node.meta["val"].numel() * node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]
+        return int(node.meta["val"].numel() * math.prod(node.args[1].meta["val"].shape[1:]))  # type: ignore[union-attr]  # FX types arguments loosely
+    return int(node.meta["val"].numel() * node.args[-1].meta["val"].shape[0])  # type: ignore[union-attr]  # FX types arguments loosely
