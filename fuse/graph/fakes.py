@@ -51,6 +51,8 @@ class TensorMetadata:
     device: torch.device
     storage_bytes: int
     requires_grad: bool
+    place: TensorMetadata | None = None
+    """The same of all tensors that differ in where they lie only."""
 
     @cached_property
     def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -89,7 +91,7 @@ class FakeRunner:
         self._computes: dict[int, tuple[OpOverload, bool]] = {}
         self._states: dict[torch.device, dict[str, Any]] = {}  # attributes of a new fake tensor
         self._interned: dict[tuple[Any, ...], TensorMetadata] = {}
-        self._anywhere: dict[TensorMetadata, TensorMetadata] = {}  # a look -> the same without a place in memory
+        self._plain: dict[int, Tensor] = {}  # a tensor -> one without data over the whole of its storage
         self._recipes: dict[Hashable, tuple[type, tuple[Recipe, ...]] | None] = {}
 
     def run(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -192,7 +194,7 @@ class FakeRunner:
 
     def _add_to_key(self, found: list[Any], values: Sequence[Any], anywhere: bool) -> None:
         """Add what is remembered of arguments; ``anywhere``: not where in its memory a tensor begins."""
-        looks, places = self._looks, self._anywhere
+        looks = self._looks
         for value in values:
             kind = type(value)
             if kind in CONSTANTS:
@@ -202,7 +204,7 @@ class FakeRunner:
                 look = known[1] if known is not None else self._look(value)
                 if look is None:
                     raise _Unremembered
-                found.append((places.get(look) or self._moved(look)) if anywhere else look)
+                found.append(look.place if anywhere else look)
             elif kind is tuple or kind is list:
                 found += kind, len(value)
                 self._add_to_key(found, value, anywhere)
@@ -211,18 +213,13 @@ class FakeRunner:
                     raise _Unremembered
                 found += kind, value
 
-    def _moved(self, look: TensorMetadata) -> TensorMetadata:
-        """The same for all tensors that differ in their place only."""
-        moved = self._anywhere.get(look)
-        if moved is None:
-            facts = (look.dtype, look.size, look.stride, 0, look.device, -1, look.requires_grad)
-            moved = self._anywhere[look] = self._intern(facts)
-        return moved
-
     def _intern(self, facts: tuple[Any, ...]) -> TensorMetadata:
         known = self._interned.get(facts)
         if known is None:
-            known = self._interned[facts] = TensorMetadata(*facts)
+            dtype, size, stride, _, device, storage_bytes, requires_grad = facts
+            anywhere = (dtype, size, stride, 0, device, -1, requires_grad)
+            place = self._intern(anywhere) if storage_bytes >= 0 else None
+            known = self._interned[facts] = TensorMetadata(*facts, place)
         return known
 
     def _look(self, tensor: Tensor) -> TensorMetadata | None:
@@ -280,11 +277,17 @@ class FakeRunner:
             return argument
         with torch._C._DisableTorchDispatch():
             if recipe.is_view:
-                meta = torch.empty(0, dtype=look.dtype, device=_META)
-                meta.set_(args[0].untyped_storage(), look.offset, look.size, look.stride)
+                whole = self._plain.get(id(args[0]))
+                if whole is None or whole.dtype is not look.dtype:
+                    whole = torch.empty(0, dtype=look.dtype, device=_META)
+                    whole.set_(args[0].untyped_storage(), 0, (0,), (1,))
+                    self._plain[id(args[0])] = whole
+                made = self._fake(whole.as_strided(look.size, look.stride, look.offset), look.device)
+                self._plain[id(made)] = whole
             else:
-                meta = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device=_META)
-            made = self._fake(meta, look.device)
+                made = self._fake(
+                    torch.empty_strided(look.size, look.stride, dtype=look.dtype, device=_META), look.device
+                )
         self._looks[id(made)] = made, look
         return made
 
