@@ -41,8 +41,7 @@ class Base:
 class Alias:
     """One tensor object: where its elements live, and the node that held its value at ``version`` of the base.
 
-    ``made`` is the node whose metadata is the tensor object itself; ``storage`` and ``layout`` are what
-    :func:`storage_of` and :func:`layout_of` said of it.
+    ``made`` is the node whose metadata is the tensor object itself.
     """
 
     tensor: Tensor
@@ -50,21 +49,10 @@ class Alias:
     chain: tuple[View, ...]
     node: Node
     version: int
-    storage: int
-    layout: tuple[Any, ...] | None = None
     made: Node = field(init=False)
 
     def __post_init__(self) -> None:
         self.made = self.node
-        if self.layout is None:
-            self.layout = layout_of(self.tensor)
-
-
-def layout_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Size, stride and offset, for tensors that have them."""
-    if tensor.layout is not torch.strided:
-        return ()
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def storage_of(tensor: Tensor) -> int:

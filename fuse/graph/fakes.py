@@ -19,7 +19,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,11 +53,6 @@ class TensorMetadata:
     place: TensorMetadata | None = None
     """The same of all tensors that differ in where they lie only."""
 
-    @cached_property
-    def layout(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Size, stride and offset."""
-        return self.size, self.stride, self.offset
-
     def placed(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[Any, ...]:
         """The facts of a view of this tensor, where no gradients are recorded."""
         return (self.dtype, size, stride, offset, self.device, self.storage_bytes, False)
@@ -71,11 +65,6 @@ class Recipe:
     look: TensorMetadata | None
     is_view: bool = False
     argument: int = -1
-
-    @property
-    def layout(self) -> tuple[Any, ...] | None:
-        """Size, stride and offset of the result, where it is no argument."""
-        return None if self.look is None else self.look.layout
 
 
 class _Unremembered(Exception):
@@ -173,11 +162,6 @@ class FakeRunner:
             if isinstance(made, Tensor):
                 return self._fake(made, whole.fake_device)
             return type(made)([self._fake(part, whole.fake_device) for part in made])
-
-    def layout(self, made: Tensor) -> tuple[Any, ...] | None:
-        """Size, stride and offset of what :meth:`make` made."""
-        look = self._looks[id(made)][1]
-        return None if look is None else look.layout
 
     def forget(self, tensor: Tensor) -> None:
         """``tensor`` is about to change its shape in place."""

@@ -33,7 +33,6 @@ from fuse.graph.aliases import (
     Alias,
     Base,
     View,
-    layout_of,
     part_as_view,
     storage_of,
     tensors_in,
@@ -76,21 +75,13 @@ class Functionalizer:
     def known(self, tensor: Tensor) -> bool:
         return id(tensor) in self.aliases
 
-    def reassigned(self) -> bool:
-        """Whether some tensor was given other memory, or another part of it, behind the operators' back
-        (``tensor.data = other``)."""
-        return any(
-            storage_of(alias.tensor) != alias.storage or layout_of(alias.tensor) != alias.layout
-            for alias in self.aliases.values()
-        )
-
     def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
         """Register a placeholder; an ``input_index`` says that writes to it must be copied back."""
         base, storage = Base(tensor, node, input_index=input_index), storage_of(tensor)
         shared = self.bases.setdefault(storage, base)
         if shared is not base:  # two inputs over one storage: fine as long as nobody writes (see ``write``)
             shared.input_index = base.input_index = _SHARED
-        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, storage)
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
@@ -188,7 +179,7 @@ class Functionalizer:
         """``result`` is ``views`` of ``parent``, and ``node`` its value."""
         base = parent.base
         chain = (*parent.chain, *views)
-        self.aliases[id(result)] = Alias(result, base, chain, node, base.version, storage_of(result))
+        self.aliases[id(result)] = Alias(result, base, chain, node, base.version)
 
     def _add_strided(self, parent: Alias, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
         """``as_strided`` counts from the start of the storage: said from the root, relative to where that begins."""
@@ -204,7 +195,7 @@ class Functionalizer:
         node = base.node
         for view in chain:
             node = self.emit(view.op, (node, *view.args), {}, result if view is chain[-1] else None)
-        self.aliases[id(result)] = Alias(result, base, chain, node, base.version, storage_of(result))
+        self.aliases[id(result)] = Alias(result, base, chain, node, base.version)
 
     def _add_part_of_view(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
@@ -219,11 +210,11 @@ class Functionalizer:
             )
         self._look_at(parent, (view,), part, self.emit(view.op, (node, *view.args), view.kwargs, part))
 
-    def own(self, tensor: Tensor, node: Node, layout: tuple[Any, ...] | None = None) -> None:
-        """``tensor`` is a new value on a storage of its own, as far as anyone can tell; ``layout``: if it is known."""
-        base, storage = Base(tensor, node), storage_of(tensor)
-        self.bases[storage] = base
-        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, storage, layout)
+    def own(self, tensor: Tensor, node: Node) -> None:
+        """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
+        base = Base(tensor, node)
+        self.bases[storage_of(tensor)] = base
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
 
     def own_parts(self, parts: Iterable[Any], whole: Node) -> None:
         """The tensors among ``parts`` are the new values that ``whole`` computes."""

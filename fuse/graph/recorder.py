@@ -52,6 +52,7 @@ from fuse.graph.outside import reached_by
 from fuse.graph.packed import packed_by_masks
 from fuse.graph.read_numbers import WantsPlain, is_number, node_of
 from fuse.graph.reading import READS, Inputs, Reader, reads_followed
+from fuse.graph.reassigning import reassignments_noted
 from fuse.graph.recurrent import lstm_of_eager
 from fuse.graph.repeats import Repeats
 from fuse.graph.results import flatten_result, is_constant
@@ -89,6 +90,7 @@ class Recorder(TorchDispatchMode):
         self.functional = Functionalizer(self.graph, self.fakes)
         self.repeats = Repeats(self.functional, self.fakes)
         self.dispatches: list[Dispatch] = []
+        self.reassigned = False  # whether a tensor was given other memory
         self.packs = False  # whether there is a packed sequence
         self.inputs: list[InputSpec] = []
         self.placeholders: list[Tensor] = []
@@ -137,8 +139,11 @@ class Recorder(TorchDispatchMode):
     @contextlib.contextmanager
     def _read_state(self, arguments: Any) -> Iterator[None]:
         """The model's state is fake, and what is read of values is followed."""
-        with self._fake_state(arguments), reads_followed(self.reader):
+        with self._fake_state(arguments), reads_followed(self.reader), reassignments_noted(self._reassigned):
             yield
+
+    def _reassigned(self) -> None:
+        self.reassigned = True
 
     @contextlib.contextmanager
     def _recording(self, what: str, state: AbstractContextManager[None]) -> Iterator[None]:
@@ -438,7 +443,7 @@ class Recorder(TorchDispatchMode):
         leaves, out_spec = flatten_result(result)
         values: list[Node] = []
         roots: dict[int, int] = {}  # base -> position among ``values``
-        if self.functional.reassigned():
+        if self.reassigned:
             raise CaptureError("forward assigns the .data of a tensor; a graph cannot hold that")
         first: dict[int, int] = {}
         outputs = tuple(

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from fuse import ops
-from fuse.graph.aliases import Alias, View
+from fuse.graph.aliases import Alias, View, storage_of
 from fuse.graph.fakes import CONSTANTS, PARTS, FakeRunner, Recipe
 from fuse.graph.functional import Functionalizer
 
@@ -78,7 +78,7 @@ class Repeats:
             if known.views:
                 self._view(known.views[0], args[0], node_args[0], result)
             else:
-                functional.own(result, functional.later(op, node_args, node_kwargs, result), recipe.layout)
+                functional.own(result, functional.later(op, node_args, node_kwargs, result))
             return result
         made = [fakes.make(recipe, args) for recipe in known.recipes]
         if known.views:
@@ -90,8 +90,8 @@ class Repeats:
 
     def _write(self, known: _KnownWrite, args: tuple[Any, ...], node_args: tuple[Any, ...]) -> Any:
         functional, target = self._functional, args[0]
-        storage = functional.aliases[id(target)].storage
-        if any(isinstance(a, Tensor) and functional.aliases[id(a)].storage == storage for a in args[1:]):
+        storage = storage_of(target)
+        if any(isinstance(a, Tensor) and storage_of(a) == storage for a in args[1:]):
             return NotImplemented
         functional.settle()
         if known.functional is None:
@@ -104,9 +104,8 @@ class Repeats:
         functional = self._functional
         node = functional.later(view.op, (value, *view.args), view.kwargs, part)
         parent = functional.aliases[id(origin)]
-        base, layout = parent.base, self._fakes.layout(part)
-        alias = Alias(part, base, (*parent.chain, view), node, base.version, parent.storage, layout)
-        functional.aliases[id(part)] = alias
+        base = parent.base
+        functional.aliases[id(part)] = Alias(part, base, (*parent.chain, view), node, base.version)
 
     def learn(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """``op`` was recorded with this result."""

@@ -1,0 +1,50 @@
+"""Whether ``forward`` gives tensors other memory behind the operators' back.
+
+    x.data = other                          no operator; what x is to the graph is another tensor from here on
+    torch.utils.swap_tensors(x, other)
+
+It is noted where it happens: to compare each tensor with what it was, at the end, takes as long as to record it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fuse.graph.patched import patched
+
+
+@contextlib.contextmanager
+def reassignments_noted(note: Callable[[], None]) -> Iterator[None]:
+    """Within, ``note`` is called when this thread gives a fake tensor other memory.
+
+    >>> with torch._subclasses.FakeTensorMode(), reassignments_noted(lambda: print("noted")):
+    ...     x = torch.ones(2)
+    ...     x.data = torch.zeros(3)
+    noted
+    """
+    thread = threading.get_ident()
+    data: Any = FakeTensor.data
+    swap: Any = torch._C._swap_tensor_impl  # type: ignore[attr-defined]  # torch keeps it to itself
+
+    def assign(tensor: Tensor, other: Tensor) -> None:
+        if threading.get_ident() == thread:
+            note()
+        data.__set__(tensor, other)
+
+    def swapped(one: Tensor, other: Tensor) -> None:
+        if threading.get_ident() == thread and (isinstance(one, FakeTensor) or isinstance(other, FakeTensor)):
+            note()
+        swap(one, other)
+
+    with (
+        patched(FakeTensor, {"data": property(data.__get__, assign)}),
+        patched(torch._C, {"_swap_tensor_impl": swapped}),
+    ):
+        yield
