@@ -7,7 +7,7 @@ y = x[:, 1]            alias of it by (select, 1, 1)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,10 +49,7 @@ class Alias:
     chain: tuple[View, ...]
     node: Node
     version: int
-    made: Node = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.made = self.node
+    made: Node
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -96,7 +96,7 @@ class Chosen:
         self._node = node
         self._key = key
         self._learn = learn
-        self._sources: dict[int, tuple[Tensor, int, frozenset[Node]]] = {}
+        self.sources: dict[int, tuple[Tensor, int, frozenset[Node]]] = {}
         """By the tensor's ``id``: the tensor, the key of the mask that chose it, the nodes whose size is its own."""
 
     def add(self, tensor: Tensor, mask: Tensor) -> None:
@@ -105,21 +105,21 @@ class Chosen:
 
     def follow(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """``op`` was recorded: its result is compact too, or a size is learned."""
-        if not self._sources:
+        if not self.sources:
             return
         given = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
-        compact = [self._sources[id(leaf)] for leaf in given if id(leaf) in self._sources]
+        compact = [self.sources[id(leaf)] for leaf in given if id(leaf) in self.sources]
         if not compact:
             return
         mask = compact[0][1]
         if all(one[1] == mask for one in compact):
-            if op in _WRITES and not any(id(leaf) in self._sources for leaf in (args[0], *args[1])):
+            if op in _WRITES and not any(id(leaf) in self.sources for leaf in (args[0], *args[1])):
                 written, adds = mask_of(args[1]), len(args) > 3 and args[3]
                 same = written is not None and self._key(self._node(written)) == mask
                 if same and not adds and args[2].dim() == args[0].dim() - written.dim() + 1:
                     return
             elif ops.is_pointwise(op) and isinstance(result, Tensor) and result.shape == compact[0][0].shape:
-                others = [leaf for leaf in given if id(leaf) not in self._sources]
+                others = [leaf for leaf in given if id(leaf) not in self.sources]
                 if all(leaf.dim() < result.dim() for leaf in others):
                     self._note(result, mask, frozenset().union(*(one[2] for one in compact)))
                     return
@@ -128,20 +128,20 @@ class Chosen:
 
     def learn(self, tensor: Tensor) -> None:
         """Somebody learns the size of ``tensor``."""
-        if found := self._sources.get(id(tensor)):
+        if found := self.sources.get(id(tensor)):
             for node in found[2]:
                 self._learn(node)
 
     def forget(self) -> None:
         """Recorded tensors are ordinary ones again."""
-        for tensor, _, _ in self._sources.values():
+        for tensor, _, _ in self.sources.values():
             plain: Any = tensor
             plain.__class__ = FakeTensor
             del plain.learned
-        self._sources.clear()
+        self.sources.clear()
 
     def _note(self, tensor: Tensor, mask: int, nodes: frozenset[Node]) -> None:
-        self._sources[id(tensor)] = tensor, mask, nodes
+        self.sources[id(tensor)] = tensor, mask, nodes
         compact: Any = tensor
         compact.__class__ = Compact  # of the same layout in memory
         compact.learned = self.learn

@@ -54,8 +54,12 @@ class StandIns(dict[str, Any]):
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
+    plain: Callable[..., Any] = getattr(dict, name)
+
     def method(self: StandIns, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.seen(), name)(*args, **kwargs)
+        if threading.get_ident() == self.thread:  # asked several times for each parameter that a model reads
+            return plain(self.fake, *args, **kwargs)
+        return getattr(self.real, name)(*args, **kwargs)
 
     return method
 

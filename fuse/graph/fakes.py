@@ -76,7 +76,13 @@ class FakeRunner:
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         self._mode = fake_mode
-        self._looks: dict[int, tuple[Tensor, TensorMetadata | None]] = {}  # the tensor is held: its id stays its own
+        may_read = fake_mode._allow_unsafe_data_ptr_access
+        self._guard: Any = (
+            torch._C._set_warn_deprecated_on_mutable_data_ptr if may_read else torch._C._set_throw_on_mutable_data_ptr
+        )
+        self.looks: dict[int, TensorMetadata | None] = {}
+        """By a tensor's ``id``; None where a look does not say all of it."""
+        self._held: list[Tensor] = []  # so that ids stay their own
         self._computes: dict[int, tuple[OpOverload, bool]] = {}
         self._states: dict[torch.device, dict[str, Any]] = {}  # attributes of a new fake tensor
         self._interned: dict[tuple[Any, ...], TensorMetadata] = {}
@@ -104,20 +110,25 @@ class FakeRunner:
             self._recipes[key] = self._learn(op, args, result)
         return result
 
+    def computes(self, op: OpOverload) -> bool:
+        """Whether ``op`` makes a new tensor, of whose layout it says nothing where the operands begin."""
+        known = self._computes.get(id(op))
+        if known is None:
+            known = self._computes[id(op)] = op, ops.kind(op) in _COMPUTING
+        return known[1]
+
     def recipes(self, key: Hashable) -> tuple[type, tuple[Recipe, ...]] | None:
         """How the results of a call with this key are made, and what holds them; None where torch has to be asked."""
         return self._recipes.get(key)
 
     def key(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable | None:
         """What the results of ``op`` depend on, but for values; None where that cannot be said."""
-        known = self._computes.get(id(op))
-        if known is None:
-            known = self._computes[id(op)] = op, ops.kind(op) in _COMPUTING
-        found: list[Any] = [id(op), torch.get_default_dtype(), _recording(), len(args)]
+        computes = self.computes(op)
+        found: list[Any] = [id(op), torch.get_default_dtype(), is_recording(), len(args)]
         try:
-            self._add_to_key(found, args, known[1])
+            self._add_to_key(found, args, computes)
             if kwargs:
-                self._add_to_key(found, tuple(kwargs.items()), known[1])
+                self._add_to_key(found, tuple(kwargs.items()), computes)
         except _Unremembered:
             return None
         return tuple(found)
@@ -163,29 +174,39 @@ class FakeRunner:
                 return self._fake(made, whole.fake_device)
             return type(made)([self._fake(part, whole.fake_device) for part in made])
 
+    def look(self, tensor: Tensor) -> TensorMetadata | None:
+        """The look of a tensor; None where a look does not say it all."""
+        if id(tensor) not in self.looks:
+            self.looks[id(tensor)] = self._seen(tensor)
+            self._held.append(tensor)
+        return self.looks[id(tensor)]
+
     def forget(self, tensor: Tensor) -> None:
         """``tensor`` is about to change its shape in place."""
-        self._looks.pop(id(tensor), None)
+        self.looks.pop(id(tensor), None)
 
     def part(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
         """The part that ``select`` or ``slice`` reads, or None where torch had better be asked."""
-        look = None if _recording() else self._look(args[0])
+        recipe = None if is_recording() else self.recipe_of_part(op, args)
+        return None if recipe is None else self.make(recipe, args)
+
+    def recipe_of_part(self, op: OpOverload, args: tuple[Any, ...]) -> Recipe | None:
+        """The same, to be made, where no gradients are recorded."""
+        look = self.look(args[0])
         layout = PARTS[id(op)](look, *args[1:]) if look is not None else None
         if look is None or layout is None:
             return None
-        facts = look.placed(*layout)
-        return self.make(Recipe(self._intern(facts), is_view=True), args)
+        return Recipe(self._intern(look.placed(*layout)), is_view=True)
 
     def _add_to_key(self, found: list[Any], values: Sequence[Any], anywhere: bool) -> None:
         """Add what is remembered of arguments; ``anywhere``: not where in its memory a tensor begins."""
-        looks = self._looks
+        looks = self.looks
         for value in values:
             kind = type(value)
             if kind in CONSTANTS:
                 found += kind, value
             elif isinstance(value, Tensor):
-                known = looks.get(id(value))
-                look = known[1] if known is not None else self._look(value)
+                look = looks.get(id(value)) or self.look(value)
                 if look is None:
                     raise _Unremembered
                 found.append(look.place if anywhere else look)
@@ -203,17 +224,12 @@ class FakeRunner:
             dtype, size, stride, _, device, storage_bytes, requires_grad = facts
             anywhere = (dtype, size, stride, 0, device, -1, requires_grad)
             place = self._intern(anywhere) if storage_bytes >= 0 else None
-            known = self._interned[facts] = TensorMetadata(*facts, place)
+            known = self._interned[facts] = TensorMetadata(
+                dtype, size, stride, facts[3], device, storage_bytes, requires_grad, place
+            )
         return known
 
-    def _look(self, tensor: Tensor) -> TensorMetadata | None:
-        known = self._looks.get(id(tensor))
-        if known is None:
-            known = self._looks[id(tensor)] = tensor, self._seen(tensor)
-        return known[1]
-
     def _seen(self, tensor: Tensor) -> TensorMetadata | None:
-        """The look of a tensor; None where a look does not say it all."""
         if not isinstance(tensor, FakeTensor) or tensor.constant is not None or tensor.layout is not torch.strided:
             return None
         if tensor.is_conj() or tensor.is_neg():
@@ -241,7 +257,7 @@ class FakeRunner:
         for position, argument in enumerate(args):
             if argument is result:
                 return Recipe(None, argument=position)
-        if not isinstance(result, Tensor) or (look := self._look(result)) is None or look.requires_grad:
+        if not isinstance(result, Tensor) or (look := self.look(result)) is None or look.requires_grad:
             return None
         storage = result.untyped_storage()._cdata
         shares = [isinstance(a, Tensor) and a.untyped_storage()._cdata == storage for a in args]
@@ -259,20 +275,21 @@ class FakeRunner:
         if look is None:
             argument: Tensor = args[recipe.argument]
             return argument
-        with torch._C._DisableTorchDispatch():
+        with _DisableTorchDispatch():
             if recipe.is_view:
-                whole = self._plain.get(id(args[0]))
+                whole: Any = self._plain.get(id(args[0]))
                 if whole is None or whole.dtype is not look.dtype:
                     whole = torch.empty(0, dtype=look.dtype, device=_META)
                     whole.set_(args[0].untyped_storage(), 0, (0,), (1,))
                     self._plain[id(args[0])] = whole
-                made = self._fake(whole.as_strided(look.size, look.stride, look.offset), look.device)
-                self._plain[id(made)] = whole
+                meta = whole.as_strided(look.size, look.stride, look.offset)
             else:
-                made = self._fake(
-                    torch.empty_strided(look.size, look.stride, dtype=look.dtype, device=_META), look.device
-                )
-        self._looks[id(made)] = made, look
+                meta = _empty_strided(look.size, look.stride, dtype=look.dtype, device=_META)
+            made = self._fake(meta, look.device)
+        if recipe.is_view:
+            self._plain[id(made)] = whole
+        self.looks[id(made)] = look
+        self._held.append(made)
         return made
 
     def _fake(self, meta: Tensor, device: torch.device) -> Tensor:
@@ -282,15 +299,15 @@ class FakeRunner:
             first = FakeTensor(self._mode, meta, device)
             self._states[device] = vars(first).copy()
             return first
-        made: Tensor = Tensor._make_subclass(
-            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device
-        )
-        if self._mode._allow_unsafe_data_ptr_access:
-            torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
-        else:
-            torch._C._set_throw_on_mutable_data_ptr(made)
+        made: Tensor = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device)
+        self._guard(made)
         made.__dict__ = state.copy()
         return made
+
+
+_DisableTorchDispatch = torch._C._DisableTorchDispatch
+_empty_strided = torch.empty_strided
+_make_subclass = Tensor._make_subclass
 
 
 @contextlib.contextmanager
@@ -339,15 +356,13 @@ def fake_like(value: Tensor, stride: Sequence[int] | None = None) -> Tensor:
         )
 
 
-def _recording() -> bool:
-    """Whether autograd would record what runs now."""
-    return torch.is_grad_enabled() and not _below_autograd()
+def is_recording() -> bool:
+    """Whether autograd would record what runs now. Where a dispatch mode calls, it has been there, and says itself what
+    needs gradients."""
+    return torch.is_grad_enabled() and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
 
 
-def _below_autograd() -> bool:
-    """Whether a dispatch mode calls: autograd has been there, and says itself what needs gradients."""
-    excluded: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
-    return excluded
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 
 
 _Layout = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -386,4 +401,4 @@ PARTS: dict[int, Callable[..., _Layout | None]] = {
 }
 """By the operators' ids, as :func:`fuse.ops.info` has it."""
 _COMPUTING = frozenset(["pointwise", "gemm", "reduction"])
-"""Kinds of operators that make a new tensor, of whose layout it says nothing where the operands begin."""
+"""Kinds of operators for :meth:`FakeRunner.computes`."""

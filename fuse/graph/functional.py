@@ -38,9 +38,11 @@ from fuse.graph.aliases import (
     tensors_in,
     written_arguments,
 )
-from fuse.graph.appending import Call, append, new_call
+from fuse.graph.appending import Appender
+from fuse.graph.call_forms import CallForm
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.seeding import Draws
+from fuse.graph.signature import Dispatch
 from fuse.graph.strides import is_dense
 
 aten = torch.ops.aten
@@ -55,9 +57,14 @@ class Functionalizer:
     aliases: dict[int, Alias] = field(default_factory=dict)
     written: set[Node] = field(default_factory=set)  # values that came about by writes
     bases: dict[int, Base] = field(default_factory=dict)
+    unlisted: list[Base] = field(default_factory=list)  # that are not in ``bases`` yet
     source: str = ""
-    unsettled: list[Call] = field(default_factory=list)
+    noted: list[tuple[CallForm, Dispatch]] = field(default_factory=list)
+    """Operators that are recorded, and have no nodes yet."""
     draws: Draws = field(default_factory=Draws)
+
+    def __post_init__(self) -> None:
+        self.append = Appender(self.graph)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -73,15 +80,18 @@ class Functionalizer:
         return alias.node
 
     def known(self, tensor: Tensor) -> bool:
+        self.settle()
         return id(tensor) in self.aliases
 
     def add_input(self, tensor: Tensor, node: Node, input_index: int | None) -> None:
         """Register a placeholder; an ``input_index`` says that writes to it must be copied back."""
         base, storage = Base(tensor, node, input_index=input_index), storage_of(tensor)
+        self.bases.update((storage_of(one.root), one) for one in self.unlisted)
+        self.unlisted.clear()
         shared = self.bases.setdefault(storage, base)
         if shared is not base:  # two inputs over one storage: fine as long as nobody writes (see ``write``)
             shared.input_index = base.input_index = _SHARED
-        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, node)
 
     def emit(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any = None) -> Node:
         """A node with metadata. Without ``value`` the operator runs on the fake values of its arguments."""
@@ -95,29 +105,41 @@ class Functionalizer:
         self.settle()
         if value is None:
             value = self.fakes.run(op, _fakes(args), _fakes(dict(kwargs)))
-        node = self.later(op, args, kwargs, value)
-        self.settle()
-        return node
-
-    def later(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> Node:
-        """As :meth:`add`, but that :meth:`settle` puts the node into the graph: many of them in half of the time.
-
-        Until then it has no arguments, users or metadata; :meth:`value` and :meth:`nodes` settle before they answer.
-        """
-        node = new_call(self.graph, op)
-        self.unsettled.append((node, args, dict(kwargs), value, self.source))
-        return node
+        return self.append(op, args, dict(kwargs), value, self.source)
 
     def settle(self) -> None:
-        """Put the nodes that were recorded for later into the graph."""
-        if self.unsettled:
-            append(self.graph, self.unsettled)
-            self.unsettled.clear()
+        """Put the operators that have no nodes yet into the graph: many of them in half of the time."""
+        if not self.noted:
+            return
+        noted, now = self.noted.copy(), self.source
+        self.noted.clear()
+        aliases, append = self.aliases, self.append
+        for form, (op, given, given_kwargs, result, source) in noted:
+            self.source = source
+            args = list(given)
+            for i in form.tensors:
+                alias = aliases[id(given[i])]
+                args[i] = alias.node if alias.version == alias.base.version else self.value(given[i])
+            for i in form.lists:
+                args[i] = self.nodes(given[i])
+            kwargs = self.nodes(dict(given_kwargs)) if given_kwargs else {}
+            if form.views or form.parts is not None:
+                parent = aliases[id(given[0])]
+                views = form.views if form.parts is None else form.parts[given[1:]][1:]
+                for view, part in zip(views, (result,) if form.container is Tensor else result, strict=True):
+                    node = append(view.op, (args[0], *view.args), dict(view.kwargs), part, source)
+                    self._look_at(parent, (view,), part, node)
+            elif form.container is Tensor:
+                self.own(result, append(op, tuple(args), kwargs, result, source))
+            else:
+                self.own_parts(result, append(op, tuple(args), kwargs, tuple(result), source))
+        self.source = now
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
     def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
         """Run one operator on fake tensors and add its functional form to the graph. Returns what ``run`` returned."""
+        self.settle()
         if torch.Tag.inplace_view in op.tags:
             return self._reshape_in_place(op, args, kwargs, run)
         if op in _BATCH_NORMS:
@@ -179,7 +201,7 @@ class Functionalizer:
         """``result`` is ``views`` of ``parent``, and ``node`` its value."""
         base = parent.base
         chain = (*parent.chain, *views)
-        self.aliases[id(result)] = Alias(result, base, chain, node, base.version)
+        self.aliases[id(result)] = Alias(result, base, chain, node, base.version, node)
 
     def _add_strided(self, parent: Alias, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> None:
         """``as_strided`` counts from the start of the storage: said from the root, relative to where that begins."""
@@ -195,7 +217,7 @@ class Functionalizer:
         node = base.node
         for view in chain:
             node = self.emit(view.op, (node, *view.args), {}, result if view is chain[-1] else None)
-        self.aliases[id(result)] = Alias(result, base, chain, node, base.version)
+        self.aliases[id(result)] = Alias(result, base, chain, node, base.version, node)
 
     def _add_part_of_view(
         self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, part: Tensor
@@ -213,8 +235,8 @@ class Functionalizer:
     def own(self, tensor: Tensor, node: Node) -> None:
         """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
         base = Base(tensor, node)
-        self.bases[storage_of(tensor)] = base
-        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0)
+        self.unlisted.append(base)
+        self.aliases[id(tensor)] = Alias(tensor, base, (), node, 0, node)
 
     def own_parts(self, parts: Iterable[Any], whole: Node) -> None:
         """The tensors among ``parts`` are the new values that ``whole`` computes."""
@@ -394,17 +416,6 @@ class Functionalizer:
         return self.emit(
             operator.getitem, (whole, position), {}, whole.meta["val"][position] if value is None else value
         )
-
-    def operands(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The positional arguments of an operator, with every tensor replaced by the node of its present value."""
-        found: list[Any] = []
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                alias = self.aliases[id(argument)]
-                found.append(alias.node if alias.version == alias.base.version else self.value(argument))
-            else:
-                found.append(self.nodes(argument) if isinstance(argument, (tuple, list)) else argument)
-        return tuple(found)
 
     def nodes(self, arguments: Any) -> Any:
         """Arguments with every tensor replaced by the node of its present value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -64,16 +65,17 @@ def new_name(graph: Graph, base: str) -> str:
     >>> graph = Graph()
     >>> [new_name(graph, "add") for _ in range(3)]
     ['add', 'add_1', 'add_2']
+    >>> [new_name(graph, "slice") for _ in range(3)]
+    ['slice_1', 'slice_2', 'slice_3']
     """
     namespace = graph._graph_namespace
     used = namespace._used_names
     number = namespace._base_count.get(base)
-    if number is None or base not in used:
+    if number is None or (base not in used and not hasattr(builtins, base)):
         return namespace.create_name(base, None)
-    name = base
-    while name in used:
+    number += 1
+    while (name := f"{base}_{number}") in used:
         number += 1
-        name = f"{base}_{number}"
     used.add(name)
     namespace._base_count[base] = number
     return name

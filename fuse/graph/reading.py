@@ -100,6 +100,8 @@ class Reader:
         self._counted: set[Node] = set()  # masks that chose something
         self._gradients = gradients
         self._chosen = Chosen(self._node, self._keys.of, self._learn_size)
+        self.compact = self._chosen.sources
+        """Tensors whose size nobody has learned yet."""
 
     # ---- for numbers -------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def reassignments_noted(note: Callable[[], None]) -> Iterator[None]:
     """
     thread = threading.get_ident()
     data: Any = FakeTensor.data
-    swap: Any = torch._C._swap_tensor_impl  # type: ignore[attr-defined]  # torch keeps it to itself
+    swap: Any = torch._C._swap_tensor_impl
 
     def assign(tensor: Tensor, other: Tensor) -> None:
         if threading.get_ident() == thread:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -344,17 +344,24 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if op is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
-        with torch._C.DisableTorchFunctionSubclass():  # what happens here is not what forward asks
-            return self._dispatched(op, args, kwargs or {})
+        return self._dispatched(op, args, kwargs or {})
 
     def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        source = self.functional.source = self._line()
-        result = self.repeats.again(op, args, kwargs)
-        if result is NotImplemented:
+        source = self._line()
+        if not self.reader.compact:
+            call = self.repeats.again(op, args, kwargs, source)
+            if call is not NotImplemented:
+                self.dispatches.append(call)
+                return call.result
+        with torch._C.DisableTorchFunctionSubclass():  # what happens here is not what forward asks
+            self.functional.source = source
+            if self.reader.compact:
+                call = self.repeats.again(op, args, kwargs, source)
+                if call is not NotImplemented:
+                    self.reader.recorded(op, args, kwargs, call.result)
+                    self.dispatches.append(call)
+                    return call.result
             return self._first(op, args, kwargs, source)
-        self.reader.recorded(op, args, kwargs, result)
-        self.dispatches.append(Dispatch(op, args, kwargs, result, source))
-        return result
 
     def _first(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
         """Record an operator that nothing is known of yet."""
@@ -405,9 +412,8 @@ class Recorder(TorchDispatchMode):
                 raise
             return self.reader.sized(op, args, kwargs, why)
 
-    def _line(self) -> str:
-        """The user's line that the operator at hand comes from."""
-        return user_line()
+    _line: Callable[..., str] = staticmethod(user_line)
+    """The user's line that the operator at hand comes from."""
 
     def _known(self, arguments: Any) -> Any:
         if isinstance(arguments, Tensor):
@@ -444,7 +450,7 @@ class Recorder(TorchDispatchMode):
         values: list[Node] = []
         roots: dict[int, int] = {}  # base -> position among ``values``
         if self.reassigned:
-            raise CaptureError("forward assigns the .data of a tensor; a graph cannot hold that")
+            raise CaptureError("forward assigns the .data of a tensor, or swaps it; a graph cannot hold that")
         first: dict[int, int] = {}
         outputs = tuple(
             OutputSpec("repeat", first[id(leaf)])

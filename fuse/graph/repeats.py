@@ -1,13 +1,14 @@
 """Record an operator that was recorded before on tensors laid out alike, without asking again what is known of it.
 
     h = tanh(x[0] + h @ w)     what fake tensors make of it, what eager has code for, which functional form it has
-    h = tanh(x[1] + h @ w)     new fake tensors, and nodes that read what this step reads
+    h = tanh(x[1] + h @ w)     new fake tensors; operators are noted, and are nodes when somebody asks for nodes
 
 A loop dispatches the same operators in every step. What is asked of an operator before it is recorded depends on the
-layouts of its tensors and on its other arguments, which are the key under which the answers are remembered for one
-capture. Remembered are operators of ATen that draw nothing and return new tensors or views of their first argument, or
-write it. A ``select`` or ``slice`` reads another place in every step, and has nothing to ask. Whether a write reads
-memory that it writes is asked each time, unless all operands lie in different memory.
+layouts of its tensors and on its other arguments, which are the key under which the answers, its *form*, are remembered
+for one capture. The form that came next the last time is tried first, without making a key. Remembered are operators of
+ATen that draw nothing and return new tensors or views of their first argument, or write it. A ``select`` or ``slice``
+reads another place in every step, and has nothing to ask. Whether a write reads memory that it writes is asked each
+time, unless all operands lie in different memory.
 """
 
 from __future__ import annotations
@@ -20,21 +21,18 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Node
 
 from fuse import ops
-from fuse.graph.aliases import Alias, View, storage_of
-from fuse.graph.fakes import CONSTANTS, PARTS, FakeRunner, Recipe
+from fuse.graph.aliases import View, storage_of
+from fuse.graph.call_forms import CallForm, described, fits
+from fuse.graph.fakes import CONSTANTS, PARTS, FakeRunner, Recipe, is_recording
 from fuse.graph.functional import Functionalizer
+from fuse.graph.signature import Dispatch
 
+CONTEXT = 4
+"""Forms in a row that tell where in a step an operator is."""
 
-@dataclass(frozen=True)
-class _Known:
-    """How an operator is recorded: its results as fake tensors, and the view that each is, where it is one."""
-
-    container: type
-    recipes: tuple[Recipe, ...]
-    views: tuple[View, ...]
+_new_tuple: Any = tuple.__new__  # of a Dispatch in half of the time
 
 
 @dataclass(frozen=True)
@@ -44,68 +42,105 @@ class _KnownWrite:
     functional: OpOverload | None
 
 
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A place in the order of forms: the latest forms there, its own the last of them, and the place that came next the
+    last time."""
+
+    form: Any  # a CallForm; None before the first
+    context: tuple[CallForm, ...]
+    following: _Place | None = None
+
+
 class Repeats:
     """Operators that one capture has recorded, by their layouts."""
 
     def __init__(self, functional: Functionalizer, fakes: FakeRunner) -> None:
         self._functional = functional
         self._fakes = fakes
-        self._known: dict[Hashable, _Known | _KnownWrite] = {}
+        self._known: dict[Hashable, CallForm | _KnownWrite] = {}
+        self._places: dict[tuple[CallForm, ...], _Place] = {}
+        self._latest = _Place(None, ())
+        self._looks, self._make, self._note = fakes.looks, fakes.make, functional.noted.append
 
-    def again(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Record ``op`` and return its result; ``NotImplemented`` where further checks are needed."""
-        fakes, functional = self._fakes, self._functional
-        if id(op) in PARTS and not kwargs:
-            if type(args[0]) is FakeTensor and functional.known(args[0]):
-                part = fakes.part(op, args)
-                if part is not None:
-                    self._view(View(op, args[1:], {}), args[0], functional.operands(args[:1])[0], part)
-                    return part
-            return NotImplemented
-        key = fakes.key(op, args, kwargs)
-        known = self._known.get(key) if key is not None else None
-        if known is None:
-            return NotImplemented
-        try:
-            node_args, node_kwargs = functional.operands(args), functional.nodes(kwargs) if kwargs else {}
-        except KeyError:  # a tensor that the graph does not know yet
-            return NotImplemented
-        if isinstance(known, _KnownWrite):
-            return self._write(known, args, node_args)
-        if known.container is Tensor:
-            recipe = known.recipes[0]
-            result = fakes.make(recipe, args)
-            if known.views:
-                self._view(known.views[0], args[0], node_args[0], result)
-            else:
-                functional.own(result, functional.later(op, node_args, node_kwargs, result))
-            return result
-        made = [fakes.make(recipe, args) for recipe in known.recipes]
-        if known.views:
-            for view, part in zip(known.views, made, strict=True):
-                self._view(view, args[0], node_args[0], part)
+    def again(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
+        """Record ``op``, of the user's line ``source``: the record of it; ``NotImplemented`` where further checks are
+        needed."""
+        place = self._latest.following
+        if place is None or place.form.op is not op or not fits(place.form, args, kwargs, self._looks):
+            form = self._found(op, args, kwargs)
+            if isinstance(form, _KnownWrite):
+                self._functional.source = source
+                result = self._write(form, args)
+                return result if result is NotImplemented else Dispatch(op, args, kwargs, result, source)
+            if form is None:
+                return NotImplemented
+            place = self._reached(form)
+        form = place.form
+        if form.parts is not None:
+            part = form.parts.get(args[1:]) or self._part(form, args)
+            if part is None:
+                return NotImplemented
+            result = self._make(part[0], args)
+        elif form.container is Tensor:
+            result = self._make(form.recipes[0], args)
         else:
-            functional.own_parts(made, functional.add(op, node_args, node_kwargs, tuple(made)))
-        return known.container(made)
+            result = form.container([self._make(recipe, args) for recipe in form.recipes])
+        self._latest = place
+        call = _new_tuple(Dispatch, (op, args, kwargs, result, source))
+        self._note((form, call))
+        return call
 
-    def _write(self, known: _KnownWrite, args: tuple[Any, ...], node_args: tuple[Any, ...]) -> Any:
+    def _part(self, form: CallForm, args: tuple[Any, ...]) -> tuple[Recipe, View] | None:
+        """The part that a call reads; None where there is none."""
+        recipe = self._fakes.recipe_of_part(form.op, args)
+        if recipe is None or form.parts is None:
+            return None
+        found = form.parts[args[1:]] = recipe, View(form.op, args[1:], {})
+        return found
+
+    def _found(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallForm | _KnownWrite | None:
+        """How a call like this one was recorded."""
+        if not self._is_known((args, tuple(kwargs.values()))):
+            return None
+        if id(op) not in PARTS or kwargs:
+            key = self._fakes.key(op, args, kwargs)
+            return None if key is None else self._known.get(key)
+        look = None if is_recording() else self._fakes.look(args[0])
+        if look is None:
+            return None
+        found = self._known.get((id(op), look))
+        if found is None:
+            found = self._known[id(op), look] = CallForm(op, (look,), parts={})
+        return found
+
+    def _is_known(self, value: Any) -> bool:
+        """Whether the graph knows all tensors in an argument."""
+        if isinstance(value, Tensor):
+            return id(value) in self._looks or self._functional.known(value)
+        return type(value) not in (tuple, list) or all(map(self._is_known, value))
+
+    def _reached(self, form: CallForm) -> _Place:
+        """The place of a form that was not expected."""
+        context = (*self._latest.context[1 - CONTEXT :], form)
+        place = self._places.get(context)
+        if place is None:
+            place = self._places[context] = _Place(form, context)
+        self._latest.following = place
+        return place
+
+    def _write(self, known: _KnownWrite, args: tuple[Any, ...]) -> Any:
         functional, target = self._functional, args[0]
         storage = storage_of(target)
         if any(isinstance(a, Tensor) and storage_of(a) == storage for a in args[1:]):
             return NotImplemented
         functional.settle()
+        node_args = functional.nodes(args)
         if known.functional is None:
             functional.write(target, functional.copied(node_args[0], node_args[1]))
         else:
             functional.write_result(target, functional.add(known.functional, node_args, {}))
         return target
-
-    def _view(self, view: View, origin: Tensor, value: Node, part: Tensor) -> None:
-        functional = self._functional
-        node = functional.later(view.op, (value, *view.args), view.kwargs, part)
-        parent = functional.aliases[id(origin)]
-        base = parent.base
-        functional.aliases[id(part)] = Alias(part, base, (*parent.chain, view), node, base.version)
 
     def learn(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """``op`` was recorded with this result."""
@@ -136,7 +171,10 @@ class Repeats:
                 return
         elif any(alias is not None and (alias.chain or alias.tensor is not alias.base.root) for alias in aliases):
             return
-        self._known[key] = _Known(container, recipes, views)
+        looks, anywhere = self._looks, self._fakes.computes(op)
+        given = described(args, looks, anywhere), described(tuple(kwargs.items()), looks, anywhere)
+        form = self._known[key] = CallForm(op, *given, container, recipes, views)
+        self._latest = self._reached(form)
 
     def _learn_write(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         if kwargs or result is not args[0] or torch.Tag.inplace_view in op.tags:

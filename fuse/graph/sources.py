@@ -114,10 +114,11 @@ def user_line() -> str:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _RUN_NODE and (line := line_traced(frame.f_locals["n"].meta.get("stack_trace") or "")):
+        code = frame.f_code
+        if is_users(code.co_filename):
+            return line_at(code.co_filename, frame.f_lineno, _running.module)
+        if code is _RUN_NODE and (line := line_traced(frame.f_locals["n"].meta.get("stack_trace") or "")):
             return line
-        if is_users(frame.f_code.co_filename):
-            return line_at(frame.f_code.co_filename, frame.f_lineno, _running.module)
         frame = frame.f_back
     return ""
 

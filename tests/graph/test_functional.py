@@ -132,6 +132,13 @@ def test_random_numbers_fall_where_eager_puts_them(
     same_function(lambda x: (draw(x), x[2]), torch.zeros(8, 5).t() if transposed else torch.zeros(5, 8))
 
 
+def exchanged(x: Tensor) -> Tensor:
+    own, x.data = x.data, torch.ones(3, 4)
+    y = x * 2
+    x.data = own
+    return y
+
+
 REFUSED: dict[str, tuple[Write, str]] = {
     "shape_of_an_argument": (lambda x: x.unsqueeze_(0), r"aten\.unsqueeze_.* changes the shape of an argument"),
     "resized": (lambda x: x.clone().resize_(2, 2), r"aten\.resize_.* changes the size"),
@@ -139,6 +146,8 @@ REFUSED: dict[str, tuple[Write, str]] = {
     "data_exchanged": (lambda x: setattr(x, "data", torch.ones(3, 4)), r"assigns the \.data"),
     "data_turned_over": (lambda x: setattr(x, "data", x.data.t()), r"assigns the \.data"),
     "data_of_a_new_tensor_turned_over": (lambda x: setattr(y := x * 2, "data", y.data.t()), r"assigns the \.data"),
+    "data_exchanged_for_a_while": (lambda x: exchanged(x), r"assigns the \.data"),
+    "swapped": (lambda x: torch.utils.swap_tensors(x * 2, x * 3), "swaps it"),
     "windows": (lambda x: x.unfold(1, 2, 2).add_(1), r"view made by aten\.unfold"),
     "other_dtype": (lambda x: x.view(torch.int32).add_(1), r"view made by aten\.view\.dtype"),
     "list_of_tensors": (lambda x: torch._foreach_add_([x, x], 1), "no functional form"),
