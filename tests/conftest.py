@@ -15,12 +15,24 @@ import pytest
 import torch
 
 from fuse.rewrite.patterns import registry
+from fuse.runtime.cpu import toolchain
+
+# The compiler takes more than half of the time of all tests. Those of programs, sizes, guards and gradients take
+# whatever kernels there are; kernels are tested as they are built for users in the other folders.
+BUILT_QUICKLY = ("runtime", "gradients")
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """The same numbers in every run: what fails, fails again."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _built_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.path.parent.name in BUILT_QUICKLY:
+        others = (option for option in toolchain.REQUIRED_OPTIONS if option != "-O3")
+        monkeypatch.setattr(toolchain, "REQUIRED_OPTIONS", (*others, "-O1"))
 
 
 @pytest.fixture
