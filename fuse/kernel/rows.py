@@ -43,6 +43,8 @@ from fuse.kernel.values import Map, Reduce, Reindex, Value
 from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, stages, within_stage
 
 SCRATCH_BYTES = 128 * 1024
+LARGEST_VECTOR = 16
+"""Elements that are computed together, those of the last vector of a row, too."""
 MIN_LANES, MAX_LANES = 8, 128
 """Neighbouring rows, at least and at most, that a reduction over a strided dimension keeps results of."""
 
@@ -278,6 +280,7 @@ class RowNest:
 
     def _declare_scratch(self, value: Value) -> Buffer:
         extent = math.prod(self.builder.extents[a] for a in self._row_atoms())
+        extent += 0 if divides(LARGEST_VECTOR, extent) else LARGEST_VECTOR - 1  # the last vector may be stored whole
         return self._declare(f"{self.names.get(id(value), 'kept')}_row", register(value.dtype), extent)
 
     def _scratch_offset(self) -> Affine:

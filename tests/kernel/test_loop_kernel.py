@@ -362,7 +362,7 @@ def test_factors_of_long_sums_lie_along_them() -> None:
     _, kernel, _ = lowered(Example(of_long_sums, [torch.randn(200, 16)], [torch.randn(2, 17, 200)]))
     assert kernel.source.count("_left = (float *)") == 1
     assert "_right = (float *)" not in kernel.source
-    assert kernel.source.count("simd reduction") == 2
+    assert kernel.source.count("fuse_across<8>(") == 2
 
 
 def test_a_factor_is_computed_in_vectors_before_a_product_that_reads_its_elements_one_by_one() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -93,13 +94,24 @@ def test_loops_run_along_what_most_loads_and_stores_are_contiguous_in(
     run(summed, x, y).check(exact=True)
 
 
-def test_a_row_of_whole_vectors_is_reduced_in_lanes(lowered: Callable[..., Any], run: Callable[..., Any]) -> None:
-    for width, lanes in ((64, True), (60, False)):
+def test_a_row_of_a_vector_or_more_is_reduced_in_lanes(lowered: Callable[..., Any], run: Callable[..., Any]) -> None:
+    for width, lanes in ((64, True), (60, True), (31, True), (12, False)):
         x = torch.randn(8, width)
         assert ("fuse_across" in source_of(lowered, lambda x: (x.sum(1), x.amax(1)), x)) == lanes
         run(lambda x: (x.sum(1), x.amax(1), x.prod(1), x.amin(1), x.logsumexp(1)), x).check()
     x[2, 3] = torch.nan
     run(lambda x: (x.sum(1), x.amax(1), x.amin(1), x.softmax(1), x.logsumexp(1), x.log_softmax(1)), x).check()
+
+
+@pytest.mark.parametrize("width", range(16, 34))
+def test_what_is_left_behind_whole_vectors_is_reduced_in_lanes(run: Callable[..., Any], width: int) -> None:
+    def masked(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        chosen = x.masked_fill(mask, -1e9)
+        return chosen.softmax(-1), torch.where(mask, 2.0, x).prod(-1), chosen.amax(-1)
+
+    whole, mask = torch.full((5, 2 * width), 1e30), torch.full((5, 2 * width), True)
+    whole[:, :width], mask[:, :width] = torch.randn(5, width), torch.rand(5, width) < 0.5
+    run(masked, whole[:, :width], mask[:, :width]).check()
 
 
 def test_small_kernels_run_in_one_thread_and_large_ones_in_many(lowered: Callable[..., Any]) -> None:

@@ -15,10 +15,13 @@ struct fuse_attention_sizes {
     int64_t own_queries;                         // elements of a block of queries, where they are computed
 };
 
-template <int Gates, typename Real> static inline void fuse_pack_blocks(Real *packed, const fuse_matrix<Real> &right) {
-    for (int64_t column = 0; column < right.columns; column += 16 * Gates) {
-        right.template pack<Gates>(packed, column);
-        packed += 16 * Gates * right.depth;
+// Goes through blocks of `Panels` panels and, with `Rest`, the panels behind them one by one; columns that are left fill a
+// part of the last.
+template <int Panels, bool Rest, typename Run> static inline void fuse_blocks(int64_t columns, const Run &run) {
+    int64_t column = 0;
+    for (; column + 16 * (Panels - 1) < columns; column += 16 * Panels) run(fuse_panels<Panels>{}, column);
+    if constexpr (Rest && Panels > 1) {
+        for (; column < columns; column += 16) run(fuse_panels<1>{}, column);
     }
 }
 
@@ -27,12 +30,12 @@ static inline int64_t fuse_rounded(int64_t number, int64_t step) { return (numbe
 // `queries(image, first row, last row, memory)` answers with the first of those rows; `keys(image, memory)` and
 // `values(image, memory)` with a matrix; what they compute they write to `memory`. The workspace has `share_bytes` for
 // each of `threads` threads.
-template <int KeyPanels, int ValuePanels, typename Real, typename Queries, typename Keys, typename Values, typename Weigh,
-          typename Epilogue>
+template <int KeyPanels, bool Rest, int ValuePanels, typename Real, typename Queries, typename Keys, typename Values,
+          typename Weigh, typename Epilogue>
 static inline void fuse_attention(const fuse_attention_sizes &size, char *workspace, int64_t threads, int64_t share_bytes,
                                   const Queries &queries, const Keys &keys, const Values &values, const Weigh &weigh,
                                   const Epilogue &epilogue) {
-    constexpr int64_t key_width = 16 * KeyPanels, value_width = 16 * ValuePanels;
+    constexpr int64_t value_width = 16 * ValuePanels;
     workspace = fuse_aligned(workspace);
     threads = fuse_threads(threads);
     const int64_t at_once = fuse_rows_at_once(size.rows, size.images, threads);
@@ -42,7 +45,7 @@ static inline void fuse_attention(const fuse_attention_sizes &size, char *worksp
         const int64_t thread = fuse_thread();
         int64_t held = -1;
         Real *const packed_keys = (Real *)(workspace + thread * share_bytes);
-        Real *const packed_values = packed_keys + fuse_rounded(size.keys, key_width) * size.depth;
+        Real *const packed_values = packed_keys + fuse_rounded(size.keys, 16) * size.depth;
         Real *const scores = packed_values + fuse_rounded(size.columns, value_width) * size.keys;
         Real *const own_queries = scores + size.row_block * size.scores_stride;
         Real *const own_operand = own_queries + fuse_rounded(size.own_queries, 16);
@@ -51,17 +54,23 @@ static inline void fuse_attention(const fuse_attention_sizes &size, char *worksp
             const int64_t image = task / chunks, row = task % chunks * at_once;
             const int64_t last_row = row + at_once < size.rows ? row + at_once : size.rows;
             if (image != held) {
-                fuse_pack_blocks<KeyPanels>(packed_keys, keys(image, own_operand));
-                fuse_pack_blocks<ValuePanels>(packed_values, values(image, own_operand));
+                const fuse_matrix<Real> own_keys = keys(image, own_operand);
+                fuse_blocks<KeyPanels, Rest>(size.keys, [&]<int Own>(fuse_panels<Own>, int64_t column) {
+                    own_keys.template pack<Own>(packed_keys + column * size.depth, column);
+                });
+                const fuse_matrix<Real> own_values = values(image, own_operand);
+                for (int64_t column = 0; column < size.columns; column += value_width) {
+                    own_values.template pack<ValuePanels>(packed_values + column * size.keys, column);
+                }
             }
             held = image;
             for (int64_t first = row; first < last_row; first += size.row_block) {
                 const int64_t last = first + size.row_block < last_row ? first + size.row_block : last_row;
                 const Real *left = queries(image, first, last, own_queries);
-                for (int64_t column = 0; column < size.keys; column += key_width) {
-                    fuse_product_rows<KeyPanels>(scores + column, size.scores_stride, 16, left, size.query_stride,
-                                                 packed_keys + column * size.depth, size.depth, last - first);
-                }
+                fuse_blocks<KeyPanels, Rest>(size.keys, [&]<int Own>(fuse_panels<Own>, int64_t column) {
+                    fuse_product_rows<Own>(scores + column, size.scores_stride, 16, left, size.query_stride,
+                                           packed_keys + column * size.depth, size.depth, last - first);
+                });
                 weigh(image, first, last, scores);
                 for (int64_t column = 0; column < size.columns; column += value_width) {
                     const int64_t last_column =

@@ -31,7 +31,7 @@ from fuse.kernel.cpu.product_frame import (
 )
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, taken_apart
-from fuse.kernel.extents import is_one, larger, smaller
+from fuse.kernel.extents import divides, is_one, larger, smaller
 from fuse.kernel.index import NotAffine
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
@@ -73,9 +73,9 @@ def attention(computation: Computation, name: str, one_thread: bool, config: Con
     of_keys, of_values = (
         config.panels or panels_of(*shape, itemsize) for shape in ((length, depth), (columns, length))
     )
-    padded = [
-        -(-extent // (PANEL * count)) * PANEL * count for extent, count in ((length, of_keys), (columns, of_values))
-    ]
+    panels = -(-length // PANEL)
+    rest = "false" if divides(of_keys, panels) else "true"
+    padded = [panels * PANEL, -(-columns // (PANEL * of_values)) * PANEL * of_values]
     stride = padded[0] + PANEL  # a power of two would keep one column of all rows in one set of the cache
     fitting = larger(BLOCK_BYTES // (stride * itemsize) // FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS)
     block = smaller(smaller(fitting, MOST_ROWS), rows)
@@ -96,7 +96,7 @@ def attention(computation: Computation, name: str, one_thread: bool, config: Con
         f"                              int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
         *("    " + line for line in epilogue_of(computation, second, frame.inputs, frame.outputs)),
         "    };",
-        f"    fuse_attention<{of_keys}, {of_values}, {real}>({{{sizes}}}, {frame.workspace}, "
+        f"    fuse_attention<{of_keys}, {rest}, {of_values}, {real}>({{{sizes}}}, {frame.workspace}, "
         f"{threads}, {share_bytes}, queries, keys,",
         "                   values, weigh, epilogue);",
     ]

@@ -198,8 +198,8 @@ def _splits(loop: For, threads: Threads) -> bool:
 
 def _reduces_in_lanes(loop: For, threads: Threads) -> bool:
     """Whether a vector loop keeps its sums in lanes of our own: compilers take what is left behind the last whole
-    vector one by one, which costs most where they do not know how much that is."""
-    whole = loop.kind == "vector" and loop.bounds is None and (divides(_LANES, loop.extent) or varies(loop.extent))
+    vector one by one."""
+    whole = loop.kind == "vector" and loop.bounds is None and (varies(loop.extent) or loop.extent >= _LANES)
     known = all(a.op in _IN_LANES and a.dtype.is_floating_point for a in loop.reduces)
     return bool(whole and known and loop.reduces and not _splits(loop, threads))
 
@@ -224,12 +224,12 @@ def _in_lanes(loop: For) -> list[str]:
     lines.append(f"const int64_t {last} = {loop.extent};")
     lines.append(f"int64_t {first} = 0;")
     heading = f"for (; {first} + {_LANES} <= {last}; {first} += {_LANES}) {{"
-    rest = [f"if ({first} < {last}) {{", *_vector(loop, first, last), "}"]
+    rest = [f"if ({first} < {last}) {{", *_part_of_a_vector(loop, first, last), "}"]
     return ["{", *(_INDENT + line for line in [*lines, heading, *_vector(loop, first), "}", *rest, *after]), "}"]
 
 
-def _vector(loop: For, first: str, last: str | None = None) -> list[str]:
-    """One vector of a loop that keeps partial results in lanes; if ``last`` is given, the iterations below it only."""
+def _vector(loop: For, first: str) -> list[str]:
+    """One vector of a loop that keeps partial results in lanes."""
     before: list[str] = []
     body: list[str] = []
     for statement in loop.body:
@@ -237,16 +237,10 @@ def _vector(loop: For, first: str, last: str | None = None) -> list[str]:
             lane = f"{statement.accumulator.name}_lanes[{loop.atom} - {first}]"
             body.append(f"{lane} = {_combined(statement.accumulator, lane, statement.value)};")
         elif isinstance(statement, Load) and _reads_truths(statement, loop.atom):
-            lanes = f"{statement.name}_lanes"
-            where = statement.offset.without(loop.atom) + Affine.of(first)
-            before.append(f"alignas(64) int32_t {lanes}[{_LANES}];")
-            count = f", {last} - {first}" if last else ""
-            before.append(f"fuse_truths({lanes}, {statement.buffer.name} + {where}{count});")
-            body.append(f"const bool {statement.name} = {lanes}[{loop.atom} - {first}] != 0;")
+            before += _truths_read(statement, loop.atom, first)
+            body.append(f"const bool {statement.name} = {statement.name}_lanes[{loop.atom} - {first}] != 0;")
         else:
             body += _statement(statement, 0)
-    if last:
-        body = [f"if ({loop.atom} < {last}) {{", *(_INDENT + line for line in body), "}"]
     return [
         *(_INDENT + line for line in before),
         f"{_INDENT}#pragma omp simd",
@@ -254,6 +248,49 @@ def _vector(loop: For, first: str, last: str | None = None) -> list[str]:
         *(2 * _INDENT + line for line in body),
         f"{_INDENT}}}",
     ]
+
+
+def _part_of_a_vector(loop: For, first: str, last: str) -> list[str]:
+    """What is left behind the last whole vector. All lanes compute, those from ``last`` on with zeros (no
+    kernel divides by integers of memory); compilers would
+    split a loop whose bound depends on ``last``, or where they know it, and take one iteration after the other."""
+    lane, count = f"{loop.atom}_lane", f"{loop.atom}_count"
+    before = [f"const int32_t {count} = fuse_unknown((int32_t)({last} - {first}));"]
+    body = [f"const int64_t {loop.atom} = {first} + {lane};"]
+    inside = f"{lane} < {count}"
+    for statement in loop.body:
+        match statement:
+            case Accumulate(accumulator=of):
+                so_far, start = f"{of.name}_lanes[{lane}]", text(identity(of.op, of.dtype))
+                value = f"{inside} ? {text(statement.value)} : {start}"
+                body.append(f"const {cpp_types.register(of.dtype)} {of.name}_next = {value};")
+                body.append(f"{so_far} = {_combined(of, so_far, f'{of.name}_next')};")
+            case Load() if _reads_truths(statement, loop.atom):
+                before += _truths_read(statement, loop.atom, first, count)
+                body.append(f"const bool {statement.name} = {statement.name}_lanes[{lane}] != 0;")
+            case Load():
+                zero = f"{cpp_types.register(statement.buffer.dtype)}(0)"
+                body.append(f"const {_typed(statement.variable)} = {inside} ? ({_load(statement)}) : {zero};")
+            case Store(buffer=Buffer(extent=room)) if room:  # a kept row, which has room for whole vectors
+                body += _statement(statement, 0)
+            case Store():
+                body += [f"if ({inside}) {{", *_statement(statement, 1), "}"]
+            case _:
+                body += _statement(statement, 0)
+    return [
+        *(_INDENT + line for line in before),
+        f"{_INDENT}#pragma omp simd",
+        f"{_INDENT}for (int32_t {lane} = 0; {lane} < {_LANES}; ++{lane}) {{",
+        *(2 * _INDENT + line for line in body),
+        f"{_INDENT}}}",
+    ]
+
+
+def _truths_read(load: Load, atom: str, first: str, count: str = "") -> list[str]:
+    """Lines that read the bools of a vector, or the first ``count`` of them."""
+    where = load.offset.without(atom) + Affine.of(first)
+    given = f"{load.name}_lanes, {load.buffer.name} + {where}{f', {count}' if count else ''}"
+    return [f"alignas(64) int32_t {load.name}_lanes[{_LANES}];", f"fuse_truths({given});"]
 
 
 def _sums_to_share_out(loop: For, threads: Threads) -> list[Accumulator]:

@@ -16,20 +16,43 @@ template <int count, typename T> FUSE_INLINE void fuse_start_lanes(T *lanes, fus
     for (int lane = 0; lane < count; ++lane) lanes[lane] = start;
 }
 
-// Sixteen bools as numbers as wide as floats: compilers do not take them into the same vector loop by themselves. They become
-// twice as wide at a time, which is an instruction each; GCC takes a longer way byte by byte.
-FUSE_INLINE void fuse_truths(int32_t *to, const bool *from) {
-    typedef uint8_t narrow __attribute__((vector_size(16), aligned(1)));
-    typedef uint16_t middle __attribute__((vector_size(32)));
-    typedef int32_t wide __attribute__((vector_size(64)));
-    *(wide *)to = __builtin_convertvector(__builtin_convertvector(*(const narrow *)from, middle), wide);
+// Sixteen bools as numbers as wide as floats: compilers do not take them into the same vector loop by themselves, and
+// GCC widens bytes fourfold one by one, but twofold twice in two instructions.
+typedef uint8_t fuse_bytes __attribute__((vector_size(16), aligned(1), may_alias));
+FUSE_INLINE void fuse_widened(int32_t *to, fuse_bytes from) {
+    typedef uint16_t half __attribute__((vector_size(32)));
+    typedef int32_t wide __attribute__((vector_size(64), may_alias));
+    *(wide *)to = __builtin_convertvector(__builtin_convertvector(from, half), wide);
+}
+FUSE_INLINE void fuse_truths(int32_t *to, const bool *from) { fuse_widened(to, *(const fuse_bytes *)from); }
+
+template <typename T> FUSE_INLINE uint64_t fuse_bits_of(const bool *from) {
+    T bits;
+    __builtin_memcpy(&bits, from, sizeof(T));
+    return bits;
 }
 
-// The first ``count`` of them.
-FUSE_INLINE void fuse_truths(int32_t *to, const bool *from, int64_t count) {
-    const uint8_t *bytes = (const uint8_t *)from;
-#pragma omp simd
-    for (int64_t i = 0; i < 16; ++i) to[i] = i < count ? bytes[i] : 0;
+// The first ``count`` of them, at least one, and zeros: parts that overlap, which never leave the registers.
+FUSE_INLINE void fuse_truths(int32_t *to, const bool *from, int32_t count) {
+    typedef uint64_t pair __attribute__((vector_size(16)));
+    const bool *last = from + count;
+    uint64_t low, high = 0;
+    if (count >= 8) {
+        low = fuse_bits_of<uint64_t>(from);
+        high = count > 8 ? fuse_bits_of<uint64_t>(last - 8) >> (8 * (16 - count)) : 0;
+    } else if (count >= 4) {
+        low = fuse_bits_of<uint32_t>(from) | fuse_bits_of<uint32_t>(last - 4) << (8 * (count - 4));
+    } else {
+        low = fuse_bits_of<uint8_t>(from) | fuse_bits_of<uint8_t>(from + count / 2) << (8 * (count / 2));
+        low |= fuse_bits_of<uint8_t>(last - 1) << (8 * (count - 1));
+    }
+    fuse_widened(to, (fuse_bytes)pair{low, high});
+}
+
+// A number that the compiler must not compute ahead.
+FUSE_INLINE int32_t fuse_unknown(int32_t number) {
+    __asm__("" : "+r"(number));
+    return number;
 }
 
 FUSE_INLINE int64_t fuse_least(int64_t a, int64_t b) { return a < b ? a : b; }
