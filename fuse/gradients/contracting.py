@@ -122,12 +122,11 @@ def _placed(node: Node) -> Contraction | None:
     whole, indices, values, *more = args
     accumulated = more[0] if more else node.kwargs.get("accumulate", False)
     used = [dim for dim, index in enumerate(indices) if index is not None]
-    if not (accumulated and _is_zeros(whole)) or len(used) != 1:
+    places = [indices[dim] for dim in used]
+    known = all(isinstance(i, Node) and i.meta["val"].dtype in (torch.int64, torch.int32) for i in places)
+    if not (accumulated and _is_zeros(whole) and known) or len({i.meta["val"].shape for i in places}) != 1:
         return None
-    index = indices[used[0]]
-    if not isinstance(index, Node) or index.meta["val"].dtype not in (torch.int64, torch.int32):
-        return None
-    return Contraction((index, values), _Placed(_Zeros.like(whole), used[0]))
+    return Contraction((*places, values), _Placed(_Zeros.like(whole), tuple(used)))
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,8 @@ def places_of(node: Node) -> ScatteredTerms | None:
     rank = node.meta["val"].dim()
     if index.meta["val"].dim() != 1 or values.meta["val"].dim() != rank:
         return None
-    return ScatteredTerms(how.rule.dim % rank, index, values)
+    dim = how.rule.dims[0] if isinstance(how.rule, _Placed) else how.rule.dim
+    return ScatteredTerms(dim % rank, index, values)
 
 
 def _is_zeros(node: object) -> bool:
@@ -222,15 +222,20 @@ class _Zeros:
 
 @dataclass(frozen=True)
 class _Placed:
-    """``index_put`` with ``accumulate``, of one index of dimension ``dim``."""
+    """``index_put`` with ``accumulate``, of an index for each of ``dims``."""
 
     whole: _Zeros
-    dim: int
+    dims: tuple[int, ...]
 
-    def __call__(self, index: Tensor, values: Tensor) -> Tensor:
-        places = [*[None] * self.dim, index]
+    def __call__(self, *operands: Tensor) -> Tensor:
+        *indices, values = operands
+        places: list[Tensor | None] = [None] * (self.dims[-1] + 1)
+        for dim, index in zip(self.dims, indices, strict=True):
+            places[dim] = index
+        first, last = self.dims[0], self.dims[-1]
+        together = len(self.dims) == last + 1 - first
         whole = self.whole.made(values.device)
-        added: Tensor = aten.index_put(whole, places, values.movedim(0, self.dim), True)
+        added: Tensor = aten.index_put(whole, places, values.movedim(0, first if together else 0), True)
         return added
 
 

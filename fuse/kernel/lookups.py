@@ -10,11 +10,13 @@ which raises its own error.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 
 import torch
 
 from fuse.kernel.dtypes import HALVES
-from fuse.kernel.expressions import fn
+from fuse.kernel.expressions import Expression, either, fn
+from fuse.kernel.extents import pinned
 from fuse.kernel.index import Index
 from fuse.kernel.recipes import Call, Unsupported, apply, choice, convert, recipe
 from fuse.kernel.reductions import SUM_DTYPE, total
@@ -67,12 +69,13 @@ def along_a_dimension(call: Call) -> Value:
 
 @recipe("index.Tensor")
 def index_by_tensor(call: Call) -> Value:
-    """``x[:, positions]``: one tensor of positions; several, or a mask, have no kernel."""
+    """``x[:, positions]``, ``x[first, second]``; a mask has no kernel."""
     table, indices = table_of(call, "self"), call["indices"]
     used = [d for d, positions in enumerate(indices) if positions is not None]
-    if len(used) != 1:
-        raise Unsupported("indexing by several tensors at once")
-    dim, positions = used[0], positions_of(indices[used[0]])
+    positions, wraps = positions_of(indices[used[0]]), len(used) == 1
+    if not wraps:
+        table, positions = _together(table, used, [positions_of(indices[d]) for d in used])
+    dim = used[0] if used == list(range(used[0], used[-1] + 1)) else 0  # apart, their dimensions come first
     rank = len(positions.shape)
 
     def position_index(index: Index) -> Index:
@@ -81,7 +84,35 @@ def index_by_tensor(call: Call) -> Value:
     def rest(index: Index) -> Index:
         return index[:dim] + index[dim + rank :]
 
-    return Gather(call.shape, call.dtype, table, positions, dim, position_index, rest, True)
+    return Gather(call.shape, call.dtype, table, positions, dim, position_index, rest, wraps)
+
+
+def _together(table: Input, dims: Sequence[int], positions: Sequence[Value]) -> tuple[Input, Value]:
+    """The table with one dimension in the place of ``dims``, whose elements lie side by side in memory, and where each
+    place is in it: out of range where one of the positions is."""
+    extents, strides = [pinned(table.shape[d]) for d in dims], [table.strides[d] for d in dims]
+    if not all(isinstance(stride, int) for stride in strides):
+        raise Unsupported("indexing by several tensors at once where strides are known only during the call")
+    steps = [pinned(stride) for stride in strides if isinstance(stride, int)]
+    end = 1 + sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
+
+    def place(*parts: Expression) -> Expression:
+        total: Expression | None = None
+        outside: Expression | None = None
+        for part, extent, step in zip(parts, extents, steps, strict=True):
+            at = fn.select(part < 0, part + extent, part)
+            out = either(at < 0, at >= extent)
+            total, outside = (at * step, out) if total is None else (total + at * step, either(outside, out))
+        assert total is not None
+        return fn.select(outside, end, total)
+
+    shape = tuple(torch.broadcast_shapes(*(p.shape for p in positions)))
+    dim = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
+    kept = [d for d in range(len(table.shape)) if d not in dims]
+    own = [(table.shape[d], table.strides[d]) for d in kept]
+    whole = [*own[:dim], (end, 1), *own[dim:]]
+    joined = Input(tuple(n for n, _ in whole), table.dtype, table.position, tuple(s for _, s in whole))
+    return joined, apply(place, positions, torch.int64, shape)
 
 
 @recipe("nll_loss_forward")
