@@ -1,4 +1,4 @@
-"""Look-ups by several tensors of positions at once, ``table[first, second]``: one load an element, in and out of loops."""
+"""Look-ups by several tensors of positions at once, ``table[first, second]``: one load an element, also in loops."""
 
 from __future__ import annotations
 
