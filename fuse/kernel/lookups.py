@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 
@@ -97,14 +98,10 @@ def _together(table: Input, dims: Sequence[int], positions: Sequence[Value]) -> 
     end = 1 + sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
 
     def place(*parts: Expression) -> Expression:
-        total: Expression | None = None
-        outside: Expression | None = None
-        for part, extent, step in zip(parts, extents, steps, strict=True):
-            at = fn.select(part < 0, part + extent, part)
-            out = either(at < 0, at >= extent)
-            total, outside = (at * step, out) if total is None else (total + at * step, either(outside, out))
-        assert total is not None
-        return fn.select(outside, end, total)
+        known = zip(parts, extents, steps, strict=True)
+        ahead = [(fn.select(part < 0, part + extent, part), extent, step) for part, extent, step in known]
+        outside = reduce(either, (either(at < 0, at >= extent) for at, extent, _ in ahead))
+        return fn.select(outside, end, reduce(operator.add, (at * step for at, _, step in ahead)))
 
     shape = tuple(torch.broadcast_shapes(*(p.shape for p in positions)))
     dim = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
