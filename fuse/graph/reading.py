@@ -4,6 +4,7 @@
                              learned: its truth (learned.py); the node becomes one more result of the graph
     x / x.max().item()       a number that stands for its node (read_numbers.py); nothing is learned
     x[x > 0]                 the operator runs on the call's values; its size is learned
+    x[t[0]]                  an operator that looks up; nothing is learned (positions.py)
 
 Reads arrive as methods of fake tensors, which are replaced for the time of a capture, or as the operators that make a
 Python value of a tensor.
@@ -36,7 +37,8 @@ from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
 from fuse.graph.patched import patched
-from fuse.graph.read_numbers import is_number, known, node_of, read_number
+from fuse.graph.positions import Copies, looks_like_view, positions_in, viewed
+from fuse.graph.read_numbers import WantsPlain, is_number, known, node_of, read_number
 from fuse.graph.sources import user_line
 
 aten = torch.ops.aten
@@ -82,6 +84,7 @@ class Reader:
         inputs: Inputs,
         plain: bool,
         gradients: bool,
+        dispatches: list[Any],
     ) -> None:
         self.functional = functional
         self.fake_mode = fake_mode
@@ -99,6 +102,8 @@ class Reader:
         self._sized: list[tuple[Tensor, Tensor]] = []  # stand-ins, and what they stand for
         self._counted: set[Node] = set()  # masks that chose something
         self._gradients = gradients
+        self._dispatches = dispatches
+        self._copies = Copies()
         self._chosen = Chosen(self._node, self._keys.of, self._learn_size)
         self.compact = self._chosen.sources
         """Tensors whose size nobody has learned yet."""
@@ -274,6 +279,34 @@ class Reader:
             return self.item(args[0], plain=True)
         return self.equal(*args) if op is aten.equal.default else self.close_to(*args, **kwargs)
 
+    def looked_up(self, tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
+        """``tensor[index]``, whose positions are integers that tensors hold; None where these have to be learned."""
+        found = positions_in(index)
+        tensors = [one for one in found if isinstance(one, Tensor)]
+        ours = all(isinstance(one, FakeTensor) and one.fake_mode is self.fake_mode for one in tensors)
+        if not found or self.plain or not ours:
+            return None
+        nodes = [node_of(one) if is_number(one) else self._begin(one) for one in found]
+        if not any(map(self._varying.of, nodes)):
+            return None
+        table, dims = viewed(tensor, index, view)
+        sizes = [table.shape[dim] for dim in dims]
+        if not all(-size <= self._number(node) < size for node, size in zip(nodes, sizes, strict=True)):
+            return None  # which raises
+        positions: list[Tensor | None] = [None] * (dims[-1] + 1)
+        for dim, one, node in zip(dims, found, nodes, strict=True):
+            positions[dim] = self.tensor(node) if is_number(one) else one
+        with self.aside():
+            if not looks_like_view(table, dims, positions):
+                return None
+        count = len(self._dispatches)
+        result: Tensor = aten.index.Tensor(table, positions)
+        del self._dispatches[count:]  # eager returns a view
+        self.stands_in = True
+        aliases = self.functional.aliases
+        self._copies.add(aliases[id(self._known(table))].base, aliases[id(self._known(result))].base)
+        return result
+
     # ---- at the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -286,6 +319,9 @@ class Reader:
         """Tensors for what was learned and for the numbers among ``leaves``; what was learned; where numbers are."""
         for leaf in leaves:
             self._chosen.learn(leaf)
+        returned = [self._known(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        if self._copies.are_told_apart([self.functional.aliases[id(tensor)].base for tensor in returned]):
+            raise WantsPlain
         self._finished = True
         self._chosen.forget()
         groups: dict[tuple[Guard, torch.dtype], list[_Fact]] = {}
@@ -403,6 +439,16 @@ def reads_followed(reader: Reader) -> Iterator[None]:
 
         return method
 
+    original: Any = FakeTensor.__getitem__
+
+    def part(tensor: Any, index: Any) -> Any:
+        followed = threading.get_ident() == thread and not reader.closed and tensor.fake_mode is reader.fake_mode
+        if followed and type(index) not in (int, slice):
+            found = reader.looked_up(tensor, index, original)
+            if found is not None:
+                return found
+        return original(tensor, index)
+
     # Before torch 2.13 the functions compile themselves, in this environment: they are not followed.
     conditional = _CONDITIONAL if hasattr(_higher_order, _CONDITIONAL) else "setup_compilation_env"
     compiled: Any = getattr(_higher_order, conditional)
@@ -413,7 +459,7 @@ def reads_followed(reader: Reader) -> Iterator[None]:
         with reader.refusing():
             return run_plainly(function, args)
 
-    answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()}
+    answers = {name: asked(name, answer) for name, answer in _ANSWERS.items()} | {"__getitem__": part}
     with patched(FakeTensor, answers), patched(_higher_order, {conditional: followed}):
         yield
     reader.close()

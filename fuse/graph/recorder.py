@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
         self.real_of: dict[Node, Tensor] = {}  # placeholder -> likewise
         self.fixed: set[Node] = set()  # placeholders of the program's own numbers
         inputs = Inputs(self.real_of.__getitem__, self._ensure_known, self.fixed)
-        self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients)
+        self.reader = Reader(self.functional, fake_mode, inputs, plan.plain_reads, self.gradients, self.dispatches)
         self.context: tuple[tuple[ContextVar[Any], Any], ...] = ()
         self.learning: Learning | None = None
         self.numbers: dict[Node, int] = {}  # of the result -> the leaves that hold them

@@ -1,0 +1,98 @@
+"""Look-ups at positions that tensors hold, of which nothing is learned.
+
+    B[:, obs[t]]        eager reads the number obs[t], and returns a view       ->      index(B, [None, obs[t]])
+
+The graph then serves whatever ``obs`` holds. The result is a new tensor where eager's is a view of ``B``: if either is
+written afterwards, or the model returns it, the call is recorded again and learns the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuse.graph.aliases import Base
+from fuse.graph.read_numbers import is_number
+
+aten = torch.ops.aten
+
+_PLAIN = frozenset((int, slice, type(None), EllipsisType))
+"""Parts of an index that make views."""
+_POSITIONS = frozenset((torch.int64, torch.int32))
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """``of`` is what was looked up in, in its ``version``, and ``result`` what was found."""
+
+    of: Base
+    version: int
+    result: Base
+
+
+@dataclass
+class Copies:
+    """Results of look-ups that are views in eager mode."""
+
+    made: list[_Copy] = field(default_factory=list)
+
+    def add(self, of: Base, result: Base) -> None:
+        self.made.append(_Copy(of, of.version, result))
+
+    def are_told_apart(self, returned: Sequence[Base]) -> bool:
+        """Whether anybody may see that they are no views: one is among what is ``returned``, or was written to."""
+        given = set(map(id, returned))
+        return any(
+            copy.of.version != copy.version or copy.result.version or id(copy.result) in given for copy in self.made
+        )
+
+
+def positions_in(index: Any) -> list[Any]:
+    """The positions in an index that would be read, each a tensor or a number that was read; none where the rest of it
+    is not for views."""
+    parts = index if type(index) is tuple else (index,)
+    found = [part for part in parts if is_position(part)]
+    return found if all(type(part) in _PLAIN or is_position(part) for part in parts) else []
+
+
+def is_position(part: Any) -> bool:
+    """Whether ``part`` of an index is an integer that a tensor holds."""
+    if is_number(part):
+        return isinstance(part, int)
+    return isinstance(part, Tensor) and part.dim() == 0 and part.dtype in _POSITIONS
+
+
+def viewed(tensor: Tensor, index: Any, view: Callable[[Tensor, Any], Tensor]) -> tuple[Tensor, list[int]]:
+    """``tensor`` at an index without its positions, and the dimensions of it that they are for.
+
+    >>> from torch import empty, tensor
+    >>> made, dims = viewed(empty(2, 3, 4, 5), (0, ..., tensor(1), None, slice(2)), lambda x, index: x[index])
+    >>> made.shape, dims
+    (torch.Size([3, 4, 1, 2]), [1])
+    """
+    parts = index if type(index) is tuple else (index,)
+    used = sum(part is not None and part is not ... for part in parts)
+    dims, at = [], 0
+    for part in parts:
+        if is_position(part):
+            dims.append(at)
+        if part is ...:
+            at += tensor.dim() - used
+        elif type(part) is not int:
+            at += 1
+    if len(dims) == len(parts):
+        return tensor, dims
+    return view(tensor, tuple(slice(None) if is_position(part) else part for part in parts)), dims
+
+
+def looks_like_view(table: Tensor, dims: Sequence[int], indices: Sequence[Tensor | None]) -> bool:
+    """Whether views of the copy can be taken, and lie, as those of eager's view; run on fake tensors."""
+    view = table
+    for dim in reversed(dims):
+        view = view.select(dim, 0)
+    return view.dim() <= 1 or view.stride() == aten.index.Tensor(table, list(indices)).stride()
