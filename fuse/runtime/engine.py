@@ -353,10 +353,10 @@ class Engine:
 
     def _compiling(self, call: ModelCall) -> Compiling:
         """Whether kernels may be compiled for the call that is lowered."""
-        one = self._sizes.seen.is_one(call.leaves, call.spec)
-        if self.dynamic_shapes != "auto" or self.freeze or tuning.enabled() or not (sizes_are_told() or one):
+        ones = self._sizes.seen.ones(call.leaves, call.spec)
+        if self.dynamic_shapes != "auto" or self.freeze or tuning.enabled() or not (sizes_are_told() or ones):
             return Compiling()
-        return Compiling(self._compilations.allowed(self._way(call), one))
+        return Compiling(self._compilations.allowed(self._way(call), ones))
 
     def _way(self, call: ModelCall) -> Hashable:
         """Equal for calls that differ in sizes only, the model being in one state."""
@@ -411,9 +411,11 @@ class Engine:
             return None
         within, beyond = between is not None and between.within, between is not None and not between.within
         size = kind_of_call(call.leaves, call.spec)
-        one = self._sizes.seen.is_one(call.leaves, call.spec)
-        if (seconds := self._compilations.price(self._way(call), size, one)) is not None:
+        way, ones = self._way(call), self._sizes.seen.ones(call.leaves, call.spec)
+        if (seconds := self._compilations.price(way, size, ones)) is not None:
             return seconds
+        if self._compilations.is_due(way):
+            return None
         return self._patience.expected(kind(self._maker, call), size, within, beyond)
 
     def _not_yet(self, call: ModelCall, between: Between | None, seconds: float) -> Any:
@@ -426,7 +428,8 @@ class Engine:
         with self._lock:
             seconds = time.perf_counter() - started
             self._patience.ran_eager(kind(self._maker, call), size, seconds, beyond)
-            self._compilations.ran_eager(self._way(call), size, seconds)
+            ones = self._sizes.seen.ones(call.leaves, call.spec)
+            self._compilations.ran_eager(self._way(call), ones, seconds)
         return result
 
     def _may_pass(self, compiled: Compiled, call: ModelCall) -> bool:

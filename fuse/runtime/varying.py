@@ -46,12 +46,12 @@ class SizesSeen:
             del self._first[next(iter(self._first))]
         return frozenset(found) if differs else None
 
-    def is_one(self, leaves: Sequence[Any], structure: Any) -> bool:
-        """Whether a size of a call is one that was another in other calls of its kind."""
-        now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+    def ones(self, leaves: Sequence[Any], structure: Any) -> tuple[tuple[int, int], ...]:
+        """The sizes of a call that are one and were another in other calls of its kind: tensor and dimension."""
+        now = [leaf.shape for leaf in leaves if isinstance(leaf, Tensor)]
         seen = self._first.get(kind_of_sizes(leaves, structure), [])
-        pairs = (pair for shapes in seen for both in zip(shapes, now, strict=True) for pair in zip(*both, strict=True))
-        return any(b == 1 != a for a, b in pairs)
+        places = ((i, d) for i, shape in enumerate(now) for d, size in enumerate(shape) if size == 1)
+        return tuple((i, d) for i, d in places if any(shapes[i][d] != 1 for shapes in seen))
 
 
 def kind_of_sizes(leaves: Sequence[Any], structure: Any) -> Hashable:

@@ -112,3 +112,17 @@ def test_a_cache_that_grows_from_nothing_is_compiled_for_all_lengths(empty_cache
         torch.testing.assert_close(got, expected)
         cache = longer
         assert not fused.last_run.fallbacks, length
+
+
+def test_sizes_of_one_that_come_one_after_another_are_compiled(empty_cache: Path) -> None:
+    """As a prompt is read in one call, and then token by token."""
+    torch.manual_seed(0)
+    model = Model(mean_by_hand).train()
+    double, fused = copy.deepcopy(model).double(), fuse.compile(model)
+    for steps, batch in ((9, 7), (11, 5)):
+        train(model, double, fused, torch.randn(steps, batch, 8))
+    eager = []
+    for batch in (5, 6, 7, 8):
+        train(model, double, fused, torch.randn(1, batch, 8))
+        eager.append(bool(fused.last_run.fallbacks))
+    assert eager == [True, True, False, False]
