@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fuse.kernel.extents import TELLING
+from fuse.kernel.extents import LEAST, TELLING
 
 Shapes = tuple[tuple[int, ...], ...]
 LARGEST_KINDS = 16
@@ -27,7 +27,7 @@ class SizesSeen:
         self.remarks: dict[Hashable, set[Hashable]] = {}
 
     def varying(self, leaves: Sequence[Any], structure: Any) -> frozenset[int] | None:
-        """The sizes of a call that other calls of its kind had otherwise, but for ones; None where all had the same.
+        """The sizes of a call, but for ones, that other calls of its kind had otherwise; None where all had the same.
         The call is remembered."""
         kind = kind_of_sizes(leaves, structure)
         now = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
@@ -37,7 +37,7 @@ class SizesSeen:
             for shapes in seen
             for one, other in zip(shapes, now, strict=True)
             for a, b in zip(one, other, strict=True)
-            if a != b and min(a, b) >= TELLING
+            if a != b and a >= LEAST and b >= TELLING
         }
         differs = any(shapes != now for shapes in seen)
         if now not in seen and len(seen) < LARGEST_KINDS:

@@ -187,6 +187,21 @@ def test_the_compiler_runs_for_few_of_many_sizes(
     assert compiling <= 4
 
 
+@pytest.mark.parametrize("make", [Plain, Convolution], ids=lambda make: make.__name__)
+def test_the_compiler_runs_for_a_batch_of_one_and_for_all_others(
+    make: Callable[[], nn.Module], compiled_sources: list[str], empty_cache: Path
+) -> None:
+    model = make().eval()
+    fused = fuse.compile(model)
+    compiling = []
+    with torch.no_grad():
+        for batch in (1, 4, 7, 3, 9):
+            before, x = len(compiled_sources), torch.randn(20, batch, 16)
+            torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+            compiling.append(len(compiled_sources) > before)
+    assert compiling == [True, True, False, False, False]
+
+
 def test_a_loop_of_which_only_the_length_varies_is_compiled_once(
     compiled_sources: list[str], empty_cache: Path
 ) -> None:
@@ -308,10 +323,12 @@ def test_a_size_varies_once_calls_differ_in_it() -> None:
     assert seen.varying([torch.empty(7, 4, 16)], None) == frozenset({7, 4})
 
 
-def test_sizes_of_one_and_calls_of_another_kind_do_not_vary() -> None:
+def test_a_size_that_is_one_or_none_tells_nothing_and_calls_of_another_kind_do_not_vary() -> None:
     seen = SizesSeen()
-    assert seen.varying([torch.empty(1, 3, 16)], None) is None
-    assert seen.varying([torch.empty(7, 3, 16)], None) == frozenset()
+    assert seen.varying([torch.empty(0, 3, 16)], None) is None
+    assert seen.varying([torch.empty(1, 3, 16)], None) == frozenset()
+    assert seen.varying([torch.empty(7, 3, 16)], None) == frozenset({7})
+    assert seen.varying([torch.empty(1, 3, 16)], None) == frozenset()
     assert seen.varying([torch.empty(8, 3, 16, dtype=torch.float64)], None) is None
     assert seen.varying([torch.empty(8, 3)], None) is None
 
