@@ -32,6 +32,7 @@ class Appender:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._names = graph._graph_namespace._obj_to_name
+        self._put_last = getattr(graph._root, "_prepend", graph._root.prepend)
         self._targets: dict[int, tuple[str, dict[Node, None]]] = {}
         """By the ``id`` of a target: what its nodes are called, and torch.fx's list of them."""
 
@@ -48,7 +49,7 @@ class Appender:
         meta = node.meta
         meta["val"], meta["source"] = value, source
         self._names[node] = name
-        graph._insert(node)
+        self._put_last(node)
         known[1][node] = None
         graph._len += 1
         return node

@@ -22,7 +22,7 @@ from fuse.graph.fakes import Recipe, TensorMetadata, is_recording
 Looks = Mapping[int, TensorMetadata | None]
 """Of the tensors that the graph knows, by their ``id``."""
 
-get_default_dtype = torch.get_default_dtype
+get_default_dtype, is_grad_enabled = torch.get_default_dtype, torch.is_grad_enabled
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ def fits(form: CallForm, args: tuple[Any, ...], kwargs: Mapping[str, Any], looks
             return False
     if form.parts is not None:
         args = args[:1]
-    if len(args) != len(form.args) or get_default_dtype() is not form.dtype or is_recording():
+    if len(args) != len(form.args) or get_default_dtype() is not form.dtype or (is_grad_enabled() and is_recording()):
         return False
     return _alike(form.args, args, looks)
 

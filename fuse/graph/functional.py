@@ -125,12 +125,16 @@ class Functionalizer:
             kwargs = self.nodes(dict(given_kwargs)) if given_kwargs else {}
             if form.views or form.parts is not None:
                 parent = aliases[id(given[0])]
+                base, chain = parent.base, parent.chain
                 views = form.views if form.parts is None else form.parts[given[1:]][1:]
                 for view, part in zip(views, (result,) if form.container is Tensor else result, strict=True):
                     node = append(view.op, (args[0], *view.args), dict(view.kwargs), part, source)
-                    self._look_at(parent, (view,), part, node)
+                    aliases[id(part)] = Alias(part, base, (*chain, view), node, base.version, node)
             elif form.container is Tensor:
-                self.own(result, append(op, tuple(args), kwargs, result, source))
+                node = append(op, tuple(args), kwargs, result, source)
+                base = Base(result, node)
+                self.unlisted.append(base)
+                aliases[id(result)] = Alias(result, base, (), node, 0, node)
             else:
                 self.own_parts(result, append(op, tuple(args), kwargs, tuple(result), source))
         self.source = now

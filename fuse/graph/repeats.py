@@ -32,6 +32,9 @@ from fuse.graph.signature import Dispatch
 CONTEXT = 4
 """Forms in a row that tell where in a step an operator is."""
 
+MOST_NOTED = 1024
+"""Operators without nodes: when these are built, what they hold is still in the processor's cache."""
+
 _new_tuple: Any = tuple.__new__  # of a Dispatch in half of the time
 
 
@@ -61,7 +64,7 @@ class Repeats:
         self._known: dict[Hashable, CallForm | _KnownWrite] = {}
         self._places: dict[tuple[CallForm, ...], _Place] = {}
         self._latest = _Place(None, ())
-        self._looks, self._make, self._note = fakes.looks, fakes.make, functional.noted.append
+        self._looks, self._make, self._noted = fakes.looks, fakes.make, functional.noted
 
     def again(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
         """Record ``op``, of the user's line ``source``: the record of it; ``NotImplemented`` where further checks are
@@ -88,7 +91,10 @@ class Repeats:
             result = form.container([self._make(recipe, args) for recipe in form.recipes])
         self._latest = place
         call = _new_tuple(Dispatch, (op, args, kwargs, result, source))
-        self._note((form, call))
+        noted = self._noted
+        noted.append((form, call))
+        if len(noted) >= MOST_NOTED:
+            self._functional.settle()
         return call
 
     def _part(self, form: CallForm, args: tuple[Any, ...]) -> tuple[Recipe, View] | None:

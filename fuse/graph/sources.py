@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from functools import lru_cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -115,12 +115,32 @@ def user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if is_users(code.co_filename):
-            return line_at(code.co_filename, frame.f_lineno, _running.module)
-        if code is _RUN_NODE and (line := line_traced(frame.f_locals["n"].meta.get("stack_trace") or "")):
+        known = _lines.get(id(code)) or _lines_of(code)
+        lines = known[1]
+        if lines is not None:
+            at = frame.f_lasti, _running.module
+            line = lines.get(at)
+            if line is None:
+                line = lines[at] = line_at(code.co_filename, frame.f_lineno, at[1])
             return line
+        if code is _RUN_NODE and (traced := line_traced(frame.f_locals["n"].meta.get("stack_trace") or "")):
+            return traced
         frame = frame.f_back
     return ""
+
+
+_Lines = tuple[CodeType, dict[tuple[int, str], Line] | None]
+_lines: dict[int, _Lines] = {}
+"""By the ``id`` of code, which is held: its lines by instruction and module; None where a user did not write it."""
+_MOST_CODE = 16384
+
+
+def _lines_of(code: CodeType) -> _Lines:
+    if len(_lines) >= _MOST_CODE:
+        _lines.clear()
+    found: _Lines = code, {} if is_users(code.co_filename) else None
+    _lines[id(code)] = found
+    return found
 
 
 @lru_cache(maxsize=4096)
