@@ -59,13 +59,13 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# In a clone the passes lie beside this package, not in it; Python started there shall find them all the same.
+# In a clone, passes/ lies beside this package, not in it: add its parent folder so that fuse.passes imports.
 _HERE = Path(__file__).parent
 if not (_HERE / "passes").is_dir() and (_HERE.parent / "passes").is_dir():
     __path__.append(str(_HERE.parent))
 
 
-# Layers that must not import those above are handed them here, by name.
+# Lower layers must not import upper ones. They get these two modules by name and import them on first use.
 handed.hand(verifier="fuse.check.trials", shelf="fuse.runtime.cache")
 
 

@@ -1,4 +1,4 @@
-"""``python -m fuse``: the command ``fuse``, also where another package's command of that name comes first."""
+"""``python -m fuse``: run this package even where another package's command ``fuse`` comes first in the path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fuse.cli import main
 
 
 def foreign_command() -> str | None:
-    """The program that a shell runs for ``fuse``, where it is another's."""
+    """The path of another package's command ``fuse``, if a shell would run that one."""
     found = shutil.which("fuse")
     if found is None:
         return None

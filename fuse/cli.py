@@ -30,7 +30,7 @@ ERROR, INTERRUPTED = 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the command ``fuse``; never returns."""
-    gc.disable()  # what is imported stays and is long to look through; Request.load collects again
+    gc.disable()  # imported modules stay, and scanning them is slow; Request.load collects again
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     0
     """
     state = {"verbose": False}
-    # click takes what stands behind an option whose value may be left out, TARGET say, for its value.
+    # click would take the argument after --kernels (TARGET, say) for its value, which may be left out.
     arguments = ["--kernels=source" if argument == "--kernels" else argument for argument in arguments]
     with warnings.catch_warnings(), _torch_log_for_verbose_only(state):
         warnings.showwarning = functools.partial(_show_warning, state)
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
             return int(status or GOOD)
         except BrokenPipeError:
-            # The reader (`| head`) has what it wanted; without this, Python complains when it closes stdout.
+            # The reader (`| head`) has closed the pipe; without this, Python complains when it closes stdout.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return GOOD
         except (KeyboardInterrupt, click.Abort):
@@ -78,7 +78,7 @@ def _show_traceback(state: dict[str, bool]) -> None:
 def _show_warning(
     state: dict[str, bool], message: Warning | str, category: type[Warning], filename: str, *_place: object
 ) -> None:
-    """A warning as one line; what torch says about itself is for ``--verbose`` only."""
+    """Print a warning as one line; torch's warnings about itself appear with ``--verbose`` only."""
     about_torch = f"{os.sep}torch{os.sep}" in filename or issubclass(category, (DeprecationWarning, FutureWarning))
     if state["verbose"] or not about_torch:
         click.echo(f"fuse: warning: {_one_line(str(message))}", err=True)
@@ -86,7 +86,7 @@ def _show_warning(
 
 @contextlib.contextmanager
 def _torch_log_for_verbose_only(state: dict[str, bool]) -> Iterator[None]:
-    """Fake tensors log a traceback for every shape error, which reaches the user as one line of ours anyway."""
+    """Hide the tracebacks that fake tensors log for shape errors: the user gets one line of ours anyway."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
     def admits(_record: logging.LogRecord) -> bool:

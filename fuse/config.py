@@ -30,7 +30,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def defaults(folder: Path) -> dict[str, Any]:
-    """The flags that the nearest ``pyproject.toml``, in ``folder`` or above it, sets, by parameter name.
+    """The flags that the nearest ``pyproject.toml`` sets, in ``folder`` or above it, by parameter name.
 
     Raises ``FuseError`` for a file that is not TOML, for a key that is no flag and for a value of the wrong type.
 
@@ -59,7 +59,7 @@ def _upwards(folder: Path) -> tuple[Path, ...]:
 
 
 def _checked(path: Path, key: str, value: object) -> object:
-    """The value as a flag takes it: a list is written with commas there."""
+    """The value in the form of a flag: a list becomes names with commas between them."""
     if key not in _TYPES:
         close = difflib.get_close_matches(key, _TYPES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"it may hold {', '.join(_TYPES)}"

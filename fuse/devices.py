@@ -17,12 +17,12 @@ from torch.fx import GraphModule
 DEVICES = ("cpu",)
 """The types of the devices that have kernels, as ``torch.device.type`` has them."""
 HOST = torch.device("cpu")
-"""Where Python runs: constants are computed there, and it is PyTorch's default device."""
+"""The device on which Python runs and constants are computed: PyTorch's default device."""
 _enabled, _dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 
 
 def has_kernels(tensor: Tensor) -> bool:
-    """Whether programs compute with tensors where this one is.
+    """Whether programs can compute on the device of this tensor.
 
     >>> has_kernels(torch.zeros(1)), has_kernels(torch.zeros(1, device="meta"))
     (True, False)
@@ -49,7 +49,7 @@ def has_wide_vectors() -> bool:
 
 
 def device_of(graph: GraphModule) -> str:
-    """The type of the device that a graph computes on: another than the host where a tensor is on another.
+    """The type of the device that a graph computes on: the host, unless a tensor is on another device.
 
     >>> device_of(torch.fx.symbolic_trace(torch.nn.Tanh()))
     'cpu'
@@ -73,7 +73,7 @@ def autocast_modes() -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def autocast(dtype: torch.dtype) -> Iterator[None]:
-    """Under autocast to ``dtype`` on every device that has kernels.
+    """Turn autocast to ``dtype`` on, for every device that has kernels.
 
     >>> with autocast(torch.bfloat16):
     ...     torch.get_autocast_dtype("cpu")
@@ -87,7 +87,7 @@ def autocast(dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """Behind autocast's choice of dtypes, which recorded operators hold.
+    """Turn autocast off: recorded operators already contain the casts that it chose.
 
     >>> with torch.autocast("cpu"), without_autocast():
     ...     torch.is_autocast_enabled("cpu")

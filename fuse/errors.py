@@ -1,4 +1,4 @@
-"""The exception whose message is meant for the user as it stands, and the warning about faults that are not theirs."""
+"""The exceptions whose messages are printed to users unchanged, and the warning about internal faults."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class FuseError(Exception):
 class CaptureError(FuseError):
     """The model cannot be captured as one graph; ``fuse.compile`` runs it as eager would, with this as the reason.
 
-    ``assigned``: attributes that the call assigns, as far as was seen: (name of the submodule, name, whether it
-    is what the dictionary of that name holds).
-    ``depends``: values that the call read came before it, so that another call may do without.
+    ``assigned``: the attributes that the call was seen to assign: (name of the submodule, name of the attribute,
+    whether the call changed entries of a dictionary there).
+    ``depends``: whether the call read values of tensors before it failed; with other values, it may be captured.
     """
 
     assigned: tuple[tuple[str, str, bool], ...] = ()
@@ -34,11 +34,11 @@ class CompileFailed(FuseError):
 
 
 class FaultWarning(UserWarning):
-    """Something in fuse or in a plugin failed. Results are right all the same: what it concerns runs less fused."""
+    """Something in fuse or in a plugin failed. Results are still right: the affected part runs less fused."""
 
 
 def reason_of_fault(error: Exception) -> str:
-    """The reason why something is declined that ``error``, which nobody expected, put an end to.
+    """The reason to decline a candidate on which the unexpected ``error`` was raised.
 
     >>> reason_of_fault(KeyError("stride"))
     "internal error, please report it: KeyError: 'stride'"

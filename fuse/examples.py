@@ -10,7 +10,7 @@ from fuse.errors import FuseError
 
 
 def summaries() -> dict[str, str]:
-    """The names of the examples, and the first line of what each says of itself.
+    """The names of the examples, and the first line of the docstring of each.
 
     >>> summaries()["lstm_loop"]
     'An LSTM written as a plain Python loop over time.'

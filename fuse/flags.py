@@ -1,4 +1,4 @@
-"""The flags that verbs share, and what they mean once read: where output goes, what is loaded, which budget holds.
+"""The flags that several verbs share: where output goes, which model is loaded, which launch budget holds.
 
 Nothing here imports torch before a method needs it, so that ``fuse --help`` answers at once.
 """
@@ -49,7 +49,7 @@ class Console:
         from fuse.report.files import write
 
         if self.output is None:
-            click.echo(text, color=True)  # whether there are colours in the text is decided already
+            click.echo(text, color=True)  # the text has colours already, if wanted
         else:
             write(self.output, text + "\n")
 
@@ -59,7 +59,7 @@ class Console:
             click.echo(f"fuse: {note}", err=True)
 
     def stage(self, doing: str) -> AbstractContextManager[None]:
-        """Say on stderr what is being done if it takes over a second, unless ``--quiet``."""
+        """Print ``doing`` on stderr if it takes over a second, unless ``--quiet``."""
         from fuse.report.progress import stage
 
         return stage(doing, self.quiet)
@@ -92,7 +92,7 @@ class Request:
         """The model and its inputs, on real or fake tensors; notes on how it was loaded go to stderr."""
         from fuse.graph.load import load
 
-        if not gc.isenabled():  # the command's own process: what was imported so far is never looked through
+        if not gc.isenabled():  # the command's own process: the collector never scans the modules imported so far
             gc.freeze()
             gc.enable()
         with to.stage(f"loading {self.target}"):
@@ -104,7 +104,7 @@ class Request:
         return loaded
 
     def with_model(self, to: Console, use: Callable[[LoadedModel], T]) -> T:
-        """What ``use`` makes of the model on fake tensors; on real ones, with a note, where it needs values."""
+        """The result of ``use`` on the model with fake tensors; with real ones, and a note, if ``use`` needs values."""
         from fuse.graph.evaluating import NoData
 
         try:
@@ -114,7 +114,7 @@ class Request:
             return use(self.load(to, real=True))
 
     def with_patterns(self) -> AbstractContextManager[None]:
-        """The patterns and files that ``--patterns`` names are looked for as long as this lasts."""
+        """Register the patterns and files that ``--patterns`` names, within this context."""
         if not self.patterns:
             return contextlib.nullcontext()
         from fuse.rewrite.patterns.registry import also
@@ -126,13 +126,13 @@ class Request:
         return replace(self, settings=(*self.settings, f"{name}={value}"))
 
     def passes(self) -> list[str]:
-        """Names of the passes that the flags leave; ``FuseError`` with a suggestion for an unknown one."""
+        """Names of the passes that the flags select; ``FuseError`` with a suggestion for an unknown one."""
         from fuse.rewrite.registry import select
 
         return [info.name for info in select(self.select, self.ignore or (), self.extend_select or ())]
 
     def within_budget(self, launches: int) -> bool:
-        """Whether ``launches`` after the passes stay within the budget; what does not is said on stderr."""
+        """Whether ``launches`` after the passes stay within the budget; if not, stderr says which limit they exceed."""
         from fuse.report.diff import launches_after, read
 
         excess = []
@@ -146,7 +146,7 @@ class Request:
 
 
 def json_text(value: Any, levels: int = 3, indent: str = "") -> str:
-    """JSON for people and programs: indented for some levels, and each thing below on a line of its own.
+    """JSON for people and programs: indented for ``levels`` levels; each deeper value stands on one line.
 
     >>> print(json_text({"a": [1, [2, 3]]}, levels=2))
     {
@@ -178,7 +178,7 @@ def path_option(*spellings: str, **keywords: Any) -> Decorator:
 
 
 def _note_verbose(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    # Kept where errors are reported, and read eagerly, so that it holds for an error in a later flag as well.
+    # The option is eager, and stored where errors are reported, so that it also holds for an error in a later flag.
     context.obj["verbose"] = context.obj["verbose"] or value
 
 
@@ -205,7 +205,7 @@ _OUTPUT_OPTIONS = (
 )
 
 DEFAULT_DEVICE = "cpu"
-"""The profile that launches are predicted for: that of the machine that programs run on."""
+"""The device profile for predictions by default: that of the machine on which programs run."""
 
 _TARGET_OPTIONS = (
     click.argument("target"),

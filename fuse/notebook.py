@@ -1,4 +1,4 @@
-"""How results look in a notebook: as they are printed, in letters of one width, and nothing of them read as markup."""
+"""Results in a notebook: the printed text in a monospaced font, with markup escaped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 
 
 def preformatted(text: object) -> str:
-    """``text`` as a piece of HTML; its first line, which says what it is of, is bold.
+    """``text`` as a piece of HTML; its first line, the title, is bold.
 
     >>> preformatted("a < b")
     '<pre style="line-height:1.35;white-space:pre;overflow-x:auto"><b>a &lt; b</b></pre>'

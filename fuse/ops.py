@@ -5,9 +5,9 @@
     aten.select.int     ->  OpInfo(kind="view", launches=0): the schema says the result shares memory with an argument
     my_lib.op.default   ->  None: counted once as "other" and listed as unknown
 
-Where the schema or a tag of the operator already says it (views, mutations, randomness, most elementwise operators,
-batching rules), it is read from there; the table below says the rest. Facts are of operators, never of one call: flops
-and bytes of a call are ``fuse.cost.work``.
+The operator's schema and tags give some facts (views, mutations, randomness, most elementwise operators, batching
+rules); the table below gives the rest. A fact holds for every call of an operator: ``fuse.cost.work`` has the flops and
+bytes of one call.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class OpInfo:
     (``output``) or of the largest argument (``input``), twice the multiply-adds of a product (``contraction``) or of a
     whole recurrent layer (``recurrence``). ``launches`` is the number of kernels of one dispatch: 1, or 0 where nothing
     runs. ``cheap``: an element costs a few cycles, so that computing it twice beats storing it. ``elementwise``: each
-    element of the result depends only on the elements at the same place of the broadcast arguments. ``gathers``: of its
-    first tensor it reads only as much as it returns. ``batch_rule``: ``torch.vmap`` has a rule for it and does not
-    loop.
+    element of the result depends only on the elements at the same place of the broadcast arguments. ``gathers``: it
+    reads only as many elements of its first tensor as it returns. ``batch_rule``: ``torch.vmap`` has a rule for it, so
+    that it need not loop over calls.
     """
 
     kind: Kind
@@ -67,7 +67,7 @@ _REDUCTION = OpInfo("reduction", flops="input")
 _COSTLY_REDUCTION = OpInfo("reduction", flops="input", weight=TRANSCENDENTAL_WEIGHT)
 _MOVEMENT = OpInfo("movement")
 _GATHER = OpInfo("movement", gathers=True)
-_MADE_IN_PLACE = OpInfo("movement", launches=0)  # its pieces are written into it by what makes them
+_MADE_IN_PLACE = OpInfo("movement", launches=0)  # the producers of its pieces write them into it
 _ACCUMULATING_MOVEMENT = OpInfo("movement", flops="input")
 _RANDOM = OpInfo("random", flops="output", weight=TRANSCENDENTAL_WEIGHT, random=True)
 _OTHER = OpInfo("other", flops="input", weight=TRANSCENDENTAL_WEIGHT)
@@ -78,7 +78,7 @@ _LOSSES = frozenset({
     "binary_cross_entropy_with_logits", "multi_margin_loss", "multilabel_margin_loss_forward", "nll_loss_forward",
     "nll_loss2d_forward", "soft_margin_loss",
 })  # fmt: skip
-"""Losses that ``torch.vmap`` has no rule for, and PyTorch writes down in terms of other operators."""
+"""Losses without a rule in ``torch.vmap``, which PyTorch decomposes into other operators."""
 
 _GROUPS: tuple[tuple[OpInfo, str], ...] = (
     (_GEMM, """
@@ -372,7 +372,7 @@ def mutates(op: OpOverload) -> bool:
 
 @cache
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """The operator that computes what an in-place or ``out=`` one writes, without writing; None where torch has none.
+    """The functional variant of an in-place or ``out=`` operator; None where torch has none.
 
     It takes the same arguments, less the ``out`` ones, and returns the written values in their order (after what the
     operator already returned, for those with state such as batch norm). A functional operator is its own form.
@@ -386,7 +386,7 @@ def functional_form(op: OpOverload) -> OpOverload | None:
         return op
     wanted = _argument_types(op, keep_out=False)
     for packet in _functional_packets(op):
-        # The overload of the same name first: several may take the same arguments.
+        # Several overloads may take the same arguments: try the one of the same name first.
         for candidate in sorted(_overloads(packet), key=lambda c: c._overloadname != op._overloadname):
             if not mutates(candidate) and _argument_types(candidate, keep_out=True) == wanted:
                 return candidate
@@ -395,9 +395,9 @@ def functional_form(op: OpOverload) -> OpOverload | None:
 
 @cache
 def tensor_form(op: OpOverload) -> OpOverload | None:
-    """The overload that takes a tensor of one element for each number among the operands, and gives the same bits.
+    """The overload that takes one-element tensors in place of numbers, and gives the same bits.
 
-    An operator whose schema has a tensor there takes Python's numbers too and is its own form; None: numbers stay.
+    An operator that takes a tensor or a number in that place is its own form. None if torch has no such overload.
 
     >>> tensor_form(torch.ops.aten.gt.Scalar)
     <OpOverload(op='aten.gt', overload='Tensor')>
@@ -417,7 +417,7 @@ def tensor_form(op: OpOverload) -> OpOverload | None:
 
 
 _known: dict[int, tuple[OpOverload, OpInfo | None]] = {}
-"""By the operators' ids: torch computes their hashes in Python, and passes ask several times for each node."""
+"""Facts by operator id: torch computes an operator's hash in Python, and passes ask several times for each node."""
 
 
 def _facts(op: OpOverload) -> OpInfo | None:
@@ -449,12 +449,12 @@ def _listed(op: OpOverload) -> OpInfo | None:
     if name.startswith("_foreach_"):
         return _REINDEXING
     if name.endswith("_copy") and hasattr(torch.ops.aten, name.removesuffix("_copy")):
-        return _MOVEMENT  # a view operator's twin that copies
+        return _MOVEMENT  # the copying variant of a view operator
     return None
 
 
 def _tagged(op: OpOverload) -> OpInfo | None:
-    """Elementwise operators that no table names are the many special functions: tagged, and costly."""
+    """Facts from tags: elementwise operators that the table does not list are special functions, which are costly."""
     if _is_seeded(op):
         return _RANDOM
     functional = getattr(torch.ops.aten, _base_name(op), None)
@@ -498,7 +498,7 @@ def _argument_types(op: OpOverload, *, keep_out: bool) -> list[tuple[str, str]]:
 
 
 def _functional_packets(op: OpOverload) -> Iterator[OpOverloadPacket]:
-    """Where an operator's functional twin may live, best first."""
+    """The packets that may hold an operator's functional variant, best first."""
     namespace = getattr(torch.ops, op.namespace)
     full_name = op._schema.name.partition("::")[2]
     base_name = _base_name(op).partition("::")[2] or _base_name(op)
@@ -514,7 +514,7 @@ torch.library.define("fuse::assemble", "(Tensor[] pieces, int dim) -> Tensor")
 
 @torch.library.impl("fuse::assemble", "CompositeExplicitAutograd")
 def _assemble(pieces: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """The pieces side by side, as ``torch.cat``; a compiled program writes each piece straight into its place."""
+    """Concatenate like ``torch.cat``; a compiled program writes each piece directly into its place."""
     return torch.cat(list(pieces), dim)
 
 

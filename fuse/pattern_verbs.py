@@ -1,5 +1,6 @@
-"""The verbs of the command ``fuse`` that are about patterns: why one did or did not fire, whether it is right, which
-there are. As thin as the others (:mod:`fuse.verbs`)."""
+"""The verbs of the command ``fuse`` for patterns: explain why one did or did not fire, check one, list all.
+
+Like the other verbs (:mod:`fuse.verbs`), each calls what Python users call."""
 
 from __future__ import annotations
 

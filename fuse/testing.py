@@ -1,4 +1,4 @@
-"""For tests of models and of passes: one call that states what must fuse, and holds the result to eager's."""
+"""For tests of models and of passes: one call that asserts what fuses, and that results equal eager's."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def assert_fuses(
     rtol: float | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Assert what the passes make of ``model(*args, **kwargs)``, then run it fused and compare it with eager.
+    """Assert launches and rewrites of ``model(*args, **kwargs)``, then run it fused and compare it with eager.
 
     Args:
-        launches: the launches predicted after the passes.
-        fired: for each pass that is named, how many rewrites it makes; ``{}``: no rewrite of any pass saves a launch.
-        rejected: for each pass that is named, how many candidates it declines.
-        atol, rtol: the tolerance of ``fuse check``.
+        launches: the number of launches predicted after the passes.
+        fired: the number of rewrites of each named pass; ``{}``: no rewrite of any pass saves a launch.
+        rejected: the number of candidates that each named pass declines.
+        atol, rtol: absolute and relative tolerance, as in ``fuse check``; by default those of the dtype.
 
-    Values, dtypes, shapes, strides, mutations and aliases must be eager's, and the launches observed must be those
-    predicted. Returns the report, for further assertions.
+    Values, dtypes, shapes, strides, mutations and aliases must equal eager's, and the observed launches the predicted
+    ones. Returns the report, for further assertions.
 
     Raises:
         AssertionError: with the report, so that a failing test shows what fired and what was rejected.

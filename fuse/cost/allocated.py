@@ -1,4 +1,4 @@
-"""Measure what a call allocates: the highest sum of what it takes from torch's allocator and has not given back."""
+"""Measure the peak of the memory that a call holds from torch's allocator."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_allocated(function: Callable[[], object]) -> int:
-    """The most bytes that a call holds at once of what it takes from torch's allocator on the CPU.
+    """The most bytes that a call holds at once from torch's CPU allocator.
 
-    What it returns counts; what was there before does not.
+    Its results count; tensors that existed before the call do not.
 
     >>> import torch
     >>> x = torch.ones(256)

@@ -1,4 +1,4 @@
-"""Count launches, arithmetic and traffic: of what eager dispatched (before) and of a graph (after).
+"""Count launches, arithmetic and memory traffic: of eager's dispatches (before) and of a graph (after).
 
     dispatches  ->  one launch for each operator that is not a view                          =  before
     graph       ->  one for each region, library call and ATen operator, loops unrolled,
@@ -41,9 +41,9 @@ class Count:
 
     ``small_ops`` are launches predicted to run for less time than they take to launch; ``nodes`` are operators, views
     and those inside regions included, loop bodies once; ``bytes`` is traffic to and from memory; ``peak_bytes`` is the
-    most memory live at once, inputs and parameters included. ``modelled_seconds`` are what the device profile gives:
-    for each launch its cost or, where that is longer, its arithmetic or traffic. ``launching_seconds`` of them the
-    device waits for launches.
+    most memory live at once, inputs and parameters included. ``modelled_seconds`` come from the device profile: each
+    launch takes the launch cost or, if longer, the time of its arithmetic or traffic. ``launching_seconds`` is the
+    part of them in which the device waits for launches.
     """
 
     launches: int = 0
@@ -86,7 +86,7 @@ class Count:
 
 @dataclass(frozen=True)
 class CountedCall:
-    """One line of the stream: something that is called ``repeats`` times, with ``launches`` kernels each time."""
+    """One entry of the stream: a call made ``repeats`` times, each time with ``launches`` kernels."""
 
     kind: ops.Kind
     launches: int
@@ -98,7 +98,7 @@ class CountedCall:
 
 
 def count_dispatches(dispatches: Sequence[Dispatch], profile: DeviceProfile) -> Count:
-    """Count what eager dispatched: every operator but views, and but those that run no kernel (``empty``, assertions).
+    """Count what eager dispatched: all operators except views and those that run no kernel (``empty``, assertions).
 
     >>> from fuse.cost import profiles
     >>> x = torch.ones(4, 8)
@@ -113,11 +113,11 @@ def count_dispatches(dispatches: Sequence[Dispatch], profile: DeviceProfile) -> 
 
 
 def count_graph(graph: GraphModule, profile: DeviceProfile) -> Count:
-    """Count what running a captured or rewritten graph launches.
+    """Count the launches of a run of a captured or rewritten graph.
 
-    A region is one launch that moves its inputs and outputs only. A loop is its body, trip count times, or one launch
-    if its module says ``persistent``. Each mutation of the signature is one copy, or two where its value has
-    to be set aside first; small ones are one copy together.
+    A region is one launch whose traffic is its inputs and outputs. A loop counts as its body, trip count times, or as
+    one launch if its module says ``persistent``. Each mutation of the signature is one copy, or two if its value must
+    be copied aside first; all small ones together are one copy.
 
     >>> from fuse.cost import profiles
     >>> from fuse.graph.capture import capture
@@ -172,7 +172,7 @@ def calls_of_graph(graph: GraphModule) -> Iterator[CountedCall]:
 
 
 def calls_of_node(graph: GraphModule, node: Node) -> Iterator[CountedCall]:
-    """The calls that one node of ``graph`` makes: those of the body, step by step, for a loop that no kernel holds."""
+    """The calls that one node of ``graph`` makes; for a loop without a kernel, the calls of its body in each step."""
     if node.op == "call_module":
         yield from _calls_of_module(node, graph.get_submodule(str(node.target)))
     elif node.op == "call_method" or (node.op == "call_function" and not _reads_or_computes_numbers(node)):
@@ -180,7 +180,7 @@ def calls_of_node(graph: GraphModule, node: Node) -> Iterator[CountedCall]:
 
 
 def _given_twice(graph: GraphModule) -> Iterator[Node]:
-    """Results that are the same tensor as another one, or a part of one, of which the caller gets a copy."""
+    """Results that are the same tensor as another result, or view a part of a tensor: the caller gets copies."""
     signature: Signature | None = graph.meta.get("signature")
     if signature is None:
         return
@@ -242,7 +242,7 @@ def _fused(
 
 
 def _read_by(region: GraphModule) -> int:
-    """Bytes a region reads: of an input that it only slices, no more than the slices."""
+    """Bytes a region reads; an input that it only slices counts with the slices."""
     used: dict[Node, int] = {}
     for node in reversed(region.graph.nodes):
         whole = sum(map(bytes_of, tensors_in(node.meta.get("val"))))
@@ -275,7 +275,7 @@ def _call_of_operator(op: OpOverload, work: Work, source: str) -> CountedCall:
 
 
 def _reads_or_computes_numbers(node: Node) -> bool:
-    """Whether a node only takes a part of a result, or is arithmetic on sizes: neither is an operator."""
+    """Whether a node selects one of several results, or is arithmetic on sizes: neither is an operator."""
     module = getattr(node.target, "__module__", None)
     return not isinstance(node.target, OpOverload) and module in (operator.__name__, "_operator", math.__name__)
 

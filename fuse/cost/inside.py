@@ -1,11 +1,11 @@
-"""Known allocations inside operators that run whole, from shapes.
+"""Known allocations inside single operators, computed from shapes.
 
-    _transformer_encoder_layer_fwd   queries, keys and values twice (as multiplied, as attention reads them), or the
-                                     hidden layer; with the norm first also what it gives
-    transposed convolution           its result twice more: as oneDNN lays it out, and in between; once more where
-                                     channels lie side by side, as oneDNN has them
+    _transformer_encoder_layer_fwd   queries, keys and values twice (as multiplied, and in attention's layout), or the
+                                     hidden layer; if the norm comes first, its result too
+    transposed convolution           its result twice more: in oneDNN's layout, and an intermediate; once more if the
+                                     result is channels-last, which is oneDNN's own layout
 
-Read from what torch's allocator was asked for (torch 2.13). Of other operators nothing is known, and nothing counted.
+Taken from the requests to torch's allocator (torch 2.13). Allocations inside other operators are not counted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fuse.devices import is_host
 aten = torch.ops.aten
 
 FEWEST_ELEMENTS = 20_480
-"""Elements of a lone image from which on PyTorch gives it to oneDNN."""
+"""PyTorch passes a batch of one image to oneDNN if it has more elements than this."""
 
 
 def inside_bytes(op: Any, args: Sequence[Any], result: Any) -> int:
-    """Bytes that ``result = op(*args)`` holds at most, besides arguments and result; tensors may be fake.
+    """Peak bytes that ``result = op(*args)`` holds besides arguments and result; tensors may be fake.
 
     >>> x, weight = torch.ones(2, 8, 4, 4), torch.ones(8, 3, 2, 2)
     >>> result = torch.ones(2, 3, 8, 8)
@@ -49,7 +49,7 @@ def _of_encoder_layer(args: Sequence[Any]) -> int:
 
 
 def _is_for_onednn(x: Tensor) -> bool:
-    """Whether PyTorch gives a transposed convolution of ``x`` to oneDNN."""
+    """Whether PyTorch computes a transposed convolution of ``x`` with oneDNN."""
     if x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return False
     return is_host(x) and (int(x.shape[0]) > 1 or int(x.numel()) > FEWEST_ELEMENTS)

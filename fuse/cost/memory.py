@@ -1,12 +1,12 @@
-"""The most memory live at once, by liveness of storages.
+"""Peak live memory, by the live ranges of storages.
 
     a = relu(x)      x  a           inputs and parameters live throughout; everything else from the operator that
     b = a[:, :4]     x  a           makes it to the last that reads it or a view of it; a view adds nothing
     c = tanh(b)      x  a  c   <-   the peak
     d = c + 1        x     c  d
 
-What an operator allocates inside itself is counted where it is known (:mod:`fuse.cost.inside`), and what the allocator
-rounds up is not. A program on the CPU plans its memory, and knows (:mod:`fuse.runtime.footprint`).
+Known allocations inside an operator count (:mod:`fuse.cost.inside`); the allocator's rounding does not. For a
+program on the CPU, the memory plan gives the peak instead (:mod:`fuse.runtime.footprint`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def storage_bytes(tensor: Tensor) -> int:
 def peak_of_dispatches(dispatches: Sequence[Dispatch]) -> int:
     """Peak live bytes of an eager record.
 
-    Tensors that no operator made are inputs, and live throughout. An operator's first result that nothing reads is
-    taken for an output of the model and lives to the end; further ones (indices, saved statistics) are freed at once,
-    as eager frees them.
+    Tensors that no operator made are inputs, and live throughout. An unread first result of an operator counts as an
+    output of the model and lives to the end; further unread results (indices, saved statistics) are freed at once, as
+    in eager.
 
     >>> x = torch.ones(256)
     >>> y = x.relu()
@@ -79,7 +79,7 @@ def peak_of_dispatches(dispatches: Sequence[Dispatch]) -> int:
 
 
 def peak_of_graph(graph: GraphModule) -> int:
-    """Peak live bytes of a captured graph; what a nested loop holds inside itself is added where it runs.
+    """Peak live bytes of a captured graph; the memory inside a nested loop is added at its call.
 
     Placeholders live throughout, outputs to the end. A region's inner values stay on chip and take no memory. The
     pieces of an ``assemble`` lie in the assembled buffer, which lives from its first piece on.
@@ -117,7 +117,7 @@ def peak_of_graph(graph: GraphModule) -> int:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that a training step holds at most, by eager and by the rewritten graphs, and those kept in between."""
+    """Peak bytes of a training step, in eager and in the rewritten graphs, and the bytes ``saved`` in between."""
 
     before: int
     after: int
@@ -127,9 +127,9 @@ class StepMemory:
 def step_memory(
     dispatches: Sequence[Dispatch], forward: GraphModule, backward: GraphModule, saved: Iterable[Node]
 ) -> StepMemory:
-    """What a step holds of which eager made ``dispatches``, forward and backward, and which the two graphs do now.
+    """The memory of a training step: of eager's ``dispatches``, forward and backward, and of the two graphs.
 
-    All that the backward graph is given lives until its end; ``saved`` is what of it the forward graph makes.
+    All inputs of the backward graph live until its end; ``saved`` are the nodes of the forward graph among them.
     """
     after = max(peak_of_graph(forward), peak_of_graph(backward))
     kept = sum(storage_bytes(node.meta["val"]) for node in saved)
@@ -148,7 +148,7 @@ def _allocated(tensor: Tensor) -> int:
 
 
 def _places(nodes: Sequence[Node]) -> dict[Node, list[Place]]:
-    """The storages each node's value lies in: its own, or its base's if it is a view or a part of another's results."""
+    """The storages of each node's value: its own, or its base's if it is a view or one of another node's results."""
     places: dict[Node, list[Place]] = {}
     for node in nodes:
         inputs = node.all_input_nodes
@@ -166,7 +166,7 @@ def _places(nodes: Sequence[Node]) -> dict[Node, list[Place]]:
 
 
 def _buffers_of_pieces(nodes: Sequence[Node], places: Mapping[Node, Sequence[Place]]) -> dict[Place, Place]:
-    """For each piece of an ``assemble``, the buffer it is written into: the outermost, where buffers are pieces too."""
+    """For each piece of an ``assemble``, the buffer it is written into: the outermost one if buffers are nested."""
     inside: dict[Place, Place] = {}
     for node in reversed(nodes):
         if node.target is torch.ops.fuse.assemble.default:

@@ -1,4 +1,4 @@
-"""Count what really runs: the launches of an eager call, by the same table as the predicted count.
+"""Count the launches of a real eager call, by the same table as the predicted count.
 
 with CountingMode() as counting:
     model(x)
@@ -19,10 +19,10 @@ from fuse import ops
 
 
 class CountingMode(TorchDispatchMode):
-    """Counts the operators dispatched while it is active, below autograd: what would be sent to the device.
+    """Counts the operators dispatched while it is active, below autograd: those sent to the device.
 
-    Composite operators that reach it whole (as they do in inference mode) are taken apart first, as autograd would have
-    done, so that the count does not depend on the mode.
+    Composite operators that reach it undecomposed (as in inference mode) are decomposed first, as autograd would do, so
+    that the count does not depend on the mode.
 
     >>> import torch
     >>> with CountingMode() as counting:
@@ -47,7 +47,7 @@ class CountingMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, OpOverload):
             if ops.is_composite(func):
-                with self:  # by the kernel that autograd would call; `func.decompose` may prefer a Python twin
+                with self:  # the kernel that autograd would call; `func.decompose` may prefer one in Python
                     return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
             self._count(func)
         return func(*args, **kwargs)

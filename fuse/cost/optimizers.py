@@ -4,8 +4,8 @@
     foreach   an operator for a list of parameters       _foreach_mul_(gradients, 0.9)
     fused     one operator for the whole step            _fused_adamw_(...)
 
-The number depends on how many parameters there are and on their dtypes, not on their sizes: the optimizer is really
-run, on one element for each parameter.
+The count depends on the number of parameters and on their dtypes, not on their sizes. So the optimizer really runs, on
+parameters of one element each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIMIZERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"momentum": 0.9}),
     "AdamW": (torch.optim.AdamW, {}),
 }
-"""The optimizers that are counted, and how they are made."""
+"""The constructors of the counted optimizers, by name."""
 
 WAYS: Mapping[str, Mapping[str, bool]] = {
     "loop": {"foreach": False, "fused": False},
@@ -31,7 +31,7 @@ WAYS: Mapping[str, Mapping[str, bool]] = {
 
 
 def optimizer_launches(dtypes: Sequence[torch.dtype]) -> dict[str, dict[str, int]]:
-    """The launches of a step for parameters of these dtypes, by optimizer and way; empty without parameters.
+    """The launches of a step for parameters of these dtypes, by optimizer and implementation; empty without parameters.
 
     >>> optimizer_launches([torch.float32] * 3)
     {'SGD': {'loop': 9, 'foreach': 3, 'fused': 1}, 'AdamW': {'loop': 27, 'foreach': 9, 'fused': 2}}
@@ -47,7 +47,7 @@ def optimizer_launches(dtypes: Sequence[torch.dtype]) -> dict[str, dict[str, int
 
 
 def _step(make: Any, options: Mapping[str, Any], dtypes: Sequence[torch.dtype]) -> int:
-    """The second step: the first one makes the optimizer's state."""
+    """The launches of the second step: the first one also creates the optimizer's state."""
     parameters = [torch.ones(1, dtype=dtype, requires_grad=True) for dtype in dtypes]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)

@@ -1,8 +1,8 @@
 """Devices as three numbers: what a launch costs, how fast memory moves, how fast arithmetic runs.
 
-Enough to say which operators are *small*: predicted to run for less time than it takes to launch them, and to model the
-time of a call: how much of it is launching. The numbers are peaks of data sheets, or measured where none exist, so that
-modelled times are no measurement.
+They tell which operators are *small* (predicted to run for less time than their launch takes), and how much of a call's
+modelled time is launching. The numbers are peaks from data sheets, or measured where no data sheet exists: a modelled
+time is not a measurement.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ DEFAULT = _PROFILES[0].name
 
 
 def of_device(device: str) -> DeviceProfile:
-    """The profile of a type of device, or that of the host.
+    """The profile of a device type; the host's for a type without one.
 
     >>> of_device("cpu").name, of_device("meta").name
     ('cpu', 'cpu')

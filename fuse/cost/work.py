@@ -3,8 +3,8 @@
     addmm(bias[8], a[4, 16], b[16, 8])  ->  Work(flops=2*4*16*8, bytes=4*(8 + 64 + 128 + 32))
 
 Products, convolutions and attention are counted by the formulas of ``torch.utils.flop_counter``; everything else
-by the rule that the operator table names. Bytes are those a perfect kernel would move: each argument read once, each
-result written once, a broadcast dimension stored once counted once.
+by the rule that the operator table names. Bytes are those of a perfect kernel: each argument is read once and each
+result written once; a dimension expanded from one element counts once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fuse import ops
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations and bytes moved; ``dtype`` is what the arithmetic runs in."""
+    """Floating-point operations and bytes moved; ``dtype`` is the dtype of the arithmetic."""
 
     flops: int
     bytes: int
@@ -89,7 +89,7 @@ def _bytes_read(
 ) -> int:
     distinct = {id(tensor): tensor for tensor in arguments}
     if facts is not None and facts.kind in ("movement", "random"):
-        # What is moved or drawn lands on the old values without reading them.
+        # A copy or a random draw overwrites the old values without reading them.
         for written in results if ops.mutates(op) else ():
             distinct.pop(id(written), None)
     read = sum(map(bytes_of, distinct.values()))
@@ -125,7 +125,7 @@ def _flops(
 def _contraction_flops(
     op: OpOverload, facts: ops.OpInfo, arguments: Sequence[Tensor], results: Sequence[Tensor]
 ) -> int:
-    """Products that PyTorch's counter has no formula for."""
+    """The flops of products for which PyTorch's counter has no formula."""
     name = op._schema.name.partition("::")[2]
     shapes = [list(tensor.shape) for tensor in arguments]
     if facts.kind == "convolution":
@@ -133,16 +133,16 @@ def _contraction_flops(
     if "scaled_dot_product" in name:
         formula: Callable[..., int] = sdpa_backward_flop_count if name.endswith("backward") else sdpa_flop_count
         shapes = shapes[: 4 if name.endswith("backward") else 3]
-        heads = max(shape[1] for shape in shapes)  # each of the keys' may serve several of the queries'
+        heads = max(shape[1] for shape in shapes)  # one head of the keys may serve several heads of the queries
         return int(formula(*([shape[0], heads, *shape[2:]] for shape in shapes)))
-    # Each index of a product occurs in two of left, right and result, so the sizes of the three multiply to the square
-    # of the number of multiply-adds. Operators called add... take what they add to first.
+    # Each index of a product occurs in two of left, right and result: the product of their three sizes is the square
+    # of the number of multiply-adds. Operators called add... take the summand as their first argument.
     left, right = arguments[1:3] if name.startswith("add") else arguments[:2]
     return 2 * math.isqrt(left.numel() * right.numel() * results[0].numel())
 
 
 def _recurrence_flops(op: OpOverload, args: Sequence[Any]) -> int:
-    """Each weight matrix multiplies each row of the input once, and twice on the way back (biases are vectors)."""
+    """Each weight matrix multiplies each row of the input once, and twice in the backward pass. Biases are vectors."""
     rows = args[0].numel() // max(1, args[0].shape[-1])
     given = zip(op._schema.arguments, args, strict=False)
     weights = [
