@@ -160,8 +160,8 @@ class StateGuard:
             return [self._snapshot(item, own) for item in value]
         if kind is dict or kind is OrderedDict:
             return {key: self._snapshot(item, own) for key, item in value.items()}
-        if kind is set:
-            return set(value)
+        if kind in (set, frozenset):
+            return _PlainSet(value) if own else set(value)
         if kind is tuple:
             items = tuple(self._snapshot(item, own) for item in value)
             return value if all(map(operator.is_, items, value)) else items
@@ -218,7 +218,7 @@ class _Versioned:
         elif type(expected) is tuple:
             for item, held in zip(expected, live, strict=True):
                 self._watch(item, held)
-        elif isinstance(expected, (list, set, _Holding, ArrayContents)) or type(live) is list:
+        elif isinstance(expected, (list, set, _PlainSet, _Holding, ArrayContents)) or type(live) is list:
             self.expected_lists.append(expected)
             self.lists.append(live)
 
@@ -261,6 +261,32 @@ class _PlainItems:
         if type(other) is not type(self.held) or len(other) != len(self.held):
             return False
         return list(map(id, other)) == self.ids or all(map(same_value, other, self.held))
+
+
+class _PlainSet:
+    """Equal to a set of the same elements, numbers in them of the same types."""
+
+    __slots__ = ("elements", "kind")
+
+    def __init__(self, held: set[Any] | frozenset[Any]) -> None:
+        self.kind = type(held)
+        self.elements = _exact(held)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is self.kind and _exact(other) == self.elements
+
+
+def _exact(value: Any) -> Any:
+    """Equal for values that are equal, numbers in them of the same types and signs.
+
+    >>> _exact((2, {0.0})) == _exact((2, {0.0})), _exact({2}) == _exact({2.0}), _exact({0.0}) == _exact({-0.0})
+    (True, False, False)
+    """
+    if type(value) in _NUMBERS:
+        return type(value), repr(value)
+    if type(value) in (set, frozenset, tuple):
+        return type(value), (tuple if type(value) is tuple else frozenset)(map(_exact, value))
+    return value
 
 
 class _Same:

@@ -29,6 +29,7 @@ class Model(nn.Module):
         self.sizes = [1, [2, 3]]
         self.pair = (2, "two")
         self.table = {"two": 2, "mixed": [2, torch.zeros(3)]}
+        self.chosen, self.fixed = {2, "two", (3, 4)}, frozenset((2, 3))
         self.settings = Settings()
         self.hidden = [nn.BatchNorm1d(3)]  # a module that nn.Module does not know of
 
@@ -43,6 +44,11 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "an equal number of another type in a nested list": lambda m: m.sizes[1].__setitem__(0, 2.0),
     "an equal number of another type in a tuple": lambda m: setattr(m, "pair", (2.0, "two")),
     "an equal number of another type in a dictionary": lambda m: m.table.update(two=2.0),
+    "an equal number of another type in a set": lambda m: (m.chosen.discard(2), m.chosen.add(2.0)),
+    "an equal number of another type in a tuple in a set": lambda m: (m.chosen.discard((3, 4)), m.chosen.add((3, 4.0))),
+    "an equal number of another type in a new set": lambda m: setattr(m, "chosen", {2.0, "two", (3, 4)}),
+    "an equal number of another type in a frozen set": lambda m: setattr(m, "fixed", frozenset((2.0, 3))),
+    "another element of a set": lambda m: m.chosen.add(5),
     "an equal number of another type beside a tensor": lambda m: m.table["mixed"].__setitem__(0, 2.0),
     "an equal number of another type in an object of settings": lambda m: setattr(m.settings, "layers", 2.0),
     "a new attribute": lambda m: setattr(m, "more", 1),
