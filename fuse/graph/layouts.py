@@ -33,7 +33,7 @@ _CONTIGUOUS = frozenset(
 _ROWS = frozenset(
     {
         aten.native_layer_norm.default, aten._transformer_encoder_layer_fwd.default, aten.nll_loss2d_forward.default,
-        aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
+        aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.mvlgamma.default,
     }
 )  # fmt: skip
 _SECOND_FIRST = frozenset({aten.rsub.Tensor, aten.threshold_backward.default})  # how ATen hands them to its iterator
@@ -88,6 +88,9 @@ def eager_strides(
         return None
     if op in _SECOND_FIRST:
         tensors.reverse()
+    if op is aten.ldexp.Tensor:  # the product with a power, which lies in order
+        with torch._C._DisableTorchDispatch():
+            tensors[1] = torch.empty(tensors[1].shape, dtype=tensors[1].dtype, device="meta")
     common = _common_dtype(operands) if result.dtype == torch.bool else result.dtype
     is_read_as_it_is = tensors[0] if op is aten.where.self else None
     converted = [tensor if tensor is is_read_as_it_is else _converted(tensor, common) for tensor in tensors]

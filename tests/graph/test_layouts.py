@@ -20,6 +20,7 @@ from fuse import ops
 from fuse.graph.capture import capture
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.layouts import eager_strides
+from fuse.graph.outputs import outputs_of
 from fuse.kernel import lower  # noqa: F401  (importing registers the recipes)
 from fuse.kernel.recipes import find_recipe
 from tests.samples import Holder
@@ -244,3 +245,26 @@ def test_what_is_made_of_an_image_lies_as_in_eager(name: str, order: tuple[int, 
         model(x)
     last = capture(model, (x,)).meta["signature"].dispatches[-1]
     assert (str(last.op), layouts(last.result)) == log.entries[-1]
+
+
+X = torch.rand(3, 4, 5) + 3
+EXPONENTS = torch.randint(0, 3, (3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("function", "operands"),
+    [
+        (lambda x: torch.mvlgamma(x, 2), (X.transpose(0, 2),)),
+        (lambda x: torch.mvlgamma(x, 2), (X.permute(1, 2, 0),)),
+        (torch.ldexp, (X, EXPONENTS.transpose(0, 2).contiguous().transpose(0, 2))),
+        (torch.ldexp, (X[:, ::2], EXPONENTS[:, :2].transpose(0, 1).contiguous().transpose(0, 1))),
+        (torch.ldexp, (X.transpose(0, 1).contiguous().transpose(0, 1), EXPONENTS[:1].transpose(1, 2).transpose(1, 2))),
+        (torch.ldexp, (X.expand(2, 3, 4, 5), EXPONENTS.long().transpose(0, 2).contiguous().transpose(0, 2))),
+    ],
+)
+def test_operators_of_several_steps_lie_as_their_last_one_makes_them(
+    function: Any, operands: tuple[Tensor, ...]
+) -> None:
+    graph = capture(Holder(lambda _, *given: function(*given)), operands)
+    (result,) = outputs_of(graph.graph)
+    assert result.meta["val"].stride() == function(*operands).stride()
