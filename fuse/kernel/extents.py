@@ -370,33 +370,24 @@ def is_one(number: int) -> bool:
     return not isinstance(number, Extent) and number == 1
 
 
-def is_zero(number: int) -> bool:
-    """Whether a number is zero in every call. What is written for any number of elements is right for none, too: a loop
-    that never runs, a condition that never holds; so a number that varies is taken for another, and this notes nothing.
-
-    >>> rows = Conditions().size("rows", 1)
-    >>> is_zero(rows - 1), is_zero(rows - rows), is_zero(0)
-    (False, True, True)
-    """
-    return not isinstance(number, Extent) and number == 0
-
-
 def always_equal(one: int, other: int) -> bool:
-    """Whether numbers are equal whatever the sizes; this notes nothing, so that both answers must be right for all.
+    """Whether numbers are equal whatever the sizes; this notes nothing, so that both answers must be right for all:
+    what is written for any number of elements is right for none, too, a loop that never runs.
 
     >>> rows = Conditions().size("rows", 1)
-    >>> always_equal(rows * 64, 64), always_equal(rows * 64, rows * 60 + rows * 4)
-    (False, True)
+    >>> always_equal(rows * 64, 64), always_equal(rows * 64, rows * 60 + rows * 4), always_equal(rows - rows, 0)
+    (False, True, True)
     """
     return terms_of(one) == terms_of(other)
 
 
 def is_multiple(number: int, divisor: int) -> bool:
-    """Whether ``number`` is a multiple of ``divisor`` whatever the sizes, as a polynomial; this notes nothing.
+    """Whether ``number`` is a multiple of ``divisor`` whatever the sizes, as a polynomial; unlike ``%``, this notes
+    nothing.
 
     >>> rows = Conditions().size("rows", 1)
-    >>> is_multiple(rows * 64, rows * 8), is_multiple(64, rows), is_multiple(8, 4)
-    (True, False, True)
+    >>> is_multiple(rows * 64, rows * 8), is_multiple(rows * 64, 16), is_multiple(64, rows), is_multiple(8, 4)
+    (True, True, False, True)
     """
     if not isinstance(number, Extent) and not isinstance(divisor, Extent):
         return number % divisor == 0
@@ -448,18 +439,6 @@ def may_reach(number: float, bound: float) -> bool:
         return bound == -math.inf
     apart = number - bound
     return -least(-apart) >= 0 if isinstance(apart, Extent) else apart >= 0
-
-
-def divides(divisor: int, number: int) -> bool:
-    """Whether ``number`` is a multiple of ``divisor`` for all sizes; unlike ``%``, this notes nothing.
-
-    >>> rows = Conditions().size("rows", 8)
-    >>> divides(16, rows * 64), divides(16, rows), divides(4, 8)
-    (True, False, True)
-    """
-    if isinstance(number, Extent):
-        return all(c % divisor == 0 for _, c in number.terms)
-    return number % divisor == 0
 
 
 def common_divisor(one: int, other: int) -> int:

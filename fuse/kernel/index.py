@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuse.graph.strides import contiguous_strides
-from fuse.kernel.extents import alike, always_equal, common_divisor, estimate, is_multiple, is_one, is_zero, reaches
+from fuse.kernel.extents import alike, always_equal, common_divisor, estimate, is_multiple, is_one, reaches
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Affine:
         signs = {1: "", -1: "-"}
         ordered = sorted(self.terms, key=lambda term: (-abs(estimate(term[1])), estimate(term[1]) < 0))
         parts = [f"{signs[c]}{atom}" if c in signs else f"{c} * {atom}" for atom, c in ordered]
-        if not is_zero(self.constant) or not (parts or self.sized):
+        if not always_equal(self.constant, 0) or not (parts or self.sized):
             parts.append(str(self.constant))
         parts += [_scaled(factor, name) for name, factor in self.sized]
         return " + ".join(parts).replace("+ -", "- ")
@@ -166,7 +166,7 @@ def offset(index: Index, strides: Sequence[Stride]) -> Affine:
     """Elements from the first one to ``index`` in a buffer with these strides."""
     total = ZERO
     for i, stride in zip(index, strides, strict=True):
-        if stride and (i.terms or not is_zero(i.constant)):
+        if stride and (i.terms or not always_equal(i.constant, 0)):
             total = total + i.times(stride)
     return total
 

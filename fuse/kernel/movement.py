@@ -13,7 +13,7 @@ import torch
 from fuse.kernel.dtypes import register
 from fuse.kernel.elementwise import apply_test
 from fuse.kernel.expressions import Expression, Operation, Parameter, fn
-from fuse.kernel.extents import is_one, is_zero
+from fuse.kernel.extents import always_equal, is_one
 from fuse.kernel.recipes import Call, Unsupported, choice, convert, recipe
 from fuse.kernel.values import (
     Concat,
@@ -269,7 +269,7 @@ def _part(value: Value, dim: int, start: int, end: int) -> Value:
 
 
 def concat(pieces: Sequence[Value], dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
-    filled = tuple(p for p in pieces if not is_zero(p.shape[dim]))
+    filled = tuple(p for p in pieces if not always_equal(p.shape[dim], 0))
     if len(filled) == 1:
         return Map(shape, dtype, Parameter(register(dtype), 0), filled)
     return Concat(shape, dtype, filled, dim)

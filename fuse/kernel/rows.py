@@ -22,7 +22,7 @@ import torch
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.dtypes import register
 from fuse.kernel.expressions import Literal, Variable, position, select
-from fuse.kernel.extents import always_equal, divides, is_one
+from fuse.kernel.extents import always_equal, is_multiple, is_one
 from fuse.kernel.index import ZERO, Affine, Index, NotAffine, SplitNeeded, offset, reshape
 from fuse.kernel.ir import (
     Accumulate,
@@ -336,7 +336,7 @@ def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str,
     atom, extent = dimensions[last].atoms[-1], dimensions[last].extents[-1]
     if extent <= MAX_LANES:
         return None if is_one(extent) else atom
-    blocks = [n for n in range(MIN_LANES, MAX_LANES + 1) if divides(n, extent)]
+    blocks = [n for n in range(MIN_LANES, MAX_LANES + 1) if is_multiple(extent, n)]
     block = max(blocks, key=lambda n: (n % 16 == 0, n), default=0)  # whole vectors before long blocks
     if not block:
         return None

@@ -16,7 +16,6 @@ from fuse.kernel.extents import (
     NeedsNumber,
     alike,
     always_equal,
-    divides,
     estimate,
     is_multiple,
     is_one,
@@ -101,8 +100,8 @@ def test_costs_are_estimated_without_a_note() -> None:
     conditions = Conditions()
     rows = conditions.size("rows", 5, usual=8)
     assert estimate(rows * 2 + 1) == 17
-    assert divides(4, rows * 8)
-    assert not divides(4, rows)
+    assert is_multiple(rows * 8, 4)
+    assert not is_multiple(rows, 4)
     assert list(conditions.noted) == ["rows >= 1"]
 
 

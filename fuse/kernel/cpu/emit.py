@@ -16,7 +16,7 @@ from fuse.kernel.config import Threads
 from fuse.kernel.cpu import cpp_types
 from fuse.kernel.cpu.printer import calls, text
 from fuse.kernel.expressions import Expression, Variable, position
-from fuse.kernel.extents import divides, is_one, unless_below, varies
+from fuse.kernel.extents import is_multiple, is_one, unless_below, varies
 from fuse.kernel.index import Affine
 from fuse.kernel.ir import (
     Accumulate,
@@ -217,7 +217,7 @@ def _in_lanes(loop: For) -> list[str]:
         both = f"[](auto a, auto b) {{ return {_combined(accumulator, 'a', 'b')}; }}"
         across = f"fuse_across<{_LANES // 2}>({lanes}, {both})"
         after.append(f"{name} = {_combined(accumulator, name, across)};")
-    if divides(_LANES, loop.extent):
+    if is_multiple(loop.extent, _LANES):
         heading = f"for (int64_t {first} = 0; {first} < {loop.extent}; {first} += {_LANES}) {{"
         return [*lines, heading, *_vector(loop, first), "}", *after]
     last = f"{loop.atom}_last"
@@ -358,7 +358,7 @@ def _stores_truths_beside_numbers(loop: For) -> bool:
     elements as a register holds bytes, and take those that are left one by one, with jumps that depend on the data.
     Where they are told how many numbers make a vector, they take a quarter of that."""
     few = loop.bounds is not None or type(loop.extent) is not int or loop.extent < SHORT
-    whole = loop.bounds is None and divides(2 * _LANES, loop.extent)
+    whole = loop.bounds is None and is_multiple(loop.extent, 2 * _LANES)
     buffers = {s.buffer.dtype for s in loop.body if isinstance(s, (Load, Store))}
     beside = any(dtype.itemsize > 1 for dtype in buffers) and any(_stores_truths(s, loop.atom) for s in loop.body)
     return loop.kind == "vector" and not loop.reduces and few and not whole and beside
