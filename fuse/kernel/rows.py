@@ -280,7 +280,7 @@ class RowNest:
 
     def _declare_scratch(self, value: Value) -> Buffer:
         extent = math.prod(self.builder.extents[a] for a in self._row_atoms())
-        extent += 0 if divides(LARGEST_VECTOR, extent) else LARGEST_VECTOR - 1  # the last vector may be stored whole
+        extent += 0 if is_multiple(extent, LARGEST_VECTOR) else LARGEST_VECTOR - 1  # the last one is stored whole
         return self._declare(f"{self.names.get(id(value), 'kept')}_row", register(value.dtype), extent)
 
     def _scratch_offset(self) -> Affine:

@@ -232,9 +232,6 @@ class Engine:
             return self._eager(call.args, call.kwargs, family.reason)
         missed: Learned | None = None
         told: dict[int, object] = {}
-        if first[0].chooser is not None and family.wavers():
-            with self._lock:  # which makes its program
-                told = first[0].chooser.told(first[1])
         for compiled, tensors in self._members(first, call):
             if told and compiled.confirmation is not None and not compiled.confirmation.fits(told):
                 continue

@@ -27,7 +27,6 @@ from fuse.graph.mutated_attributes import Assigns
 from fuse.graph.signature import Attribute, Signature
 from fuse.rewrite.ledger import Failed
 from fuse.rewrite.pipeline import run_passes
-from fuse.runtime.choosing import chooser_of
 from fuse.runtime.compiling import NotYet
 from fuse.runtime.ending import Ending, ending_of
 from fuse.runtime.generalised import CapturedCall
@@ -193,7 +192,6 @@ def make(
         unwatched=frozenset(maker.kept),
         learning=learning,
         confirmation=confirmation,
-        chooser=graph.meta.get("chooser") if graph is not None else None,
         family=family,
         ending=ending,
         resized=resized is not None,
@@ -224,7 +222,6 @@ def joint(maker: Maker, call: ModelCall, begin: Begin | None = None) -> tuple[Gr
     by_loop = by_loops(maker.passes, maker.fuel)
     found = capture_joint(maker.model, call.args, call.kwargs, maker.kept, by_loop)
     _decline(without_kernels(found.forward))
-    found.forward.meta["chooser"] = chooser_of(found.forward)
 
     def rewritten(graph: GraphModule) -> None:
         _rewrite(maker, graph)
@@ -241,8 +238,6 @@ def captured(maker: Maker, call: ModelCall) -> GraphModule:
     _decline(without_kernels(graph))
     if maker.frozen:
         freeze(graph, maker.model)
-    else:
-        graph.meta["chooser"] = chooser_of(graph)
     _rewrite(maker, graph)
     return graph
 

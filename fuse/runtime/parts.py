@@ -13,7 +13,7 @@ backward pass than eager does. There are no parts where the model takes gradient
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.utils import _pytree as pytree
 
-from fuse.cost.count import calls_of_dispatches, calls_of_graph
+from fuse.cost import profiles
+from fuse.cost.count import CountedCall, calls_of_dispatches, calls_of_graph
 from fuse.devices import device_of
 from fuse.graph.diverting import diverted, is_plainly_called, own_forward, runs_by_itself
 from fuse.graph.learned import same_bits
 from fuse.graph.locks import ForkedLock
-from fuse.runtime.choosing import modelled_seconds
 from fuse.runtime.training import Training
 from fuse.runtime.variants import Compiled, LastRun
 
@@ -218,8 +218,18 @@ def _gained(compiled: Compiled) -> float:
     training: Training | None = compiled.training
     graphs = [compiled.graph] if training is None else [training.joint.forward, training.graphs()[1]]
     return sum(
-        modelled_seconds(calls_of_dispatches(graph.meta["signature"].dispatches), device_of(graph))
-        - modelled_seconds(calls_of_graph(graph), device_of(graph))
+        _modelled_seconds(calls_of_dispatches(graph.meta["signature"].dispatches), device_of(graph))
+        - _modelled_seconds(calls_of_graph(graph), device_of(graph))
         for graph in graphs
         if graph is not None
+    )
+
+
+def _modelled_seconds(calls: Iterable[CountedCall], device: str) -> float:
+    """Predicted time of calls on this kind of device, by the cost model."""
+    profile = profiles.of_device(device)
+    return sum(
+        call.repeats
+        * (call.launches * profile.launch_seconds + profile.seconds(call.work.flops, call.work.bytes, call.work.dtype))
+        for call in calls
     )

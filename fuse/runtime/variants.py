@@ -9,7 +9,6 @@ from torch.fx import GraphModule
 
 from fuse.graph.learned import Learning, ReadLine
 from fuse.graph.signature import Attribute
-from fuse.runtime.choosing import Chooser
 from fuse.runtime.ending import Ending
 from fuse.runtime.guards import CallGuard
 from fuse.runtime.mutated_attributes import Carried
@@ -49,7 +48,7 @@ class Compiled:
     ``carried`` are attributes that the calls read and assign; then ``rebuild`` gives their new values too.
     ``unwatched`` are those whose change makes nothing stale. ``learning``: what Python learned of values; then
     ``rebuild`` gives the result second, and ``confirmation`` compares. ``family``: the other specialisations of such
-    calls, between which ``chooser`` chooses. ``ending``: how a loop ended that may end earlier.
+    calls. ``ending``: how a loop ended that may end earlier.
     ``in_parts``: these calls run eager, and what they call of submodules fused (:mod:`fuse.runtime.parts`).
     ``passing``: another call may not run eager. ``once``: another call is captured again. ``resized``: the graph is
     that of other sizes; no such call was captured.
@@ -66,7 +65,6 @@ class Compiled:
     unwatched: frozenset[Attribute] = frozenset()
     learning: Learning | None = None
     confirmation: Confirmation | None = None
-    chooser: Chooser | None = None
     family: Family[Compiled] | None = None
     ending: Ending | None = None
     in_parts: bool = False

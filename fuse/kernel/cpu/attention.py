@@ -31,7 +31,7 @@ from fuse.kernel.cpu.product_frame import (
 )
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
 from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, taken_apart
-from fuse.kernel.extents import divides, is_one, larger, smaller
+from fuse.kernel.extents import is_multiple, is_one, larger, smaller
 from fuse.kernel.index import NotAffine
 from fuse.kernel.ir import Buffer, Pointer, Statement
 from fuse.kernel.nest import Dimension, Sink, builder_for, store
@@ -74,7 +74,7 @@ def attention(computation: Computation, name: str, one_thread: bool, config: Con
         config.panels or panels_of(*shape, itemsize) for shape in ((length, depth), (columns, length))
     )
     panels = -(-length // PANEL)
-    rest = "false" if divides(of_keys, panels) else "true"
+    rest = "false" if is_multiple(panels, of_keys) else "true"
     padded = [panels * PANEL, -(-columns // (PANEL * of_values)) * PANEL * of_values]
     stride = padded[0] + PANEL  # a power of two would keep one column of all rows in one set of the cache
     fitting = larger(BLOCK_BYTES // (stride * itemsize) // FEWEST_ROWS * FEWEST_ROWS, FEWEST_ROWS)
