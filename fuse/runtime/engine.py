@@ -130,14 +130,15 @@ class Engine:
             if (seconds := self._better_later(call, between)) is not None:
                 return self._not_yet(call, between, seconds)
             try:
-                found = self._make(call, between)
+                found, is_new = self._make(call, between)
             except NotYet:
                 way, size = self._way(call), kind_of_call(call.leaves, call.spec)
                 return self._not_yet(call, between, self._compilations.waits(way, size))
             if found[0].family is None:
                 return self._served(*found, args, kwargs)
             try:
-                return self._new(found[0], call)
+                if is_new:
+                    return self._new(found[0], call)
             except Missed as miss:
                 return self._eager(args, kwargs, found[0].family.in_vain(self._maker.name, miss.learned))
         return self._specialised(found, call)
@@ -232,7 +233,9 @@ class Engine:
             return self._eager(call.args, call.kwargs, family.reason)
         missed: Learned | None = None
         told: dict[int, object] = {}
+        tried: set[Compiled] = set()
         for compiled, tensors in self._members(first, call):
+            tried.add(compiled)
             if told and compiled.confirmation is not None and not compiled.confirmation.fits(told):
                 continue
             try:
@@ -243,15 +246,19 @@ class Engine:
                 continue
             family.served(compiled)
             return result
-        numbers = [len(c.confirmation.served) for c, _ in self._alike(first, call) if c.confirmation]
+        with self._lock:
+            alike = self._alike(first, call)
+        if not tried.issuperset(compiled for compiled, _ in alike):  # another thread has made one meanwhile
+            return self._specialised(first, call)
+        numbers = [len(c.confirmation.served) for c, _ in alike if c.confirmation]
         if max(numbers, default=0) < LARGEST_VARIANTS and family.grows():
             with self._lock, without_collecting(), self._lowering(call):
-                alike = [pair[0] for pair in self._alike(first, call)]
-                made = make(self._maker, call, family, alike)
-                if made in alike:
+                known = [pair[0] for pair in self._alike(first, call)]
+                made = make(self._maker, call, family, known)
+                if made in known:
                     family.joined()
                 elif made.program is not None:
-                    self._replace(made, alike)
+                    self._replace(made, known)
             if made.program is None:
                 return self._eager(call.args, call.kwargs, made.reason)
             try:
@@ -313,10 +320,12 @@ class Engine:
         with self._lock:
             return of_call.between(layouts_of(call.leaves))
 
-    def _make(self, call: ModelCall, between: Between | None) -> Found:
+    def _make(self, call: ModelCall, between: Between | None) -> tuple[Found, bool]:
+        """A variant for a call; whether it is new, and not of another thread."""
         with self._lock:
             found = next(matching(self._states, call.leaves, call.spec, modes()), None)
-            if found is None:  # no other thread has made it
+            is_new = found is None
+            if found is None:
                 beyond, started = between is not None and not between.within, time.perf_counter()
                 if between is not None and beyond:
                     between = self._reached(call, between)
@@ -346,7 +355,7 @@ class Engine:
                     if not self.freeze:
                         self._kinds.add(state.guard, compiled, call.leaves, self.model)
                 found = compiled, _given(compiled, call)
-            return found
+            return found, is_new
 
     def _compiling(self, call: ModelCall) -> Compiling:
         """Whether kernels may be compiled for the call that is lowered."""
