@@ -37,7 +37,7 @@ SETTLED = 8
 ALLOWED, BESIDES = 1.5, 0.005
 """How often eager's own time, and how many seconds besides, a later call with a new size may take."""
 ROUNDS = 30
-COMPARED = ((17, 2), (33, 5), (64, 8), (70, 1))
+COMPARED = ((16, 2), (17, 2), (32, 4), (33, 5), (64, 8), (70, 1))
 """Sizes at which the program for all sizes is timed against one of its own."""
 
 
