@@ -126,6 +126,15 @@ def test_where_the_stride_divides_the_taps_the_copy_has_to_join_what_follows(beh
     assert check(model, (x,)).passed
 
 
+def test_the_copy_joins_a_batch_norm_that_is_not_trained() -> None:
+    layers = nn.ConvTranspose2d(8, 16, 4, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU()
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 8, 16, 16)
+    assert fired(model, x) == 1
+    checked = check(model, (x,))
+    assert checked.passed, checked
+    assert checked.launches_after == 3
+
+
 def test_an_image_in_an_order_of_its_own_stays() -> None:
     model, shape = STRIDE_TWO["3 x 3"]
     x = torch.randn(shape).to(memory_format=torch.channels_last)
