@@ -50,7 +50,7 @@ aten = torch.ops.aten
 
 @dataclass
 class Functionalizer:
-    """Builds ``graph`` from recorded operators; ``aliases`` holds every tensor object, by ``id`` and kept alive."""
+    """Builds ``graph`` from recorded operators; settled, ``aliases`` holds every tensor, by ``id`` and kept alive."""
 
     graph: Graph
     fakes: FakeRunner

@@ -291,6 +291,7 @@ class JointRecorder(Recorder):
     def _refuse_views(self, op: OpOverload, tensor: Tensor) -> None:
         """Refuse to change the shape of a tensor in place that is a view or has views: autograd takes views again by
         strides then, but those of fake tensors by their operators, from what the shape is by now."""
+        self.functional.settle()
         own = self.functional.aliases.get(id(tensor))
         same = (alias.tensor for alias in self.functional.aliases.values() if own is None or alias.base is own.base)
         if tensor._is_view() or any(other._base is tensor for other in same):
