@@ -1,4 +1,4 @@
-"""Near misses of a pattern: what it computes, with one thing changed.
+"""Near misses of a pattern: its computation with one change.
 
     relu(x - y) * 2     ->     relu(y - x) * 2        operands swapped where that matters
                                relu(x - y) * 3        another literal
@@ -6,7 +6,7 @@
                                ..., x - y             an extra user
                                x.add_(1) in between   a mutation between two uses
 
-A pattern must decline each of them, or what it makes of it must still be right.
+A pattern must decline each of them, or its replacement must still be right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Alteration:
-    """One change of ``graph``: other arguments or another operator at ``node``, or ``written`` before it is run."""
+    """One change of ``graph``: ``node`` gets other arguments or another operator, or ``written`` changes before it."""
 
     what: str
     graph: GraphModule = field(repr=False)
@@ -39,14 +39,14 @@ class Alteration:
     also: bool = False
 
     def __call__(self, *tensors: Tensor) -> tuple[Any, ...]:
-        """The results of the graph, altered; ``also`` that of ``node``."""
+        """The results of the altered graph; with ``also``, the value of ``node`` too."""
         run = _Altered(self)
         results = run.run(*tensors)
         return (*results, run.value) if self.also else tuple(results)
 
 
 def alterations(graph: GraphModule) -> Iterator[Alteration]:
-    """Everything that this module knows to change in ``graph``, a captured pattern."""
+    """All near misses of ``graph``, a captured pattern, that this module can make."""
     results = graph.graph.output_node().all_input_nodes
     for node in graph.graph.find_nodes(op="placeholder"):
         later = list(node.users)[1:]
@@ -61,7 +61,7 @@ def alterations(graph: GraphModule) -> Iterator[Alteration]:
 
 
 def _of(graph: GraphModule, node: Node, op: OpOverload) -> Iterator[Alteration]:
-    """The possible changes of one call."""
+    """The changes of one call: swapped operands, another operator, other literals."""
     name, args = _called(node), node.args
     tensors = [place for place, argument in enumerate(args) if isinstance(argument, Node)]
     if len(tensors) > 1 and args[tensors[0]] is not args[tensors[1]] and not ops.is_commutative(op):
@@ -82,7 +82,7 @@ def _of(graph: GraphModule, node: Node, op: OpOverload) -> Iterator[Alteration]:
 
 
 def _other(value: Any) -> Any:
-    """Another literal in the place of ``value``; None where it is none."""
+    """Another literal in place of ``value``; None if ``value`` is not a literal."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):
@@ -98,7 +98,7 @@ def _called(node: Node) -> str:
 
 
 class _Altered(Interpreter):
-    """Runs a graph with one thing otherwise; ``value`` is then what the node that it is about gave."""
+    """Runs a graph with one alteration; ``value`` is then the result of the altered node."""
 
     def __init__(self, alteration: Alteration) -> None:
         super().__init__(alteration.graph)

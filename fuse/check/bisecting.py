@@ -1,7 +1,7 @@
-"""The first rewrite that breaks a model, and a file that shows it with as little as possible.
+"""Find the first rewrite that breaks a model, and write a small file that reproduces it.
 
 check --fuel 0     passes          rewrites 1..5 are made: right
-check --fuel 9     differs         rewrites 1..6 are made: wrong      ->     it is rewrite 6
+check --fuel 9     differs         rewrites 1..6 are made: wrong      ->     rewrite 6 is at fault
 check --fuel 4     passes
 ...                                repro: the operators of rewrite 6 alone, if they still fail; else the whole graph
 """
@@ -29,10 +29,10 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Bisection:
-    """What was found. ``culprit`` is None where the model is right, or wrong without any rewrite (``problem``).
+    """The result. ``culprit`` is None if the model is right, or wrong without any rewrite (``problem``).
 
-    ``repro`` is the source of a model file that fails by itself, or None where none was found; ``whole`` tells that it
-    holds the whole model's graph.
+    ``repro`` is the source of a model file that fails by itself, or None if none was found; ``whole`` says that the
+    file holds the whole model's graph.
     """
 
     rewrites: int
@@ -89,7 +89,7 @@ def bisect(
     passes: Sequence[str] | None = None,
     on_check: Callable[[int], object] = lambda fuel: None,
 ) -> Bisection:
-    """Find the first rewrite with which ``check`` fails, by halving; ``on_check`` is told the fuel of each check.
+    """Find the first rewrite with which ``check`` fails, by bisection; ``on_check`` gets the fuel of each check.
 
     Raises:
         FuseError: the call cannot be captured or copied.
@@ -136,7 +136,7 @@ def _repro(
     culprit: Fired,
     problem: str,
 ) -> tuple[str | None, bool]:
-    """The source of a model file that fails: of the rewrite's operators, or else of the whole graph."""
+    """The source of a model file that fails: with the rewrite's operators alone, or else with the whole graph."""
     before = capture(model, tuple(args), kwargs)
     run_passes(before, passes, fuel=culprit.number - 1)
     nodes = [node for node in before.graph.nodes if node.name in culprit.nodes and node.op != "placeholder"]
@@ -158,5 +158,5 @@ def _fails(text: str, passes: Sequence[str] | None) -> bool:
     try:
         torch.manual_seed(0)
         return not check(names["Model"](), names["get_inputs"](), passes=passes).passed
-    except (CaptureError, RuntimeError, NotImplementedError):  # what does not run shows nothing
+    except (CaptureError, RuntimeError, NotImplementedError):  # a file that does not run shows nothing
         return False

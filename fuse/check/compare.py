@@ -2,11 +2,11 @@
 
     error of fused  <=  2 x error of eager  +  tolerance          at each element, in units of the element's size
 
-The size of an element is that of the terms that were added up to it (:mod:`fuse.check.sizes`): a small element is held
-to its own last places, and one whose large terms cancel to those of the terms. Errors are distances from the reference;
-where eager itself is the reference its error is zero and the tolerance wider. NaN and infinities have to stand where
-eager's stand, but where eager's come of an overflow on the way that float64 has not and fused has not; integers and
-booleans have to be equal. Strides have to be equal wherever a dimension has more than one element.
+The size of an element is that of the terms summed to it (:mod:`fuse.check.sizes`). A small element is held to its own
+last places; one whose large terms cancel is held to those of the terms. Errors are distances from the reference. If
+eager itself is the reference, its error is zero and the tolerance wider. NaN and infinities have to be at eager's
+places, unless eager overflowed on the way, and float64 and fused did not. Integers and booleans have to be equal.
+Strides have to be equal in every dimension of more than one element.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 # Tolerances in units of the last place of an element's size.
 ULPS_FLOAT64_REFERENCE = 16.0
 ULPS_HALF_PRECISION = 6.0
-"""Of float16 and bfloat16, whose last place is up to 0.8 % of an element: sixteen would hide an error of a quarter."""
+"""For float16 and bfloat16: their last place is up to 0.8 % of an element, sixteen would hide an error of a quarter."""
 ULPS_EAGER_REFERENCE = 256.0
 
 
@@ -55,10 +55,10 @@ def compare(
     """Compare ``fused`` with ``eager``; ``reference`` is the float64 result, or None where there is none.
 
     ``atol`` and ``rtol`` (absolute, and relative to each reference value) replace the default tolerance. ``size``
-    gives the size of each element, and is asked only where magnitudes alone do not explain an error (the gradient of a
-    bias before a softmax is zero, and its terms are not); without it, all elements have the size of the largest.
+    gives the size of each element. It is called only if magnitudes alone do not explain an error: the gradient of a
+    bias before a softmax is zero, but its terms are not. Without it, all elements have the size of the largest.
     ``rounding`` is the last place of 1 in the coarsest dtype on the way: a float64 result of float32 values is no
-    closer than those.
+    more accurate than they are.
 
     >>> compare("y", torch.tensor([1.0]), torch.tensor([1.0])).problem
     ''
@@ -143,5 +143,5 @@ def _metadata_problem(fused: Tensor, eager: Tensor) -> str:
 
 
 def _position(mask: Tensor) -> tuple[int, ...]:
-    """Where the first true value stands."""
+    """The position of the first true value."""
     return tuple(mask.nonzero()[0].tolist())

@@ -1,9 +1,9 @@
-"""Let two runs of a model draw the same random numbers, whatever their dtypes.
+"""Let two runs of a model in different dtypes draw the same random numbers.
 
     run in float32, recorded     bernoulli_ -> m0    randn_like -> n1
     run in float64, replayed     bernoulli_ <- m0    randn_like <- n1
 
-A generator gives other numbers for another dtype, so that dropout in float64 would be another model's.
+For another dtype, a generator gives other numbers: without replay, dropout in float64 would drop other elements.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DRAWS = frozenset(
         "randint_like", "randn", "randn_like", "random_", "randperm", "uniform_",
     )
 )  # fmt: skip
-"""What depends on shapes and numbers alone, or picks from a few values: a draw holds in any dtype."""
+"""Random operators whose draws hold in any dtype: they depend on shapes and numbers, or pick from a few values."""
 
 
 class RecordedDraws(TorchDispatchMode):
-    """Keeps what random operators draw, in order."""
+    """Records the draws of random operators, in order."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -46,7 +46,7 @@ class RecordedDraws(TorchDispatchMode):
 
 
 class Replayed(TorchDispatchMode):
-    """Gives random operators what they drew when they were recorded."""
+    """Gives random operators their recorded draws."""
 
     def __init__(self, recorded: RecordedDraws) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

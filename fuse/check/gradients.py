@@ -1,9 +1,9 @@
-"""Hold a pattern's own ``backward`` to the gradients of what the pattern computes.
+"""Compare a pattern's own ``backward`` with the true gradients of the pattern.
 
     autograd over the pattern, in float64      every gradient equal, on every call that is tried
-    differences of the pattern's results       torch.autograd.gradcheck, on the usual calls
+    finite differences of its results          torch.autograd.gradcheck, on the usual calls
 
-Where autograd has no gradient of the pattern's operators, the differences alone decide.
+If autograd has no gradient of the pattern's operators, the finite differences alone decide.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.language import Environment, running
 
 MOST_ELEMENTS = 300
-"""Of real inputs; with more, gradcheck projects them onto one direction."""
+"""The most input elements that gradcheck checks one by one; with more, it checks one random direction."""
 
 
 def wrong_gradient(
     pattern: Pattern, given: Sequence[Any], environment: Environment, *, differences: bool
 ) -> tuple[str, int]:
-    """The first fault of the gradients of ``pattern`` in the call ``given``, or '', and the number of right ones.
+    """The first fault of the pattern's gradients in the call ``given``, or '', and the number of right gradients.
 
-    ``differences``: they are held to differences of the results, too; else only where autograd has no gradient.
+    With ``differences``, they are compared with finite differences too; without, only if autograd has no gradient.
     """
     arguments = pytree.tree_map_only(Tensor, as_float64, list(given))
     leaves, spec = pytree.tree_flatten(arguments)

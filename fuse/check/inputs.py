@@ -1,7 +1,7 @@
-"""Identical copies of a model and its arguments, and their float64 twins.
+"""Identical copies of a model and its arguments, and float64 copies.
 
-One call may change its inputs and buffers, so that every run of a comparison gets a copy of its own; tensors that
-share memory share it in the copy too.
+A call may change its inputs and buffers, so that every run of a comparison gets its own copy. Tensors that share memory
+share it in the copy too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CheckCall:
         return (function or self.model)(*self.args, **self.kwargs)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that goes in, by a name for reports: arguments, parameters, buffers, other attributes.
+        """Every tensor of the call, by a name for reports: arguments, parameters, buffers, other attributes.
 
         >>> list(CheckCall(nn.Linear(2, 2), (torch.ones(1, 2),), {}).tensors())
         ['argument [0]', 'parameter weight', 'parameter bias']
@@ -53,7 +53,7 @@ class CheckCall:
         return found
 
     def attributes(self) -> dict[str, Any]:
-        """Everything that plain attributes of the model and its submodules hold, by how the user would spell it.
+        """The values of all plain attributes of the model and its submodules, by the path that a user would write.
 
         >>> CheckCall(nn.Linear(2, 3), (), {}).attributes()
         {'training': True, 'in_features': 2, 'out_features': 3}
@@ -61,7 +61,7 @@ class CheckCall:
         return {
             f"{path}.{name}".strip(".") + suffix: part
             for path, module in self.model.named_modules()
-            if not isinstance(module, torch.jit.ScriptModule)  # which keeps its own elsewhere
+            if not isinstance(module, torch.jit.ScriptModule)  # a script module keeps its attributes elsewhere
             for name, value in module.__dict__.items()
             if name not in INTERNAL and not (isinstance(module, GraphModule) and name in _names_of_graphs())
             for suffix, part in named_parts(value, "").items()
@@ -70,7 +70,7 @@ class CheckCall:
 
 @cache
 def _names_of_graphs() -> frozenset[str]:
-    """The attributes in which a module made by torch.fx keeps its graph and code; a copy has others."""
+    """Attributes in which a module of torch.fx keeps its graph and code, which differ in a copy."""
     return frozenset(GraphModule(nn.Module(), Graph()).__dict__)
 
 
@@ -82,13 +82,13 @@ def copied(call: CheckCall) -> CheckCall:
     """
     try:
         return copy.deepcopy(call)
-    except Exception as error:  # whatever a copy of the user's objects raises
+    except Exception as error:  # copying the user's objects may raise anything
         text = (str(error).splitlines() or [""])[0]
         raise FuseError(f"{type(call.model).__name__} cannot be copied for comparison: {text}") from error
 
 
 def in_float64(call: CheckCall) -> CheckCall:
-    """A copy in which every floating-point tensor is float64. What was one tensor in two places is one in the copy.
+    """A copy in which every floating-point tensor is float64. One tensor in two places stays one tensor.
 
     >>> call = in_float64(CheckCall(nn.Linear(2, 2), (torch.ones(1, 2), torch.arange(3)), {}))
     >>> call.model.weight.dtype, [argument.dtype for argument in call.args]
@@ -103,7 +103,7 @@ def in_float64(call: CheckCall) -> CheckCall:
     twins: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor stays here, so that no other gets its address
 
     def made(tensor: Tensor) -> Tensor:
-        """The one twin of ``tensor``."""
+        """The float64 copy of ``tensor``, made once."""
         if id(tensor) not in twins:
             twins[id(tensor)] = tensor, widened(tensor)
         return twins[id(tensor)][1]
@@ -120,7 +120,7 @@ def in_float64(call: CheckCall) -> CheckCall:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """``tensor`` in float64, keeping its strides, if it holds real numbers; else itself."""
+    """A floating-point ``tensor`` in float64, with its strides; any other tensor itself."""
     if not tensor.is_floating_point():
         return tensor
     wide = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.float64, device=tensor.device)

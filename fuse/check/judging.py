@@ -1,9 +1,9 @@
 """One call of a pattern and of its replacement, judged: right, raised or wrong. All trials end here.
 
     results of replace   ==   results of pattern     dtypes, shapes and elements, NaN and infinities too
-    error                <=   rounding of what either of the two adds up to the element (:mod:`fuse.check.sizes`)
+    error                <=   rounding of the terms that either sums to the element (:mod:`fuse.check.sizes`)
 
-A replacement may add in another order and cancel where the pattern does not; a wrong formula is further off.
+A replacement may add in another order and cancel where the pattern does not. A wrong formula differs by more.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ FLOAT64 = torch.finfo(torch.float64).eps
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's logs and the tested functions' warnings, which are results of a trial and not for the user."""
+    """Silence torch's logs and the tested functions' warnings: a trial causes them, not the user."""
     with unlogged(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def judged_call(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial | None:
-    """Verdict on one call of ``pattern`` and its replacement; None where the pattern itself does not run."""
+    """The verdict on one call of ``pattern`` and its replacement; None if the pattern itself does not run."""
     assert pattern.replace is not None
     function, replace = within(pattern.function, environment), within(pattern.replace, environment)
     with torch.no_grad():
         try:
             wanted = results(function, arguments)
-        except Exception:  # whatever the user's function raises
+        except Exception:  # the user's function may raise anything
             return None
         try:
             found = results(replace, arguments)
@@ -70,7 +70,7 @@ def runs(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -
     try:
         with torch.no_grad():
             results(within(pattern.function, environment), arguments)
-    except Exception:  # whatever the user's function raises
+    except Exception:  # the user's function may raise anything
         return False
     return True
 
@@ -78,7 +78,7 @@ def runs(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -
 def difference(
     name: str, mine: Tensor, eager: Tensor, reference: Tensor | None, size: Callable[[], Tensor | None]
 ) -> str:
-    """How ``mine`` differs from ``eager`` by more than rounding, or nothing; ``reference`` is the float64 result."""
+    """The difference of ``mine`` from ``eager`` beyond rounding, or ''; ``reference`` is the float64 result."""
     usable = reference is not None and reference.shape == eager.shape
     exact = None if reference is None or not usable else reference.contiguous()
     problem = compare(name, mine, eager, exact, size=size).problem
@@ -93,7 +93,7 @@ def results(function: Function, arguments: Sequence[Any]) -> list[Any]:
 
 
 def in_float64(function: Function, arguments: Sequence[Any]) -> list[Any] | None:
-    """The results of ``function`` in float64; None where it does not run so."""
+    """The results of ``function`` in float64; None if it does not run in float64."""
     try:
         return results(function, pytree.tree_map_only(Tensor, as_float64, list(arguments)))
     except Exception:  # not every function runs in float64
@@ -101,12 +101,12 @@ def in_float64(function: Function, arguments: Sequence[Any]) -> list[Any] | None
 
 
 def as_float64(tensor: Tensor) -> Tensor:
-    """A copy, in float64 where it holds real numbers."""
+    """A copy, in float64 if the tensor is floating-point."""
     return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() else tensor.clone()
 
 
 def sizes_of(functions: Sequence[Function], arguments: Sequence[Any], unit: float) -> list[Tensor | None]:
-    """The sizes of what ``functions``, which compute the same, give in float64: the largest that any has."""
+    """The sizes of the results of ``functions``, which compute the same, in float64: the largest of each."""
     found: list[Tensor | None] = []
     for function in functions:
         exact = in_float64(function, arguments)
@@ -130,12 +130,12 @@ def _sizes(
 
     try:
         return sizes(run, exact, unit)
-    except Exception:  # what runs on these numbers need not run on others
+    except Exception:  # the function may fail on other numbers
         return []
 
 
 def unit_of(tensors: Sequence[Tensor]) -> float:
-    """The last place of 1 in the coarsest dtype of floats."""
+    """The last place of 1 in the coarsest floating-point dtype."""
     return max((torch.finfo(one.dtype).eps for one in tensors if one.is_floating_point()), default=FLOAT64)
 
 
@@ -145,9 +145,9 @@ def said(error: Exception) -> str:
 
 
 def gradients(function: Function) -> Callable[..., list[Tensor | None]]:
-    """The gradients that autograd gives of what ``function`` returns, for each tensor of floats among its arguments.
+    """Autograd's gradients of the results of ``function``, for each of its floating-point arguments.
 
-    Those of the results are from 0.5 to 1.5: equal ones cancel in a softmax.
+    The gradients of the results run from 0.5 to 1.5, because equal ones would cancel in a softmax.
     """
 
     def run(*arguments: Any) -> list[Tensor | None]:
@@ -177,7 +177,7 @@ def within(function: Function, environment: Environment) -> Function:
 
 
 def numbered(size: Callable[[], Sequence[Tensor | None]], number: int) -> Callable[[], Tensor | None]:
-    """The size of the result of this number, where there is one."""
+    """The size of result ``number``, if it has one."""
 
     def one() -> Tensor | None:
         found = size()
@@ -191,7 +191,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy that lies as ``tensor`` does, whose elements may lie in one place."""
+    """A copy with the strides of ``tensor``; an expanded tensor itself."""
     shares = any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     if shares:
         return tensor

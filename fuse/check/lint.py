@@ -1,12 +1,12 @@
-"""Conflicts in a set of patterns, each of which is right: one takes another's place, or undoes it.
+"""Conflicts in a set of patterns that are right one by one: one takes another's matches, or undoes it.
 
     shadowed           where B matches, A of higher priority matches too: B never fires
     order-dependent    the same at equal priority: which fires depends on which was registered first
     looping            the replacement is what the pattern matches, or two patterns turn into each other
-    unreachable        nothing is left for it: :mod:`fuse.check.reach`
+    unreachable        no match is left for it: :mod:`fuse.check.reach`
 
-Each pattern is looked for in what the others compute, by each way through those, and in what replaces them.
-``overlaps`` of a pattern declares the names of those that it may meet.
+Each pattern is matched against the graphs of all others, one graph for each way through a pattern (a choice of its
+alternatives), and against their replacements. A pattern's ``overlaps`` names the patterns that it may meet.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def lint(patterns: Sequence[Pattern]) -> list[Finding]:
 
 
 Computed = Mapping[Pattern, Sequence[Callable[[], GraphModule]]]
-"""Make the graphs of what a pattern computes, by each way through it, anew each time."""
+"""Functions that make the graphs of each pattern, one for each way through it, anew in each call."""
 
 
 def _cleaned(pattern: Pattern, way: Way) -> GraphModule:
@@ -58,7 +58,7 @@ def _cleaned(pattern: Pattern, way: Way) -> GraphModule:
 
 
 def _taken(one: Pattern, other: Pattern, patterns: Sequence[Pattern], computed: Computed) -> set[int]:
-    """The ways through ``one`` that ``other``, which goes first, takes from it."""
+    """The ways through ``one`` that ``other`` takes from it by going first."""
     first = (-other.priority, patterns.index(other)) < (-one.priority, patterns.index(one))
     if not first or other.name in one.overlaps or one.name in other.overlaps:
         return set()
@@ -77,7 +77,7 @@ def _rivalry(one: Pattern, other: Pattern) -> Finding:
 
 
 def _loops(patterns: Sequence[Pattern], computed: Computed) -> Iterator[Finding]:
-    """Patterns that match what replaces them, by themselves or by turns."""
+    """Patterns that match their own replacement, or two that match each other's."""
     results: dict[Pattern, GraphModule] = {}
     for pattern in patterns:
         graph = computed[pattern][0]()
@@ -86,7 +86,7 @@ def _loops(patterns: Sequence[Pattern], computed: Computed) -> Iterator[Finding]
             results[pattern] = graph
     for pattern, graph in results.items():
         if fires(graph, [pattern], pattern):
-            yield Finding("looping", pattern.name, pattern.name, "its replacement is what it matches")
+            yield Finding("looping", pattern.name, pattern.name, "it matches its own replacement")
     for one, other in itertools.combinations(results, 2):
         if fires(results[one], [other], other) and fires(results[other], [one], one):
-            yield Finding("looping", one.name, other.name, "each matches what replaces the other: leave one out")
+            yield Finding("looping", one.name, other.name, "each matches the replacement of the other: leave one out")

@@ -1,10 +1,10 @@
-"""Find the first node that differs, when the fused result differs.
+"""Find the first node whose value differs, when the fused result differs.
 
     captured graph, op by op   against   rewritten graph, op by op      a pass changed the meaning of a node
     node, op by op             against   node as its kernel or product  the code generated for a node is wrong
-    neither                                                             the memory plan or the order of steps is
+    no difference                                                       the memory plan or the order of steps is
 
-Values are those of one real call; the first difference in program order is named, with the user's line.
+Both run with the values of one real call. The report names the first difference in program order, with its line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fuse.runtime.variants import Compiled
 
 
 def first_difference(compiled: Compiled, captured: GraphModule, tensors: Sequence[Tensor]) -> str:
-    """The first node of ``compiled.graph`` whose value differs, and on which side of the compiler the fault is.
+    """The first node of ``compiled.graph`` whose value differs, and whether a pass or a kernel is at fault.
 
     ``captured`` is the graph before the passes, ``tensors`` are the values of its placeholders.
     """
@@ -45,10 +45,9 @@ def first_difference(compiled: Compiled, captured: GraphModule, tensors: Sequenc
 
 
 def values_of(graph: GraphModule, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Every node's value, by name, when the graph runs op by op; placeholders take theirs from ``inputs``, by name.
+    """Every node's value, by name, from an op-by-op run with the placeholders' values in ``inputs``, by name.
 
-    A placeholder that a pass added is a constant of the signature. Random operators draw from the same seed each
-    time.
+    A placeholder that a pass added is a constant of the signature. Each run starts from the same random seed.
     """
     recorder = _Recorder(graph)
     signature: Signature = graph.meta["signature"]
@@ -71,7 +70,7 @@ class _Recorder(Interpreter):
 
 
 def isolated(graph: GraphModule, node: Node) -> GraphModule:
-    """A graph that holds one node: its inputs are placeholders, its results the outputs."""
+    """A graph with ``node`` alone: its inputs are placeholders, its results the outputs."""
     alone = Graph()
     inputs: dict[Node, Node] = {}
     for argument in node.all_input_nodes:
@@ -114,13 +113,13 @@ def _computes(node: Node) -> bool:
         return True
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if node.meta["val"] is None:  # it only checks a value
+    if node.meta["val"] is None:  # an assertion
         return False
     return not (ops.is_view(node.target) or ops.is_random(node.target)) and node.target.namespace != "fuse"
 
 
 def _agree(a: Any, b: Any) -> bool:
-    """Equal within tolerance; what only one side has, or is no tensor, is not compared."""
+    """Whether two values are equal within tolerance; a value that is missing, or no tensor, is not compared."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False

@@ -1,12 +1,12 @@
-"""The oracle: one call run eager, fused, and in float64, and everything a caller could notice compared.
+"""The oracle: run one call eager, fused and in float64, and compare everything that a caller could notice.
 
     copies of the call -> eager   -> results, inputs and buffers afterwards, launches
                        -> fused   -> the same twice (the call that compiles, and a later one)
                        -> float64 -> reference values
 
-Compared are values, dtypes, shapes, strides, what was written, which results share memory with what, and launches
-predicted with launches observed. Random operators draw the same in float64 (``draws.py``). Where the model cannot run
-in float64 (it fixes a dtype), eager is the reference and the report says so.
+It compares values, dtypes, shapes, strides, mutations and shared memory, and predicted with observed launches. Random
+operators draw the same numbers in float64 (``draws.py``). If the model cannot run in float64 (it fixes a dtype), eager
+is the reference, and the report says so.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class CheckReport:
     """Result of :func:`check`. ``problems`` is empty when the fused call equals eager's.
 
     ``predicted`` and ``observed`` are launches (before, after); predicted is None for a call that cannot be captured.
-    ``observed_backward`` is the same of the backward pass, where there is one. ``first_difference`` names the node at
-    fault when values differ.
+    ``observed_backward`` has those of the backward pass, if there is one. ``first_difference`` names the node at fault
+    when values differ.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -73,7 +73,7 @@ class CheckReport:
 
     @property
     def launches_after(self) -> int:
-        """All launches of the fused call that were observed, those of the backward pass included."""
+        """All observed launches of the fused call, including its backward pass."""
         return self.observed[1] + (self.observed_backward[1] if self.observed_backward else 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,8 +126,7 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one run left behind: results by name, inputs by name afterwards, other attributes of the model, gradients,
-    aliases."""
+    """The state after one run, by name: results, inputs, other attributes of the model, gradients, aliases."""
 
     results: Mapping[str, Any]
     inputs: Mapping[str, Tensor]
@@ -150,11 +149,11 @@ def check(
     fuel: int | None = None,
     dynamic_shapes: Any = "auto",
 ) -> CheckReport:
-    """Run one call eager and fused and compare everything that a caller could notice.
+    """Run one call eager and fused, and compare everything that a caller could notice.
 
-    The model and the arguments are copied, not changed. ``train`` runs with gradients and compares those of every
-    parameter and input; ``atol`` and ``rtol`` replace the default tolerance; ``passes`` and ``fuel`` are those of
-    ``run_passes``, ``dynamic_shapes`` those of ``fuse.compile``.
+    The model and the arguments are copied, not changed. ``train`` runs with gradients, and compares the gradients of
+    every parameter and input. ``atol`` and ``rtol`` replace the default tolerance; ``passes`` and ``fuel`` are as in
+    ``run_passes``, ``dynamic_shapes`` as in ``fuse.compile``.
 
     Raises:
         FuseError: the call cannot be copied.
@@ -174,7 +173,7 @@ def check(
         fused = Fused(engine)
         memory, held = _memory(fused_call), held_by(fused_call.model)
         first = _outcome(fused_call, fused, seed, train)
-        if engine.fills:  # caches: such calls are captured from the second on
+        if engine.fills:  # a first call that fills caches: the second one is captured
             counting, counting_backward = CountingMode(), CountingMode()
             eager = _outcome(eager_call, None, seed, train, counting, counting_backward)
             exact, reference = None, "eager, since the first call filled what the second one read"
@@ -241,7 +240,7 @@ def _outcome(
 
 
 def _seed(seed: int) -> None:
-    """Let every run draw the same numbers, those of ``random`` and numpy included."""
+    """Seed torch, ``random`` and numpy, so that every run draws the same numbers."""
     torch.manual_seed(seed)
     for generator in global_generators():
         generator.seed(seed)
@@ -258,7 +257,7 @@ def _described(result: Any, call: CheckCall, gradients: Mapping[str, Tensor]) ->
 
 
 def _kinds(result: Any) -> tuple[Any, ...]:
-    """The classes of everything that holds a part of the result."""
+    """The classes of all containers in the result."""
     return type(result), *(_kinds(part) for part in parts_of(result).values())
 
 
@@ -271,13 +270,13 @@ def _backward(result: Any, counting: CountingMode | None = None) -> None:
 
 
 def _tangent(leaf: Tensor) -> Tensor:
-    """Where a gradient starts from: numbers from 0.5 to 1.5 that every dtype holds. Equal ones cancel in a softmax."""
+    """The gradient of a result: numbers from 0.5 to 1.5 that every dtype holds. Equal ones cancel in a softmax."""
     numbers = torch.arange(leaf.numel(), device=leaf.device).mul_(5).remainder_(9).add_(4).view(leaf.shape) / 8
     return torch.empty_like(leaf).copy_(numbers)
 
 
 def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, tuple[str, str, int]]:
-    """For every resulting tensor: the first name that is the same object, the first that shares its memory, and where
+    """For every resulting tensor: the first name of the same object, the first with the same memory, and the offset
     there."""
     objects: dict[int, str] = {}
     storages: dict[int, str] = {}
@@ -292,7 +291,7 @@ def _aliases(results: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[s
 
 
 def _again(call: CheckCall, compiled: Compiled, seed: int) -> tuple[_Outcome, int]:
-    """A later call of the compiled program, under a mode that counts what is sent to ATen."""
+    """A later call of the compiled program, under a mode that counts its dispatches to ATen."""
     _seed(seed)
     leaves = pytree.tree_leaves((call.args, call.kwargs))
     given = compiled.carried.extend(leaves, None)[0] if compiled.carried else leaves
@@ -329,14 +328,14 @@ def _restore(tensors: Mapping[str, Tensor], memory: Mapping[str, Tensor]) -> Non
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The whole memory behind ``tensor``: elements that share a place, as expanded ones, cannot be written singly."""
+    """The whole memory behind ``tensor``: the elements of an expanded one cannot be written one by one."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _reference(
     call: CheckCall, eager: _Outcome, seed: int, train: bool, draws: RecordedDraws
 ) -> tuple[_Outcome | None, str]:
-    """The call in float64 with what eager drew, or None and why there is none."""
+    """The call in float64 with eager's random draws, or None, and a description of the reference."""
     try:
         with _default_dtype(torch.float64), Replayed(draws):
             exact = _outcome(in_float64(call), None, seed, train)
@@ -383,7 +382,7 @@ def _compare_all(
 
 
 def _values(outcome: _Outcome) -> dict[str, Tensor]:
-    """All tensors that a run left behind, by name."""
+    """All tensors after a run, by name."""
     parts = (outcome.results, outcome.inputs, outcome.gradients)
     return {name: value for part in parts for name, value in part.items() if isinstance(value, Tensor)}
 
@@ -397,7 +396,7 @@ def _sizes(
     draws: RecordedDraws,
     rounding: float,
 ) -> dict[str, Tensor]:
-    """The size of each element that a run leaves behind; nothing where the run fails on moved numbers."""
+    """The size of each element after a run; empty if the run fails on perturbed numbers."""
     values = _values(exact or eager)
     dtypes = [value.dtype for value in _values(eager).values() if value.is_floating_point()]
     unit = max([rounding, *(torch.finfo(dtype).eps for dtype in dtypes)])
@@ -412,13 +411,13 @@ def _sizes(
 
     try:
         found = sizes(run, list(values.values()), unit)
-    except Exception:  # what runs on these numbers need not run on others
+    except Exception:  # the model may fail on other numbers
         return {}
     return {name: size for name, size in zip(values, found, strict=True) if size is not None}
 
 
 def _coarsest(compiled: Compiled | None) -> float:
-    """The last place of 1 in the coarsest dtype of the call's floats; 0 where no graph was captured."""
+    """The last place of 1 in the coarsest floating-point dtype of the graph; 0 if no graph was captured."""
     if compiled is None or compiled.graph is None:
         return 0.0
     values = pytree.tree_leaves([node.meta.get("val") for node in compiled.graph.graph.nodes])
@@ -447,13 +446,13 @@ def _structure_problems(fused: _Outcome, eager: _Outcome) -> list[str]:
 
 
 def _equal(mine: Any, theirs: Any) -> bool:
-    """Whether two objects of one class are equal, as far as they can tell: iterators and the like cannot."""
+    """Whether two objects of one class are equal; those that cannot be compared, such as iterators, count as equal."""
     kind: Any = type(mine)
     if mine is theirs or same_value(mine, theirs):  # NaN is equal to NaN here
         return True
-    if kind.__eq__ is object.__eq__ or isinstance(mine, weakref.ref):  # which knows the copy's own tensor
+    if kind.__eq__ is object.__eq__ or isinstance(mine, weakref.ref):  # a weak reference is to the copy's own tensor
         return True
-    if isinstance(mine, types.MethodType):  # of copies of one object
+    if isinstance(mine, types.MethodType):  # a method of each copy of one object
         return bool(mine.__func__ is theirs.__func__ and type(mine.__self__) is type(theirs.__self__))
     try:
         return bool(mine == theirs)
@@ -470,7 +469,7 @@ def _alias_text(name: str, alias: tuple[str, str, int]) -> str:
 
 
 def _predicted(call: CheckCall, compiled: Compiled | None, seed: int, train: bool) -> tuple[int | None, int | None]:
-    _seed(seed)  # a number that the model draws may decide what is launched
+    _seed(seed)  # a random number in the model may decide which operators launch
     try:
         if train:
             captured = capture_joint(call.model, call.args, call.kwargs).forward

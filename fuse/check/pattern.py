@@ -1,12 +1,12 @@
-"""Hold a pattern to what it says: its replacement gives what the pattern gives, and near misses do not fire.
+"""Test a pattern: its replacement gives the same results as the pattern, and near misses do not fire.
 
     samples  ->  capture  ->  match  ->  rewrite  ->  run before and after, op by op  ->  compare
     near misses of each   ->  the same: no match, or a right one
 
-A pattern without ``replace`` becomes a region of the graph's own operators and cannot say anything else; for those
-it is ``fuse check-pattern`` that runs the generated kernel. A pattern with one is tried before it is first used, and is
-refused where it is wrong on calls of the usual classes, or right on none. Calls of other classes (dtypes, layouts,
-ranks, what is broadcast) on which it raises or is wrong are declined, and the others are not: that is its domain.
+A pattern without ``replace`` becomes a region of the graph's own operators, which cannot compute anything else; ``fuse
+check-pattern`` runs its generated kernel. A pattern with ``replace`` is tried before it is first used. It is refused if
+it is wrong on calls of the usual classes, or right on none. Calls of other classes (dtypes, layouts, ranks, broadcasts)
+are declined if it raises or is wrong on them; the remaining classes are its domain.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from fuse.rewrite.registry import of_stages
 
 SCHEMA_VERSION = 1
 QUICK_SHAPES = 4
-"""Other sizes that are tried before a pattern is first used."""
+"""The number of other sizes that are tried before a pattern is first used."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Counterexample:
 
 @dataclass
 class Verification:
-    """What came of trying one pattern; ``declined`` and ``missed`` are calls at which it did not fire.
+    """The result of trying one pattern; ``declined`` and ``missed`` count calls in which it did not fire.
 
-    ``domain`` says what came of each class of calls at which it did, ``particular`` what is particular about them.
+    ``domain`` has the verdict on each class of calls in which it did, ``particular`` the traits of each class.
     """
 
     pattern: Pattern
@@ -118,7 +118,7 @@ class Verification:
         return "\n".join([*lines, f"  refused: {self.counterexample}" if self.counterexample else "  passed"])
 
     def _domain(self) -> Iterator[str]:
-        """The classes of calls that are declined, each with the reason, and what the others have in particular."""
+        """The classes of calls that are declined, each with the reason, and the traits of the right ones."""
         rows = [(told, f"declined, {one}") for told, one in self.domain.items() if one.outcome != "right"]
         right = dict.fromkeys(self.particular[told] for told, one in self.domain.items() if one.outcome == "right")
         if right:
@@ -129,8 +129,8 @@ class Verification:
 def verify(pattern: Pattern, *, quick: bool = False) -> Verification:
     """Try ``pattern`` on samples and on near misses of them, up to the first counterexample.
 
-    ``quick`` leaves out most sizes, all classes of calls but the usual ones where those are right, the gradients of
-    other calls, and the generated kernels.
+    ``quick`` leaves out most sizes, the generated kernels, the gradients of unusual calls and, if the usual calls are
+    right, all other classes of calls.
 
     Raises:
         FuseError: the pattern cannot be run at all.
@@ -198,14 +198,14 @@ def _near_misses(found: Verification, sample: Sample) -> Iterator[Counterexample
         try:
             tried = judged(found.pattern, altered.__call__, tuple(tensor.clone() for tensor in given), held)
         except CaptureError:
-            continue  # what is changed that way does not run
+            continue  # the changed graph does not run
         found.near_fired += tried.fired
         found.missed += not tried.fired
         yield _counterexample(f"near miss, {altered.what}; {sample}", tried)
 
 
 def _gradients(found: Verification, sample: Sample) -> Counterexample | None:
-    """Where pattern and replacement can both be differentiated, their gradients are equal."""
+    """Compare the gradients of pattern and replacement, if both can be differentiated."""
     pattern = found.pattern
     if pattern.replace is None:
         return None
@@ -228,7 +228,7 @@ def _gradients(found: Verification, sample: Sample) -> Counterexample | None:
 
 
 def _own_gradients(found: Verification, sample: Sample) -> Counterexample | None:
-    """The gradients that the pattern has a rule for are those of what it computes."""
+    """Compare the gradients by the pattern's own rule with those of the pattern."""
     if found.pattern.backward is None:
         return None
     usual = sample.what == "as usual"
@@ -238,7 +238,7 @@ def _own_gradients(found: Verification, sample: Sample) -> Counterexample | None
 
 
 def _kernel(found: Verification, sample: Sample) -> Counterexample | None:
-    """The pattern alone, as generated code, is held to eager as ``fuse check`` holds a model."""
+    """Compare the generated kernel of the pattern alone with eager, as ``fuse check`` does for a model."""
     with alone(found.pattern):
         model, arguments = as_model(bound(found.pattern, sample), sample.arguments(), constants(found.pattern))
         report = check(model, arguments, passes=[match_patterns.__name__])
@@ -251,7 +251,7 @@ def _kernel(found: Verification, sample: Sample) -> Counterexample | None:
 
 @dataclass(frozen=True)
 class Judged:
-    """What came of looking for a pattern in one call: whether it fired, why not, and what is wrong if it did."""
+    """The result of matching a pattern in one call: whether it fired, why not, and the verdict if it did."""
 
     fired: bool
     reasons: Sequence[str]
@@ -263,7 +263,7 @@ class Judged:
 
 
 def bound(pattern: Pattern, sample: Sample) -> Callable[..., Any]:
-    """The pattern with the constants of ``sample`` and by its alternatives."""
+    """The pattern with the constants and the choice of alternatives of ``sample``."""
 
     def function(*arguments: Any) -> Any:
         with running(sample.environment):
@@ -273,7 +273,7 @@ def bound(pattern: Pattern, sample: Sample) -> Callable[..., Any]:
 
 
 def constants(pattern: Pattern) -> list[int]:
-    """The places of the tensors that ``pattern`` wants to be the same in every call."""
+    """The positions of the tensors that ``pattern`` requires to be constants."""
     wanted = pattern.constrained
     return [at for at, one in enumerate(pattern.parameters) if one.name in wanted and wanted[one.name].constant]
 
@@ -281,14 +281,14 @@ def constants(pattern: Pattern) -> list[int]:
 def as_model(
     function: Callable[..., Any], arguments: Sequence[Any], held: Collection[int] = ()
 ) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A model that computes ``function(*arguments)`` and has those ``held`` itself, and what else it is called with."""
+    """A model that computes ``function(*arguments)``, with the ``held`` ones as its attributes; and the other ones."""
     if not held:
         return Function(function), tuple(arguments)
     return Holding(function, arguments, held), tuple(one for at, one in enumerate(arguments) if at not in held)
 
 
 def tensors_of(graph: GraphModule, model: nn.Module, arguments: Sequence[Any]) -> list[Tensor]:
-    """What the placeholders of ``graph``, which ``model`` was captured as, are in a call with ``arguments``."""
+    """The values of the placeholders of ``graph``, captured from ``model``, in a call with ``arguments``."""
     leaves = pytree.tree_leaves(list(arguments))
     inputs = graph.meta["signature"].inputs
     return [leaves[spec.index] if spec.kind == "argument" else held_tensor(spec, model) for spec in inputs]
@@ -297,9 +297,9 @@ def tensors_of(graph: GraphModule, model: nn.Module, arguments: Sequence[Any]) -
 def judged(
     pattern: Pattern, function: Callable[..., Any], arguments: Sequence[Any], held: Collection[int] = ()
 ) -> Judged:
-    """Whether ``pattern`` fires in ``function``, and what is wrong with the result if it does.
+    """Whether ``pattern`` fires in ``function``, and the verdict on the result if it does.
 
-    The arguments at the places ``held`` are the same in every call, as weights are.
+    The arguments at the positions ``held`` are the same in every call, like weights.
     """
     model, given = as_model(function, arguments, held)
     before, after = (capture(model, given) for _ in range(2))
@@ -308,18 +308,18 @@ def judged(
     reasons = [f"{one.kind}: {one.reason}" for one in outcomes if one.kind != "matched"]
     if len(reasons) == len(outcomes):
         needs_none = pattern.backward is not None and any(one.kind == "refused by lowering" for one in outcomes)
-        return Judged(needs_none, reasons, None)  # a rule for gradients needs no kernel
+        return Judged(needs_none, reasons, None)  # a pattern with its own gradients needs no kernel
     if pattern.replace is None:
         return Judged(True, reasons, RIGHT)
     tensors = tensors_of(before, model, given)
-    folded = tensors_of(after, model, given)[len(tensors) :]  # what is made of no input is given to the graph
+    folded = tensors_of(after, model, given)[len(tensors) :]  # folded constants are inputs too
     return Judged(
         True, reasons, _wrong(before, lambda *tensors: after(*tensors, *folded), tensors, function, arguments)
     )
 
 
 def rewrite(graph: GraphModule, patterns: Sequence[Pattern]) -> list[Outcome]:
-    """Rewrite what ``patterns`` match in ``graph``; what became of each candidate."""
+    """Rewrite the matches of ``patterns`` in ``graph``; returns the outcome of each candidate."""
     outcomes, moved = match(graph, patterns, prepare_untried), dict[Any, Any]()
     for one in outcomes:
         if one.kind == "matched":
@@ -337,15 +337,15 @@ def _wrong(
     function: Callable[..., Any],
     arguments: Sequence[Any],
 ) -> Trial:
-    """Whether the results of ``after`` are those of ``before``."""
+    """The verdict on the results of ``after``, compared with those of ``before``."""
     with torch.no_grad():
         try:
             eager = before(*tensors)
-        except Exception:  # what has no kernel for this dtype fails in eager, and goes on to fail
+        except Exception:  # eager has no kernel for this dtype: the rewritten graph may fail too
             return RIGHT
         try:
             mine = after(*tensors)
-        except Exception as error:  # whatever the user's replacement raises
+        except Exception as error:  # the user's replacement may raise anything
             return Trial("raised", f"replace fails, {said(error)}")
         exact = _in_float64(before, function, arguments) or [None] * len(eager)
     size = cache(lambda: sizes_of([before, after], tensors, unit_of(eager)))
@@ -356,7 +356,7 @@ def _wrong(
 
 
 def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any] | None:
-    """The flat outputs of the graph, computed in float64; None where the function does not run so."""
+    """The flat outputs of the graph, computed in float64; None if the function does not run in float64."""
     wide = pytree.tree_map_only(Tensor, as_float64, list(arguments))
     try:
         results = pytree.tree_leaves(function(*wide))
@@ -370,7 +370,7 @@ def _in_float64(before: GraphModule, function: Callable[..., Any], arguments: Se
 
 
 def _counterexample(told: str, tried: Judged) -> Counterexample | None:
-    """The fault of a call; a call on which the replacement raises is declined, and no fault."""
+    """The fault of a call, or None; a call on which the replacement raises is declined, which is no fault."""
     if tried.trial is None or tried.trial.outcome != "wrong":
         return None
     return Counterexample(told, tried.trial.reason)

@@ -1,10 +1,10 @@
-"""Whether a pattern can fire at all: it is looked for in what it computes itself, as a model's graph would hold that.
+"""Whether a pattern can fire at all: it is matched against the graph of its own function.
 
-pattern --capture--> graph --each pass that runs before patterns are looked for--> graph     is it still there?
+pattern --capture--> graph --each pass that runs before patterns are matched--> graph     does it still match?
 
-never there             nothing is what it wants: a check that never passes, a constraint that its operators exclude
-there, and then not     an earlier pass writes in another way what it matches
-taken, way by way       patterns that go first have each way through it, though none of them has all
+never                   a check never passes, or its operators exclude one of its constraints
+at first only           an earlier pass rewrites its operators
+taken, way by way       patterns that go first take each way through it, though no single one takes all
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.pipeline import run_passes
 
 Way = Sample
-"""A way through a pattern, with arguments for it."""
+"""A choice of a pattern's alternatives, with arguments for it."""
 
 FACTORS = (64, 4)
-"""How much longer than usual tensors are tried, for passes that ask what a rewrite costs."""
+"""Factors by which larger tensors are tried, for passes that ask what a rewrite costs."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to mend in a set of patterns; ``kind`` as in the list of :mod:`fuse.check.lint`.
+    """One conflict in a set of patterns; :mod:`fuse.check.lint` lists the kinds.
 
-    ``other`` is the pattern, or the pass, that is in the way of ``pattern``; empty where nothing else is.
+    ``other`` is the pattern or pass that keeps ``pattern`` from firing; empty if there is none.
     """
 
     kind: str
@@ -50,41 +50,41 @@ class Finding:
 
 
 def unreachable(pattern: Pattern, takers: Sequence[str] = ()) -> Iterator[Finding]:
-    """Why ``pattern`` can never fire; ``takers`` are the patterns that have each way through it, where some do.
+    """Why ``pattern`` can never fire; ``takers`` are the patterns that together take each way through it, if any.
 
     >>> import torch
     >>> from fuse.rewrite.patterns.definition import define
     >>> def less_nothing(x): return torch.tanh(torch.exp(x) - 0.0)
     >>> print(*unreachable(define(less_nothing)))
-    unreachable: less_nothing and no_ops; the pass rewrites what it matches before patterns are looked for
+    unreachable: less_nothing and no_ops; the pass rewrites its operators before patterns are matched
     """
     tried = (one for way in ways(pattern) for one in (way, *_longer(way, pattern)))
     lost = _always_lost(pattern, tried)
     if lost is not None:
         yield lost
     elif takers:
-        advice = "they go first and have each way through it: give it a higher priority, or leave it out"
+        advice = "together they match each way through it first: give it a higher priority, or leave it out"
         yield Finding("unreachable", pattern.name, ", ".join(takers), advice)
 
 
 def ways(pattern: Pattern) -> list[Way]:
-    """Arguments for each way through ``pattern``, with each of its examples; the first ways of many."""
+    """Arguments for each way through ``pattern``, with each of its examples; at most ``MAX_WAYS``."""
     return list(usual_samples(pattern))
 
 
 def captured(pattern: Pattern, way: Way) -> GraphModule:
-    """The graph of what ``pattern`` computes by ``way``."""
+    """The graph of ``pattern`` with the alternatives of ``way``."""
     return capture(*as_model(bound(pattern, way), way.arguments(), constants(pattern)))
 
 
 def fires(graph: GraphModule, patterns: Sequence[Pattern], wanted: Pattern) -> bool:
-    """Whether ``wanted`` is matched in ``graph``, or in the body of a loop there, where ``patterns`` are looked for."""
+    """Whether ``wanted`` is matched in ``graph``, or in the body of a loop there, among all ``patterns``."""
     outcomes = (one for body, _ in nested.walk(graph) for one in match(body, patterns, prepare_untried))
     return any(one.kind == "matched" and one.pattern is wanted for one in outcomes)
 
 
 def _always_lost(pattern: Pattern, tried: Iterator[Way]) -> Finding | None:
-    """What the first of ``tried`` is lost by, where all are."""
+    """Why the pattern does not fire for the first way of ``tried``; None if it fires for one of them."""
     first: Finding | None = None
     for way in tried:
         finding = _lost(pattern, way)
@@ -95,7 +95,7 @@ def _always_lost(pattern: Pattern, tried: Iterator[Way]) -> Finding | None:
 
 
 def _lost(pattern: Pattern, way: Way) -> Finding | None:
-    """Why ``pattern`` does not fire in what it computes by ``way`` once earlier passes have run; None where it does."""
+    """Why ``pattern`` does not fire in its graph by ``way`` once earlier passes have run; None if it does."""
     graph = captured(pattern, way)
     there, culprit = fires(graph, [pattern], pattern), ""
     for name in registry.earlier_than(match_patterns.__name__):
@@ -106,7 +106,7 @@ def _lost(pattern: Pattern, way: Way) -> Finding | None:
         return None
     if culprit:
         return Finding(
-            "unreachable", pattern.name, culprit, "the pass rewrites what it matches before patterns are looked for"
+            "unreachable", pattern.name, culprit, "the pass rewrites its operators before patterns are matched"
         )
     best = max(match(graph, [pattern], prepare_untried, near=True), key=lambda one: one.progress, default=None)
     reason = "no operator of it is left" if best is None else f"{best.kind}: {best.reason}"
@@ -114,7 +114,7 @@ def _lost(pattern: Pattern, way: Way) -> Finding | None:
 
 
 def _longer(way: Way, pattern: Pattern) -> Iterator[Way]:
-    """The same with longer tensors, for passes that ask what a rewrite costs; nothing where the pattern takes none."""
+    """``way`` with larger tensors, for passes that ask what a rewrite costs; empty if the pattern takes none."""
     for factor in FACTORS:
         kinds = [pytree.tree_map_only(Kind, partial(_times, factor), kind) for kind in way.kinds]
         longer = replace(way, kinds=tuple(kinds))

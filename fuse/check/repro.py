@@ -1,4 +1,4 @@
-"""A captured graph as the source of a model file that needs nothing but torch.
+"""Write a captured graph as a model file that needs only torch.
 
 graph of ATen operators     ->     class Model(nn.Module): def forward(self, x, ...): ...
 its placeholders            ->     def get_inputs(): tensors of those shapes, strides and dtypes
@@ -38,7 +38,7 @@ def get_inputs():
 
 
 def source_of(graph: GraphModule, inputs: Sequence[Tensor], about: str) -> str | None:
-    """The file; None where the graph holds more than ATen operators. ``inputs`` are like the graph's placeholders.
+    """The text of the file; None if the graph has nodes beyond ATen operators. ``inputs`` are like its placeholders.
 
     >>> import fuse
     >>> graph = fuse.capture(torch.nn.Tanh(), (torch.zeros(3),))
@@ -64,7 +64,7 @@ def _plain(node: Node) -> bool:
 
 
 def _made(value: Tensor) -> str:
-    """An expression that makes a tensor like ``value``, of random numbers."""
+    """An expression for a random tensor with the shape, strides and dtype of ``value``."""
     shape = list(value.shape)
     if value.dtype.is_floating_point:
         dtype = "" if value.dtype == torch.float32 else f", dtype={value.dtype}"

@@ -1,13 +1,13 @@
-"""Arguments to try a pattern with: what it is usually given, and what one forgets to think of.
+"""Arguments to try a pattern with: usual ones, and the cases that authors forget.
 
     usual               float32[8, 8]; one sample for each way through the pattern, and for each value of a constant
-    shapes              sizes changed together where they hang together; size one, size zero
+    shapes              dependent sizes changed together; size one, size zero
     dtypes              float64, bfloat16, float16, int64, and one input of another dtype than the others
     strides             transposed, expanded, every other element of something larger
     special values      one element NaN, infinite, zero, minus zero, huge
     aliased inputs      one tensor in two places
 
-Only what the pattern itself runs with is a sample. Equal seeds give equal samples.
+Only arguments that the pattern itself accepts become samples. Equal seeds give equal samples.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fuse.rewrite.patterns.language import Environment
 from fuse.rewrite.patterns.tracing import why_not
 
 MAX_WAYS = 8
-"""Ways through one pattern that are tried."""
+"""Ways through one pattern (choices of its alternatives) that are tried."""
 
 SHAPES = 12
 SIZES = (11, 1, 5, 2, 0, 3)
 LARGEST = 2**20
-"""Elements of a result that a sample may have."""
+"""The most elements of a result of a sample."""
 
 _DTYPES = (torch.float64, torch.bfloat16, torch.float16, torch.int64)
 _FINITE = (0.0, -0.0)
@@ -46,7 +46,7 @@ _SMALL = (2, 1, 0, 0.5)
 
 @dataclass(frozen=True)
 class Kind:
-    """Description of a tensor to make: ``laid_out`` is its memory layout, ``special`` a value that one element has."""
+    """Description of a tensor to make: ``laid_out`` is its memory layout, ``special`` the value of one element."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -66,7 +66,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of a pattern: ``what`` says what is particular about it; ``same`` are inputs that are one tensor."""
+    """One call of a pattern: ``what`` names its special trait; ``same`` are two inputs that are one tensor."""
 
     what: str
     kinds: tuple[Any, ...]
@@ -80,12 +80,12 @@ class Sample:
 
     @property
     def may_be_at_a_kink(self) -> bool:
-        """Whether values are such that two right formulas may have different gradients: relu and clamp at 0 or NaN."""
+        """Whether values are such that two right formulas may differ in gradients: relu and clamp at 0 or NaN."""
         kinds = pytree.tree_leaves(list(self.kinds))
         return self.same is not None or any(isinstance(kind, Kind) and kind.special is not None for kind in kinds)
 
     def arguments(self) -> tuple[Any, ...]:
-        """The tensors, and lists of tensors, that the pattern is called with."""
+        """The pattern's arguments: tensors and lists of tensors."""
         generator = torch.Generator().manual_seed(0)
         made = pytree.tree_map_only(Kind, lambda kind: kind.made(generator), list(self.kinds))
         if self.same is not None:
@@ -93,7 +93,7 @@ class Sample:
         return tuple(made)
 
     def runs(self, pattern: Pattern) -> bool:
-        """Whether the pattern takes these arguments."""
+        """Whether the pattern runs with these arguments."""
         empty = pytree.tree_map_only(Kind, Kind.empty, list(self.kinds))
         return why_not(_small(pattern.function), empty, self.environment) is None
 
@@ -103,13 +103,13 @@ class Sample:
 
     @property
     def may_overflow(self) -> bool:
-        """Whether an element is NaN, infinite or huge: what ``finite=True`` leaves out."""
+        """Whether an element is NaN, infinite or huge; ``finite=True`` leaves such samples out."""
         kinds = pytree.tree_leaves(list(self.kinds))
         return any(isinstance(kind, Kind) and kind.special not in (None, *_FINITE) for kind in kinds)
 
 
 def samples(pattern: Pattern, shapes: int = SHAPES) -> Iterator[Sample]:
-    """What to try ``pattern`` with; the first sample of each way through it is the usual one.
+    """The samples to try ``pattern`` with; the first one of each way through it is the usual one.
 
     Raises:
         FuseError: the pattern cannot be run.
@@ -123,7 +123,7 @@ def samples(pattern: Pattern, shapes: int = SHAPES) -> Iterator[Sample]:
 
 
 def usual_samples(pattern: Pattern) -> Iterator[Sample]:
-    """One sample for each way through ``pattern``, with each of its examples; the first ways of many."""
+    """One sample for each way through ``pattern``, with each of its examples; at most ``MAX_WAYS``."""
     return itertools.islice(_usual(pattern), MAX_WAYS)
 
 
@@ -138,7 +138,7 @@ def _usual(pattern: Pattern) -> Iterator[Sample]:
 
 
 def _with_small_constants(sample: Sample) -> Iterator[Sample]:
-    """In the place of the number that a guess takes because it stands for nothing else."""
+    """``sample`` with small numbers for the guessed constants (``_GUESSED`` is a number that occurs nowhere else)."""
     guessed = [name for name, value in sample.constants.items() if value == _GUESSED]
     for values in itertools.product(_SMALL, repeat=min(len(guessed), 2)):
         chosen = {name: values[min(place, 1)] for place, name in enumerate(guessed)}
@@ -158,7 +158,7 @@ def _others(value: Any) -> tuple[Any, ...]:
 
 
 def _shapes(usual: Sample, pattern: Pattern, count: int) -> Iterator[Sample]:
-    """Sizes that the pattern lets change, alone or with one of another tensor, in random company."""
+    """Samples of other sizes: those that may change, alone or with one of another tensor, in random combinations."""
     draw = random.Random(0)
     places = [
         (i, dim) for i, kind in enumerate(usual.kinds) if isinstance(kind, Kind) for dim in range(len(kind.shape))
@@ -214,7 +214,7 @@ def _aliased(usual: Sample) -> Iterator[Sample]:
 
 
 def _changed(sample: Sample, what: str, places: Sequence[int], **changes: Any) -> Sample:
-    """``sample`` with these tensors (and lists of tensors) of another kind."""
+    """``sample`` with ``changes`` to the tensors (and lists of tensors) at ``places``."""
     kinds = list(sample.kinds)
     for place in places:
         kinds[place] = pytree.tree_map_only(Kind, lambda kind: replace(kind, **changes), kinds[place])
@@ -222,7 +222,7 @@ def _changed(sample: Sample, what: str, places: Sequence[int], **changes: Any) -
 
 
 def _small(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which fails where it gives more than can be computed here."""
+    """``function``, but with an error for results of more than ``LARGEST`` elements."""
 
     def limited(*arguments: Any) -> Any:
         result = function(*arguments)
@@ -246,7 +246,7 @@ def values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator,
 
 
 def _laid_out(tensor: Tensor, how: str) -> Tensor:
-    """``tensor`` in another layout; with ``expanded`` its rows are one, so that its values change, too."""
+    """``tensor`` in another layout; ``expanded`` repeats its first row, so that its values change too."""
     if how == "transposed" and tensor.dim() > 1:
         return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
     if how == "every other" and tensor.dim():

@@ -1,12 +1,12 @@
-"""How much was added up to each element of a result: what rounding on the way may move, element by element.
+"""The size of the terms summed to each element of a result, which bounds the effect of rounding on it.
 
     y = a - b        a and b near 1000, y near 0.001        size 1000: last places are those of the terms, not of y
 
-The call is run a few times with every operator's result, and its arguments, moved by some units of the last place, up
+The call runs a few times. Each run moves the arguments and every operator's result by some units of the last place, up
 or down at random (stochastic arithmetic: Vignes, "A stochastic arithmetic for reliable scientific computation", 1993).
-The distance that an element of the result moves, in such units, is its size; never less than its magnitude. A gradient
-that is zero because its terms cancel has the size of these terms; so has an element that ``relu`` cuts off just below
-zero, and that rounding may lift above it.
+The size of an element is the distance that it moves, in such units, plus its magnitude. A gradient that is zero because
+its terms cancel has the size of these terms. So has an element just below zero that ``relu`` cuts off, because rounding
+may lift it above zero.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from fuse import ops
 
 RUNS = 8
-"""With four, one element in a million moves by a thirtieth of its neighbours' distance, and is held too tightly."""
+"""With four runs, one element in a million moves a thirtieth as far as its neighbours: its limit is too tight."""
 
 MIRRORED = 4
-"""Runs made again with each move turned round, so that one of the two moves an element to the other side of a kink."""
+"""Runs repeated with opposite moves, so that one of the two takes an element across a kink."""
 
 UNITS = 8.0
-"""Units of the last place that are moved by: half of the tolerance, so that kinks within the tolerance are reached."""
+"""Units of the last place of one move: half of the tolerance, so that runs reach kinks within the tolerance."""
 
 
 class Jittered(TorchDispatchMode):
-    """Moves all floats that operators compute by ``step``, relatively, up or down; by ``-step``, down or up."""
+    """Moves all floats that operators compute by ``step`` of their value, up or down; ``-step``: the opposite way."""
 
     def __init__(self, step: float, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -53,7 +53,7 @@ class Jittered(TorchDispatchMode):
         return result
 
     def move(self, tensors: Iterable[Tensor]) -> None:
-        """Move the elements of floating tensors, in place; other modes, as one that replays draws, do not see it."""
+        """Move the elements of floating-point tensors in place, unseen by other modes (one may replay draws)."""
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.numel() and not _repeats(tensor):
                 with _disable_current_modes(), torch.no_grad():
@@ -62,9 +62,9 @@ class Jittered(TorchDispatchMode):
 
 
 def sizes(run: Callable[[Jittered], Sequence[Tensor | None]], exact: Sequence[Tensor | None], unit: float) -> list[Any]:
-    """The sizes of the results ``exact`` of a call, in float64; None for those that have none.
+    """The sizes of the elements of ``exact``, a call's results in float64; None for a result without floats.
 
-    ``run(mode)`` is that call on what ``mode.move`` has moved, within ``mode``.
+    ``run(mode)`` repeats the call within ``mode``, on arguments that ``mode.move`` has moved.
 
     >>> x = torch.tensor([1000.0, 1.0], dtype=torch.float64)
     >>> def run(mode):
@@ -98,7 +98,7 @@ def _is_real(value: Any) -> bool:
 
 
 def _repeats(tensor: Tensor) -> bool:
-    """Whether two elements may lie in one place."""
+    """Whether the tensor is expanded, so that elements share memory."""
     return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -107,7 +107,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _written(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """What ``op`` writes into."""
+    """The tensors that ``op`` writes to."""
     if torch.Tag.inplace_view in op.tags:
         return []
     arguments = op._schema.arguments

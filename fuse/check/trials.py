@@ -4,8 +4,8 @@
     first match in a class       a few calls of that class (dtypes, ranks, broadcast, layout,      right, raised, wrong
                                  numbers), and their gradients where the pattern has a rule
 
-What was found is kept on disk under what the pattern's code says (:mod:`fuse.rewrite.patterns.kept`): nothing is tried
-twice for the same code. A class takes 2 to 70 ms, a pattern as a whole 0.1 to 3 s.
+Verdicts are kept on disk by the pattern's code (:mod:`fuse.rewrite.patterns.kept`), so that nothing is tried twice for
+the same code. A class takes 2 to 70 ms, a whole pattern 0.1 to 3 s.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VERIFIED = "verified"
 _NOT_TRIED = Trial("not tried", "the pattern runs on no smaller tensors of this class")
 
 MAX_NUMBERS = 64
-"""Classes that differ in the pattern's numbers alone and are tried: a loop may give each step a number of its own."""
+"""The most classes tried that differ in the pattern's numbers alone: each step of a loop may have its own number."""
 
 _known: dict[tuple[Pattern, str, str], Trial] = {}
 _numbers: dict[tuple[Pattern, str, str], set[str]] = {}
@@ -47,7 +47,7 @@ _numbers: dict[tuple[Pattern, str, str], set[str]] = {}
 
 @cache
 def refusal(pattern: Pattern) -> str | None:
-    """The reason why ``pattern`` must not be used, or None: the result of a quick trial, now or at an earlier time.
+    """The reason why ``pattern`` must not be used, or None: the result of a quick trial, new or kept.
 
     Only a pattern with ``replace`` or ``backward`` can be wrong.
     """
@@ -64,12 +64,12 @@ def refusal(pattern: Pattern) -> str | None:
 
 
 def trial(found: Found) -> Trial:
-    """The verdict on the pattern of ``found``, by calls of its class that were tried now or at an earlier time."""
+    """The verdict, new or kept, on the pattern of the match ``found`` for calls of its class."""
     return _known_or(found, "class", tried)
 
 
 def gradient_trial(found: Found) -> Trial:
-    """The verdict on the gradients of ``found`` by the pattern's rule, by calls of its class."""
+    """The verdict on the gradients by the pattern's rule, for calls of the class of ``found``."""
     return _known_or(found, "gradients", gradients_tried)
 
 
@@ -94,7 +94,7 @@ def _known_or(found: Found, asked: str, find: Callable[[Pattern, Sequence[Any], 
 
 
 def gradients_tried(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial:
-    """The verdict on the gradients in calls like ``arguments`` (tensors without data) and of other sizes."""
+    """The verdict on the gradients for calls like ``arguments`` (tensors without data), and for other sizes."""
     for sizes in (*_smaller(arguments), {}):
         if not sizes and _elements(arguments) > LARGEST:
             break
@@ -108,21 +108,21 @@ def gradients_tried(pattern: Pattern, arguments: Sequence[Any], environment: Env
 
 @contextmanager
 def _by_itself() -> Iterator[None]:
-    """Verdicts are kept, and must not depend on the modes that a model is first called in; its random draws go on."""
+    """Isolate a trial: kept verdicts must not depend on the model's modes, nor its random draws on the trial."""
     apart = (torch.inference_mode(False), torch.enable_grad(), without_autocast())
     with quiet(), torch.random.fork_rng(devices=[]), apart[0], apart[1], apart[2]:
         yield
 
 
 def tried(pattern: Pattern, arguments: Sequence[Any], environment: Environment) -> Trial:
-    """The verdict on calls like ``arguments`` (tensors without data), of other sizes, and with NaN and infinities."""
+    """The verdict on calls like ``arguments`` (tensors without data), with other sizes, NaN and infinities."""
     ran = False
     raised: Trial | None = None
     for sizes in (*_smaller(arguments), None):
         if sizes is None and (ran or _elements(arguments) > LARGEST):
-            break  # else: what demands certain sizes is tried with those of the call
+            break  # otherwise, a pattern that requires certain sizes is tried with those of the call
         for special in (None, *(() if pattern.finite else _SPECIAL)):
-            for most in (4, 2, 1):  # integers are often places in other tensors
+            for most in (4, 2, 1):  # integers are often indices into other tensors
                 given = _made(arguments, sizes or {}, special, most)
                 if (one := judged_call(pattern, given, environment)) is not None:
                     break
@@ -141,7 +141,7 @@ def _with_call(one: Trial, given: Sequence[Any], special: float | None) -> Trial
 
 
 def _smaller(arguments: Sequence[Any]) -> Iterator[dict[int, int]]:
-    """Small sizes in the place of those of ``arguments``, equal ones for equal ones."""
+    """Maps of the sizes of ``arguments`` to small ones; equal sizes stay equal."""
     tensors = [one for one in pytree.tree_leaves(list(arguments)) if isinstance(one, Tensor)]
     distinct = list(dict.fromkeys(int(size) for one in tensors for size in one.shape if int(size) > 1))
     for small in _SIZES:
@@ -160,7 +160,7 @@ def _made(arguments: Sequence[Any], sizes: dict[int, int], special: float | None
 def _like(
     tensor: Tensor, sizes: dict[int, int], special: float | None, most: int, generator: torch.Generator
 ) -> Tensor:
-    """A tensor with data of the class of ``tensor``."""
+    """A tensor with data, of the same class as ``tensor``."""
     shape = tuple(sizes.get(int(size), int(size)) for size in tensor.shape)
     made = values(shape, tensor.dtype, generator, most)
     if special is not None and made.numel() and made.is_floating_point():
