@@ -286,7 +286,7 @@ class Reader:
         ours = all(isinstance(one, FakeTensor) and one.fake_mode is self.fake_mode for one in tensors)
         if not found or self.plain or not ours:
             return None
-        nodes = [node_of(one) if is_number(one) else self._begin(one) for one in found]
+        nodes = [node_of(one) if is_number(one) else self._node(one) for one in found]
         if not any(map(self._varying.of, nodes)):
             return None
         table, dims = viewed(tensor, index, view)
@@ -299,6 +299,8 @@ class Reader:
         with self.aside():
             if not looks_like_view(table, dims, positions):
                 return None
+        for one in tensors:
+            self._begin(one)
         count = len(self._dispatches)
         result: Tensor = aten.index.Tensor(table, positions)
         del self._dispatches[count:]  # eager returns a view
