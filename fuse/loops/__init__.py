@@ -1,1 +1,1 @@
-"""Loops: proof that a stretch of a graph is a loop unrolled, and what is made of it."""
+"""Loops: prove that a stretch of a graph is an unrolled loop, and build the loop."""

@@ -2,9 +2,9 @@
 
     y = log_softmax(h @ w)            Y = log_softmax(view(H, [T * B, K]) @ w)     H: all h, side by side
 
-The operators that the rules call are recorded into a graph, with the values that they give on fake tensors and the line
-of the operator that they stand for. A product with a weight that all steps share becomes one product over all their
-rows, in whichever order these lie in memory.
+The operators that the rules call are recorded into a graph, with their fake results and the line of the original
+operator. A product with a weight that all steps share becomes one product over the rows of all steps, in either memory
+order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fuse.rewrite import surgery
 aten = torch.ops.aten
 
 MOST_OPERATORS = 24
-"""Operators that a rule may call for one."""
+"""The most operators that a rule may call for one operator."""
 
 ROWS_OF_A_WEIGHT = (aten.mm.default, aten.addmm.default)
 
@@ -37,7 +37,7 @@ class CannotBatchError(Exception):
 
 
 def can_batch(node: Node) -> bool:
-    """Whether ``node`` can run for all steps at once: random operators draw step by step."""
+    """Whether ``node`` can run for all steps at once; random operators cannot, as they draw step by step."""
     if node.target is operator.getitem:
         return True
     target = node.target
@@ -47,9 +47,9 @@ def can_batch(node: Node) -> bool:
 
 
 class Batcher:
-    """Appends to ``graph`` what nodes of a step compute in all steps: ``known`` has the result of each, steps first.
+    """Appends the nodes of a step to ``graph``, batched over all steps; ``known`` has their results, steps first.
 
-    Nodes that are in ``known`` but not in ``batched`` are the same in every step.
+    Nodes in ``known`` but not in ``batched`` are the same in every step.
     """
 
     def __init__(self, graph: Graph, known: dict[Node, Any], batched: set[Node]) -> None:
@@ -59,7 +59,7 @@ class Batcher:
         self.batched = batched
 
     def add(self, node: Node) -> None:
-        """Compute ``node``, whose operands are known, for all steps."""
+        """Compute ``node`` for all steps from its known operands."""
         source = node.meta.get("source", "")
         if node.target is operator.getitem:
             whole, position = node.args
@@ -89,7 +89,7 @@ class Batcher:
         return left in self.batched and shared and all(b.meta["val"].dim() == 1 for b in bias)  # type: ignore[union-attr]
 
     def _product(self, node: Node, source: str) -> Node:
-        """One product over the rows of all steps; the rows of the result lie as those of the left operand do."""
+        """One product over the rows of all steps; the result has its rows in the order of the left operand's."""
         *bias, left, right = (self.known[operand] for operand in node.args)  # type: ignore[index]
         steps, rows, depth = left.meta["val"].shape
         inner_steps = rows > 1 and left.meta["val"].stride(0) < left.meta["val"].stride(1)
@@ -122,7 +122,7 @@ class Batcher:
             given = dict(zip(operands, tensors, strict=True))
             args, kwargs = map_arg((node.args, node.kwargs), given.__getitem__)
             result = function(*args, **kwargs)
-            return () if result is None else result  # a check
+            return () if result is None else result  # an assertion
 
         run = torch.vmap(step, in_dims=dims) if any(dim == 0 for dim in dims) else step
         before = len(self.graph.nodes)
@@ -154,7 +154,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if op.namespace == "prim":  # asks for a property of a fake tensor
+        if op.namespace == "prim":  # a query of a fake tensor's property
             return op(*args, **(kwargs or {}))
         if ops.mutates(op):
             raise CannotBatchError(f"the rule calls {op}, which writes to its operand")
@@ -164,7 +164,7 @@ class _Recorder(TorchDispatchMode):
         if isinstance(result, Tensor):
             self.note(result, made)
             return result
-        for position, part in enumerate(result or ()):  # nothing, of a check
+        for position, part in enumerate(result or ()):  # an assertion returns None
             if isinstance(part, Tensor):
                 picked = self.batcher.graph.call_function(operator.getitem, (made, position))
                 picked.meta.update(val=part, source=self.source)

@@ -1,9 +1,9 @@
-"""Build the ``Loop`` of a proved stretch of steps: its body is a copy of one step.
+"""Build the ``Loop`` of proved steps: its body is a copy of one step.
 
     h3 = tanh(xs[2] + h2 @ w)      ->      body(h, x, w):  next = tanh(x + h @ w);  return next, next
-                                           loop(h0, xs, w)            the state, and what is collected of it
+                                           loop(h0, xs, w)            the next state, and the collected output
 
-A state that lags several steps is handed on inside the body, from one carry to the next: ``body(h1, h2) -> (new, h1)``.
+The body hands a state that lags several steps from one carry to the next: ``body(h1, h2) -> (new, h1)``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Operand = Node | Moved | Numbers | StepTable
 
 @dataclass(frozen=True)
 class Built:
-    """A loop module, its operands and their metadata, and what it collects of every step."""
+    """A loop module, its operands, the metadata of its operands, and the outputs that it collects of every step."""
 
     loop: Loop
     operands: tuple[Operand, ...]
@@ -44,7 +44,7 @@ class Built:
 
 
 def build(rolled: Rolled, *, persistent: bool = True) -> Built:
-    """The body and its loop; nothing in the graph is touched."""
+    """Build the body and its loop, without a change of the graph."""
     operands: tuple[Operand, ...] = (
         *(c.firsts[0] for c in rolled.carries),
         *rolled.inputs,
@@ -80,7 +80,7 @@ def _operand_value(rolled: Rolled, operand: Operand) -> torch.Tensor:
 
 
 def operand_node(graph: GraphModule, operand: Operand, before: Node) -> Node:
-    """The node that stands for an operand, made in front of ``before`` where there is none yet."""
+    """The node of an operand; if there is none yet, it is made in front of ``before``."""
     match operand:
         case Numbers():
             origin = counted(operand, surgery.fake_mode(graph.graph))
@@ -100,10 +100,10 @@ def call_loop(
 ) -> list[Node]:
     """Call ``loop`` behind ``after``; returns the nodes of its results, whose metadata is ``values``.
 
-    Last states of a loop that runs its body as a program are copied where their memory is something else too.
+    If the loop runs its body as a program, last states that share memory with another result or operand are copied.
     """
     number = graph.meta.get("loops_made", 0)
-    while hasattr(graph, f"loop_{number}"):  # of a graph whose gradients were taken loop by loop
+    while hasattr(graph, f"loop_{number}"):  # loop-by-loop gradients have added loops already
         number += 1
     graph.meta["loops_made"] = number + 1
     name = f"loop_{number}"
@@ -123,7 +123,7 @@ def call_loop(
 
 
 class _Body:
-    """The body while the nodes of a typical step are copied into it."""
+    """A body under construction: receives copies of the nodes of a typical step."""
 
     def __init__(self, rolled: Rolled, values: Sequence[torch.Tensor]) -> None:
         self.rolled = rolled
@@ -156,7 +156,7 @@ class _Body:
         self.inner[node] = self._copied(node, slots)
 
     def _copied(self, node: Node, slots: Sequence[Slot | None]) -> Node:
-        """A copy of ``node`` that reads ``slots``; None: what it reads itself."""
+        """A copy of ``node`` that reads ``slots``; for a slot of None, it reads its own operand."""
         operands = leaves(node)
         resolved = iter(
             leaf if slot is None else self._operand(slot, node) for leaf, slot in zip(operands, slots, strict=True)
@@ -187,7 +187,7 @@ class _Body:
         return self.fixed[slot]
 
     def next_state(self, carry: Carry) -> Node:
-        """What ``carry`` is in the next step."""
+        """The value of ``carry`` in the next step."""
         younger = carry.younger
         return self.states[younger] if younger else self.result(carry.result, carry.links)
 
@@ -198,7 +198,7 @@ class _Body:
         return self._apply(links, self.inner[node], node)
 
     def _apply(self, links: tuple[Link, ...], start: Node, like: Node) -> Node:
-        """Copy a chain of views into the body, sharing equal ones."""
+        """Copy a chain of views into the body; equal views are copied once."""
         node = start
         for op, args, kwargs in links:
             node = self._shared(op, (node, *args), dict(kwargs), like)
@@ -221,15 +221,15 @@ class _Body:
 
 
 def last_states(rolled: Rolled) -> dict[tuple[Result, int], int]:
-    """The results of steps that are states after the loop: (result, step) -> number of the carry."""
+    """The step results that are last states of the loop: (result, step) -> number of the carry."""
     count = len(rolled.steps)
     return {(carry.result, count - carry.lag): number for number, carry in enumerate(rolled.carries) if not carry.links}
 
 
 def _read_outside(rolled: Rolled) -> list[Result]:
-    """Results that are read outside of the loop, other than as a last state.
+    """Results that other nodes than the loop's read, except last states.
 
-    Where all readers look at the same views of a result, the views are collected.
+    If all readers read the same views of a result, the views are collected.
     """
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     states = last_states(rolled)
@@ -246,7 +246,7 @@ def _read_outside(rolled: Rolled) -> list[Result]:
 
 
 def _collected(result: Result, chains: Mapping[tuple[Link, ...], Sequence[Node]]) -> Result:
-    """What is collected of a result that is read as ``chains`` of views: those views, or all of it."""
+    """The collected part of a result that is read through ``chains`` of views: those views, or all of it."""
     (links, views), *others = chains.items()
     if others or not all(map(_may_be_collected, views)):
         return result
@@ -254,7 +254,7 @@ def _collected(result: Result, chains: Mapping[tuple[Link, ...], Sequence[Node]]
 
 
 def _may_be_collected(view: Node) -> bool:
-    """Whether collecting ``view`` is as good as collecting what it is a view of."""
+    """Whether the loop may collect ``view`` instead of its base."""
     held, whole = view.meta["val"], owner(view).meta["val"]
     if isinstance(whole, torch.Tensor) and held.numel() > whole.numel():
         return False
@@ -262,7 +262,7 @@ def _may_be_collected(view: Node) -> bool:
 
 
 def outside_reads(node: Node, place: Mapping[Node, object]) -> list[Read]:
-    """The views of ``node``, itself included, that something outside of the loop computes with, or the output."""
+    """The views of ``node``, itself included, that operators outside of the loop or the graph's output read."""
     found = []
     stack = [node]
     while stack:

@@ -1,12 +1,12 @@
-"""Take out of a loop what the next step does not need, and do it for all steps at once behind it.
+"""Move operators that the next step does not need behind the loop, for all steps at once (loop distribution).
 
     for t: h = tanh(x[t] + h @ w)                  for t: h = tanh(x[t] + h @ w)
            ys[t] = softmax(h @ out)       ->       ys = softmax(hs @ out)             one product, one kernel
            loss = loss + f(ys[t])                  loss = loss + sum(f(ys))
 
-A product that is done once for all steps reads its weight once, and a norm or a softmax that leaves lets threads share
-out the hidden units of what stays. What leaves reads values of all steps, which are then kept: a product stays where
-that would cost more than it does in the step. A sum over steps that nothing else reads is one sum of what was added.
+One product for all steps reads its weight once. Without norms and softmaxes in the loop, threads can split its hidden
+units. The operators that leave read values of all steps, which the loop then collects: a product stays if this would
+cost more than the product in the step. A sum over steps that nothing else reads becomes one sum of all its terms.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from fuse.loops.reads import is_link
 aten = torch.ops.aten
 
 LEAST_WORK = 16_384
-"""Multiplications in a step from which a product leaves it, and from which its threads had better share out units."""
+"""Multiplications in a step from which a product leaves it, and from which threads had better split its units."""
 MOST_GROWTH = 8
-"""How many times as much as its result a product may keep of each step that is not kept anyway."""
+"""Limit on a moved product's new collected input, as a multiple of its result."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """``loop`` reads some ``operands`` of the whole loop and has results like ``values``.
+    """A loop split in two: ``loop`` reads ``operands`` of the whole loop, ``values`` are the metadata of its results.
 
-    ``after`` computes the results of the whole loop, in order; its placeholders stand for the operands of the whole
-    loop, then for the results of ``loop``.
+    The graph ``after`` computes the results of the whole loop, in order. Its placeholders are the operands of the whole
+    loop, then the results of ``loop``.
     """
 
     loop: Loop
@@ -51,9 +51,9 @@ class Split:
 def split(
     loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], *, all_of_it: bool = False
 ) -> Split | None:
-    """``loop`` without what had better be done behind it, or None where nothing had.
+    """``loop`` without the operators that run better behind it; None if there are none.
 
-    With ``all_of_it``, everything leaves that may and is no mere arithmetic.
+    With ``all_of_it``, every product, reduction and other operator that may leave does, with its readers.
     """
     whole = _Whole(loop, operands, results)
     leaving = whole.leaving(all_of_it)
@@ -63,12 +63,12 @@ def split(
         return None
     try:
         return whole.without(leaving)
-    except (CannotBatchError, RuntimeError):  # some rules ask for values, or do not take every shape
+    except (CannotBatchError, RuntimeError):  # some rules need values, or reject some shapes
         return None
 
 
 def call_split(graph: GraphModule, split: Split, operands: Sequence[Node], after: Node) -> list[Node]:
-    """Call the loop and what comes behind it, behind ``after``; returns the results of the whole loop."""
+    """Insert the split loop's two calls behind ``after``; returns the results of the whole loop."""
     made = call_loop(graph, split.loop, [operands[i] for i in split.operands], split.values, after)
     given = iter((*operands, *made))
     inner: dict[Node, Node] = {}
@@ -86,7 +86,7 @@ def call_split(graph: GraphModule, split: Split, operands: Sequence[Node], after
 class _Whole:
     """A loop that is about to be split.
 
-    ``sums``: what is added to states that only add up, by the position of the carry; ``totals``: these sums.
+    ``sums``: the terms added to each state that is only a sum, by position of the carry; ``totals``: these sums.
     """
 
     def __init__(self, loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
@@ -101,7 +101,7 @@ class _Whole:
         self.totals = {total for _, totals in chains.values() for total in totals}
 
     def _added(self, carry: int) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        """What a step adds to a state that it does nothing else with, and the sums; nothing for another state."""
+        """The terms that a step adds to a state that is only a sum, and the partial sums; empty for another state."""
         state, total = self.states[carry], self.outputs[carry]
         terms: list[Node] = []
         totals: list[Node] = []
@@ -123,15 +123,15 @@ class _Whole:
         return tuple(terms), tuple(totals)
 
     def needed(self, carries: Iterable[int]) -> set[Node]:
-        """What the next values of these states need."""
+        """The nodes that the next values of these states depend on."""
         return self.behind(self.outputs[carry] for carry in carries)
 
     def behind(self, nodes: Iterable[Node]) -> set[Node]:
-        """These nodes and what they need."""
+        """These nodes and all nodes that they depend on."""
         return cone(nodes, lambda node: node.op == "call_function")
 
     def leaving(self, all_of_it: bool, staying: Set[Node] = frozenset()) -> set[Node]:
-        """The nodes that leave, with all that need them; sums of what stays stay, and so does ``staying``."""
+        """The nodes that leave, with all that depend on them; ``staying`` and sums of terms that stay do not leave."""
         lasting = self.needed(i for i in range(self.spec.carries) if i not in self.sums)
         work = sum(_multiplications(n) for n in lasting)
         units = work >= LEAST_WORK and not any(_kind(n) == "reduction" for n in lasting)
@@ -180,7 +180,7 @@ class _Whole:
         return None if after is None else Split(loop, tuple(positions), tuple(values), after)
 
     def _read_by(self, leaving: set[Node]) -> tuple[set[Node], list[Node]]:
-        """Views that go with those that leave, and what the loop has to keep for them."""
+        """Views that leave with their readers, and the values that the loop has to collect for them."""
         copied: set[Node] = set()
         read: dict[Node, None] = {}
         for node in self.nodes:
@@ -198,7 +198,7 @@ class _Whole:
         return copied, list(read)
 
     def _body(self, carries: Sequence[int], results: Sequence[Node]) -> tuple[GraphModule, list[int]]:
-        """The body that gives ``results``, and the operands that it reads."""
+        """The body that computes ``results``, and the operands that it reads."""
         wanted = cone([*(self.states[i] for i in carries), *results])
         body, inner = Graph(), dict[Node, Node]()
         for node in (*self.given, *self.nodes):
@@ -248,7 +248,7 @@ class _Whole:
         return graph
 
     def _all_steps(self, batcher: Batcher, position: int, source: Node) -> Node:
-        """What all steps read of an operand, in the order in which the loop keeps what it collects."""
+        """The parts of an operand that all steps read, in the order of the loop's collected outputs."""
         how, count = self.spec.step_inputs[position], self.spec.trip_count
         low, step = min(how.start, how.start + how.step * (count - 1)), abs(how.step)
         bounds = (source, how.dim, low, low + step * (count - 1) + 1, step)
@@ -264,7 +264,7 @@ def _kind(node: Node) -> str:
 
 
 def _multiplications(node: Node) -> int:
-    """Of a product with a weight; of anything else none."""
+    """Multiplications of a product with a weight; 0 for any other operator."""
     if node.target not in ROWS_OF_A_WEIGHT:
         return 0
     rows, columns = node.meta["val"].shape
@@ -279,7 +279,7 @@ def _placeholder(graph: Graph, name: str, value: Tensor) -> Node:
 
 
 def _summed(batcher: Batcher, added: Sequence[Node], first: Node, total: Node) -> Node:
-    """The last state of a sum: the first one and all that was added."""
+    """The last state of a sum: its first state plus all terms."""
     source, dtype = total.meta.get("source", ""), first.meta["val"].dtype
     every = added[0]
     for one in added[1:]:
@@ -289,7 +289,7 @@ def _summed(batcher: Batcher, added: Sequence[Node], first: Node, total: Node) -
 
 
 def _laid_out(batcher: Batcher, node: Node, like: Tensor, source: str) -> Node:
-    """``node`` with the strides of ``like``, which is dense: copied where it lies otherwise."""
+    """``node`` with the strides of the dense tensor ``like``: a copy if its own strides differ."""
     if node.meta["val"].stride() == like.stride():
         return node
     strides = like.stride()

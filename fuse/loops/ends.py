@@ -1,10 +1,10 @@
-"""Put a loop and what is in front of it and behind it into one module.
+"""Put a loop with its prologue and epilogue into one module.
 
     h0 = region_0(x)                          inside the module:
     hs, h = loop(h0, x, w)         ->             h0 = before_0(x);  hs, h = loop(h0, x, w);  y = after_0(h)
     y = region_1(h)                           y, hs = region_2(x, w)
 
-Views of what is computed inside are taken inside; views of other values stay outside, where they cost nothing.
+Views of values computed inside are taken inside; views of other values stay outside, where they cost nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fuse.rewrite import effects, nested, regions, surgery
 
 @dataclass(frozen=True)
 class Joined:
-    """A loop with its ends, the nodes it reads, and those it replaces."""
+    """A loop with prologue and epilogue, the nodes it reads, and the nodes it replaces."""
 
     module: LoopWithEnds
     inputs: list[Node]
@@ -31,8 +31,8 @@ class Joined:
 
 
 def join(call: Node, before: Sequence[Sequence[Node]], after: Sequence[Sequence[Node]]) -> Joined:
-    """The loop ``call`` with groups of operators and regions ``before`` and ``after`` it, in program order; each group
-    becomes a region."""
+    """Join the loop ``call`` with the operators ``before`` and ``after`` it, in program order; each group becomes a
+    region."""
     return _Joining(call, before, after).run()
 
 
@@ -89,7 +89,7 @@ class _Joining:
         return part
 
     def _resolved(self, node: Node) -> Node:
-        """The node inside that stands for one outside: what is computed inside, a view of it, or a placeholder."""
+        """The node inside the module for one outside: computed inside, a view of such a node, or a placeholder."""
         if node not in self.inner:
             if regions.owner(node) in self.members:
                 copied = self.graph.node_copy(node, self._resolved)

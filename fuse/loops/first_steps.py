@@ -1,10 +1,10 @@
-"""The first step of a loop whose states begin as tensors of one number.
+"""Find operators of a loop's first step, whose initial states are filled with one number.
 
     h = zeros(3, 8)                       m = mul(zeros, 0.9)       first step
     for t: h = 0.9 * h + x[t]      ->     m = mul(h1, 0.9)          the others
 
-Folded to a constant, or merged with an equal one of another state, the first step would be unlike the others, and stay
-outside of the loop.
+These must not be folded to constants, nor merged with those of another state that begins alike: the first step would
+differ from the others and stay outside of the loop.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fuse.rewrite import effects
 from fuse.rewrite.evaluate import FILLS
 
 FEWEST_OTHERS = 3
-"""Alike operators without a filled operand from which one with such an operand may be of a loop's first step."""
+"""An operator on a filled tensor may belong to a first step if at least so many equal ones have other operands."""
 
 
 def first_steps(graph: GraphModule, constants: Collection[Node] = ()) -> set[Node]:
-    """The operators on filled tensors that are like at least as many, and like three, on others. Linear.
+    """Operators on filled tensors with the same token as at least as many, and three, on other tensors. Linear time.
 
-    The others must be none of ``constants``, and no two of them equal: what is computed twice in every step is to be
-    merged in the first one too.
+    The others must not be ``constants``, and no two may compute the same: if every step computes a value twice, the
+    first step's copies may be merged too.
 
     >>> import torch, fuse
     >>> class Decay(torch.nn.Module):
@@ -54,19 +54,19 @@ def first_steps(graph: GraphModule, constants: Collection[Node] = ()) -> set[Nod
 
 
 def some_alike(graph: GraphModule) -> bool:
-    """Whether two operators on filled tensors may come to compute the same thing: otherwise none need be told apart."""
+    """Whether two operators on filled tensors may compute the same; otherwise no merge could hurt a first step."""
     tokens = [token(node) for node in _begun(graph)]
     return len(set(tokens)) < len(tokens)
 
 
 def _reads(node: Node) -> Hashable:
-    """What ``node`` computes with: views of what, and numbers."""
+    """The operands of ``node`` as a key: roots with their views, and numbers."""
     reads = (read_of(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves(node))
     return tuple((read.root, read.links) if isinstance(read, Read) else read for read in reads)
 
 
 def _begun(graph: GraphModule) -> dict[Node, None]:
-    """The operators that compute something of filled tensors or views of them."""
+    """The operators that compute with filled tensors or views of them."""
     found: dict[Node, None] = {}
     stack = [fill for target in FILLS for fill in graph.graph.find_nodes(op="call_function", target=target)]
     while stack:

@@ -1,4 +1,4 @@
-"""Reads of outside tensors by steps: the same part in each step, or a part that moves evenly.
+"""Classify a step's reads of outside tensors: the same part in each step, or a part that moves by a constant stride.
 
 x[0], x[1], x[2]            select(x, 0, 0 + 1 * t)
 x[4:6], x[2:4], x[0:2]      select(windows, 0, 2 - 1 * t),  windows = unfold(x, 0, 2, 2): all parts side by side
@@ -38,7 +38,7 @@ class _Cut:
 
 
 def outside_read(reads: Sequence[Read], middle: int) -> Node | tuple[Moved, tuple[Link, ...]] | Obstacle:
-    """One outside operand over all steps: an invariant, or what moves and the views of a step's part; as ``middle``."""
+    """One outside operand over all steps: an invariant, or a moving part and its views in step ``middle``."""
     typical, before = reads[middle], reads[middle - 1]
     every = frozenset(range(len(reads)))
     if (typical.root, typical.links) == (before.root, before.links):
@@ -57,7 +57,7 @@ def outside_read(reads: Sequence[Read], middle: int) -> Node | tuple[Moved, tupl
     at = moving[0]
     source = below(typical.node, len(typical.links) - at)
     if not isinstance(source.meta["val"], torch.Tensor):
-        return Obstacle("is another of an operator's several results in each step", every)
+        return Obstacle("is a different one of an operator's results in each step", every)
     cuts = [_cut(read, at, typical, source) for read in reads]
     last, previous = cuts[middle], cuts[middle - 1]
     if last is None or previous is None or last != _Cut(last.dim, last.start, previous.width, previous.whole):
@@ -71,7 +71,7 @@ def outside_read(reads: Sequence[Read], middle: int) -> Node | tuple[Moved, tupl
 
 
 def _moved(source: Node, cut: _Cut, step: int, count: int, links: tuple[Link, ...]) -> tuple[Moved, tuple[Link, ...]]:
-    """The tensor of which each step selects its part, and the views of the part."""
+    """The tensor from which each step selects its part, and the views of the part."""
     if cut.whole:
         return Moved(source, (), StepInput(cut.dim, cut.start, step)), links
     if cut.width == 1:
@@ -90,7 +90,7 @@ def _moved(source: Node, cut: _Cut, step: int, count: int, links: tuple[Link, ..
 
 
 def _cut(read: Read, at: int, typical: Read, source: Node) -> _Cut | None:
-    """What link ``at`` of ``read`` takes of ``source``; None where the chain is another one than the typical."""
+    """The part of ``source`` that view ``at`` of ``read`` selects; None if its other views differ from ``typical``."""
     links = typical.links
     if read.root is not typical.root or len(read.links) != len(links):
         return None

@@ -1,10 +1,10 @@
-"""Prepare a loop that no kernel holds: its body becomes a program of its own, run step by step.
+"""Prepare a loop that has no kernel: its body becomes a program of its own, run step by step.
 
     body:  s = solve(a, h);  return s[:, 0], s          body:  s = solve(a, h);  k = clone(s[:, 0]);  return k, s
 
-What a step hands on must be memory that it computed, laid out as the next step reads it; what is kept must be
-computed into its place in the whole, once for each. Copies that this takes are operators of the body, which passes fuse
-with what is around them and counts see. What a library gives in every step is put together behind the loop.
+A step must hand on a state in memory of its own, in the layout that the next step reads. It must compute each collected
+output directly into its place in the stacked output. The copies needed for this are operators of the body, so that
+passes fuse them and counts include them. Outputs of library calls are stacked behind the loop.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fuse.rewrite.registry import of_stages
 aten = torch.ops.aten
 
 MOST_CUTS = 8
-"""Places at which a step may begin that are tried."""
+"""The most positions tried at which a step may begin."""
 
 
 def obstacle(loop: Loop) -> str | None:
-    """Why the body cannot run as a program step by step, or had better not; None where it may."""
+    """Why the body cannot or should not run as a program step by step, or None."""
     nodes = [node for node in loop.body.graph.nodes if node.op == "call_function"]
     values = [part for node in loop.body.graph.nodes for part in _tensors(node)]
     if any(value.layout is not torch.strided or value.is_conj() or value.is_neg() for value in values):
@@ -56,11 +56,11 @@ def obstacle(loop: Loop) -> str | None:
 
 
 def cuts(rolled: Rolled) -> Iterator[Rolled]:
-    """The loop, and the same with steps that begin elsewhere: beside what no kernel computes.
+    """The loop, and the same loop with steps that begin next to an operator without a kernel.
 
         | f solve g | f solve g | f solve g |      ->      f | solve g f | solve g f | solve g
 
-    What stands between two such operators then fuses, where a step that begins amidst it would cut it in two.
+    The operators between two of these then fuse, where a step boundary among them would cut them in two.
     """
     yield rolled
     if len(rolled.steps) <= LEAST_STEPS:
@@ -75,13 +75,13 @@ def cuts(rolled: Rolled) -> Iterator[Rolled]:
 
 
 def launches_of_step(loop: Loop) -> int:
-    """What a step of ``loop``, whose body is rewritten for the purpose, launches once all passes have seen it."""
+    """The launches of a step of ``loop`` after all passes, which rewrite its body here."""
     run_passes(loop.body, of_stages("fuse", "finish"))
     return sum(node_launches(node) for node in loop.body.graph.nodes)
 
 
 def settle(loop: Loop) -> None:
-    """Let the body of ``loop`` hand on and keep memory of its own."""
+    """Make the body of ``loop`` hand on and collect memory of its own, by copies where needed."""
     graph = loop.body.graph
     output = graph.output_node()
     given = graph.find_nodes(op="placeholder")
@@ -96,7 +96,7 @@ def settle(loop: Loop) -> None:
     for number, node in enumerate(results[carries:], start=carries):
         own, again = _is_own(node) and node.meta["val"].is_contiguous(), node in results[carries:number]
         if own and not again and node.target is operator.getitem:
-            continue  # whether it is put together behind the loop depends on the passes to come: ``Loop.gathered``
+            continue  # later passes decide whether it is stacked behind the loop: ``Loop.gathered``
         if own and not _is_computed_here(node):
             gathered += 1
         elif not own or again:
@@ -107,14 +107,14 @@ def settle(loop: Loop) -> None:
 
 
 def native_values(loop: Loop) -> tuple[Tensor, ...]:
-    """What a loop gives once it is settled: last states as a step reads them, what is kept contiguous, steps first."""
+    """Metadata of a settled loop's results: last states in a step's layout, stacked outputs contiguous, steps first."""
     states = [node.meta["val"] for node in loop.body.graph.find_nodes(op="placeholder")][: loop.spec.carries]
     kept: Sequence[Tensor] = loop.body.graph.output_node().meta["val"][loop.spec.carries :]
     return (*states, *(of_all_steps(value, loop.spec.trip_count) for value in kept))
 
 
 def lasts_to_copy(loop: Loop) -> set[int]:
-    """The last states that are not memory of their own: kept as well, the same as another, or still the loop's operand.
+    """The last states without memory of their own: also collected, equal to another one, or an operand of the loop.
 
     >>> from fuse.graph.loop import LoopSpec
     >>> graph = torch.fx.Graph()
@@ -150,7 +150,7 @@ def _is_own(node: Node) -> bool:
 
 
 def _is_computed_here(node: Node) -> bool:
-    """Whether a kernel or a product computes ``node``, into memory that it is given."""
+    """Whether a kernel or a product computes ``node`` into given memory."""
     if node.target is operator.getitem:
         return False
     if ops.kind(node.target) == "gemm":

@@ -1,9 +1,9 @@
-"""Reads of an unrolled loop's steps: operands as chains of views, and numbers that may change from step to step.
+"""Operands of an unrolled loop's steps: chains of views, and numbers that may change from step to step.
 
     mul(h1, 0.5)     leaves: h1, 0.5             token: mul of [3, 20] and a number
     add(x[2], h1)    leaves: select(x, 0, 2), h1     read: (select, 0, 2) of x
 
-Two nodes with equal tokens may be the same node of two steps of a loop: they differ in what they read only.
+Two nodes with equal tokens may be the same node in two steps of a loop: they differ in their operands only.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Link = tuple[object, tuple[object, ...], tuple[tuple[str, object], ...]]
 """One view of a chain: operator, arguments after the first, keyword arguments."""
 
 DEEPEST_AMBIENT = 3
-"""Operators one after another outside of a loop that its steps may compute again. Fewer than the least loop has steps:
-what a step does to a state stands behind as many of its kind."""
+"""The longest chain of operators outside of a loop that its steps may recompute. It is shorter than the shortest loop,
+because an operator on a state follows one of its kind in each earlier step."""
 
 Leaf = Node | int | float
-"""What a node reads at one place: a node, or a number that could as well be a tensor of one element."""
+"""One operand of a node: a node, or a number that could as well be a tensor of one element."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """What one operand is: ``links`` (views) applied to ``root``, outermost last; ``node`` is the operand itself."""
+    """One operand: ``links`` (views) applied to ``root``, outermost last; ``node`` is the operand itself."""
 
     root: Node
     links: tuple[Link, ...]
@@ -44,14 +44,14 @@ class Read:
 
 
 def anchors(graph: Graph) -> list[Node]:
-    """The nodes that compute something, in program order: the tokens in which repeats are looked for."""
+    """The nodes that compute something, in program order: the search for repeats compares their tokens."""
     return [
         node for node in graph.nodes if node.op == "call_function" and owner(node) is node and not is_constructor(node)
     ]
 
 
 def may_be_ambient(node: Node) -> bool:
-    """Whether a loop could as well compute ``node`` again in each step."""
+    """Whether each step of a loop could recompute ``node``."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, OpOverload) or not effects.is_pure(node):
         return False
@@ -59,7 +59,7 @@ def may_be_ambient(node: Node) -> bool:
 
 
 def token(node: Node) -> object:
-    """What two corresponding nodes have in common: operator, layouts, and constants that no tensor can stand for."""
+    """Key that corresponding nodes share: operator, layouts, and constants that cannot be tensors."""
     args: tuple[Any, ...] = node.args
     numbers = number_positions(node)
     shown = [("number", type(arg)) if at in numbers else _shown(arg) for at, arg in enumerate(args)]
@@ -68,7 +68,7 @@ def token(node: Node) -> object:
 
 
 def _shown(value: Any) -> object:
-    """An argument as tokens have it: a node's layout, a constant as it is."""
+    """An argument in a token: a node becomes its layout, a constant stays."""
     if isinstance(value, Node):
         return ("node", layout(value))
     if isinstance(value, (tuple, list)):
@@ -83,7 +83,7 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
 
 
 def layout(node: Node) -> tuple[Any, ...]:
-    """Dtype and shape of what ``node`` computes."""
+    """Dtype and shape of the results of ``node``."""
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):
         return ((value.dtype, value.shape),)
@@ -92,7 +92,7 @@ def layout(node: Node) -> tuple[Any, ...]:
 
 
 def leaves(node: Node) -> list[Leaf]:
-    """What ``node`` reads, in the order of its arguments; a node that is read twice is there twice."""
+    """The operands of ``node``, in the order of its arguments; a node that is read twice occurs twice."""
     found: list[Leaf] = []
     numbers = number_positions(node)
     for position, argument in enumerate(node.args):
@@ -121,7 +121,7 @@ def _collect(argument: Any, found: list[Leaf]) -> None:
 
 
 def replace_leaves(node: Node, function: Callable[[Leaf], object]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of ``node`` with ``function`` of each leaf in its place; called in the order of :func:`leaves`."""
+    """The arguments of ``node`` with ``function(leaf)`` in place of each leaf, in the order of :func:`leaves`."""
     numbers = number_positions(node)
 
     def replaced(value: Any) -> Any:
@@ -135,7 +135,7 @@ def replace_leaves(node: Node, function: Callable[[Leaf], object]) -> tuple[Any,
 
 
 def number_positions(node: Node) -> tuple[int, ...]:
-    """The positions of arguments of ``node`` that are numbers and might be tensors of one element."""
+    """The positions of arguments of ``node`` that are numbers but may be tensors of one element."""
     places = _places_of_tensors(node.target)
     if not places or not isinstance(node.meta["val"], torch.Tensor):
         return ()
@@ -144,7 +144,7 @@ def number_positions(node: Node) -> tuple[int, ...]:
 
 
 def _places_of_tensors(target: object) -> tuple[int, ...]:
-    """The positions at which an operator takes a tensor of one element or, as well, a number."""
+    """The positions at which an operator takes a number or a tensor of one element."""
     known = _places.get(id(target))
     if known is None:
         form = ops.tensor_form(target) if isinstance(target, OpOverload) else None
@@ -155,11 +155,11 @@ def _places_of_tensors(target: object) -> tuple[int, ...]:
 
 
 _places: dict[int, tuple[object, tuple[int, ...]]] = {}
-"""What :func:`_places_of_tensors` found, by the operators' ids, as :func:`fuse.ops.info` has it."""
+"""Results of :func:`_places_of_tensors` by operator id, as in :func:`fuse.ops.info`."""
 
 
 def read_of(node: Node) -> Read:
-    """``node`` as a chain of views over the node that computes its memory."""
+    """``node`` as a chain of views of the node that computes its memory."""
     links: list[Link] = []
     current = node
     while (link := link_of(current)) is not None:
@@ -169,12 +169,12 @@ def read_of(node: Node) -> Read:
 
 
 def is_link(node: Node) -> bool:
-    """Whether ``node`` views its first argument, or is a part of it."""
+    """Whether ``node`` is a view of its first argument, or one of its results."""
     return node.target is operator.getitem or effects.view_base(node) is not None
 
 
 def link_of(node: Node) -> Link | None:
-    """How ``node`` views its first argument, or is a part of it; None where it computes something."""
+    """The view (or ``getitem``) by which ``node`` reads its first argument; None if it computes something."""
     if node.target is operator.getitem:
         return operator.getitem, node.args[1:], ()
     if effects.view_base(node) is not None:
@@ -194,7 +194,7 @@ def below(node: Node, links: int) -> Node:
 
 
 def parts(node: Node) -> Iterator[tuple[int | None, Node]]:
-    """The tensors that ``node`` computes: itself, or the parts that are read."""
+    """The tensors that ``node`` computes: itself, or those of its several results that are read."""
     if isinstance(node.meta["val"], torch.Tensor):
         yield None, node
         return
@@ -205,7 +205,7 @@ def parts(node: Node) -> Iterator[tuple[int | None, Node]]:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why steps are no loop. ``odd``: the steps to blame; ``group``: taken so many at a time, they might be one."""
+    """Why steps are no loop. ``odd``: the differing steps; ``group``: steps that may together be one of a loop."""
 
     reason: str
     odd: frozenset[int] = frozenset()

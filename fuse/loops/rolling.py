@@ -1,13 +1,13 @@
-"""Prove that a stretch of a graph is a loop unrolled.
+"""Prove that a stretch of a graph is an unrolled loop.
 
     h1 = tanh(xs[0] + h0 @ w)                 carried    h  (first: h0)
     h2 = tanh(xs[1] + h1 @ w)        ->       per step   xs[t]
     h3 = tanh(xs[2] + h2 @ w)                 invariant  w
 
-Step by step and operand by operand, node ``j`` of step ``k`` must read the same kind of thing as node ``j`` of every
-other step: a value of its own step, the same value of a fixed number of steps before, one and the same outside value,
-the part of one outside tensor that moves evenly with ``k``, or a number. Anything else is a reason not to roll. Steps
-at either end that alone differ are peeled: left as they are, outside of the loop.
+Each operand of node ``j`` must be of the same kind in every step ``k``: a value of the step, the same value a fixed
+number of steps before, one outside value, a part of one outside tensor that moves by a constant stride with ``k``, or a
+number. Anything else is a reason not to roll. If only steps at either end differ, they are peeled: they stay as they
+are, outside of the loop.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ aten = torch.ops.aten
 
 LEAST_STEPS = 4
 MOST_PEELED = 3
-"""Steps that may stay outside of a loop at its beginning, and as many at its end."""
+"""The most steps peeled at the beginning of a loop, and at its end."""
 
 ATTEMPTS = 4
-"""How often steps are peeled or grouped before the rest is given up."""
+"""The most attempts to peel or group steps before the search gives up."""
 
 
 @dataclass
 class Rolled:
-    """A proved loop, ready to be built. ``slots``: what the leaves of nodes are, by their positions."""
+    """A proved loop, ready to be built. ``slots``: the kind of each operand, by positions of node and leaf."""
 
     steps: list[list[Node]]
     carries: dict[Carry, Any] = field(default_factory=dict)  # with the metadata of the state
@@ -77,14 +77,14 @@ class Rolled:
 
 @dataclass(frozen=True)
 class RolledPart:
-    """A loop, and why some of the steps that were given are outside of it."""
+    """A loop, and the steps left outside of it, with reasons."""
 
     rolled: Rolled
     peeled: tuple[tuple[list[Node], str], ...] = ()
 
 
 def find_loop(steps: list[list[Node]]) -> RolledPart | Obstacle:
-    """The loop that ``steps`` are the unrolled form of: with all of them, or without a few, or several at a time."""
+    """The loop whose unrolled form is ``steps``: all of them, all but a few, or several as one step."""
     peeled: list[tuple[list[Node], str]] = []
     for _ in range(ATTEMPTS):
         found = prove(steps)
@@ -106,7 +106,7 @@ def find_loop(steps: list[list[Node]]) -> RolledPart | Obstacle:
 
 
 def lasting(rolled: Rolled) -> set[int]:
-    """The positions of a step that the next step needs, but for sums that nothing else reads."""
+    """The positions in a step that the next step depends on, except sums that nothing else reads."""
     reads = Counter(slot.carry for slot in rolled.slots.values() if isinstance(slot, StateRead))
     worklist = []
     for carry in rolled.carries:
@@ -129,7 +129,7 @@ def lasting(rolled: Rolled) -> set[int]:
 
 
 def bytes_carried(steps: Sequence[Sequence[Node]]) -> list[int]:
-    """The bytes that are alive from one step to the next, by the position at which steps begin."""
+    """The bytes live across a step boundary, for each position at which steps may begin."""
     period = len(steps[0])
     sample = [node for step in steps[-LEAST_STEPS:] for node in step]
     place = {node: at for at, node in enumerate(sample)}
@@ -138,7 +138,7 @@ def bytes_carried(steps: Sequence[Sequence[Node]]) -> list[int]:
         for operand in node.all_input_nodes:
             if (root := read_of(operand).root) in last:
                 last[root] = at
-    change = [0] * (2 * period + 1)  # of the bytes alive, from one cut to the next
+    change = [0] * (2 * period + 1)  # of the live bytes, from one cut to the next
     for node, end in last.items():
         begin = place[node]
         if end > begin:
@@ -150,25 +150,25 @@ def bytes_carried(steps: Sequence[Sequence[Node]]) -> list[int]:
 
 
 def _without_ends(odd: frozenset[int], count: int) -> tuple[int, int]:
-    """The stretch of steps between the odd ones at the beginning and the odd ones at the end."""
+    """The range of steps between the odd ones at the beginning and those at the end."""
     middle = _typical_step(count)
     first = max((k + 1 for k in odd if k <= middle), default=0)
     return first, min((k for k in odd if k > middle), default=count)
 
 
 def _typical_step(count: int) -> int:
-    """The step that others are compared with: late, because the first ones read outside values for states."""
+    """The step to compare others with: a late one, because first steps read initial states."""
     return count - 1 - max(0, min(count - LEAST_STEPS, MOST_PEELED))
 
 
 def _grouped(steps: list[list[Node]], size: int) -> tuple[list[list[Node]], list[list[Node]]]:
-    """Steps of ``size`` steps each, and what is left over."""
+    """Groups of ``size`` steps as one step each, and the remaining steps."""
     end = len(steps) // size * size
     return [[n for step in steps[k : k + size] for n in step] for k in range(0, end, size)], steps[end:]
 
 
 def prove(steps: list[list[Node]]) -> Rolled | Obstacle:
-    """The loop that ``steps`` are the unrolled form of, or the reason why they are none."""
+    """The loop whose unrolled form is ``steps``, or why there is none."""
     place = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
     rolled = Rolled(steps)
     obstacles: list[Obstacle] = []
@@ -221,7 +221,7 @@ def _note_slot(rolled: Rolled, found: Slot, typical: Leaf) -> None:
 def _operands(
     nodes: Sequence[Node], place: dict[Node, tuple[int, int]], depth: int = DEEPEST_AMBIENT
 ) -> dict[int, Slot] | Obstacle:
-    """What corresponding nodes of all steps read, by the positions of their leaves; numbers that stay are left out."""
+    """The operands of corresponding nodes of all steps, by position of the leaf, without constant numbers."""
     operands = [leaves(node) for node in nodes]
     slots: dict[int, Slot] = {}
     obstacles = []
@@ -246,7 +246,7 @@ def _operands(
 
 
 def _classify(reads: Sequence[Read], place: dict[Node, tuple[int, int]], depth: int) -> Slot | Obstacle:
-    """One operand over all steps."""
+    """The kind of one operand over all steps."""
     at = [place.get(read.root) for read in reads]
     middle = _typical_step(len(reads))
     found: Slot | tuple[Moved, tuple[Link, ...]] | Obstacle
@@ -273,7 +273,7 @@ def _known(reads: Sequence[Read]) -> TableRead | None:
 def _computed(
     reads: Sequence[Read], middle: int, place: dict[Node, tuple[int, int]], depth: int
 ) -> Computed | Obstacle | None:
-    """What corresponding nodes outside compute, alike in each step of what a step could read; None: something else."""
+    """An outside value that each step could recompute by equal operators on operands of a step; None for any other."""
     typical = reads[middle]
     if not depth or not may_be_ambient(typical.root):
         return None
@@ -304,7 +304,7 @@ def _inside(
 
 
 def _state(position: int, firsts: Sequence[Read], typical: Read) -> StateRead | Obstacle:
-    """A value of steps before. The state is the whole of it where the first steps read the same view of the like."""
+    """A value of an earlier step. The state is its base if the first steps read the same views of equal layouts."""
     links = typical.links
     several = not isinstance(typical.root.meta["val"], torch.Tensor)
     result = Result(position, links[0][1][0]) if several else Result(position)  # type: ignore[arg-type]
@@ -320,13 +320,13 @@ def _state(position: int, firsts: Sequence[Read], typical: Read) -> StateRead | 
 
 
 def _group(reads: Sequence[Read], at: Sequence[tuple[int, int] | None]) -> int:
-    """The number of steps after which operands repeat that differ from step to step; 1 where they do not."""
+    """The period, in steps, of operands that differ from step to step; 1 if there is none."""
     ways = transitions(reads, at)
     return smallest_period(ways[len(ways) // LEAST_STEPS : len(ways) - MOST_PEELED]) or 1
 
 
 def _computed_by_steps(nodes: Iterable[Node], place: dict[Node, tuple[int, int]], first: Node) -> Node | None:
-    """A node of the loop that one of ``nodes`` needs; all of the loop comes at or after ``first``."""
+    """A node of the loop that one of ``nodes`` depends on; all nodes of the loop come at or after ``first``."""
     seen: set[Node] = set()
     worklist = list(nodes)
     while worklist:

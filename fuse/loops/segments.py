@@ -1,12 +1,12 @@
-"""Where one unrolled loop ends and the next begins, and how many steps make one.
+"""Find where one unrolled loop ends and the next begins, and how many steps repeat together.
 
     for t: h = tanh(x[t] + h @ w1)                  step       0   1   2   3   4   5   6   7
     for t: h = tanh(x[-1 - t] + h @ w2)      ->     reads x    0   1   2   3   3   2   1   0
                                                     weight     w1  w1  w1  w1  w2  w2  w2  w2
                                                     follows    .   a   a   a   b   c   c   c     loops: 0 to 3, 4 to 7
 
-Loops one after another may have equal operators. What tells them apart is how a step's operands follow from those of
-the step before: in the same way all along a loop, in another way between two.
+Consecutive loops may have equal operators. Each step's operands follow from those of the step before: in the same way
+within a loop, in another way between two.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.fx import Node
 from fuse.loops.reads import Read, leaves, read_of
 
 Place = tuple[int, int]
-"""Step and position in the step of a node."""
+"""A node's step, and its position in the step."""
 
 
 def transitions(reads: Sequence[Read], at: Sequence[Place | None]) -> list[Hashable]:
-    """For each step after the first: how what it reads follows from what the step before reads."""
+    """For each step after the first: a key of how its operands follow from those of the step before."""
     return [_transition(k, reads[k - 1], reads[k], at[k]) for k in range(1, len(reads))]
 
 
@@ -54,7 +54,7 @@ def _without_numbers(links: Any) -> Hashable:
 def segments(steps: Sequence[list[Node]], least: int) -> list[list[list[Node]]]:
     """The stretches of at least ``least`` steps that follow from each other in one way, in order.
 
-    Steps between two of them, which enter the later one, belong to that. Fewer than two stretches: none.
+    Steps between two stretches belong to the later one. Empty if there are fewer than two stretches.
     """
     place: Mapping[Node, Place] = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
     follows: list[list[Hashable]] = [[] for _ in steps[1:]]

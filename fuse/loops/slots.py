@@ -1,11 +1,11 @@
-"""The operands of a loop's body.
+"""The kinds of operands of a loop's body.
 
 a value of its own step                          Within
 a value of a fixed number of steps before        StateRead
 a part of an outside tensor that moves evenly    MovingInput
 a number, or a constant tensor, for each step    Numbers, TableRead
-an outside value computed of such                Computed
-one and the same outside value                   the node itself
+an outside value computed from these             Computed
+the same outside value in every step             the node itself
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fuse.loops.step_constants import Numbers, StepTable
 
 @dataclass(frozen=True)
 class Result:
-    """``links`` of what node ``position`` of a step computes, or of one ``part`` where it computes several tensors."""
+    """``links`` of the result of node ``position`` of a step, or of one ``part`` of its several results."""
 
     position: int
     part: int | None = None
     links: tuple[Link, ...] = ()
 
     def of(self, step: Sequence[Node]) -> list[Node]:
-        """The nodes of ``step`` that stand for it; none where it is not read."""
+        """The nodes of ``step`` with this value; empty if nothing reads it."""
         node = step[self.position]
         found = [node] if self.part is None else [n for part, n in parts(node) if part == self.part]
         for number in range(len(self.links)):
@@ -39,7 +39,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Carry:
-    """State: ``links`` of ``result`` as it was ``lag`` steps before; ``firsts`` in the first ``lag`` steps."""
+    """A state: ``links`` of ``result`` from ``lag`` steps before; in the first ``lag`` steps, one of ``firsts``."""
 
     result: Result
     links: tuple[Link, ...]
@@ -51,7 +51,7 @@ class Carry:
 
     @property
     def younger(self) -> Carry | None:
-        """The state whose value this one takes over in the next step; None: it takes the result itself."""
+        """The state whose value this one takes in the next step; None if it takes the result itself."""
         return Carry(self.result, self.links, self.firsts[1:]) if self.lag > 1 else None
 
 
@@ -65,7 +65,7 @@ class StateRead:
 
 @dataclass(frozen=True)
 class MovingInput:
-    """``links`` of what a step reads of a tensor."""
+    """``links`` of the part of a tensor that a step reads."""
 
     moved: Moved
     links: tuple[Link, ...]
@@ -89,9 +89,9 @@ class Within:
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """``links`` of what nodes outside compute, one for each step and all alike: ``typical`` with other operands.
+    """``links`` of an outside node of each step: all are ``typical`` with other operands, and the body recomputes it.
 
-    ``slots``: what its leaves are, by their positions. The body computes it again.
+    ``slots``: the kinds of its operands, by position.
     """
 
     typical: Node
@@ -100,4 +100,4 @@ class Computed:
 
 
 Slot = StateRead | MovingInput | Numbers | TableRead | Within | Computed | Node
-"""What an operand of the body is; a bare node is an invariant."""
+"""The kind of an operand of the body; a bare node is an invariant."""

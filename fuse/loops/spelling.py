@@ -1,12 +1,12 @@
-"""A graph as a sequence of tokens, in which loops are stretches that repeat.
+"""A graph as a sequence of tokens, in which unrolled loops are repeats.
 
     mm(h0, w)  k = exp(v)  add(k)  tanh  mm(h1, w)  add(k)  tanh     ->     mm add tanh  mm add tanh
 
-Left out is what no step owns, because it may stand between the operators of one step and not of another:
+The sequence leaves out nodes that no step owns, because they may come between the operators of some steps only:
 
     shared      computed once and read by many steps
-    ambient     computed for each step, of what lies outside of the loop: mul(time, 0.1), mul(time, 0.2)
-                (where two steps want the same, it is there once)
+    ambient     computed for each step from values outside of the loop: mul(time, 0.1), mul(time, 0.2)
+                (once only, if two steps need the same)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fuse.rewrite import effects
 
 
 def spelled(graph: Graph, least: int) -> tuple[list[Node], list[int]]:
-    """The anchors among which loops of at least ``least`` steps are looked for, and their tokens, as numbers."""
+    """The anchors in which to search for loops of at least ``least`` steps, and their tokens, as numbers."""
     nodes = anchors(graph)
     alphabet: dict[object, int] = {}
     tokens = {node: alphabet.setdefault(token(node), len(alphabet)) for node in nodes}
@@ -41,9 +41,10 @@ def spelled(graph: Graph, least: int) -> tuple[list[Node], list[int]]:
 def _owned(
     graph: Graph, tokens: Mapping[Node, int], readers: Mapping[Node, set[Node]], often: Counter[int], least: int
 ) -> set[int]:
-    """The tokens that belong to steps: of operators behind others of their kind, or behind others that belong there.
+    """The tokens that belong to steps.
 
-    And of those that something else reads too.
+    These are tokens of operators that follow long chains of frequent ones, that have other readers than steps, or that
+    cannot be ambient; and frequent tokens that read one of these.
     """
     depth: dict[Node, int] = {}
     found: set[int] = set()

@@ -1,4 +1,4 @@
-"""Constants that change from step to step of an unrolled loop: numbers, and tensors that are known now.
+"""Constants that change from step to step of an unrolled loop: numbers, and tensors known at capture.
 
 mul(h1, 0.1), mul(h2, 0.2), mul(h3, 0.3)      ->      mul(h, numbers[t])       numbers = [0.1, 0.2, 0.3]
 add(h1, full(0.9)), add(h2, full(0.81))       ->      add(h, expand(table[t]))
@@ -28,19 +28,19 @@ aten = torch.ops.aten
 EXACT_INTEGERS = 2**53
 NUMBER_DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 LARGEST_TABLE = 1 << 20
-"""Bytes that a table may take."""
+"""The most bytes of a table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """A number for each step, as what the arithmetic makes of them: tensors of one element of ``dtype``."""
+    """A number for each step, in the ``dtype`` in which the operator computes."""
 
     values: tuple[int | float, ...]
     dtype: torch.dtype
 
     @property
     def exact(self) -> bool:
-        """Whether arithmetic in ``dtype`` sees the same numbers, whether they are Python's or in a tensor."""
+        """Whether arithmetic in ``dtype`` gets the same numbers from a tensor as from Python."""
         if not self.dtype.is_floating_point:
             limits = torch.iinfo(self.dtype)
             return all(isinstance(v, int) and limits.min <= v <= limits.max for v in self.values)
@@ -54,7 +54,7 @@ class Numbers:
 
 
 def counted(numbers: Numbers, mode: FakeTensorMode) -> GraphModule | None:
-    """How numbers that count are computed from where they begin and end: a graph without inputs; None for others.
+    """A graph without inputs that computes evenly spaced integers by ``arange``; None for other numbers.
 
     >>> origin = counted(Numbers((0, 1, 2), torch.int64), FakeTensorMode())
     >>> value_of_origin(origin)
@@ -79,7 +79,7 @@ def counted(numbers: Numbers, mode: FakeTensorMode) -> GraphModule | None:
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
-    """A tensor for each step, all alike."""
+    """A constant tensor for each step, all of one shape and dtype."""
 
     rows: tuple[Tensor, ...]
 
@@ -88,7 +88,7 @@ class StepTable:
 
 
 def table_of(reads: Sequence[Read]) -> tuple[StepTable, tuple[Link, ...]] | None:
-    """The constants that steps read, and the views of a step's row; None where one is not known now."""
+    """The constants that steps read, and the views of a step's row; None if one of them is unknown."""
     if len({read.links for read in reads}) > 1:
         return None
     if all(read.root.target in FILLS for read in reads):
@@ -112,7 +112,7 @@ def _fill(node: Node) -> int | float:
 
 
 def _constants(graph: Graph) -> dict[Node, Tensor]:
-    """The constants of a captured graph that nothing writes to, in this call or between calls."""
+    """The constants of a captured graph that are never written, in a call or between calls."""
     owner = graph.owning_module
     signature = owner.meta.get("signature") if owner is not None else None
     if signature is None:
@@ -130,7 +130,7 @@ def _constants(graph: Graph) -> dict[Node, Tensor]:
 def numbers_of(
     nodes: Sequence[Node], operands: Sequence[Sequence[Leaf]], typical: int
 ) -> dict[int, Numbers] | Obstacle:
-    """The numbers among the operands, for nodes where one of them changes from step to step; else nothing."""
+    """The numbers among the operands, if one of them changes from step to step; else empty."""
     positions = [i for i, leaf in enumerate(operands[0]) if not isinstance(leaf, Node)]
     keys = [surgery.constant_key([o[i] for i in positions]) for o in operands]
     if len(set(keys)) == 1:

@@ -1,14 +1,14 @@
-"""Find the truth of a step that ends a loop.
+"""Find the condition in each step that ends a loop.
 
-    while err > tol:                 read     t0: True  t1: True  t2: True  t3: False       learned: all four
+    while err > tol:                 reads    t0: True  t1: True  t2: True  t3: False       learned: all four
         h = f(h)              ->
         err = g(h)                   loop     t1, t2, t3 kept of three steps; it stops after the first that is not True
 
-What ``forward`` reads of values is known of the steps that ran. A loop whose steps each compute a truth that was read,
-all alike but for the last one, need not run on in a call where an earlier one differs: it is of no use there, or ends
+Capture learns the truth values that ``forward`` reads. If each step computes such a value, equal in all steps but the
+last one, then a later call can stop at the first step whose value differs: its results are of no use, or the loop ends
 there (:mod:`fuse.runtime.ending`).
 
-The last truth belongs to the last step, or is computed behind it: the loop then begins with the test.
+The last truth value belongs to the last step, or is computed behind it if the loop begins with the test.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fuse.loops.rolling import Rolled
 from fuse.loops.slots import Result
 
 MOST_WORK = 2**22
-"""Floating-point operations of a step up to which one thread runs the loop: it does not share out one that may stop."""
+"""The most floating-point operations of a step of a loop that may stop: only one thread runs such a loop."""
 
 
 def stop_of(graph: GraphModule, rolled: Rolled, collected: Sequence[Result]) -> tuple[Stop, Truths] | None:
-    """What ends the loop that ``rolled`` proves, and the truths that were read of it; None where nothing does, or where
-    steps are worth several threads."""
+    """The condition that ends the loop ``rolled``, and the truth values that were read of it; None if there is none, or
+    if steps are worth several threads."""
     signature: Signature | None = graph.meta.get("signature")
     if not graph.meta.get("may_stop") or signature is None or signature.learning is None:
         return None
