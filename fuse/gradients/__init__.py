@@ -1,1 +1,1 @@
-"""Gradients of calls whose loops are rolled, and what the forward half hands to the backward half."""
+"""Gradients of calls whose loops are rolled, and the tensors saved for the backward graph."""

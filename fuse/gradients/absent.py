@@ -1,9 +1,9 @@
-"""The gradients where some tangents are absent, because no loss was made of those results.
+"""Backward graphs without the tangents that are absent, because those results are in no loss.
 
     d1 = mul(g1, s);  d2 = mm(g2, w);  d = add(d1, d2)         g2 absent:    d = mul(g1, s)
 
-Every operator of a backward graph is linear in what depends on tangents, and autograd does not run what only absent
-ones reach. A sum is what is left of it; anything else reads zeros in their place.
+Every operator of a backward graph is linear in the values that depend on tangents, and autograd does not run operators
+that depend on absent tangents only. A sum loses its absent terms; any other operator reads zeros for them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ aten = torch.ops.aten
 def without(
     backward: GraphModule, absent: Sequence[int], copied: bool = True
 ) -> tuple[GraphModule, dict[int, int | None]]:
-    """``backward`` without the placeholders at the positions ``absent``, and where each of its results is afterwards.
+    """``backward`` without the placeholders at the positions ``absent``, and the new position of each result.
 
-    A result that only they reach is None. The graph is copied, unless there is nothing to leave out and not ``copied``.
+    The position is None for a result of absent tangents only. The graph is copied, except if nothing is left out and
+    ``copied`` is False.
     """
     (results,) = _arguments(backward.graph.output_node())
     if not absent and not copied:
@@ -58,17 +59,17 @@ def without(
 
 
 def inputs_of(graph: Graph) -> tuple[InputSpec, ...]:
-    """The placeholders of a graph that is given tensors in their order."""
+    """Input specs for a graph that is called with tensors in the order of its placeholders."""
     return tuple(InputSpec("argument", node.name, i) for i, node in enumerate(graph.find_nodes(op="placeholder")))
 
 
 class _Half:
-    """A copy of a backward graph; ``made`` is None for what is zero, because only absent tangents reach it."""
+    """A copy of a backward graph; ``made`` is None for a node that is zero, because only absent tangents reach it."""
 
     def __init__(self, backward: GraphModule, absent: Sequence[int]) -> None:
         self.graph = Graph()
         self.made: dict[Node, Node | None] = {}
-        self.reached: set[Node] = set()  # by tangents that are there
+        self.reached: set[Node] = set()  # by tangents that are present
         placeholders = backward.graph.find_nodes(op="placeholder")
         tangents = placeholders[-backward.meta["tangents"] :]
         for i, node in enumerate(placeholders):
@@ -127,7 +128,7 @@ class _Half:
 
 
 def _arguments(node: Node) -> tuple[Any, ...]:
-    """The arguments of a node, whose kinds its operator says."""
+    """The arguments of a node, typed loosely: their kinds depend on its operator."""
     return node.args
 
 

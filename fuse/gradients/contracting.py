@@ -1,12 +1,12 @@
-"""Sum what an invariant of a loop receives from every step, once for all steps.
+"""Sum the gradient of a loop's invariant over all steps at once.
 
     for t backwards: dw += t(h[t]) @ d[t]           for t backwards: keep d[t]
                                             ->      dw = t([h[0] h[1] ...]) @ [d[0] d[1] ...]
 
-A step that computes its share by a contraction keeps the operands instead, and all steps are contracted at once: a
-product sums over the rows of all steps as easily as over those of one. In Appleyard, Kocisky and Blunsom, "Optimizing
-Performance of Recurrent Neural Networks on GPUs", 2016. What is no contraction is added up from step to step, and so
-are many rows that a step only sums (:mod:`fuse.gradients.reversing`).
+If a step computes its term by a contraction, the loop collects the operands instead, and one contraction serves all
+steps: a product can sum over the rows of all steps (Appleyard, Kocisky and Blunsom, "Optimizing Performance of
+Recurrent Neural Networks on GPUs", 2016). Other terms are added up from step to step, and so are sums of many rows
+(:mod:`fuse.gradients.reversing`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GradientTerm:
     views: tuple[Node, ...]
 
     def viewed(self, value: Tensor) -> Tensor:
-        """``value``, the sum of ``base`` over steps, looked at as the gradient."""
+        """The views applied to ``value``, the sum of ``base`` over steps."""
         for view in self.views:
             look: Any = view.target
             value = look(value, *view.args[1:], **view.kwargs)
@@ -44,7 +44,7 @@ class GradientTerm:
 
 
 def terms_of(node: Node) -> list[GradientTerm]:
-    """The operand of a sum ``node``."""
+    """The terms of the sum ``node``, through views of all elements; one term if it is no sum."""
     found: list[GradientTerm] = []
     worklist: list[tuple[Node, tuple[Node, ...]]] = [(node, ())]
     while worklist:
@@ -66,7 +66,7 @@ def _alike(operand: object, node: Node) -> bool:
 
 
 def base_of_all(node: Node) -> Node | None:
-    """What ``node`` is a view of all elements of."""
+    """The base of ``node``, if it is a view of all elements of that."""
     if node.op != "call_function" or not is_link(node) or not ops.is_view(node.target):
         return None
     base = node.args[0]
@@ -77,9 +77,9 @@ def base_of_all(node: Node) -> Node | None:
 
 @dataclass(frozen=True)
 class Contraction:
-    """How a step contracts ``operands``, for all steps at once: ``rule`` is given them side by side, steps first.
+    """A contraction of ``operands`` for all steps at once: ``rule`` gets them stacked, steps first.
 
-    ``of_sum`` gives the same of the one operand added up over steps, where there is such a rule.
+    ``of_sum``, if there is one, gives the same result from the sum of the single operand over steps.
     """
 
     operands: tuple[Node, ...]
@@ -88,7 +88,7 @@ class Contraction:
 
 
 def contraction(node: Node) -> Contraction | None:
-    """How the sum of ``node`` over steps is one contraction, or None."""
+    """The contraction that computes the sum of ``node`` over steps, or None."""
     args: tuple[Any, ...] = node.args
     match node.target:
         case aten.mm.default:
@@ -102,7 +102,7 @@ def contraction(node: Node) -> Contraction | None:
             rows, dims, *keep = args
             of_step = tuple(dims), bool(keep and keep[0])
             return Contraction((rows,), _Sum(*of_step), _SumOfStep(*of_step))
-        case aten.embedding_dense_backward.default if not args[4]:  # not scaled by how often words occur
+        case aten.embedding_dense_backward.default if not args[4]:  # gradients are not scaled by the frequency of words
             return Contraction(args[:2], _Embedding(args[2:]))
         case aten.index_put.default | aten._index_put_impl.default:
             return _placed(node)
@@ -117,7 +117,7 @@ def contraction(node: Node) -> Contraction | None:
 
 
 def _placed(node: Node) -> Contraction | None:
-    """How what a step adds up at places of a tensor of zeros is added up for all steps at once."""
+    """The contraction for ``index_put`` with ``accumulate`` into zeros, or None."""
     args: tuple[Any, ...] = node.args
     whole, indices, values, *more = args
     accumulated = more[0] if more else node.kwargs.get("accumulate", False)
@@ -131,7 +131,7 @@ def _placed(node: Node) -> Contraction | None:
 
 @dataclass(frozen=True)
 class ScatteredTerms:
-    """``values`` that are added to zeros at places ``index`` (one row of them) of dimension ``dim``."""
+    """``values`` that are added to zeros at the positions ``index`` (of one dimension) of dimension ``dim``."""
 
     dim: int
     index: Node
@@ -139,7 +139,7 @@ class ScatteredTerms:
 
 
 def places_of(node: Node) -> ScatteredTerms | None:
-    """What ``node`` adds up at which places, or None."""
+    """The values that ``node`` adds to zeros, and their positions; None for other nodes."""
     how = contraction(node)
     if how is None or len(how.operands) != 2 or not isinstance(how.rule, (_Placed, _AddedAt)):
         return None
@@ -222,7 +222,7 @@ class _Zeros:
 
 @dataclass(frozen=True)
 class _Placed:
-    """``index_put`` with ``accumulate``, of an index for each of ``dims``."""
+    """``index_put`` with ``accumulate`` into zeros, with an index for each of ``dims``."""
 
     whole: _Zeros
     dims: tuple[int, ...]
@@ -241,7 +241,7 @@ class _Placed:
 
 @dataclass(frozen=True)
 class _AddedAt:
-    """``index_add`` along ``dim``."""
+    """``index_add`` into zeros, along ``dim``."""
 
     whole: _Zeros
     dim: int

@@ -1,12 +1,12 @@
-"""The gradients of a convolution in a step of a loop: what the next step needs, and what all steps sum up.
+"""The gradients of a convolution in a step of a loop, split so that a kernel can hold the step.
 
-    y = convolution(h, w) + b     dh = convolution(dy, w turned round)     in the step: a kernel holds it
+    y = convolution(h, w) + b     dh = convolution(dy, w flipped)          in the step, by a kernel
                                   dw = the weight's gradient of all images of all steps, once     behind the loop
                                   db = sum of dy
 
-The backward operator of the library computes all three, and no kernel of a loop holds it. With strides of one, the
-gradient of the image is a convolution too: with the weight turned round in its window, its channels exchanged. Large
-ones stay with the library, which computes them faster.
+The library's backward operator computes all three at once, and no loop kernel can hold it. With strides of one, the
+gradient of the image is itself a convolution: the weight is flipped in each dimension of its window, and its input and
+output channels are exchanged. Large convolutions stay with the library, which computes them faster.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.fx import Node
 aten = torch.ops.aten
 
 MOST_WORK = 2**22
-"""Multiplications for the gradient of a step's image up to which a kernel computes it. Training steps of a loop of 12
+"""The most multiplications of an image's gradient in a step for a kernel to compute it. Training steps of a loop of 12
 ``tanh(convolution(h) + x)`` with 4, 16 and 32 channels (74 thousand, 2.4 and 9.4 million multiplications) took 0.13,
 0.73 and 1.18 times as long as with the library."""
 
 
 def formula(args: Sequence[Any]) -> Callable[..., Any] | None:
-    """How to compute what ``convolution_backward`` does, called with ``args``; None where it is called as it is."""
+    """A function for the results of ``convolution_backward(*args)``; None if that operator itself is to run."""
     gradient, image, weight, _, stride, padding, dilation, transposed, _, groups, mask = args
     plain = not transposed and groups == 1 and {*stride, *dilation} == {1} and image.dim() == weight.dim()
     inside = all(p < taps for p, taps in zip(padding, weight.shape[2:], strict=True))
@@ -63,7 +63,7 @@ def _of_weight(
 
 @dataclass(frozen=True)
 class OfWeight:
-    """The gradient of a convolution's weight for all steps at once: their images are one batch."""
+    """The gradient of a convolution's weight for all steps at once: the images of all steps are one batch."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -76,7 +76,7 @@ class OfWeight:
 
 
 def gradient_of_weight(node: Node) -> tuple[Node, Node, OfWeight] | None:
-    """What ``node`` is computed of where it is the gradient of a convolution's weight: of the result and the image."""
+    """If ``node`` is the gradient of a convolution's weight: the result's gradient, the image, and the rule."""
     call = node.args[0] if node.target is operator.getitem and node.args[1] == 1 else None
     if not isinstance(call, Node) or call.target is not aten.convolution_backward.default:
         return None

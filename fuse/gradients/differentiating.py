@@ -1,12 +1,11 @@
-"""Gradients of a call whose loops are rolled: the cost does not grow with the number of steps.
+"""Gradients of a call whose loops are rolled, at a cost that does not grow with the number of steps.
 
     recorded call  ->  plain passes and rolling  ->  operators and loops  ->  autograd over these  ->  forward, backward
                                                          loop             ->  loop, and a reversed loop (reversing.py)
 
-The recorded operators run again under autograd, and each loop as one function of its operands, whose gradient is a
-reversed loop. That needs what the operators alone say: calls that keep gradients from some operand (``detach``,
-``no_grad``) or have gradients of the user's own are differentiated step by step instead, and so is a loop that has no
-reversed loop.
+The recorded operators run again under autograd. Each loop is one function of its operands there, and its gradient is a
+reversed loop. The operators alone must determine the gradients: calls that stop some of them (``detach``, ``no_grad``)
+or define their own (``autograd.Function``) are differentiated step by step instead. So are irreversible loops.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ NAME = "gradients_by_loops"
 """The name of differentiation in reports, next to the passes."""
 
 OWN = "pattern_gradients"
-"""The pass that sets apart what a pattern knows the gradients of; it runs where patterns do."""
+"""The pass that marks matches of patterns with their own gradients; it runs if patterns do."""
 
 
 def by_loops(passes: Sequence[str] | None = None, fuel: int | None = None) -> Differentiate:
-    """A function that takes the gradients of a call loop by loop, after those of ``passes`` that autograd sees."""
+    """A function that differentiates a call loop by loop, after those of ``passes`` that run before gradients."""
     chosen = registry.select(passes)
     matched = any(info.name == "match_patterns" for info in chosen)
     names = [info.name for info in chosen if info.before_gradients] + [OWN] * matched
@@ -70,7 +69,7 @@ def _differentiated(recorded: Recorded, passes: Sequence[str], fuel: int | None)
     ledger = run_passes(graph, passes, fuel)
     if not graph.graph.find_nodes(op="call_module"):
         rejected = tuple(one for one in ledger.rejected if one.pass_name == OWN)
-        recorded.forward.meta["ledger"] = Ledger((), (), rejected, ledger.seconds)  # what was rewritten is left
+        recorded.forward.meta["ledger"] = Ledger((), (), rejected, ledger.seconds)  # the rewrites are discarded
         return None
     try:
         joint = _Replay(graph, recorded).joint_of_rolled()
@@ -82,7 +81,7 @@ def _differentiated(recorded: Recorded, passes: Sequence[str], fuel: int | None)
 
 
 def _declined(recorded: Recorded, why: str, at: Node | None = None) -> None:
-    """Say in the ledger why gradients are taken as eager takes them."""
+    """Record in the ledger why the call is differentiated as in eager."""
     source = (at.meta["source"],) if at is not None and at.meta["source"] else ()
     rejections = Rejections(NAME, None, why, 1, at.name if at is not None else "", source)
     recorded.forward.meta["ledger"] = Ledger((), (), (rejections,), {})
@@ -99,14 +98,14 @@ def _copied(graph: GraphModule) -> GraphModule:
 
 
 def _lies(spec: OutputSpec, graph: GraphModule) -> list[tuple[int, int]]:
-    """Size and stride of each dimension of a result that has more than one place."""
+    """Size and stride of each dimension of a result with more than one element."""
     value = outputs_of(graph.graph)[spec.index].meta["val"]
     size, stride = (spec.view.size, spec.view.stride) if spec.view else (value.shape, value.stride())
     return [(n, step) for n, step in zip(size, stride, strict=True) if n > 1]
 
 
 class _Replay(ReplayRecorder):
-    """Runs a rolled graph again, records it and takes its gradients."""
+    """Runs a rolled graph again under autograd and records its joint graph."""
 
     title = "forward"
 
@@ -121,7 +120,7 @@ class _Replay(ReplayRecorder):
         """The joint graph of the call that was recorded.
 
         Raises:
-            FuseError: it cannot be taken loop by loop; the message is the reason.
+            FuseError: the call cannot be differentiated loop by loop; the message is the reason.
         """
         joint = self.joint(tuple(node.meta["val"] for node in self.given), {})
         wanted = [i for i, spec in enumerate(self.signature.outputs) if spec.kind in ("graph", "input")]
@@ -164,7 +163,7 @@ class _Replay(ReplayRecorder):
         for i, (spec, views) in enumerate(zip(self.signature.outputs, self.recorded.views, strict=True)):
             if spec.kind in ("graph", "input"):
                 value = known[values[spec.index] if spec.kind == "graph" else self.given[spec.index]]
-                told = i < learned and spec.kind == "graph"  # what was learned is read as it is, and no view of more
+                told = i < learned and spec.kind == "graph"  # a learned value is read whole, not through views
                 results.append(
                     self._as_tensor(self.functional.value(value)) if told else self._leaf(spec, views, value)
                 )
@@ -179,13 +178,12 @@ class _Replay(ReplayRecorder):
         return value
 
     def as_recorded(self, node: Node, value: Any, operands: Any) -> Any:
-        """``value`` of ``node``, which needs gradients only if what was recorded did.
+        """``value`` of ``node``, detached unless the recorded value needed gradients.
 
-        Operators in functional form may have gradients where those that eager runs have none (statistics of a batch
-        norm).
+        A functional operator may have gradients where eager's in-place one has none (statistics of a batch norm).
         """
         random = ops.is_random(node.target)
-        if random and any_needs_gradient(value):  # in functional form its gradient may know other numbers (rrelu)
+        if random and any_needs_gradient(value):  # the gradient of the functional form may use other numbers (rrelu)
             raise NotReversible(f"{node.target} draws numbers that its gradient needs")
         if not isinstance(value, Tensor):
             return value
@@ -195,7 +193,7 @@ class _Replay(ReplayRecorder):
         return value if recorded else value.detach()
 
     def _returned(self, call: Node) -> set[int]:
-        """The results of a loop in whose memory the caller receives something."""
+        """The results of a loop whose memory the caller receives."""
         values = outputs_of(self.replayed.graph)
         roots = {effects.root(value) for value in values}
         return {int(part.args[1]) for part in call.users if part in roots}  # type: ignore[arg-type]  # FX types arguments loosely
@@ -216,18 +214,18 @@ class _Replay(ReplayRecorder):
         return results
 
     def formulas(self) -> dict[Any, Callable[..., Any]]:
-        """Those of a batch norm too: in functional form, it would keep the statistics that it replaces."""
+        """Also that of a batch norm: its functional form would save the statistics that it replaces."""
         return super().formulas() | formulas("native_batch_norm_backward")
 
     # ---- recording loops -------------------------------------------------------------------------------------------
 
     def record_loop(self, loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Call ``loop``, in whose results' layout ``values`` are; returns its results."""
+        """Call ``loop``, whose results have the layouts of ``values``; returns its results."""
         nodes = [self.functional.value(self._ensure_known(operand)) for operand in operands]
         return tuple(self._as_tensor(node) for node in self._call(loop, nodes, values))
 
     def record_split(self, parts: Split, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Call a loop and what comes behind it; returns the results of the whole loop."""
+        """Call a loop and the operators behind it; returns the results of the whole loop."""
         nodes = [self.functional.value(self._ensure_known(operand)) for operand in operands]
         made = self._call(parts.loop, [nodes[i] for i in parts.operands], parts.values)
         given = iter((*nodes, *made))
@@ -308,10 +306,10 @@ def _operand(given: Tensor | Zeros | Prepared, like: Tensor) -> Tensor:
 
 
 def _lowered(loop: Loop, operands: Sequence[Tensor], values: Sequence[Tensor]) -> Split | None:
-    """Work to move after ``loop``, so that the loop has a kernel.
+    """The split of ``loop`` after which it has a kernel, by operators moved behind it.
 
     Raises:
-        NotReversible: there is none.
+        NotReversible: no such split exists.
     """
     parts = split(loop, operands, values)
     if parts is not None and _has_kernel(parts, operands):
@@ -329,7 +327,7 @@ def _has_kernel(parts: Split, operands: Sequence[Tensor]) -> bool:
 
 
 def _of_source(gradients: Tensor, source: Tensor, loop: Loop, position: int) -> Tensor:
-    """The gradient of a tensor that each step read a part of; ``gradients`` are those of the parts."""
+    """The gradient of a tensor of which each step reads a part; ``gradients`` are those of the parts."""
     how, count = loop.spec.step_inputs[position - loop.spec.carries], loop.spec.trip_count
     if how.step < 0:
         gradients = gradients.flip(0)

@@ -1,10 +1,10 @@
-"""A match of a pattern with ``backward``, from when it is found to when the gradients of its graph are taken.
+"""Matches of patterns with ``backward``: mark them in the graph, then differentiate them by the pattern's rule.
 
     a = sigmoid(x)            m = matched(x):                           forward    a, b as they were
     b = mul(a, x)      ->         a = sigmoid(x); return mul(a, x)  ->  backward   the operators of backward(grad, x)
 
-The operators that matched are set apart in a module. When the graph runs again under autograd, that module is one
-function of its operands, whose gradient is the pattern's: both are recorded operator by operator, and fused as any.
+The matched operators move into a module. When the graph runs again under autograd, the module is one function with the
+pattern's gradient. Both directions are recorded operator by operator, and fuse like any other operators.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fuse.rewrite.patterns.replacing import latest
 
 @dataclass(frozen=True)
 class PatternResult:
-    """A result of the pattern: its shape there, and where it is among those of the module, or which operand it is."""
+    """A result of the pattern: its shape, and its position among the module's results, or the operand that it is."""
 
     shape: torch.Size
     place: int | None
@@ -44,8 +44,8 @@ class PatternResult:
 class OwnGradient:
     """How the gradients of one match are taken.
 
-    ``operands``: for each tensor that the pattern is given the operand of the module, and the order of its dimensions
-    where the pattern has another; None for a tensor that it does not read. ``trained``: the module's results that have
+    ``operands``: for each tensor parameter of the pattern, the module's operand and the order of its dimensions, if the
+    pattern has another one; None for a parameter that it does not read. ``trained``: the module's results that have
     gradients.
     """
 
@@ -60,7 +60,7 @@ class OwnGradient:
     def gradients(
         self, operands: Sequence[Tensor], results: Sequence[Tensor], tangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """The gradients of ``operands``, for those of the module's ``results``."""
+        """The gradients of ``operands``, from the ``tangents`` of the module's ``results``."""
         given = [None if one is None else _turned(operands[one[0]], one[1]) for one in self.operands]
         values: list[Tensor] = []
         grads: list[Tensor | None] = []
@@ -83,7 +83,7 @@ class OwnGradient:
         return found
 
     def _arguments(self, given: Sequence[Tensor | None]) -> list[Any]:
-        """``given`` as the pattern's parameters take them."""
+        """``given`` as arguments of the pattern: lists where it takes lists."""
         tensors = iter(given)
         return [
             [next(tensors) for _ in range(self.lists)] if isinstance(one.spec, ManySpec) else next(tensors)
@@ -107,7 +107,7 @@ def _turned_back(tensor: Tensor, dims: tuple[int, ...] | None) -> Tensor:
 
 
 def why_not(found: Found) -> Misfit | None:
-    """Why the gradients of a match cannot be taken by its pattern, or None."""
+    """Why the pattern's rule cannot give the gradients of a match, or None."""
     traced = found.form.differentiated(found.setting.arguments, found.constants)
     if isinstance(traced, str):
         return Misfit("constraint", f"the gradients do not run on these tensors: {traced}")
@@ -117,10 +117,10 @@ def why_not(found: Found) -> Misfit | None:
 
 
 def set_apart(graph: GraphModule, found: Found, moved: dict[Node, Node]) -> None:
-    """Put the nodes of a match into a module that knows their gradients.
+    """Move the nodes of a match into a module that knows their gradients.
 
-    ``moved`` has what stands in the place of nodes that earlier rewrites replaced, and receives those of this one. The
-    caller restores the program order.
+    ``moved`` maps nodes replaced by earlier rewrites to their replacements; this rewrite adds its own. The caller
+    restores the program order.
     """
     body, inner = Graph(), dict[Node, Node]()
     keys = [key for key in found.form.keys if key in found.inputs]
@@ -165,7 +165,7 @@ def _is_trained(node: Node) -> bool:
 
 
 def put_back(graph: GraphModule) -> None:
-    """Let the operators that were set apart stand in ``graph`` again, where no gradient is taken of them."""
+    """Move the operators of :func:`set_apart` back into ``graph``, where no gradient of them is needed."""
     for call in graph.graph.find_nodes(op="call_module"):
         module = nested.called_module(call)
         if not isinstance(module, GraphModule) or gradient_of(module) is None:
@@ -183,7 +183,7 @@ def put_back(graph: GraphModule) -> None:
 
 
 def gradient_of(module: Module) -> OwnGradient | None:
-    """How the gradients of ``module`` are taken, where :func:`set_apart` made it."""
+    """The gradient rule of ``module``, if :func:`set_apart` made it."""
     return getattr(module, "meta", {}).get("gradient")
 
 

@@ -1,9 +1,9 @@
-"""Find the parts that a tensor is cut into, so that autograd sees one operation.
+"""Find slices that together make up a tensor, so that autograd sees one operation.
 
     a = slice(x, 1, 0, 4);  b = slice(x, 1, 4, 8)        ->      a, b = split(x, 4, 1)
 
-Graphs hold each part as a view of its own. Autograd adds up the padded gradients of such views, and puts those of the
-parts of one ``split`` or ``unbind`` side by side.
+Each part is a view of its own in the graph. Autograd pads the gradients of such views and adds them, but concatenates
+those of one ``split`` or ``unbind``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Cut = tuple[Node, Any, int]
 
 
 def all_parts(node: Node, refused: set[Cut]) -> list[Node]:
-    """The slices (or steps) that ``node`` is one of and that make up a whole dimension in order; else none.
+    """The slices (or steps), with ``node`` among them, that make up a whole dimension in order; empty if none do.
 
-    ``refused`` are cuts found not to be whole, which are not looked at again for each of their parts.
+    ``refused`` collects cuts that do not, so that each is examined once.
     """
     if node.target not in (aten.slice.Tensor, aten.select.int):
         return []
@@ -55,7 +55,7 @@ def _whole(base: Node, target: Any, dim: int) -> list[Node]:
 
 
 def parts_of(whole: Tensor, parts: Sequence[Node]) -> Sequence[Tensor]:
-    """What ``parts`` are of ``whole``, in one operation."""
+    """The values of ``parts``, taken from ``whole`` in one operation."""
     dim = _dimension(parts[0])
     if parts[0].target is aten.select.int:
         return torch.unbind(whole, dim)
@@ -69,7 +69,7 @@ def _dimension(part: Node) -> int:
 
 
 def _bounds(part: Node, size: int) -> tuple[int, int]:
-    """From where to where ``part`` reads its dimension; nothing where it leaves gaps."""
+    """Start and end of ``part`` in its dimension; an empty range if it has gaps."""
     if part.target is aten.select.int:
         at = int(part.args[2]) % size  # type: ignore[arg-type]  # FX types arguments loosely
         return at, at + 1

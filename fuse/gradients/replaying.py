@@ -1,4 +1,4 @@
-"""Run the nodes of a graph once more, under a recorder, from values that are known.
+"""Run the nodes of a graph again, under a recorder, from known inputs.
 
 known = {x: tensor, h: tensor}        for node in graph:  known[node] = operate(node)        parts of one tensor
                                                                                              in one operation
@@ -15,9 +15,9 @@ from fuse.gradients.parts import Cut, all_parts, parts_of
 
 
 def replay(graph: Graph, known: dict[Node, Any], begin: Callable[[Node], None], operate: Callable[[Node], Any]) -> None:
-    """Add to ``known`` what every operator and module of ``graph`` returns, in order.
+    """Add the result of every operator and module of ``graph`` to ``known``, in order.
 
-    ``begin`` is told each node before it runs; ``operate`` returns what it computes from what is known by then.
+    ``begin`` is called with each node before it runs; ``operate`` returns its result, from the values known by then.
     """
     refused: set[Cut] = set()
     for node in graph.nodes:

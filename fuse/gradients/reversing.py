@@ -5,9 +5,9 @@
                                        behind it    dx = all d,  dw = hsᵀ @ ds  for all steps at once
 
 PyTorch's autograd runs over the body of one step (:mod:`fuse.gradients.step_gradients`), so that cost does not grow
-with the number of steps and no derivative is written here. The body backward becomes a loop that runs from the last
-step to the first: gradients of states are its states; what the forward steps kept, and gradients of what they
-collected, are read per step. What an invariant (a weight) receives in every step is a sum over steps:
+with the number of steps and no derivative is written here. The backward graph of the body becomes a loop from the last
+step to the first. Its states are the gradients of the states. Each step reads the tensors saved by the forward step,
+and the gradients of collected outputs. The gradient of an invariant (a weight) is a sum over steps:
 :mod:`fuse.gradients.contracting`.
 """
 
@@ -34,12 +34,12 @@ from fuse.graph.outputs import add_placeholder, cone, finished, outputs_of
 aten = torch.ops.aten
 
 MOST_KEPT = 2**24
-"""Elements, over all steps, that are kept only to be summed once."""
+"""The most elements, over all steps, that are collected only to be summed at once."""
 LEAST_ADDED = 2**16
-"""Elements of rows, over all steps, from which they are added up from step to step instead of being kept to be summed:
-a step then writes to the same memory as the one before it."""
+"""From so many elements of rows on, over all steps, a sum is added up from step to step instead of collecting the rows:
+each step then writes to the same memory."""
 MOST_COMPARED = 2**16
-"""Elements that a step looks through for those that belong to a place."""
+"""The most elements that a step compares with positions to find those to add."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An operand that is computed once, in front of the loop: the last of ``nodes``, of tensors by their nodes."""
+    """An operand that is computed once, in front of the loop: the last of ``nodes``, from the ``given`` tensors."""
 
     nodes: tuple[Node, ...]
     given: Mapping[Node, Tensor]
@@ -70,9 +70,9 @@ class Prepared:
 class Reversed:
     """The loop that takes gradients from the last step to the first.
 
-    ``operands``: what it is called with. ``states`` and ``reads``: which of its results is the
-    gradient of which operand of the forward loop, or of what its steps read of that. ``sums``: how the gradients of
-    other operands are made of its results.
+    ``operands``: its operands; ``values``: metadata of its results. ``states`` and ``reads`` map an operand of the
+    forward loop to the result with its gradient, or with the gradients of the parts that steps read. ``sums``: the
+    parts of the gradients of other operands, computed from its results.
     """
 
     loop: Loop
@@ -85,8 +85,8 @@ class Reversed:
 
 @dataclass(frozen=True)
 class AddedTerm:
-    """``node`` is added up from step to step; ``rule`` makes ``term``, of the gradient of operand ``position``, of the
-    sum. Without a rule, it is the sum."""
+    """A ``node`` added up from step to step. ``rule`` computes ``term``, a part of the gradient of operand
+    ``position``, from the sum; without a rule, the term is the sum itself."""
 
     position: int
     term: GradientTerm
@@ -96,9 +96,9 @@ class AddedTerm:
 
 @dataclass(frozen=True)
 class GradientPart:
-    """A part of a gradient that is a sum over steps.
+    """A part of a gradient, summed over steps.
 
-    Made by ``rule`` of ``sources``: numbers of results of the reversed loop, or tensors that were there before it.
+    ``rule`` computes it from ``sources``: positions of the reversed loop's results, or tensors that exist before it.
     """
 
     sources: tuple[int | Tensor, ...]
@@ -106,7 +106,7 @@ class GradientPart:
     rule: Callable[..., Tensor] | None = None
 
     def total(self, results: Sequence[Tensor], made: dict[Hashable, Tensor]) -> Tensor:
-        """The part, for all steps. What was ``made`` of the same sources is copied: gradients share no memory."""
+        """The part, for all steps. One already ``made`` from equal sources is copied: gradients share no memory."""
         given = [results[source] if isinstance(source, int) else source for source in self.sources]
         if self.rule is None:
             return self.term.viewed(given[0])
@@ -120,15 +120,15 @@ class GradientPart:
 def reversed_loop(
     forward: Differentiable, operands: Sequence[Tensor], results: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> Reversed:
-    """The reversed loop of ``forward``, which was called with ``operands`` and gave ``results``.
+    """The reversed loop of ``forward`` for these ``operands`` and ``results``.
 
-    ``tangents`` are the gradients of the results that the first loop had.
+    ``tangents`` are the gradients of the original loop's results.
     """
     return _Reversal(forward, operands, results, tangents).made()
 
 
 class _Reversal:
-    """A reversed loop while it is made. Its body is the backward graph of a step with operands in a loop's order."""
+    """A reversed loop under construction. Its body is the backward graph of a step, with operands in a loop's order."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class _Reversal:
         self.body = Graph()
         self.inner: dict[Node, Node] = {}
         self.called: list[Tensor | Zeros | Prepared] = []
-        self.stacked: dict[Node, Tensor] = {}  # what a step is given and all steps have side by side, in order
+        self.stacked: dict[Node, Tensor] = {}  # inputs of a step, stacked over all steps, in order
 
     def _absent(self) -> list[int]:
-        """Inputs of a step that are gradients of something without one.
+        """The tangents of a step that are absent.
 
-        A result that nothing used has none, and nor has a state that no step passes one to: what only such states
-        depend on (by ``argmax``, say) gets no gradient, as in eager, instead of zeros.
+        An unused result has no gradient. Nor has a state to which no step passes one. Operands on which only such
+        states depend (by ``argmax``, say) get no gradient, as in eager, instead of zeros.
         """
         step, backward = self.forward.step, self.forward.step.backward
         assert backward is not None
@@ -228,8 +228,8 @@ class _Reversal:
         return found
 
     def _prepared(self, invariants: Mapping[Node, Tensor], needed: Set[Node]) -> set[Node]:
-        """Give the body what it would only put into another order in each step, of what is the same in all; returns the
-        nodes that it need not run."""
+        """Prepare rearranged invariants once, in front of the loop, instead of in each step; returns the nodes
+        that the body need not run."""
         cones: dict[Node, dict[Node, None]] = {node: {} for node in invariants}
         for node in self.graph.graph.nodes:
             if node.op == "call_function" and node.all_input_nodes and cones.keys() >= set(node.all_input_nodes):
@@ -288,9 +288,9 @@ class _Reversal:
         return self._insert(aten.add.Tensor, total, self.inner[node], like=node)
 
     def _added_at_places(self, node: Node) -> Node | None:
-        """What ``node`` adds up at places of zeros, as a sum over what belongs to each place; None for other nodes.
+        """A scattered sum as, for each position, a sum over the values with that index; None for other nodes.
 
-        No kernel adds to computed places, for two threads could meet there.
+        No kernel adds at computed positions, because two threads could write to one of them.
         """
         places = places_of(node)
         if places is None:
@@ -341,8 +341,8 @@ class _Reversal:
         return added, contracted
 
     def _is_added(self, rows: Node, kept: set[Node]) -> bool:
-        """Whether ``rows`` that a step sums are added up: there are many, they are not there for all steps anyway, and
-        their dtype rounds a sum of many no worse than they are."""
+        """Whether the sum of ``rows`` is added up from step to step: they are many, they are not collected anyway, and
+        their dtype is wide enough to add up many of them."""
         value: Tensor = rows.meta["val"]
         whole = _whole(rows)
         many = value.numel() * self.spec.trip_count >= LEAST_ADDED
@@ -354,7 +354,7 @@ class _Reversal:
 
 
 def _whole(node: Node) -> Node:
-    """What ``node`` is a view of all elements of, or ``node``."""
+    """The node of which ``node`` views all elements, or ``node`` itself."""
     while (base := base_of_all(node)) is not None:
         node = base
     return node

@@ -1,10 +1,10 @@
-"""Values that the forward half of a training step passes to the backward half, after the forward half is rewritten.
+"""Tensors that the forward graph of a training step saves for the backward graph, once both are rewritten.
 
     forward    output y, select(hs, 0, 0), select(hs, 0, 1), ...       output y, hs
     backward   given h1, h2, ...                                 ->    given hs;  h1 = select(hs, 0, 0), ...
 
-Memory is handed over whole and once; views are taken again where they are read. Inputs are not handed over: the
-backward half is given them, or a copy of one that the call writes.
+The forward graph saves each tensor whole and once; the backward graph takes its views again. Inputs are not saved: the
+backward graph gets them, or a copy of one that the call writes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ aten = torch.ops.aten
 
 
 def settle(forward: GraphModule, backward: GraphModule, given: Sequence[Given]) -> tuple[Given, ...]:
-    """Let ``forward`` put out memory that is saved whole and once, and ``backward`` take it.
+    """Make ``forward`` return each saved tensor whole and once, and ``backward`` read it.
 
-    Returns what ``backward`` is given. The signature of ``forward`` then names what is saved among its outputs.
+    Returns the inputs of ``backward``. The signature of ``forward`` then names the saved tensors among its outputs.
     """
     signature: Signature = forward.meta["signature"]
     half = _Half(forward, backward, forward.meta.pop("saved_from"))
@@ -55,14 +55,14 @@ def settle(forward: GraphModule, backward: GraphModule, given: Sequence[Given]) 
 
 @dataclass(frozen=True)
 class _Chain:
-    """How a value is made from memory that is saved: ``links``, views and copies, outermost last, of ``root``."""
+    """A value as ``links`` (views and copies, outermost last) of the saved tensor ``root``."""
 
     root: Node
     links: tuple[Node, ...]
 
 
 class _Half:
-    """The outputs of the forward half, and what the backward half is given of them."""
+    """The outputs of the forward graph, and the inputs of the backward graph among them."""
 
     def __init__(self, forward: GraphModule, backward: GraphModule, own: int) -> None:
         self.forward = forward
@@ -78,11 +78,11 @@ class _Half:
         self.returned = {effects.root(values[spec.index]) for spec in signature.outputs if spec.kind == "graph"}
         self.position: dict[Node, int] = {}
         self.backward = backward
-        self.roots: dict[Node, Node] = {}  # in the forward half -> in the backward half
+        self.roots: dict[Node, Node] = {}  # in the forward graph -> in the backward graph
         self.first = next(node for node in backward.graph.nodes if node.op != "placeholder")
 
     def take(self, placeholder: Node, index: int) -> None:
-        """Let ``placeholder`` of the backward half be made from memory that holds the value at ``index``."""
+        """Replace ``placeholder`` of the backward graph by views of the saved tensor that holds output ``index``."""
         if index < self.own:  # eager saves the very tensor that it returns
             self.given[placeholder] = Given("saved", index)
             return
@@ -101,7 +101,7 @@ class _Half:
         for link in chain.links:
             value = surgery.insert(self.first, link.target, value, *link.args[1:], like=link, **link.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
         wanted = placeholder.meta["val"]
-        if not _alike(value.meta["val"], wanted) and wanted.is_contiguous():  # products that were merged lie in one
+        if not _alike(value.meta["val"], wanted) and wanted.is_contiguous():  # merged products are parts of one tensor
             value = surgery.insert(
                 self.first, aten.clone.default, value, like=value, memory_format=torch.contiguous_format
             )
@@ -115,7 +115,7 @@ class _Half:
         surgery.refresh_views(surgery.views_of(value))
 
     def _given(self, root: Node) -> Given:
-        """What to give for ``root``: a copy where its memory is written, or is the caller's to write."""
+        """The saved tensor for ``root``: a copy if the call writes its memory, or the caller may."""
         if root in self.inputs and self.inputs[root] not in self.written:
             return Given("input", self.inputs[root])
         if root in self.inputs or root in self.returned:

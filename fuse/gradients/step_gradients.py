@@ -4,8 +4,8 @@
                                        one step     d = (dh + g) * (1 - h²);  dh = d @ wᵀ;  dx = d;  dw = hᵀ @ d
 
 PyTorch's autograd runs over the body of one step, so that cost does not grow with the number of steps and no derivative
-is written here. What the backward half of a step is given of its forward half, the forward loop keeps for all steps.
-Declined where a step cannot be differentiated by itself: it holds another loop, or gives what is no new tensor.
+is written here. The forward loop collects, for all steps, the tensors that the backward graph of a step reads. Declined
+if a step cannot be differentiated by itself: it holds another loop, or a result is not a new tensor.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class NotReversible(FuseError):
 class Differentiable:
     """A loop that can run backwards.
 
-    ``loop`` computes what the loop it was made from does and keeps what gradients need behind that; ``values`` are its
-    results and ``own`` the number of those that the first one had. ``step``: one step and its gradients. ``saved``: for
-    each value that a backward step is given of its forward step, the result of ``loop`` that has it for all steps, by
-    ``(kind, index)`` of :class:`~fuse.graph.halves.Given`.
+    ``loop`` has the results of the original loop, and behind them the tensors that gradients need; ``values`` is the
+    metadata of its results, ``own`` the number of the original ones. ``step``: one step and its gradients. ``saved``:
+    for each tensor that a backward step reads from its forward step, the result of ``loop`` with that tensor for all
+    steps, by ``(kind, index)`` of :class:`~fuse.graph.halves.Given`.
     """
 
     loop: Loop
@@ -60,7 +60,7 @@ class Differentiable:
 
     @property
     def trained(self) -> frozenset[int]:
-        """The results of the first loop that need gradients."""
+        """The results of the original loop that need gradients."""
         return self.step.trained
 
 
@@ -69,8 +69,8 @@ def differentiable(
 ) -> Differentiable:
     """``loop`` made ready to run backwards, where gradients of the operands at the positions ``trained`` are needed.
 
-    The caller receives the results at the positions ``returned``, and may write to them: what gradients need of these
-    is kept once more.
+    The caller receives the results at the positions ``returned``, and may write to them: if gradients need one, the
+    loop collects it a second time.
 
     Raises:
         NotReversible: a step cannot be differentiated; the message is the reason.
@@ -109,7 +109,7 @@ def differentiable(
 
 
 class ReplayRecorder(JointRecorder):
-    """Runs a captured graph again under autograd and records it; ``source`` is the line that it is at."""
+    """Runs a captured graph again under autograd and records it; ``source`` is the current user line."""
 
     title = ""
 
@@ -128,11 +128,11 @@ class ReplayRecorder(JointRecorder):
         raise NotImplementedError
 
     def as_recorded(self, node: Node, value: Any, operands: Any) -> Any:
-        """``value``, which an operator has computed."""
+        """The result ``value`` of an operator, as it is recorded."""
         return value
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-        """As for a model; ``args`` are what the graph is given."""
+        """As for a model; ``args`` are the graph's inputs."""
         for number, (node, value) in enumerate(zip(self.given, args, strict=True)):
             self._argument(node.name, number, value)
         known = dict(zip(self.given, args, strict=True))
@@ -171,7 +171,7 @@ class ReplayRecorder(JointRecorder):
 
 
 class _BodyRecorder(ReplayRecorder):
-    """Records one step of a loop, every result a tensor of its own; ``copied`` are the copies made for that.
+    """Records one step of a loop, each result in memory of its own; ``copied`` are the results copied for that.
 
     The caller receives what the loop collects at the positions ``returned``.
     """
@@ -209,7 +209,7 @@ class _BodyRecorder(ReplayRecorder):
     def computed_again(
         self, gradients: Mapping[int, Node], reads: Mapping[Node, Sequence[Node]], kept: Set[Node]
     ) -> dict[Node, None]:
-        """Of a step: what is read of invariants and of inputs is there, and so is what the loop collects anyway."""
+        """Nodes to recompute in the backward step. Invariants, inputs and collected outputs cost nothing to save."""
         states = self.graph.find_nodes(op="placeholder")[: self.spec.carries]
         there = {
             root_of(_uncopied(self.values[spec.index], number in self.copied))
@@ -247,7 +247,7 @@ def _is_real(value: Any) -> bool:
 
 
 def _of_body(loop: Loop, mode: FakeTensorMode, trained: set[int]) -> Iterator[Tensor]:
-    """Tensors laid out as what the body is given."""
+    """Tensors with the layouts of the body's inputs."""
     for number, node in enumerate(loop.body.graph.find_nodes(op="placeholder")):
         held: Tensor = node.meta["val"]
         with mode:
