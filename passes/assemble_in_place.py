@@ -64,7 +64,7 @@ def _origin(producer: Node) -> str:
 
 
 def extended_bodies(collector: Node) -> dict[Node, GraphModule] | Declined:
-    """For each region that computes pieces: a body that stores them once more, behind its results; or why it cannot."""
+    """For each region that computes pieces: a body with them as further results, in their places; or a reason."""
     pieces_by_region: dict[Node, list[Node]] = {}
     for piece in pieces_of(collector):
         pieces_by_region.setdefault(regions.owner(piece), []).append(piece)
@@ -81,7 +81,7 @@ def extended_bodies(collector: Node) -> dict[Node, GraphModule] | Declined:
 
 
 def _stored_in_place(piece: Node, collector: Node) -> Node:
-    """A copy of ``piece`` (in the body of its region) that is laid out as its place in the collected tensor."""
+    """A copy of ``piece`` (in the body of its region) with the strides of its place in the result."""
     graph, held = piece.graph, collector.meta["val"]
     value, source = piece.meta["val"], piece.meta.get("source", "")
     if collector.target is aten.stack.default:
@@ -96,7 +96,7 @@ def _stored_in_place(piece: Node, collector: Node) -> Node:
 
 
 def assemble(graph: GraphModule, collector: Node, bodies: dict[Node, GraphModule]) -> None:
-    """Give the producing regions their extended bodies and collect the results that were added."""
+    """Give the producing regions their extended bodies, and assemble the added results."""
     places = {call: iter(regions.exchange_body(graph, call, body)) for call, body in bodies.items()}
     parts = [next(places[regions.owner(piece)]) for piece in pieces_of(collector)]
     new = surgery.insert(collector, torch.ops.fuse.assemble.default, parts, dimension_of(collector), like=collector)

@@ -42,7 +42,7 @@ def broadcast_starts(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def is_filled(node: object) -> bool:
-    """Whether ``node`` is a tensor of equal elements, or a view that reads them as they are."""
+    """Whether ``node`` is a tensor filled with one number, or a view of one."""
     if not isinstance(node, Node) or not isinstance(node.meta["val"], Tensor) or not node.meta["val"].numel():
         return False
     while node.target not in FILLS:
@@ -53,7 +53,7 @@ def is_filled(node: object) -> bool:
 
 
 def broadcast(graph: GraphModule, call: Node, operand: Node, made: dict[object, Node]) -> None:
-    """Let ``call`` read one number in the shape of ``operand``; ``made``: the numbers that the graph has already."""
+    """Let ``call`` read one number, expanded to the shape of ``operand``; ``made``: numbers already in the graph."""
     fill, shape = effects.root(operand), list(operand.meta["val"].shape)
     filled = evaluate(fill, {})
     assert filled is not None, "a fill is one element expanded"

@@ -43,9 +43,9 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 FOLLOWING = frozenset(["convolution", "pointwise", "reduction", "movement", "view", "gemm"])
-"""Kinds of operators whose results are the same however their operands lie."""
+"""Kinds of operators whose values do not depend on the layout of their operands."""
 WORTH = 0.15
-"""The part of the time of multiplications that is saved where channels lie side by side: 0.1 to 0.3 measured."""
+"""The share of the multiplications' time saved in channels-last layout: 0.1 to 0.3 measured."""
 CYCLES: dict[object, float] = {
     aten.avg_pool2d.default: 2.0,
     aten.cat.default: 2.0,
@@ -53,9 +53,9 @@ CYCLES: dict[object, float] = {
     aten.constant_pad_nd.default: 2.0,
     aten.max_pool2d_with_indices.default: 2.0,
 }
-"""Cycles more that an element takes an operator which finds channels side by side."""
+"""Extra cycles for each element of an operator with a channels-last operand."""
 CYCLES_OF_OTHERS = {"reduction": 10.0, "movement": 10.0, "gemm": 2.0}
-"""The same of other operators of these kinds; elementwise ones take none."""
+"""The same for other operators, by kind; elementwise ones take none."""
 
 
 @register_pass(stage="clean", after="fold_batch_norm", before_gradients=False)  # for frozen weights only
@@ -94,13 +94,13 @@ def weight_of(convolution: Node) -> Node:
 
 
 def is_image_with_places_side_by_side(node: Node) -> bool:
-    """Whether the convolution's result is a batch of such images; a transposed one makes its own."""
+    """Whether the convolution gives a batch of images in default layout, and is not transposed."""
     val, transposed = node.meta["val"], node.args[6]
     return val.dim() == 4 and val.is_contiguous() and not transposed and val.dtype in (torch.float32, torch.float64)
 
 
 def obstacle(convolutions: list[Node]) -> str | None:
-    """Why places stay side by side, or None."""
+    """Why the layout stays the default one, or None."""
     if not has_kernels(first := convolutions[0].meta["val"]):
         return f"device {first.device.type} has no kernels yet"
     if any(node.args[8] != 1 for node in convolutions):
@@ -112,14 +112,14 @@ def obstacle(convolutions: list[Node]) -> str | None:
 
 
 def cycles_of(node: Node) -> float:
-    """Cycles that ``node`` takes longer to read images whose channels lie side by side."""
+    """Extra cycles of ``node`` for channels-last images."""
     each = CYCLES[node.target] if node.target in CYCLES else CYCLES_OF_OTHERS.get(ops.kind(node.target), 0.0)
     held = (tensor for value in (node, *node.all_input_nodes) for tensor in tensors_in(value.meta["val"]))
     return each * max(tensor.numel() for tensor in held)
 
 
 def multiplied(convolution: Node, places: bool) -> int:
-    """Multiplications of a convolution, those of empty lanes included, with places or outputs side by side."""
+    """Multiplications of a convolution, including those in empty lanes, with ``places`` or output channels in lanes."""
     batch, outputs, down, across = convolution.meta["val"].shape
     depth = weight_of(convolution).meta["val"][0].numel()
     inner, lanes = down * across if places else outputs, lanes_of(convolution)
@@ -127,15 +127,15 @@ def multiplied(convolution: Node, places: bool) -> int:
 
 
 def lanes_of(node: Node) -> int:
-    """Elements that the kernels of the node's device multiply side by side."""
+    """Elements that the kernels of the node's device multiply at once."""
     return target_of(node.meta["val"].device.type).packing.panel
 
 
 @dataclass
 class Relaid:
-    """What the graph's values become once ``convolutions`` have weights whose channels lie side by side.
+    """The graph's new values once ``convolutions`` have channels-last weights.
 
-    ``restored`` are operands, by reader, that have to lie as before.
+    ``restored`` are pairs of a reader and an operand that must keep its old layout.
     """
 
     graph: GraphModule
@@ -144,7 +144,7 @@ class Relaid:
     restored: list[tuple[Node, Node]] = field(default_factory=list)
 
     def make(self) -> str | None:
-        """Find the new values and what has to be restored, or a reason why that cannot be."""
+        """Find the new values and the operands to restore; returns a reason if this is impossible."""
         with surgery.fake_mode(self.graph.graph) as mode, torch.no_grad(), unlogged():
             runner = FakeRunner(mode)
             for node in self.graph.graph.nodes:
@@ -155,11 +155,11 @@ class Relaid:
                     return reason
         for _, operand in self.restored:
             if not operand.meta["val"].is_contiguous():
-                return f"{operand.name} lies in an order of its own, which is not restored"
+                return f"{operand.name} has a layout other than contiguous, which is not restored"
         return None
 
     def _follow(self, node: Node, runner: FakeRunner) -> str | None:
-        """Take down what becomes of ``node``, or say why it cannot follow."""
+        """Note the new value of ``node``; returns a reason if it cannot take the new layout."""
         is_part = node.target is operator.getitem or effects.view_base(node) is not None
         if not is_part and ops.kind(node.target) not in FOLLOWING:
             return f"{node.name} depends on the order of elements in memory"
@@ -173,7 +173,7 @@ class Relaid:
         return None
 
     def _run(self, node: Node, runner: FakeRunner) -> Any:
-        """The value of ``node`` for the new operands; None where there is none."""
+        """The value of ``node`` for the new operands; None if the operator rejects them."""
         values = {operand: self.values.get(operand, operand.meta["val"]) for operand in node.all_input_nodes}
         if node in self.convolutions:
             weight = values[weight_of(node)]
@@ -188,7 +188,7 @@ class Relaid:
 
 
 def strides_of(weight: Tensor) -> tuple[int, ...]:
-    """Strides of a weight whose channels lie side by side, which a weight of one tap has to show too.
+    """Channels-last strides of a weight, also for a weight of one tap, where torch's may differ.
 
     >>> strides_of(torch.empty(32, 16, 1, 1))
     (16, 1, 16, 16)
@@ -198,14 +198,14 @@ def strides_of(weight: Tensor) -> tuple[int, ...]:
 
 
 def same_layouts(first: Any, second: Any) -> bool:
-    """Whether two values, or all of several results, lie in the same way in memory."""
+    """Whether two values, or two lists of results, have the same layouts."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return (first.stride(), first.storage_offset()) == (second.stride(), second.storage_offset())
     return all(map(same_layouts, first, second)) if isinstance(first, (list, tuple)) else True
 
 
 def relay(graph: GraphModule, plan: Relaid, weights: dict[Node, Tensor]) -> None:
-    """Give the convolutions their weights, the graph's nodes their values, and restore what has to lie as before."""
+    """Give convolutions their weights and nodes their new values, and restore layouts where needed."""
     relaid: dict[Node, Node] = {}
     for convolution in plan.convolutions:
         old = weight_of(convolution)

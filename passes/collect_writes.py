@@ -47,7 +47,7 @@ def collect_writes(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def writes_up_to(last: Node) -> list[Node]:
-    """The writes that ``last`` ends, first one first: each reads only the one before, along the same dimension."""
+    """The chain of writes up to ``last``, in order: each writes to the result of the one before, in one dimension."""
     chain = [last]
     while True:
         before = chain[-1].args[0]
@@ -65,7 +65,7 @@ def _next_write(node: Node) -> Node | None:
 
 
 def _is_place(view: Node, write: Node) -> bool:
-    """Whether ``view`` only says where ``write`` puts a copy: its values are read by nobody."""
+    """Whether ``view`` only names the place that ``write`` copies to: nothing reads its values."""
     copied = write.args[1]
     return (
         isinstance(copied, Node)
@@ -92,18 +92,18 @@ def obstacle(chain: list[Node]) -> str | None:
         return "the tensor that is filled has gaps in memory"
     inside = order_of_pieces(chain[-1])
     if held.dim() > 3 and not all(_lies(written(write).meta["val"], inside) for write in chain):
-        return "a write has another layout than its tensor"  # collected, it could impose channels_last on the whole
+        return "a write has another layout than its tensor"  # as a piece, it could impose channels_last on the result
     return None
 
 
 def memory_order(value: Tensor) -> list[int]:
-    """The dimensions of ``value`` as they lie in memory, the outermost first."""
+    """The dimensions of ``value`` in memory order, the outermost first."""
     strides = value.stride()
     return sorted(range(value.dim()), key=lambda d: (-strides[d], d))
 
 
 def order_of_pieces(last: Node) -> list[int]:
-    """``memory_order`` as dimensions of a part that is written; a single position lacks its dimension."""
+    """``memory_order`` for a written part; a single position lacks the written dimension."""
     order, dim = memory_order(last.meta["val"]), dimension(last)
     return order if last.target is aten.slice_scatter.default else [d - (d > dim) for d in order if d != dim]
 

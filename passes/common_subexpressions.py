@@ -36,7 +36,7 @@ def common_subexpressions(graph: GraphModule) -> Iterator[Verdict]:
         if known is node:
             continue
         if known in begun and node in begun:
-            yield declined((known, node), "states of a loop begin alike, and differ from its second step on")
+            yield declined((known, node), "two states of a loop are equal at first, and differ from the second step on")
         elif node in escaping and known in escaping:
             yield declined((known, node), "both are results of the model and must stay distinct tensors")
         else:
@@ -44,7 +44,7 @@ def common_subexpressions(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def expression(node: Node) -> Hashable:
-    """Key of a node's computation and layout, which the operand order of a commutative operator may decide."""
+    """Key of a node's computation and layout (the operand order of a commutative operator may decide the layout)."""
     val = node.meta["val"]
     layout = val.stride() if isinstance(val, Tensor) else None
     if ops.is_commutative(node.target) and not node.kwargs:

@@ -54,15 +54,15 @@ def constant_folding(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def is_always_uniform(node: Node, value: Tensor) -> bool:
-    """Whether the elements of ``node`` are equal, and not for the sizes of this call only, as in a mask of one step: a
-    ``full`` would be unlike the calls of other sizes, which share kernels with this one."""
+    """Whether the elements of ``node`` are equal at all sizes. A mask of one step, say, is uniform for this size
+    only: with a ``full``, this call could not share kernels with calls of other sizes."""
     uniform, call = is_uniform(value), call_at_hand()
     by_sizes = call is not None and call.follows_from_sizes(("fill", node.target, node.meta.get("source")), uniform)
     return uniform and not by_sizes
 
 
 def is_needed(node: Node, constant: Collection[Node]) -> bool:
-    """Whether ``node`` computes something that other than constants use, directly or through views."""
+    """Whether a non-constant node reads ``node``, directly or through views."""
     if effects.is_view(node):
         return False
     worklist = list(node.users)
@@ -76,7 +76,7 @@ def is_needed(node: Node, constant: Collection[Node]) -> bool:
 
 
 def fold_to_fill(node: Node, value: Tensor) -> None:
-    """Let a ``full`` make the equal elements of ``node``."""
+    """Replace ``node``, whose elements are equal, by a ``full``."""
     val = node.meta["val"]
     element = value.flatten()[0].item()
     fill = surgery.insert(

@@ -23,7 +23,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 FEWEST_OTHERS = 3
-"""Operators that are read, alike and of the same line, from which one that is not may be of a loop's last step."""
+"""An unread operator may belong to a loop's last step if so many equal ones of its line are read."""
 
 
 @register_pass(stage="clean")
@@ -40,7 +40,7 @@ def dead_code(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def of_last_steps(graph: GraphModule) -> set[Node]:
-    """The unread operators that are like at least three times as many of the same line that are read. Linear.
+    """Unread operators for each of which three equal ones of the same user line are read. Linear time.
 
     >>> import fuse, torch
     >>> class Lagging(torch.nn.Module):

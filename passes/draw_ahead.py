@@ -41,13 +41,13 @@ def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
         if any(draw in escaping for group in groups for draw in group):
             yield declined(stretch[0], "the caller receives what was drawn")
         elif odd := next((draw for draw in stretch if not draw.meta["val"].is_contiguous()), None):
-            yield declined(odd, "the numbers do not lie in one order in memory")
+            yield declined(odd, "the draws differ in strides")
         else:
             yield rewrite(stretch[0], gather, stretch, groups)
 
 
 def stretches(draws: Sequence[Node]) -> list[list[Node]]:
-    """Draws one after another whose tensors only say where the numbers go."""
+    """Consecutive draws into tensors whose old values nothing reads."""
     found: list[list[Node]] = [[]]
     for draw in draws:
         if draw.target in OF_A_LAYOUT and isinstance(draw.meta["val"], Tensor):
@@ -58,7 +58,7 @@ def stretches(draws: Sequence[Node]) -> list[list[Node]]:
 
 
 def alike(stretch: Sequence[Node]) -> list[list[Node]]:
-    """The draws that the same line makes with the same numbers and sizes."""
+    """The draws grouped by user line, arguments and sizes."""
     groups: dict[Hashable, list[Node]] = {}
     for draw in stretch:
         held = draw.meta["val"]
@@ -76,12 +76,12 @@ def alike(stretch: Sequence[Node]) -> list[list[Node]]:
 
 
 def is_stacked(draw: Node) -> bool:
-    """Whether this was done before."""
+    """Whether ``draw`` is part of a stack already."""
     return all(user.target is aten.stack.default for user in draw.users)
 
 
 def gather(stretch: Sequence[Node], groups: Sequence[Sequence[Node]]) -> None:
-    """Move the draws to the first one, put those of each group side by side, and let each step read its part."""
+    """Move the draws to the first one, stack those of each group, and let each step read its part."""
     last = stretch[0]
     for draw in stretch:
         held, before = draw.meta["val"], list(draw.all_input_nodes)

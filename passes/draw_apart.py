@@ -31,7 +31,7 @@ def draw_apart(graph: GraphModule) -> Iterator[Verdict]:
         if all(user.target is aten.select.int and user.args[1] == 0 for user in node.users):
             yield rewrite(node, read_apart, node)
         else:
-            yield declined(node, "a loop reads what was drawn side by side")
+            yield declined(node, "a loop reads the stacked draws")
 
 
 def is_draw(node: Node) -> bool:
@@ -40,7 +40,7 @@ def is_draw(node: Node) -> bool:
 
 
 def read_apart(stack: Node) -> None:
-    """Let what reads a step of ``stack`` read the draw."""
+    """Let readers of one step of ``stack`` read that step's draw."""
     pieces = pieces_of(stack)
     for part in list(stack.users):
         surgery.replace(part, pieces[part.args[2]])  # type: ignore[index]  # FX types arguments loosely

@@ -113,7 +113,7 @@ def loop_of(layer: Layer) -> tuple[Loop, tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 def step_of(layer: Layer) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """One step: ``(h, c, x, *fixed) -> (next h, next c, what is kept)``; x is projected already if not ``inside``."""
+    """One step: ``(h, c, x, *fixed) -> (next h, next c, output)``; x is projected already if not ``inside``."""
 
     def product(x: Tensor, fixed: Iterator[Tensor]) -> Tensor:
         return torch.addmm(next(fixed), x, next(fixed)) if layer.biases else torch.mm(x, next(fixed))

@@ -36,7 +36,7 @@ Values = dict[Node, Tensor | None]
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer with a weight and perhaps a bias; ``channel`` is the dimension of the weight that counts its results."""
+    """A layer with a weight and perhaps a bias; ``channel`` is the weight's dimension of output channels."""
 
     node: Node
     weight: Node
@@ -65,7 +65,7 @@ def fold_batch_norm(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def layer_of(node: Node) -> WeightedLayer | None:
-    """What ``node`` computes as a layer; None for anything else, and for channels that are shared out to groups."""
+    """``node`` as a layer; None for other operators, and for transposed convolutions in groups."""
     if node.target is aten.convolution.default:
         _, weight, bias, *_, is_transposed, _, groups = node.args
         if is_transposed and groups != 1:
@@ -79,7 +79,7 @@ def layer_of(node: Node) -> WeightedLayer | None:
 
 
 def obstacle(norm: Node, layer: WeightedLayer, constant: set[Node]) -> str | None:
-    """Why the layer cannot take in the norm, or None; ``constant`` are the nodes whose values are known."""
+    """Why the norm cannot be folded into the layer, or None; ``constant`` are the nodes with known values."""
     if len(layer.node.users) > 1:
         return "others read what the norm reads"
     if any(user.target is not operator.getitem or user.args[1] != 0 for user in norm.users):
@@ -98,7 +98,7 @@ def obstacle(norm: Node, layer: WeightedLayer, constant: set[Node]) -> str | Non
 
 
 def folded(norm: Node, layer: WeightedLayer, values: Values) -> tuple[Tensor, Tensor]:
-    """The weight and bias of a layer that computes what ``layer`` and ``norm`` do."""
+    """The weight and bias of one layer that computes ``norm`` of ``layer``."""
 
     def known(node: Node | None, otherwise: float) -> Tensor:
         value = None if node is None else evaluate(node, values)

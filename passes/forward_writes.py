@@ -36,13 +36,13 @@ from fuse.rewrite.writes import COPIES, WRITES, dimension, piece, span, written
 
 aten = torch.ops.aten
 READS = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default}
-"""The write whose place a view reads."""
+"""For each view operator, the write to the same place."""
 
 
 @dataclass
 class WriteChain:
-    """Writes along one dimension up to now: ``root`` is what the first of them wrote to, ``writers`` the last one that
-    wrote each position."""
+    """Writes in one dimension so far: ``root`` is the tensor before the first one, ``writers`` the last write at each
+    position."""
 
     root: Node
     dim: int
@@ -51,7 +51,7 @@ class WriteChain:
 
 @dataclass(frozen=True)
 class ReadSource:
-    """Where the values of a read come from: what the write ``node`` wrote, or the same place of ``node`` itself."""
+    """The source of a read: the value written by the write ``node``, or the same place of the tensor ``node``."""
 
     node: Node
     written: bool
@@ -61,7 +61,7 @@ class ReadSource:
 def forward_writes(graph: GraphModule) -> Iterator[Verdict]:
     """Read a value directly instead of from the tensor that it was written to."""
     escaping = effects.escaping(graph)
-    chains: dict[Node, WriteChain] = {}  # by the newest write of each
+    chains: dict[Node, WriteChain] = {}  # by the last write of each chain
     for node in list(graph.graph.nodes):
         base: Any = node.args[0] if node.args else None
         if node.target in WRITES:
@@ -90,12 +90,12 @@ def continued(chain: WriteChain | None, write: Node) -> WriteChain:
 
 
 def only_a_place(read: Node) -> bool:
-    """Whether ``read`` only says where a copy goes: its values are read by nobody."""
+    """Whether ``read`` only names the place of a copy: nothing reads its values."""
     return all(user.target in COPIES and user.args[0] is read and user.args[1] is not read for user in read.users)
 
 
 def source_of(read: Node, chain: WriteChain) -> ReadSource | None:
-    """Where the values of ``read`` come from; None where it is not one place."""
+    """The source of ``read``; None if it has more than one."""
     start, end = span(read)
     writers = set(chain.writers[start:end])
     if chain.dim != dimension(read) or len(writers) != 1:
@@ -110,7 +110,7 @@ def source_of(read: Node, chain: WriteChain) -> ReadSource | None:
 def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
     """Why ``read`` cannot have its value from ``source``, or None."""
     if read in escaping:
-        return "the caller receives it, in the memory that was written"
+        return "the caller receives the read, which shares memory with the written tensor"
     value: Tensor = read.meta["val"]
     if source.written:
         given = layouts.stand_in(written(source.node).meta["val"])
@@ -122,7 +122,7 @@ def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
 
 
 def shows(node: Node, new: Tensor) -> str | None:
-    """Where it would show that ``node`` has the layout of ``new``, or None."""
+    """Where users could notice that ``node`` has the layout of ``new``, or None."""
     worklist = [(node, new)]
     while worklist:
         changed, layout = worklist.pop()
@@ -140,7 +140,7 @@ def shows(node: Node, new: Tensor) -> str | None:
 
 
 def _with_operand(user: Node, operand: Node, layout: Tensor) -> Tensor | None:
-    """A stand-in for the result of ``user`` if ``operand`` had the layout of another; None where nothing is known."""
+    """A fake result of ``user`` for an ``operand`` with another layout; None if it is unknown."""
     nodes = user.all_input_nodes
     if not isinstance(user.target, OpOverload) or not all(isinstance(n.meta["val"], Tensor) for n in (user, *nodes)):
         return None

@@ -43,11 +43,11 @@ WHOLE = aten._scaled_dot_product_flash_attention_for_cpu.default
 """Both products and the softmax as one operator of ATen's."""
 
 EXPONENTIALS = (aten._softmax.default, aten._safe_softmax.default, aten.exp.default)
-"""One of them is between the products of attention."""
+"""The operators between the products of attention include one of these."""
 
 FEWEST_QUERIES = 2
 PACKED_FOR_ONE = 1 << 16
-"""Elements of keys and values that are packed for a single query at most: beyond, the launches saved cost less (12
+"""The most elements of keys and values packed for a single query: beyond, packing costs more than launches save (12
 heads with 128 keys, 64 wide: 0.85 times as fast). From two queries on one kernel was never slower, be it 16 keys or
 4096: 1.0 to 1.2 times as fast for short sequences, 1.2 for 128, 1.4 for 384, 1.7 for a batch of 8, whose copies go."""
 
@@ -55,7 +55,7 @@ COPIES = (aten.clone.default, aten.contiguous.default, aten._to_copy.default)
 """Copies into another layout, or dtype."""
 
 MOST_BETWEEN = 64
-"""Operators between two products that are looked at."""
+"""The most operators between two products."""
 
 
 @register_pass(stage="match", after="match_patterns")
@@ -81,8 +81,8 @@ def fuse_attention(graph: GraphModule) -> Iterator[Verdict]:
 
 @dataclass
 class Attention:
-    """``second`` multiplies what ``between`` makes of ``first``; ``around`` are operators that become part of them.
-    Both are one node where that is all of the attention."""
+    """``between`` computes the left operand of the product ``second`` from the product ``first``; ``around`` are other
+    operators of the kernel. For ATen's attention operator, both products are its node."""
 
     first: Node
     second: Node
@@ -95,7 +95,7 @@ class Attention:
 
 
 def attention_of(second: Node) -> Attention | None:
-    """The attention that ends in the product ``second``, with all that joins it; None where no softmax feeds it."""
+    """The attention that ends in the product ``second``, with its surroundings; None if no softmax feeds it."""
     if second.target is WHOLE:
         return with_surroundings(Attention(second, second, set()))
     weights = left_operand(second)
@@ -113,7 +113,7 @@ def attention_of(second: Node) -> Attention | None:
 
 
 def with_surroundings(found: Attention) -> Attention:
-    """What may become part of the kernel, ``around`` it."""
+    """Add the operators ``around`` the attention that the kernel can hold."""
     take_in_operands(found)
     take_in_masks(found)
     take_in_copy(found)
@@ -134,7 +134,7 @@ def kind(node: Node) -> str | None:
 
 
 def products_above(start: Node) -> dict[Node, set[Node]]:
-    """For ``start`` and each operator above it, up to products: the products that it is made of."""
+    """For ``start`` and each operator above it, up to products: the products that it depends on."""
     found: dict[Node, set[Node]] = {}
     stack = [(start, False)]
     while stack:
@@ -150,7 +150,7 @@ def products_above(start: Node) -> dict[Node, set[Node]]:
 
 
 def passes_on(node: Node) -> bool:
-    """Whether ``node`` may stand between the products, or is random and a reason why they stay apart."""
+    """Whether ``node`` may stand between the products; random operators count, and are a reason to decline."""
     if node.op != "call_function" or node.target in PRODUCTS:
         return False
     return (
@@ -168,7 +168,7 @@ def is_elementwise(node: Node) -> bool:
 
 
 def take_in_operands(found: Attention) -> None:
-    """Copies of queries, keys and values in another layout, and scales of them, that nothing else reads."""
+    """Add layout copies and scales of queries, keys and values that nothing else reads."""
     for operand in operands_of(found):
         node = effects.root(operand)
         while (is_scale(node) or node.target in COPIES) and found.members.issuperset(effects.readers(node)):
@@ -177,7 +177,7 @@ def take_in_operands(found: Attention) -> None:
 
 
 def operands_of(found: Attention) -> tuple[Node, Node, Node]:
-    """Queries, keys (turned where their product is apart) and values."""
+    """Queries, keys (transposed, if the products are separate nodes) and values."""
     if found.first is found.second:
         return found.first.args[:3]  # type: ignore[return-value]  # FX types arguments loosely
     first, second = position_of_left(found.first), position_of_left(found.second)
@@ -185,8 +185,8 @@ def operands_of(found: Attention) -> tuple[Node, Node, Node]:
 
 
 def views_in_place_of_copies(found: Attention) -> list[Node]:
-    """Operands that are views, as the heads of a batch of one are, where calls of other sizes copy operands: with the
-    copy, which the kernel leaves out, these have one kernel."""
+    """Operands that are views here (the heads of a batch of one, say) but copies in calls of other sizes. With a copy,
+    which the kernel leaves out, all sizes share one kernel."""
     call = call_at_hand()
     operands = [] if found.first is found.second else operands_of(found)
     copied = any(effects.root(operand).target in COPIES for operand in operands)
@@ -198,7 +198,7 @@ def views_in_place_of_copies(found: Attention) -> list[Node]:
 
 
 def drops_a_one(node: Node) -> bool:
-    """Whether a node is a view of batches and heads as images, which would be a copy if none of them was one."""
+    """Whether a node is a view that merges batches and heads, and would be a copy if both were larger than one."""
     if node.target is not aten.view.default:
         return False
     old, new = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]  # FX types arguments loosely
@@ -218,7 +218,7 @@ def is_scale(node: Node) -> bool:
 
 
 def take_in_masks(found: Attention) -> None:
-    """Cheap elementwise operators that only this attention reads."""
+    """Add cheap elementwise operators (masks) that only this attention reads."""
     stack = [argument for node in found.between for argument in node.all_input_nodes]
     stack += added_to(found)
     while stack and len(found.around) < MOST_BETWEEN:
@@ -235,7 +235,7 @@ def take_in_masks(found: Attention) -> None:
 
 
 def added_to(found: Attention) -> list[Node]:
-    """What one of the operators that multiply adds, a mask."""
+    """The summands (masks) of products that also add."""
     if found.first is found.second:
         mask = found.first.kwargs.get("attn_mask")
         return [mask] if isinstance(mask, Node) else []
@@ -243,14 +243,14 @@ def added_to(found: Attention) -> list[Node]:
 
 
 def take_in_copy(found: Attention) -> None:
-    """A copy of the result in another layout, where nothing else reads it."""
+    """Add a copy of the result in another layout, if nothing else reads the result."""
     readers = effects.readers(found.second)
     if len(readers) == 1 and readers[0].target in COPIES:
         found.around.add(readers[0])
 
 
 def obstacle(found: Attention) -> str | None:
-    """Why it cannot or should not be one kernel, or None; whether there is such a kernel is asked of ``lower``."""
+    """Why the attention should not be one kernel, or None; ``lower`` decides whether a kernel exists."""
     for node in sorted(found.between):
         if kind(node) == "random":
             return "something random stands between the products"

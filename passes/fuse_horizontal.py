@@ -24,10 +24,10 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 
 MAX_BYTES = 4 * 2**20
-"""Bytes that a small kernel reads and writes at most: beyond, a launch is nothing beside the work, on any device."""
+"""The most bytes that a small kernel reads and writes: beyond, work outweighs a launch on any device."""
 
 MAX_TOGETHER = 64
-"""Kernels merged into one: a bound on the size of one function."""
+"""The most kernels merged into one, which bounds the size of a function."""
 
 
 @register_pass(stage="finish", after="loop_ends")

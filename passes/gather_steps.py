@@ -44,7 +44,7 @@ def gather_steps(graph: GraphModule) -> Iterator[Verdict]:
 
 @dataclass
 class SelectedPieces:
-    """``count`` pieces that are ``select(source, 0, start + step * k)``; of one piece, ``piece`` itself."""
+    """``count`` pieces that are ``select(source, 0, start + step * k)``; a single one is ``piece``."""
 
     piece: Node
     source: Node | None
@@ -53,7 +53,7 @@ class SelectedPieces:
     count: int = 1
 
     def takes(self, source: Node | None, position: int) -> bool:
-        """Whether the next piece, at ``position`` of ``source``, goes on with this run; it is counted then."""
+        """Extend this run by the next piece, at ``position`` of ``source``; False if it does not continue the run."""
         if source is None or source is not self.source:
             return False
         step = position - self.start if self.count == 1 else self.step
@@ -64,15 +64,15 @@ class SelectedPieces:
         return True
 
     def without_second(self, second: Node) -> SelectedPieces:
-        """Two pieces that are further apart than neighbours may belong to two runs: the ``second`` piece, which is no
-        longer in this one."""
+        """Remove the ``second`` piece of this run of two, and return it as a run of its own: pieces that are not
+        neighbours may belong to two runs."""
         position = self.start + self.step
         self.count, self.step = 1, 0
         return SelectedPieces(second, self.source, position)
 
 
 def runs_of(pieces: Sequence[Node]) -> list[SelectedPieces]:
-    """The pieces in order, steps of one tensor that follow each other taken together."""
+    """The pieces in order, grouped into runs of evenly spaced steps of one tensor."""
     runs: list[SelectedPieces] = []
     for number, piece in enumerate(pieces):
         source, position = _step(piece)
@@ -87,7 +87,7 @@ def runs_of(pieces: Sequence[Node]) -> list[SelectedPieces]:
 
 
 def _step(piece: Node) -> tuple[Node | None, int]:
-    """Of which tensor ``piece`` is a step, and which."""
+    """The tensor of which ``piece`` is a step (None if it is none), and the step."""
     if piece.target is not aten.select.int:
         return None, 0
     source: Node = piece.args[0]  # type: ignore[assignment]  # FX types arguments loosely

@@ -18,11 +18,11 @@ from fuse.rewrite.partition import partition
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 MAX_REGION = 4096
-"""Operators of one region: a bound on what one compiler call has to chew."""
+"""The most operators of one region, which bounds the time of a compiler call."""
 
 
 def fuse_groups(graph: GraphModule, admits: Callable[[Node], bool]) -> Iterator[Verdict]:
-    """Fuse what ``admits`` lets in, and the regions that are there already, as far as kernels can be generated."""
+    """Fuse the operators that ``admits``, and existing regions, as far as kernels can be generated."""
 
     def facts_of(node: Node) -> Domain | None:
         if regions.is_region(node):
@@ -43,8 +43,8 @@ def fuse_groups(graph: GraphModule, admits: Callable[[Node], bool]) -> Iterator[
 
 
 def with_numbers(members: Sequence[Node]) -> Sequence[Node]:
-    """One operator together with the tensors of numbers (``full``) that nothing else reads, which its kernel can hold;
-    several operators as they are."""
+    """A single operator with the filled tensors (``full``) that only it reads, which its kernel can hold; several
+    operators unchanged."""
     if len(members) > 1:
         return members
     return *(n for n in members[0].all_input_nodes if regions.is_constructor(n) and len(n.users) == 1), *members
@@ -57,14 +57,14 @@ def bounded_join(earlier: Domain, later: Domain) -> Domain | str:
 
 
 def domain_of_region(node: Node) -> Domain | None:
-    """The domain that was noted when the region was made."""
+    """The domain noted at the region's creation."""
     module = nested.called_module(node)
     assert isinstance(module, GraphModule)
     return module.meta.get("domain")
 
 
 def fuse_members(graph: GraphModule, members: Sequence[Node], domain: Domain) -> Iterator[Verdict]:
-    """One region of ``members`` if it lowers; else of its halves; one member alone stays as it is."""
+    """One region of ``members`` if it lowers, else regions of its halves; a single member stays as it is."""
     if len(members) < 2:
         return
     body, inputs, results = regions.build_body(members)

@@ -36,7 +36,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 ASSEMBLE = torch.ops.fuse.assemble.default
 MOST = 16
-"""Operators and regions that join at either end, at most: a bound on what one compiler call has to chew."""
+"""The most operators and regions that join at either end, which bounds the time of a compiler call."""
 
 
 @register_pass(stage="finish")
@@ -65,8 +65,8 @@ def fixed_inputs(graph: GraphModule) -> set[Node]:
 
 @dataclass
 class Ends:
-    """What joins the loop ``call`` before and after it: groups of operators and regions, each group one nest of loops
-    or several, all in program order."""
+    """The prologue and epilogue of the loop ``call``: groups of operators and regions, each group one loop nest or
+    several, in program order."""
 
     call: Node
     loop: Loop
@@ -78,7 +78,7 @@ class Ends:
     def __post_init__(self) -> None:
         spec = self.loop.spec
         reads = list(zip(self.call.args[spec.carries :], spec.step_inputs, strict=False))
-        # what lies along time: the memory, how far apart steps are, and how many there are
+        # tensors with a time dimension: the stride between steps, and their number
         self.paces = {
             regions.owner(node): (abs(node.meta["val"].stride(read.dim)), node.meta["val"].shape[read.dim])
             for node, read in reads
@@ -87,20 +87,20 @@ class Ends:
         self.lengths = {spec.trip_count, *(steps for _, steps in self.paces.values())} - {1}
 
     def starts(self) -> list[Node]:
-        """What computes operands that are not read step by step."""
+        """The nodes that compute operands which are not read step by step."""
         carries, reads = self.loop.spec.carries, len(self.loop.spec.step_inputs)
         operands = [*self.call.args[:carries], *self.call.args[carries + reads :]]
         return [regions.owner(node) for node in operands if isinstance(node, Node)]
 
     @property
     def members(self) -> list[Node]:
-        """All that joins."""
+        """All nodes that join."""
         return [node for group in (*self.before, *self.after) for node in group]
 
     def grow(
         self, groups: list[list[Node]], first: list[Node], obstacle: Callable[[Node], str | None], way: int
     ) -> Iterator[Verdict]:
-        """Add to ``groups`` what may join, from the loop outwards: ``way`` is -1 in front of it and 1 behind it."""
+        """Add joining nodes to ``groups``, from the loop outwards; ``way`` is -1 before the loop and 1 after it."""
         waiting = [(way * self.order[node], node) for node in dict.fromkeys(first) if node.op != "output"]
         heapq.heapify(waiting)
         seen = set(first)
@@ -118,7 +118,7 @@ class Ends:
                     heapq.heappush(waiting, (way * self.order[other], other))
 
     def _put(self, node: Node, groups: list[list[Node]], way: int) -> str | None:
-        """Put ``node`` into the outermost of ``groups``, or into a new one outside of it; or the reason why not."""
+        """Put ``node`` into the outermost of ``groups``, or into a new one outside of it, or return a reason."""
         if sum(map(len, groups)) == MOST:
             return f"at most {MOST} operators and regions join a loop at one end"
         outermost = groups[-1 if way > 0 else 0] if groups else []
@@ -137,7 +137,7 @@ class Ends:
         spec = self.loop.spec
         stepped = self.call.args[spec.carries : spec.carries + len(spec.step_inputs)]
         if any(isinstance(read, Node) and regions.owner(read) is node for read in stepped):
-            return "the loop reads it step by step: threads share out what is computed for all steps"
+            return "the loop reads it step by step: several threads compute the values of all steps"
         return self._over_time(node)
 
     def obstacle_after(self, node: Node) -> str | None:
@@ -178,7 +178,7 @@ class Ends:
         return any(pace <= stride < pace * steps or stride < pace <= last * stride for last, stride in reach)
 
     def _result(self, value: Node) -> int:
-        """Which of the loop's results ``value`` is, or is a view of."""
+        """The position of the loop's result of which ``value`` is a view."""
         while value.args[0] is not self.call:
             value = value.args[0]  # type: ignore[assignment]  # FX types arguments loosely
         return value.args[1]  # type: ignore[return-value]  # FX types arguments loosely
@@ -197,9 +197,9 @@ def is_kernel(node: Node) -> bool:
 
 
 def is_collected(node: Node) -> str | None:
-    """Why ``node`` had better write its results straight into what collects them, or None."""
+    """Why ``node`` should rather write its results into a concatenation in place, or None."""
     collected = any(user.target is ASSEMBLE for user in effects.readers(node))
-    return "it writes a piece of what is collected in place" if collected else None
+    return "it writes a piece of a concatenation in place" if collected else None
 
 
 def put(graph: GraphModule, call: Node, ends: Ends, order: dict[Node, int]) -> None:

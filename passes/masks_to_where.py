@@ -54,7 +54,7 @@ def operand(node: Node, position: int) -> Node:
 
 
 def operators_between(value: Node, mask: Node) -> list[Node]:
-    """The operators that lead from what ``mask`` chose to ``value``, in program order."""
+    """The operators from the elements chosen by ``mask`` to ``value``, in program order."""
     rank = value.meta["val"].dim()
     found: set[Node] = set()
     waiting = [value]
@@ -69,13 +69,13 @@ def operators_between(value: Node, mask: Node) -> list[Node]:
 
 
 def is_chosen(node: Node, rank: int) -> bool:
-    """Whether a value that leads to one of ``rank`` dimensions has a place for each element that was chosen."""
+    """Whether a value on the way to one of ``rank`` dimensions has one element for each chosen element."""
     held = node.meta["val"]
     return node.op == "call_function" and isinstance(held, Tensor) and held.dim() == rank and held.dim() > 0
 
 
 def takes(node: Node, mask: Node) -> bool:
-    """Whether ``node`` is what ``mask`` chooses of a tensor."""
+    """Whether ``node`` is a tensor indexed by ``mask``."""
     return node.target is aten.index.Tensor and mask_of(node.args[1]) is mask
 
 
@@ -84,33 +84,33 @@ def obstacle(node: Node, mask: Node, between: Sequence[Node]) -> str | None:
     target, value = operand(node, 0).meta["val"], operand(node, 2).meta["val"]
     accumulates = len(node.args) > 3 and bool(node.args[3])
     inner = target.dim() - mask.meta["val"].dim()
-    if value.dim() > inner:  # one for each element that is chosen
+    if value.dim() > inner:  # one value for each chosen element
         if not any(takes(one, mask) for one in between):
-            return "what is written was not chosen by the same mask"
+            return "the written elements come from another mask"
         for one in between:
             if takes(one, mask):
                 if not operand(one, 0).meta["val"].is_contiguous():
-                    return "the result would lie otherwise in memory"
+                    return "the result would have other strides"
                 continue
             if not ops.is_pointwise(one.target) or isinstance(one.meta["val"], tuple):
                 return f"{one.name} computes more than element by element"
             if one.target in MAY_RAISE and not one.meta["val"].is_floating_point():
-                return f"{one.name} may raise for what is not chosen"
+                return f"{one.name} may raise on elements that are not chosen"
             if any(n.meta["val"].dim() >= value.dim() and n not in between for n in one.all_input_nodes):
-                return f"{one.name} reads what the mask did not choose"
+                return f"{one.name} reads elements that the mask did not choose"
         readers = {user for one in between for user in one.users} - {*between, node}
         if any(one.target not in WRITES or mask_of(one.args[1]) is not mask for one in readers):
-            return "what the mask chose is read elsewhere"
+            return "another operator reads the chosen elements"
     elif accumulates:
-        return "one value is added to all that is chosen"
+        return "one value is added to all chosen elements"
     made = expected(target, mask.meta["val"], value)
     if made is None or made.stride() != node.meta["val"].stride() or made.dtype != node.meta["val"].dtype:
-        return "the result would lie otherwise in memory"
+        return "the result would have other strides"
     return None
 
 
 def expected(target: Any, mask: Any, value: Any) -> Any:
-    """Fake result of ``where``; None where the tensors do not fit."""
+    """Fake result of ``where``; None if the shapes do not broadcast."""
     inner = target.dim() - mask.dim()
     try:
         torch.broadcast_shapes(value.shape[1 if value.dim() > inner else 0 :], target.shape[mask.dim() :])
@@ -123,7 +123,7 @@ def expected(target: Any, mask: Any, value: Any) -> Any:
 
 
 def chosen_when_written(node: Node, mask: Node, between: Sequence[Node]) -> None:
-    """Put ``where`` in place of the write ``node``; what leads to its value is computed for all elements."""
+    """Put ``where`` in place of the write ``node``, and compute its value for all elements."""
     target, value, accumulates = operand(node, 0), operand(node, 2), node.args[3:]
     everywhere: dict[Node, Node] = {}
     inner = target.meta["val"].dim() - mask.meta["val"].dim()

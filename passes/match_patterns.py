@@ -66,7 +66,7 @@ def match_patterns(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def graphs_to_match(graph: GraphModule) -> list[tuple[GraphModule, Prepare]]:
-    """``graph`` and the bodies of its loops, with what becomes of a match there."""
+    """``graph`` and the bodies of its loops, each with the function that prepares a match there."""
     bodies = [body for body, _ in nested.walk(graph)]
     kernels = [kernel for body in bodies for _, kernel in nested.loop_kernels(body)]
     return [*((body, prepare) for body in bodies), *((kernel, in_loop_kernel) for kernel in kernels)]
@@ -78,7 +78,7 @@ def in_loop_kernel(_found: Found, _around: Surroundings) -> Misfit:
 
 
 def sound(wanted: Callable[[Pattern], bool]) -> Generator[Verdict, None, list[Pattern]]:
-    """The enabled patterns that are ``wanted`` and can be looked for; declines the others of them."""
+    """The enabled ``wanted`` patterns that can match; the broken ones are declined."""
     patterns = []
     for pattern in registry.registered():
         if not (pattern.enabled and wanted(pattern)):
@@ -91,12 +91,12 @@ def sound(wanted: Callable[[Pattern], bool]) -> Generator[Verdict, None, list[Pa
 
 
 def why_broken(pattern: Pattern) -> str | None:
-    """Why a pattern cannot be looked for in any graph, or None."""
+    """Why a pattern cannot be matched in any graph, or None."""
     return known_ways(pattern, max(1, takes_lists(pattern))).error or None
 
 
 def prepare(found: Found, around: Surroundings) -> Region | Replacement | Misfit:
-    """What stands for a match, if the pattern was right on calls like this one; it is tried where nobody did yet."""
+    """The region or replacement of a match, if the pattern is right on such calls; untried classes are tried now."""
     try:
         if reason := registry.refusal(found.form.pattern):
             return Misfit("refused", reason.removeprefix("refused: "))
@@ -134,7 +134,7 @@ def _is_library_call(node: Node) -> bool:
 
 
 def build(graph: GraphModule, prepared: Region | Replacement, moved: dict[Node, Node]) -> None:
-    """Make the region or put the replacement; ``moved`` learns what stands for the old results."""
+    """Insert the region or the replacement; ``moved`` maps the old results to the new ones."""
     if isinstance(prepared, Replacement):
         put(prepared, moved)
         return
@@ -146,7 +146,7 @@ def build(graph: GraphModule, prepared: Region | Replacement, moved: dict[Node, 
 
 
 def domain(nodes: Sequence[Node]) -> Domain | None:
-    """What the loops of all ``nodes`` run over, for the passes that let regions grow; None where they differ."""
+    """The common domain of all ``nodes``, for the passes that grow regions; None if they differ."""
     domains = [domain_of(node) for node in nodes]
     found: Domain | str | Declined = domains[0]
     for one in domains[1:]:
