@@ -84,7 +84,7 @@ def obstacle(group: Sequence[MatrixProduct], rows: Rows | None, copies: int) -> 
 
 
 def consecutive_rows(group: Sequence[MatrixProduct]) -> Rows | None:
-    """The left operands as rows of one matrix without copying, or None where their layouts do not allow it."""
+    """The left operands as rows of one matrix without a copy, or None if their layouts do not allow it."""
     base = effects.root(group[0].left)
     vals = [product.left.meta["val"] for product in group]
     if any(effects.root(product.left) is not base for product in group) or not base.meta["val"].is_contiguous():
@@ -117,7 +117,7 @@ def spread(product: MatrixProduct, rows: Rows | None) -> list[int]:
 
 
 def merge_in_place(group: Sequence[MatrixProduct], rows: Rows, copies: Sequence[bool]) -> None:
-    """Run ``group`` as one product on a view of the tensor that all left operands are parts of."""
+    """Run ``group`` as one product on a view of the common tensor of all left operands."""
     first = group[0]
     height, width = first.left.meta["val"].size()
     count = max(rows.index) + 1

@@ -41,7 +41,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 Weights = tuple[tuple[Node, Node | None], ...]
-"""The right operands, each with its bias, that a group of products joins."""
+"""The right operands of a group of products, each with its bias."""
 
 
 @register_pass(stage="loops", after="roll_whole_loops")
@@ -65,7 +65,7 @@ def merge_sibling_gemms(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def weights(group: Sequence[MatrixProduct]) -> Weights:
-    """What ``group`` would join."""
+    """The weights that ``group`` joins."""
     return tuple((product.right, product.bias) for product in group)
 
 
@@ -75,8 +75,8 @@ def operands(group: Sequence[MatrixProduct]) -> list[Node]:
 
 
 def obstacle(group: Sequence[MatrixProduct], copies: int, uses: int, is_constant: bool) -> str | None:
-    """Why these products cannot run as one, or None; ``uses`` groups share the same joined weights, which are joined in
-    every call unless they are constants."""
+    """Why these products cannot run as one, or None. ``uses`` groups share the joined weights; every call joins them,
+    unless they are constants."""
     if not all(product.bias_is_row for product in group):
         return "a bias differs from row to row"
     joined = operands(group)
@@ -104,8 +104,8 @@ def merge(
     joined: dict[Weights, tuple[Node, Node | None]],
     known: dict[Node, Tensor | None] | None,
 ) -> None:
-    """Run ``group`` as one product, its weights ``known`` or joined in the call, and let its parts stand for the
-    results."""
+    """Run ``group`` as one product, with its weights ``known`` or joined in the call, and replace the results by its
+    parts."""
     first = group[0].node
     if weights(group) not in joined:
         joined[weights(group)] = join(group)
@@ -124,7 +124,7 @@ def merge(
 
 
 def join(group: Sequence[MatrixProduct]) -> tuple[Node, Node | None]:
-    """The weights side by side, and the biases, in front of the first product."""
+    """Concatenate the weights, and the biases, in front of the first product."""
     first = group[0].node
     rights = [product.right for product in group]
     biases = [product.bias for product in group if product.bias is not None]

@@ -55,7 +55,7 @@ def no_ops(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def known_numbers(graph: GraphModule) -> dict[Node, float]:
-    """The numbers that tensors of no dimension are in every call."""
+    """The values of constant tensors without dimensions."""
     known = {
         node: value.item() for node, value in given_constants(graph).items() if value is not None and _is_0d(value)
     }
@@ -70,7 +70,7 @@ def _is_0d(value: Tensor) -> bool:
 
 
 def arguments(node: Node, known: Mapping[Node, float]) -> tuple[Any, ...]:
-    """The arguments of ``node``, a tensor that is a number as that number, which stands behind the other operand."""
+    """The arguments of ``node``, with known tensors as numbers; a number comes after the other operand."""
     if node.target not in OF_TWO or len(node.args) != 2:
         return node.args
     x, y = (known.get(one, one) if isinstance(one, Node) else one for one in node.args)
@@ -80,7 +80,7 @@ def arguments(node: Node, known: Mapping[Node, float]) -> tuple[Any, ...]:
 
 
 def with_numbers(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
-    """The operators with a number that one line of the user's calls with several: one may be 1, or 0, by chance."""
+    """Operators whose user line calls them with several numbers: one of these may be 1 or 0 by chance."""
     alike: dict[tuple[object, object], dict[Node, tuple[Any, ...]]] = {}
     for node in graph.graph.nodes:
         others = arguments(node, known)[1:] if node.target in RULES else ()
@@ -95,7 +95,7 @@ def with_numbers(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
 
 
 def told_by_sizes(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
-    """The operators with a number that the user's line calls with others in calls of other sizes."""
+    """Operators whose user line calls them with another number in calls of other sizes."""
     found: set[Node] = set()
     if (call := call_at_hand()) is not None:
         for node in graph.graph.nodes:
@@ -108,14 +108,14 @@ def told_by_sizes(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
 
 
 def unchanged_operand(node: Node, known: Mapping[Node, float]) -> Node | None:
-    """The operand whose values ``node`` repeats, or None when ``node`` computes something."""
+    """The operand whose values ``node`` returns unchanged, or None."""
     rule = RULES.get(node.target) if isinstance(node.target, OpOverload) else None
     source = rule(*arguments(node, known), **node.kwargs) if rule and not may_be_lazy(node) else None
     return source if isinstance(source, Node) else None
 
 
 def may_be_lazy(node: Node) -> bool:
-    """Whether a view of complex numbers may turn up in place of ``node``, to be conjugated where it is read."""
+    """Whether a lazily conjugated view of complex numbers may replace ``node``."""
     return bool(node.meta["val"].is_complex()) and not is_only_written(node)
 
 
@@ -136,7 +136,7 @@ def obstacle(node: Node, source: Node, escaping: set[Node]) -> str | None:
 
 
 def is_only_written(node: Node) -> bool:
-    """Whether ``node`` is read only to be written into its place in other tensors, whatever its strides."""
+    """Whether all readers of ``node`` only write it into other tensors, so that its strides do not matter."""
     return bool(node.users) and all(
         user.target in WRITES and user.args[1] is node and user.args[0] is not node for user in node.users
     )
@@ -168,12 +168,12 @@ def subtracts_nothing(x: Node, other: object, alpha: object = 1) -> Node | None:
 
 
 def scales_by_one(x: Node, other: object) -> Node | None:
-    """x * 1, x / 1, x ** 1 (the result of integers divided is of another dtype, which is checked for all)."""
+    """x * 1, x / 1, x ** 1 (integer division changes the dtype, which is checked for all)."""
     return x if is_number(other, 1) else None
 
 
 def copies(x: Node, dtype: torch.dtype | None = None, **_layout: object) -> Node | None:
-    """A copy that is not there to convert; whether the layout stays is checked for all."""
+    """A copy without conversion (the layout is checked for all)."""
     return x if dtype in (None, x.meta["val"].dtype) else None
 
 
@@ -199,7 +199,7 @@ def pads_nothing(x: Node, pad: list[int], value: object = 0) -> Node | None:
 
 
 def overwrites_all(x: Node, source: Node, *_bounds: Any, **_options: Any) -> Node | None:
-    """A write of the whole of ``x``, which leaves nothing of it."""
+    """A write that covers the whole of ``x``."""
     return source if isinstance(source.meta["val"], Tensor) else None
 
 

@@ -40,13 +40,13 @@ PRODUCTS = {aten.mm.default: 1, aten.addmm.default: 2, aten.convolution.default:
 """Products, and the position of the right operand."""
 
 Packed = dict[tuple[Node, int, Node | None], Node]
-"""Weights that are packed already, by their blocks' width, as the graph and each loop's body read them."""
+"""Packed weights by width of their blocks: the nodes with which the graph and each loop's body read them."""
 
 
 @dataclass(frozen=True)
 class ProductGraph:
-    """A graph with products, and which of its nodes are constants of the graph around; ``loop`` is the loop whose body
-    it is."""
+    """A graph with products; ``constants`` maps its nodes to constants of the outer graph. It may be the body of
+    ``loop``."""
 
     graph: GraphModule
     constants: dict[Node, Node]
@@ -55,7 +55,7 @@ class ProductGraph:
 
 @dataclass(frozen=True)
 class Weight:
-    """The right operand of a product in a region: the constant, what the region's body reads, its blocks' width."""
+    """The right operand of a product: the constant, the node in the region's body, and the width of its blocks."""
 
     constant: Node
     inner: Node
@@ -100,7 +100,7 @@ def pack_weights(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def places(graph: GraphModule, constant: Collection[Node]) -> Iterator[ProductGraph]:
-    """``graph``, and the bodies of its loops that are programs of their own, as far as they read constants."""
+    """``graph``, and the bodies of its loops that run as programs and read constants."""
     if not constant:
         return
     yield ProductGraph(graph, {node: node for node in constant})
@@ -113,13 +113,13 @@ def places(graph: GraphModule, constant: Collection[Node]) -> Iterator[ProductGr
 
 
 def product_of(body: GraphModule) -> Node | None:
-    """The product in a region that reads a weight a vector at a time; None where it has none, or several products."""
+    """The product in a region that reads a weight in vectors; None if it has no or several products."""
     found = [node for node in body.graph.nodes if node.target in PRODUCTS]
     return found[0] if len(found) == 1 and multiplies_matrices(found[0]) else None
 
 
 def multiplies_matrices(product: Node) -> bool:
-    """Whether the right operand is a matrix: that of a convolution is where channels lie side by side."""
+    """Whether the right operand is a matrix; that of a channels-last convolution counts as one."""
     if product.target is not aten.convolution.default:
         return True
     val, transposed, groups = product.meta["val"], product.args[6], product.args[8]
@@ -151,13 +151,13 @@ def obstacle(product: Node, right: Node) -> str | None:
 
 
 def width_of(right: Node) -> int | None:
-    """Columns of a block: as many panels as divide them evenly and fit the cache; None where a panel is not filled."""
+    """Columns of a block: as many panels as divide them evenly and fit the cache; None if a panel is not full."""
     held = right.meta["val"]
     return target_of(held.device.type).packing.whole_blocks(*matrix_shape(right), held.itemsize)
 
 
 def with_packed(body: GraphModule, weight: Weight) -> GraphModule:
-    """A copy of ``body`` that is given the weight in blocks."""
+    """A copy of ``body`` that takes the weight in blocks."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     results: list[Node] = list(graph.graph_copy(body.graph, copies))  # type: ignore[arg-type]  # FX types arguments loosely
@@ -184,7 +184,7 @@ def blocks_shape(weight: Weight) -> tuple[int, int, int]:
 def packed_in(
     graph: GraphModule, place: ProductGraph, weight: Weight, values: dict[Node, Tensor | None], packed: Packed
 ) -> Node:
-    """The packed weight, once for all that read it, as a node of ``place``."""
+    """The packed weight as a node of ``place``, computed once for all readers."""
     constant, width = weight.constant, weight.width
     if (constant, width, None) not in packed:
         value = evaluate(constant, values, constant.meta["val"].nbytes)
@@ -205,7 +205,7 @@ def packed_in(
 
 
 def pack(graph: GraphModule, node: Node, body: GraphModule, inputs: list[Node], results: list[Node]) -> None:
-    """Let the region, or the product on its own, run ``body``, which reads the packed weight."""
+    """Replace the region, or the single product, by ``body``, which reads the packed weight."""
     if regions.is_region(node):
         setattr(graph, str(node.target), body)
         node.args = tuple(inputs)

@@ -57,7 +57,7 @@ def _set_apart(graph: GraphModule, patterns: Sequence[Pattern]) -> Iterator[Verd
 
 
 def prepare(found: Found, around: Surroundings) -> Misfit | None:
-    """Why the gradients of a match are left to autograd, or None."""
+    """Why autograd differentiates a match instead of the pattern, or None."""
     if reason := registry.refusal(found.form.pattern):
         return Misfit("refused", reason.removeprefix("refused: "))
     if misfit := own_gradients.why_not(found):

@@ -31,7 +31,7 @@ PLAIN = {
     aten.new_full.default: aten.full.default,
 }
 NUMBERS = {aten.full_like.default: 1, aten.new_full.default: 2}
-"""Where the number stands among the arguments."""
+"""The position of the number among the arguments."""
 
 
 @register_pass(stage="clean", after="dead_code")
@@ -46,7 +46,7 @@ def plain_fills(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def obstacle(node: Node) -> str | None:
-    """Why ``node`` cannot be written plainly, or None."""
+    """Why ``node`` cannot become a plain fill, or None."""
     value: Tensor = node.meta["val"]
     if value.layout != torch.strided:
         return "the tensor is sparse"
@@ -58,7 +58,7 @@ def obstacle(node: Node) -> str | None:
 
 
 def write_plainly(node: Node) -> None:
-    """Let an operator that reads no tensor stand for ``node``."""
+    """Replace ``node`` by an operator that reads no tensor."""
     value: Tensor = node.meta["val"]
     number = [_number(node)] if node.target in NUMBERS else []
     options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}

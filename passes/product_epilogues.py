@@ -37,9 +37,9 @@ aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 
 FEWEST_ROWS = 4
-"""Below, the library multiplies without packing the weight, and wins."""
+"""Below, the library multiplies without packing the weight, and is faster."""
 SMALL_WEIGHT = 4096
-"""Elements of a weight up to which it wins by 4 % at most (measured with 8 to 64 columns)."""
+"""The most elements of a weight with which the library is at most 4 % faster (measured with 8 to 64 columns)."""
 
 
 @register_pass(stage="fuse", after="fuse_movement")
@@ -71,29 +71,29 @@ def join(
     made: tuple[GraphModule, list[Node], list[Node]],
     order: dict[Node, int],
 ) -> None:
-    """Put the region in the place of the product's first reader, in ``order``, and of the last member in the graph."""
+    """Insert the region: at the product's first reader in ``order``, at its last member in the graph."""
     place = order[members[1]]
     order[regions.insert_region(graph, members, *made)] = place
 
 
 def waits_for(product: Node, reader: Node) -> bool:
-    """Whether ``reader`` is elementwise and computed from the product and inputs alone."""
+    """Whether ``reader`` is elementwise, and reads only the product and inputs."""
     there = {product, *reader.graph.find_nodes(op="placeholder")}
     elementwise = is_elementwise(reader) and not holds_product(reader)
     return elementwise and there.issuperset(map(regions.owner, reader.all_input_nodes))
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether ``node`` may be elementwise: what reductions a kernel holds beside a product is asked of ``lower``."""
+    """Whether ``node`` may join a product's kernel; ``lower`` decides which reductions may."""
     if node.op != "call_function":
         return regions.is_region(node)
-    if node.target is aten.clone.default:  # elements as they are, in another order in memory
+    if node.target is aten.clone.default:  # a copy into another layout
         return True
     return ops.kind(node.target) in ("pointwise", "reduction")
 
 
 def obstacle(product: Node, reader: Node) -> str | None:
-    """Why the two cannot be one kernel, or None; whether there is such a kernel is asked of ``lower``."""
+    """Why the two should not be one kernel, or None; ``lower`` decides whether a kernel exists."""
     if product.target is not aten.convolution.default and has_few_rows(product):
         return f"fewer than {FEWEST_ROWS} rows: packing the weight does not pay"
     if holds_product(reader):
@@ -102,8 +102,8 @@ def obstacle(product: Node, reader: Node) -> str | None:
 
 
 def has_few_rows(product: Node) -> bool:
-    """Whether the library multiplies the rows of a matrix product faster. Where sizes vary and that is about equal, the
-    kernel of calls with more rows serves this one, and nothing is compiled for it."""
+    """Whether the library is faster for so few rows. If sizes vary and both are about as fast, the kernel of calls with
+    more rows serves this call too, and nothing is compiled for it."""
     if product.meta["val"].size(0) >= FEWEST_ROWS:
         return False
     weight = product.args[-1]

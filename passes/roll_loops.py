@@ -44,9 +44,9 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
 MOST_WIDER = 8
-"""How many times as much a step may carry as it had to, where that leaves no step outside."""
+"""Limit on the carried bytes of a step, as a multiple of the least possible, if no step stays outside."""
 MOST_FUSED = 2_000
-"""Elementwise operators that one kernel may still hold without taking long to compile."""
+"""The most elementwise operators of one kernel that still compiles fast."""
 
 
 @register_pass(stage="loops", after="merge_shared_weight_gemms")
@@ -61,10 +61,10 @@ def roll(
     *,
     step_by_step: bool = False,
 ) -> Iterator[Verdict]:
-    """Roll the loops that meet no ``obstacle``; ``step_by_step``: those that have no kernel, too."""
+    """Roll the loops that meet no ``obstacle``; with ``step_by_step``, also those without a kernel."""
     nodes, tokens = spelled(graph.graph, LEAST_STEPS)
     place = {node: at for at, node in enumerate(nodes)}
-    stretches = [(0, len(nodes), len(nodes))]  # from, to, and the period that loops in it stay below
+    stretches = [(0, len(nodes), len(nodes))]  # start, end, and an upper bound of the period of loops in it
     while stretches:
         start, end, below = stretches.pop()
         for run in find_runs(tokens[start:end], LEAST_STEPS, below):
@@ -81,7 +81,7 @@ def roll(
 
 
 def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], RolledPart | Obstacle]]:
-    """The loop that ``steps`` are, or the loops one after another; for steps that are none, the reason."""
+    """The loop whose steps are ``steps``, or several consecutive loops; or the reason why there is none."""
     found = find_loop(steps)
     following = segments(steps, LEAST_STEPS) if isinstance(found, Obstacle) else []
     for some in following:
@@ -91,15 +91,14 @@ def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], Rolled
 
 
 def aligned(nodes: Sequence[Node], tokens: Sequence[object], start: int, run: Run) -> list[list[Node]]:
-    """The steps of a run that begins at ``start``, moved so that they begin where little is carried.
+    """The steps of a repeat that begins at ``start``, shifted so that they carry few bytes.
 
-    Repeats may have been found from the middle of the user's step on, because the first one differs. A step that
-    begins where the tokens do not go on to the end of the last one leaves a whole step outside, in pieces: it must
-    carry much less.
+    A repeat may begin in the middle of the user's step, because the first step differs. If the tokens do not continue
+    to the end of the last shifted step, a whole step stays outside, in pieces: such a shift must carry far fewer bytes.
     """
     period = run.period
     end = start + period * run.count
-    whole = 0  # tokens of a further step behind the last one
+    whole = 0  # tokens that continue the repeat behind the last step
     while whole < period - 1 and tokens[end + whole : end + whole + 1] == tokens[start + whole : start + whole + 1]:
         whole += 1
     carried = bytes_carried([nodes[at : at + period] for at in range(start, end, period)])
@@ -115,7 +114,7 @@ def aligned(nodes: Sequence[Node], tokens: Sequence[object], start: int, run: Ru
 
 
 def judged(graph: GraphModule, proved: Rolled, reason: str | None, step_by_step: bool) -> Iterator[Verdict]:
-    """The offer to roll a proved loop, or why it stays; ``step_by_step``: if need be, around the kernels of a step."""
+    """The verdict on a proved loop: rolled into a kernel, or with ``step_by_step`` into a program, or declined."""
     if reason := reason or _better_unrolled(proved):
         yield declined(proved.steps[0], reason)
         return
@@ -149,9 +148,9 @@ def judged(graph: GraphModule, proved: Rolled, reason: str | None, step_by_step:
 
 
 def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verdict]:
-    """The offer to run a loop that has no kernel step by step, or why it stays.
+    """The verdict on a loop without a kernel: run step by step, or declined.
 
-    Steps begin where the fewest launches are left of one.
+    Steps begin where a step has the fewest launches.
     """
     least: int | None = None
     for rolled in native.cuts(proved):
@@ -171,7 +170,7 @@ def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verd
 
 
 def _stepwise(built: Built) -> tuple[list[torch.Tensor], Split | None]:
-    """The results of a loop whose body runs as a program, and what of it is done behind it; its body is settled."""
+    """Metadata of the results of a loop that runs as a program, and its split, if any; settles its body."""
     values = list(native.native_values(built.loop))
     built.loop.strides = tuple(value.stride() for value in values)
     parts = split(built.loop, built.values, values, all_of_it=True)
@@ -180,12 +179,12 @@ def _stepwise(built: Built) -> tuple[list[torch.Tensor], Split | None]:
 
 
 def lower_split(built: Built, parts: Split) -> Kernel | Declined:
-    """The kernel of the loop that is left when some of it leaves."""
+    """The kernel of the loop that remains after a split."""
     return lower_loop(parts.loop, [built.values[i] for i in parts.operands], parts.values)
 
 
 def _better_unrolled(rolled: Rolled) -> str | None:
-    """Why steps that could roll had better be fused as they stand, or None."""
+    """Why steps that could roll should rather fuse unrolled, or None."""
     operators = len(rolled.steps) * len(rolled.typical)
     if rolled.inputs or operators > MOST_FUSED or not all(ops.is_pointwise(n.target) for n in rolled.typical):
         return None
@@ -193,7 +192,7 @@ def _better_unrolled(rolled: Rolled) -> str | None:
 
 
 def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:
-    """Metadata of the loop's results: last states, then what is collected, laid out as its collector wants it."""
+    """Metadata of the loop's results: last states, then collected outputs in the layout of their collector."""
     values = list(built.loop.body.graph.output_node().meta["val"])
     for (result, k), number in last_states(rolled).items():
         values[number] = next((n.meta["val"] for n in result.of(rolled.steps[k])), values[number])
@@ -218,7 +217,7 @@ def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
 
 
 def _of_every_step(rolled: Rolled, result: Result) -> list[Node]:
-    """What a result is in each step; none where a step lacks it (a view of a state that only earlier steps take)."""
+    """The node of a result in each step; empty if a step lacks it (a view that only earlier steps take)."""
     values = [result.of(step) for step in rolled.steps]
     return [node for (node,) in values] if all(len(nodes) == 1 for nodes in values) else []
 
@@ -239,7 +238,7 @@ def _pieces_are(collector: Node, values: list[Node]) -> bool:
 def insert_loop(
     graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor], halves: Split | None = None
 ) -> None:
-    """Put the loop (or its two halves) where the last step stands; readers of the steps read its results."""
+    """Insert the loop (or its two parts) at the last step, and let readers of the steps read its results."""
     last = rolled.steps[-1][-1]
     operands = [operand_node(graph, operand, last) for operand in built.operands]
     for number, state in enumerate(operands[: 0 if built.loop.persistent else len(rolled.carries)]):
@@ -275,15 +274,15 @@ def insert_loop(
     for step in reversed(rolled.steps):
         for node in reversed(step):
             regions.erase_with_users(node)
-            if effects.only_raises(node) and not node.users and not node._erased:  # the loop raises in its place
+            if effects.only_raises(node) and not node.users and not node._erased:  # the loop raises instead of it
                 operands = node.all_input_nodes
                 graph.graph.erase_node(node)
                 surgery.erase(*operands)
-    surgery.erase(*(part for part in parts if part.target is aten.clone.default))  # of last states nobody reads
+    surgery.erase(*(part for part in parts if part.target is aten.clone.default))  # of unread last states
 
 
 def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: Node, dim: int) -> Node:
-    """The collected steps, moved to the dimension where the collector put them: a view laid out like it."""
+    """A view of the collected steps with the layout of ``collector``: time moved to dimension ``dim``."""
     order = [*range(1, dim + 1), 0, *range(dim + 1, part.meta["val"].dim())]
     held, source = collector.meta["val"], collector.meta.get("source", "")
     with graph.graph.inserting_after(after):
@@ -305,7 +304,7 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
 
 
 def _replace_other_collectors(rolled: Rolled, result: Result, part: Node) -> None:
-    """Let what collects all steps among other pieces, backwards or in another layout read them as one piece."""
+    """Let collectors of all steps with other pieces, reversed or in another layout, read them as one piece."""
     values = _of_every_step(rolled, result)
     collectors = [user for user in (values[0].users if values else ()) if user.target in COLLECTORS]
     for collector in filter(_is_contiguous, collectors):
@@ -336,7 +335,7 @@ def _replace_other_collectors(rolled: Rolled, result: Result, part: Node) -> Non
 
 
 def _read_step(graph: GraphModule, after: Node, part: Node, k: int, node: Node, escapes: bool) -> Node:
-    """Step ``k`` of what is collected, in memory of its own where the caller receives it or the layout is another."""
+    """Step ``k`` of a collected output; a copy if the caller receives it or its layout differs."""
     with graph.graph.inserting_after(after):
         step = graph.graph.call_function(aten.select.int, (part, 0, k))
     value = part.meta["val"]
@@ -356,7 +355,7 @@ def _replace_outside(
     place: Mapping[Node, tuple[int, int]],
     chosen: Callable[[Node], bool] = lambda user: True,
 ) -> None:
-    """Users outside of the loop read what replaces a node; its views are views of that then, for readers outside."""
+    """Let users outside of the loop read a node's replacement, and views of it in place of the node's views."""
     users = {user for node in replaced for user in node.users if user not in place and chosen(user)}
     for user in users:
         user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda node: replaced.get(node, node))

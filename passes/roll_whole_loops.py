@@ -29,7 +29,7 @@ from fuse.rewrite.verdict import Verdict
 
 aten = torch.ops.aten
 CACHED_BYTES = 2 * 2**20
-"""Weights up to this size stay in the second-level caches of two cores between steps."""
+"""Weights up to this many bytes stay in the second-level caches of two cores between steps."""
 SHARING_ROWS = 8
 """Rows from which a step is bound by arithmetic, not by reading weights."""
 
@@ -41,7 +41,7 @@ def roll_whole_loops(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def has_projection(rolled: Rolled) -> bool:
-    """Whether a step multiplies what it reads of an input, so that the choice exists."""
+    """Whether a step multiplies a part of an input by a weight."""
     return any(
         _moves(found) and rolled.typical[j].target in (aten.mm.default, aten.addmm.default)
         for (j, _), found in rolled.slots.items()
@@ -53,7 +53,7 @@ def _moves(slot: Slot) -> bool:
 
 
 def obstacle(rolled: Rolled) -> str | None:
-    """Why the input's products had better leave the loop, or None."""
+    """Why the input's products should leave the loop, or None."""
     if not has_projection(rolled):
         return None
     step = [rolled.typical[j] for j in sorted(lasting(rolled))]
@@ -66,7 +66,7 @@ def obstacle(rolled: Rolled) -> str | None:
 
 
 def better_outside(rows: int, weights: int) -> str | None:
-    """Why the input's product of a step of ``rows`` rows, with ``weights`` bytes in all, had better be done before."""
+    """Why the input's product of steps of ``rows`` rows and ``weights`` bytes should leave the loop, or None."""
     if rows < SHARING_ROWS and weights > CACHED_BYTES:
         return "the weights do not stay in cache: the input's products leave the loop"
     return None

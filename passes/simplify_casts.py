@@ -37,10 +37,10 @@ CHOOSING = frozenset(
         *(aten.index_select.default, aten.gather.default, aten.index.Tensor, aten.embedding.default),
     ]
 )
-"""Operators whose results are values of their operands, but for signs."""
+"""Operators whose results are elements of their operands, up to the sign."""
 
 LONGEST_CHAIN = 32
-"""Operators between a cast and those that it undoes."""
+"""The most operators between a cast and the casts that it undoes."""
 
 
 @register_pass(stage="clean", after="draw_ahead", before_gradients=False)  # gradients are rounded at each cast of eager
@@ -77,20 +77,20 @@ def operand(node: Node) -> Node:
 
 
 def shortened(node: Node, origin: Node, escaping: set[Node]) -> Verdict:
-    """The cast of an exact cast starts from where that one did."""
+    """The verdict on a cast of an exact cast: it may read the original value."""
     first, last = origin.meta["val"], node.meta["val"]
     if first.dtype == last.dtype:
         reason = obstacle(node, origin, escaping)
         return declined(node, reason) if reason else rewrite(node, leave_out, node, origin, escaping)
     if not (last.dtype.is_floating_point or holds(first.dtype, last.dtype)):
-        return declined(node, "integers may wrap otherwise")
+        return declined(node, "integers may overflow in another way")
     if surgery.fake_value(node.graph, node.target, (origin,), node.kwargs).stride() != last.stride():
         return declined(node, "it changes the layout")
     return rewrite(node, start_from, node, origin, escaping)
 
 
 def start_from(node: Node, origin: Node, escaping: set[Node]) -> None:
-    """Cast ``origin`` in the place of ``node``."""
+    """Replace ``node`` by a cast of ``origin``."""
     leave_out(node, surgery.insert(node, aten._to_copy.default, origin, like=node, **node.kwargs), escaping)
 
 
@@ -101,7 +101,7 @@ def narrows(node: Node) -> bool:
 
 
 def is_chosen(node: Node, dtype: torch.dtype, left: int = LONGEST_CHAIN) -> bool:
-    """Whether the values of ``node`` are chosen among values that were widened from ``dtype``."""
+    """Whether ``node`` only selects among values that were widened from ``dtype``."""
     if is_cast(node):
         return bool(operand(node).meta["val"].dtype == dtype)
     if not left or not (effects.is_view(node) or (node.target in CHOOSING and len(node.users) == 1)):
@@ -116,7 +116,7 @@ def floats(node: Node) -> list[Node]:
 
 
 def moved(node: Node, chosen: Node, escaping: set[Node]) -> Verdict:
-    """Choose among the values before they are widened."""
+    """The verdict on computing ``chosen`` in the narrow dtype."""
     chain = chain_of(chosen)
     if any(operand(one).meta["val"].stride() != one.meta["val"].stride() for one in chain if is_cast(one)):
         return declined(node, "the casts change the layout")
@@ -128,7 +128,7 @@ def moved(node: Node, chosen: Node, escaping: set[Node]) -> Verdict:
 
 
 def chain_of(node: Node) -> list[Node]:
-    """Nodes between casts and ``node``, which chooses among them."""
+    """The nodes from the casts to ``node``, which selects among their values."""
     found = [node]
     for one in found:
         if not is_cast(one):
@@ -137,7 +137,7 @@ def chain_of(node: Node) -> list[Node]:
 
 
 def choose_narrow(node: Node, chosen: Node, escaping: set[Node]) -> None:
-    """Compute ``chosen`` from what its casts widened, in the place of the cast back."""
+    """Compute ``chosen`` from its casts' operands, in place of ``node``, the cast back."""
 
     def narrow(one: Node) -> Node:
         if not _is_float(one):
@@ -151,7 +151,7 @@ def choose_narrow(node: Node, chosen: Node, escaping: set[Node]) -> None:
 
 
 def casts_of_parts(graph: GraphModule) -> Iterator[Sequence[Node]]:
-    """Casts to one dtype of views of one tensor, two at least."""
+    """Groups of two or more casts, to one dtype, of views of one tensor."""
     found: dict[tuple[Node, torch.dtype], list[Node]] = {}
     for node in graph.graph.nodes:
         if is_cast(node) and effects.is_view(operand(node)):
@@ -160,16 +160,16 @@ def casts_of_parts(graph: GraphModule) -> Iterator[Sequence[Node]]:
 
 
 def joined(casts: Sequence[Node], escaping: set[Node]) -> Verdict:
-    """Cast the tensor that all are parts of, and take the parts of the result."""
+    """The verdict on one cast of the whole tensor in place of casts of its parts."""
     base = effects.root(operand(casts[0]))
     parts = [operand(cast) for cast in casts]
     whole = base.meta["val"]
     if not isinstance(whole, Tensor) or whole.dtype != parts[0].meta["val"].dtype:
-        return declined(casts, "the whole is no tensor of that dtype")
+        return declined(casts, "the whole tensor has another dtype")
     if any(cast in escaping for cast in casts):
         return declined(casts, "a cast is a result, which must not share memory with another tensor")
     if sum(part.meta["val"].numel() for part in parts) < whole.numel():
-        return declined(casts, "the whole is larger than its parts together")
+        return declined(casts, "the whole tensor is larger than its parts together")
     strides = [(part.meta["val"].stride(), cast.meta["val"].stride()) for part, cast in zip(parts, casts, strict=True)]
     if not _is_dense(whole) or any(old != new for old, new in strides):
         return declined(casts, "it changes the layout")
@@ -177,7 +177,7 @@ def joined(casts: Sequence[Node], escaping: set[Node]) -> Verdict:
 
 
 def cast_whole(base: Node, casts: Sequence[Node]) -> None:
-    """Cast ``base``, and let each of ``casts`` be the same view of that."""
+    """Cast ``base``, and replace each of ``casts`` by its view of the result."""
     after = base.next
     while after.op == "placeholder":
         after = after.next
@@ -188,7 +188,7 @@ def cast_whole(base: Node, casts: Sequence[Node]) -> None:
 
 
 def _same_view(view: Any, copies: dict[Node, Node]) -> Node:
-    """The views that lead from the base to ``view``, of the base's copy."""
+    """A copy of ``view``, with the views between it and the base, on the base's copy."""
     chain: list[Node] = []
     while view not in copies:
         chain.append(view)

@@ -42,7 +42,7 @@ def is_first(node: Node) -> bool:
 
 
 def summands(node: Node) -> int:
-    """How many terms the sum has that ``node`` begins: each next one is all that is done with the sum so far."""
+    """The number of terms of the sum that begins with ``node``: each partial sum has one reader, which adds a term."""
     count, size = 1, node.meta["val"].shape
     while len(node.users) == 1:
         (following,) = node.users
@@ -60,7 +60,7 @@ def _held(node: object) -> tuple[object, ...]:
 
 
 def start_from_tensor(node: Node) -> None:
-    """Add what ``node`` adds to a tensor of its number."""
+    """Let ``node`` add its operand to a tensor filled with its number."""
     added, number = node.args[:2]
     held = node.meta["val"]
     start = surgery.insert(

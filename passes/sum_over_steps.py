@@ -31,7 +31,7 @@ from fuse.rewrite.verdict import Verdict, declined, rewrite
 aten = torch.ops.aten
 
 
-@register_pass(stage="loops", after="start_sums", before_gradients=False)  # it is gradients that are summed so
+@register_pass(stage="loops", after="start_sums", before_gradients=False)  # such sums are gradients
 def sum_over_steps(graph: GraphModule) -> Iterator[Verdict]:
     """Replace a sum that grows step by step by one sum over all steps."""
     seen: set[Node] = set()
@@ -58,7 +58,7 @@ def is_sum(node: Node) -> bool:
 
 
 def terms_of(last: Node, seen: set[Node]) -> list[Node]:
-    """What a tree of sums that ends in ``last`` adds up, in program order; the sums are noted as ``seen``."""
+    """The terms of the tree of sums that ends in ``last``, in program order; ``seen`` collects the sums."""
     terms: list[Node] = []
     worklist = [last]
     while worklist:
@@ -73,7 +73,7 @@ def terms_of(last: Node, seen: set[Node]) -> list[Node]:
 
 @dataclass
 class TermGroup:
-    """Terms that are one operation on all of their operands side by side: ``rows`` and, of products, ``others``."""
+    """Terms that one operation on stacked operands can compute: ``rows`` and, for products, ``others``."""
 
     kind: str
     terms: list[Node] = field(default_factory=list)
@@ -117,7 +117,7 @@ def groups_of(terms: Sequence[Node]) -> list[TermGroup]:
 
 
 def summed_rows(term: Node) -> Node | None:
-    """The tensor that ``term``, a sum looked at as another shape, sums over its first dimension and maybe others."""
+    """The tensor that ``term`` sums over its first dimension and maybe others; ``term`` may be a view of the sum."""
     reduction = _links(term)[-1]
     if reduction.target is not aten.sum.dim_IntList or reduction.kwargs or any(len(n.users) != 1 for n in _links(term)):
         return None
@@ -127,7 +127,7 @@ def summed_rows(term: Node) -> Node | None:
 
 
 def _links(term: Node) -> list[Node]:
-    """``term`` and, if it is a ``view``, what it is a view of."""
+    """``term`` and, if it is a ``view``, its base."""
     base = term.args[0] if term.target is aten.view.default else None
     return [term, base] if isinstance(base, Node) else [term]
 
@@ -147,7 +147,7 @@ def _position(part: Node) -> int:
 
 
 def sum_once(last: Node, terms: Sequence[Node], groups: Sequence[TermGroup], stacks: _Stacks) -> None:
-    """Replace the sum of all terms by that of the groups and of what is in none."""
+    """Replace the sum of all terms by the sum of the groups and of the terms in none."""
     grouped = {term for group in groups for term in group.terms}
     left = [term for term in terms if term not in grouped]
     parts = [*left, *(_MAKE[group.kind](last, group, stacks) for group in groups)]
@@ -192,13 +192,13 @@ _MAKE = {"product": _product, "rows": _summed, "part": _stacked}
 
 
 class _Stacks:
-    """Tensors side by side, made once for all sums that read the same ones."""
+    """Stacked tensors, made once for all sums that read the same ones."""
 
     def __init__(self) -> None:
         self.made: dict[tuple[Node, ...], Node] = {}
 
     def rows(self, pieces: Sequence[Node]) -> Node:
-        """The rows of all pieces one after another."""
+        """The rows of all pieces, concatenated."""
         key = tuple(pieces)
         if key not in self.made or self.made[key]._erased:
             latest = max(pieces)

@@ -1,6 +1,6 @@
 """Replace transposed convolutions by ordinary ones, or store their weights channels-last.
 
-    convolution(x, w, transposed, stride 1)     ->     convolution(x, w')       w' = w turned round, inputs for outputs
+    convolution(x, w, transposed, stride 1)     ->     convolution(x, w')       w' = w flipped, inputs for outputs
 
 With a stride of one it is an ordinary convolution, whose kernel includes the operators that follow.
 
@@ -37,17 +37,17 @@ aten = torch.ops.aten
 NORM = aten._native_batch_norm_legit_no_training.default
 
 MOST_GROWTH = 1.5
-"""How many times more places than the image the result may have, of which a convolution computes all taps."""
+"""Limit on the positions of the result, as a multiple of the image's: a convolution computes all taps for each."""
 FEWEST_CHANNELS = 8
-"""Output channels from which vectors of channels are worth another layout."""
+"""The fewest output channels for which channels-last layout pays."""
 
 FEWEST_OF_A_GROUP = 16
-"""Channels of a group from which the other layout gains without AVX-512 too: 3 x 3 taps at a stride of 2 took 0.96 of
-the time with 16 (AVX2, one thread, copies included), 1.3 to 1.6 times with 4 and 8. With AVX-512, groups of 4 took a
-quarter of it."""
+"""The fewest channels of a group for which channels-last layout pays without AVX-512: 3 x 3 taps at a stride of 2 took
+0.96 of the time with 16 (AVX2, one thread, copies included), 1.3 to 1.6 times with 4 and 8. With AVX-512, groups of 4
+took a quarter of it."""
 
 FEWEST_ELEMENTS = 20480
-"""Elements of a single image up to which PyTorch may not ask oneDNN."""
+"""PyTorch may not use oneDNN for a single image of at most so many elements."""
 
 
 @register_pass(stage="clean", after="channels_last", before_gradients=False)  # gradients are eager's
@@ -76,42 +76,42 @@ def values_of(node: Node) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def obstacle(node: Node) -> str | None:
-    """Why the convolution stays as it is, whatever its stride."""
+    """Why the convolution stays as it is for any stride, or None."""
     image, weight, result = values_of(node)
     if not is_host(result):
         return f"device {result.device.type} is not known to gain"
     if result.dtype is not torch.float32:
         return f"convolutions of {result.dtype} are left to the library"
     if image.dim() != weight.dim() or not result.is_contiguous() or not image.is_contiguous():
-        return "an image lies in an order of its own"
+        return "an image is unbatched or not contiguous"
     if result.numel() == 0:
-        return "there is nothing to compute"
+        return "a tensor has no elements"
     if not weight.is_contiguous():
-        return "the weight lies in an order of its own"
+        return "the weight is not contiguous"
     return "the weight is larger than the image" if weight.numel() > image.numel() else None
 
 
 def misfit(node: Node) -> str | None:
-    """Why a transposed convolution with a stride of one is better off as such."""
+    """Why a transposed convolution with a stride of one stays as it is, or None."""
     image, _, result = values_of(node)
     if image.dim() not in (3, 4):
         return "only convolutions in one or two dimensions have a kernel"
     if any(padding < 0 for padding in paddings(node)):
-        return "more is cut off than the taps reach"
+        return "its padding crops more than the taps reach"
     if any(each(node, 7)):
-        return "the result is longer than the taps reach"
+        return "it has an output padding"
     if math.prod(result.shape[2:]) > MOST_GROWTH * math.prod(image.shape[2:]):
         return "a convolution would mostly multiply zeros"
     return None
 
 
 def no_gain(node: Node) -> str | None:
-    """Why a transposed convolution with a larger stride keeps its layout."""
+    """Why a transposed convolution with a larger stride keeps its layout, or None."""
     image, weight, result = values_of(node)
     if result.dim() != 4 or weight.shape[1] == 1 or math.prod(weight.shape[2:]) == 1:
-        return "its weight has no other layout"
+        return "its weight is not two-dimensional, or the same in both layouts"
     if not torch.backends.mkldnn.is_available() or (len(image) == 1 and image.numel() <= FEWEST_ELEMENTS):
-        return "it is none for oneDNN"
+        return "PyTorch does not compute it with oneDNN"
     groups = cast(int, node.args[8])
     smallest = min(image.shape[1], result.shape[1]) // groups
     if groups > 1 and smallest < FEWEST_OF_A_GROUP and not has_wide_vectors():
@@ -130,14 +130,14 @@ def each(node: Node, place: int) -> tuple[int, ...]:
 
 
 def paddings(node: Node) -> list[int]:
-    """The zeros around the image that a convolution adds in place of what the transposed one cuts off."""
+    """The convolution's zero padding in each dimension, which replaces the transposed one's cropping."""
     _, weight, _ = values_of(node)
     taps = weight.shape[2:]
     return [d * (k - 1) - p for k, p, d in zip(taps, each(node, 4), each(node, 5), strict=True)]
 
 
 def as_convolution(node: Node, turned: dict[object, Node]) -> None:
-    """Replace ``node`` by a convolution; equal weights are ``turned`` once."""
+    """Replace ``node`` by a convolution; ``turned`` has the weights flipped so far."""
     arguments: Any = node.args
     image, weight, bias, stride, _, dilation, _, none, groups = arguments
     key = weight, groups
@@ -161,7 +161,7 @@ def turned_round(node: Node, weight: Node, groups: int) -> Node:
 
 
 def channels_last(node: Node) -> None:
-    """Replace ``node`` by the same with a weight whose channels lie side by side, and its result brought back."""
+    """Replace ``node`` by the same convolution with a channels-last weight, and copy its result back."""
     image, weight, *others = node.args
     laid = surgery.insert(node, aten.clone.default, weight, memory_format=torch.channels_last)
     made = surgery.insert(node, aten.convolution.default, image, laid, *others)

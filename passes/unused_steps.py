@@ -31,5 +31,5 @@ def unused_steps(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def _is_part_of_loop(node: Node) -> bool:
-    """Whether ``node`` is a result of a rolled loop, which is there whether somebody reads it or not."""
+    """Whether ``node`` is a result of a rolled loop, which exists even if nothing reads it."""
     return node.target is operator.getitem and node.all_input_nodes[0].op == "call_module"

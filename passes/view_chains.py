@@ -49,7 +49,7 @@ def view_chains(graph: GraphModule) -> Iterator[Verdict]:
 
 
 def viewed_tensor(node: Node) -> Node | None:
-    """The tensor that ``node`` is a view of, looking through the operators that give several views at once."""
+    """The base of the view ``node``, also if its operator returns several views."""
     if not isinstance(node.meta.get("val"), Tensor):
         return None
     base = effects.view_base(node)
@@ -65,7 +65,7 @@ def layout(node: Node) -> tuple[object, ...]:
 
 
 def shorten(node: Node, origin: Node, call: Call) -> None:
-    """Let ``node`` be the view ``call`` of ``origin``."""
+    """Replace ``node`` by the view ``call`` of ``origin``."""
     target, arguments = call
     surgery.replace(node, surgery.insert(node, target, origin, *arguments, like=node))
 
