@@ -86,7 +86,7 @@ def obstacle(node: Node, mask: Node, between: Sequence[Node]) -> str | None:
     inner = target.dim() - mask.meta["val"].dim()
     if value.dim() > inner:  # one value for each chosen element
         if not any(takes(one, mask) for one in between):
-            return "the written elements come from another mask"
+            return "the written values are not chosen by the same mask"
         for one in between:
             if takes(one, mask):
                 if not operand(one, 0).meta["val"].is_contiguous():

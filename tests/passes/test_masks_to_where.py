@@ -33,7 +33,7 @@ WRITTEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 STAYING: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "a sum": (lambda x, y: put(x, x > 0, y[x > 0].cumsum(0)), "more than element by element"),
-    "read twice": (lambda x, y: put(x, x > 0, y[x > 0]) + y[x > 0].sum(), "read elsewhere"),
+    "read twice": (lambda x, y: put(x, x > 0, y[x > 0]) + y[x > 0].sum(), "another operator reads the chosen"),
     "rows of an input": (lambda x, y: put(x, x[:, 0] < 99, y + 1), "not chosen by the same mask"),
     "beside rows of an input": (lambda x, y: put(x, x[:, 0] < 99, y[x[:, 0] < 99] + y), "did not choose"),
     "integers divided": (
