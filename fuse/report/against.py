@@ -1,10 +1,10 @@
-"""The model under ``torch.compile``: launches by line, operators of kernels, and pairs not fused with reasons.
+"""Run a model under ``torch.compile``: launches by line, operators of kernels, unfused pairs with reasons.
 
-    model  -> Dynamo    ->  graphs, and between two of them a break, with its reason
-           -> Inductor  ->  wrappers, whose calls are counted; what each computes is asked where its code is written
-                        ->  refusals, as its scheduler gives them when it tries a pair of nodes
+    model  -> Dynamo    ->  graphs, and graph breaks with their reasons
+           -> Inductor  ->  wrappers, whose calls are counted; its code generator tells what each kernel computes
+                        ->  refusals: its scheduler's reasons not to fuse a pair of nodes
 
-Dynamo and Inductor are imported here only when this is asked for, and what they log stays off the terminal.
+Dynamo and Inductor are imported only for such a report, and their logs stay off the terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import nn
 from fuse.graph.sources import line_at, line_traced
 from fuse.report.inductor import calls_in, generated_code
 
-_NEVER_TRIED = "one of the two is a call of a library or of ATen, which is not tried"
+_NEVER_TRIED = "one of the two calls a library or ATen, which Inductor does not try to fuse"
 Computed = tuple[tuple[str, ...], tuple[str, ...]]
 """The user's lines and the ATen operators that a kernel computes."""
 
@@ -51,7 +51,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why Inductor did not fuse ``count`` pairs of nodes; ``lines`` are those of the first such pair."""
+    """Why Inductor did not fuse ``count`` pairs of nodes; ``lines`` are the user's lines of the first pair."""
 
     reason: str
     count: int
@@ -60,10 +60,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class TorchCompiled:
-    """What ``torch.compile`` made of one call. ``lines`` has the launches of each of the user's lines.
+    """The result of ``torch.compile`` for one call. ``lines`` has the launches of each user line.
 
-    A kernel that computes operators of several lines is launched by the first of them. ``obstacle`` says why nothing
-    was compiled, where that is so.
+    A kernel with operators of several lines counts for the first of them. ``obstacle`` is the error if compiling
+    failed.
     """
 
     launches: int
@@ -81,10 +81,10 @@ class TorchCompiled:
 
 
 def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> TorchCompiled:
-    """Run ``torch.compile`` on copies of a model and its arguments, without gradients, and tell what it did.
+    """Run ``torch.compile`` on copies of a model and its arguments, without gradients, and report the result.
 
-    Code is generated anew, whatever its caches hold. Graphs that it leaves to eager are launches that nobody counts
-    here; ``breaks`` name them.
+    Code is generated anew, without its caches. Launches of operators that it leaves to eager are not counted;
+    ``breaks`` names where this happens.
     """
     from torch._dynamo.utils import graph_break_reasons
     from torch._inductor.compile_fx import compile_fx
@@ -110,7 +110,7 @@ def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, 
         around.enter_context(torch.no_grad())
         try:
             torch.compile(own, backend=backend)(*own_args, **own_kwargs)
-        except Exception as error:  # whatever another compiler fails with is what is told
+        except Exception as error:  # any failure of the other compiler goes into the report
             obstacle = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     seconds = time.perf_counter() - started
     breaks = tuple(_told(reason) for reason in graph_break_reasons[known:])
@@ -127,7 +127,7 @@ def compiled(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, 
 def _kernels(
     wrappers: Sequence[str], graphs: Sequence[Mapping[str, str]], written: Sequence[tuple[str, Computed]]
 ) -> Iterator[CompiledKernel]:
-    """What the wrappers call, with the user's lines; kernels are ``written`` in the order of their calls."""
+    """The kernels that the wrappers call, with user lines; ``written`` has generated ones in call order."""
     waiting: dict[str, list[Computed]] = defaultdict(list)
     for name, computed in reversed(written):
         waiting[name].append(computed)
@@ -144,7 +144,7 @@ def _kernels(
 
 
 def _told(reason: Any) -> Break:
-    """A break as Dynamo gives it: its reason in one line, and the innermost line of the user's stack."""
+    """A graph break of Dynamo's: its reason in one line, and the innermost line of the user's stack."""
     said = next((line.strip() for line in str(reason.reason).splitlines() if line.strip()), "unknown reason")
     if said.startswith("generic_jump"):  # Dynamo's word for a branch
         said = f"Python branches on a value of the graph ({said})"
@@ -154,10 +154,10 @@ def _told(reason: Any) -> Break:
 
 @dataclass
 class _Told:
-    """What Inductor said while it compiled.
+    """Records from Inductor while it compiles.
 
-    ``pairs`` are a reason and the names of two scheduler nodes that were not fused for it, ``group`` which nodes were
-    fused in the end, ``written`` the name of each kernel that is called, and what it computes.
+    ``pairs``: a reason and the names of two scheduler nodes not fused for it; ``group``: the final fused group of each
+    node; ``written``: the name of each kernel, and the lines and operators that it computes.
     """
 
     pairs: dict[tuple[str, str, str], tuple[str, ...]] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class _Told:
     graphs: int = 0
 
     def name_of(self, node: Any) -> str:
-        """The name of a scheduler node, of a fused one that of its first, told apart from those of other graphs."""
+        """A name for a scheduler node (a fused one: its first node's) that is unique among all graphs."""
         inside = node.get_nodes()
         return f"{self.graphs}.{(inside[0] if inside else node).get_name()}"
 
@@ -178,7 +178,7 @@ class _Told:
 
 @contextmanager
 def _listening() -> Iterator[_Told]:
-    """What Inductor's scheduler and its generator of C++ do meanwhile."""
+    """Record Inductor's scheduler and C++ generator within this context."""
     from torch._inductor import scheduler
     from torch._inductor.codegen.cpp import CppScheduling
 
@@ -221,12 +221,12 @@ def _listening() -> Iterator[_Told]:
 
 
 def _is_library(scheduler: Any, *nodes: Any) -> bool:
-    """Whether one of the nodes is one that Inductor does not even try to fuse."""
+    """Whether Inductor does not try to fuse one of the nodes."""
     return any(scheduler.unfusable_node(node) for node in nodes)
 
 
 def _plain(reason: str) -> str:
-    """A reason without the places where sizes and names would stand: equal for equal causes.
+    """A reason without its placeholders for sizes and names, so that equal causes have equal reasons.
 
     >>> _plain("numel/rnumel mismatch (%s, %s)")
     'numel/rnumel mismatch'
@@ -249,7 +249,7 @@ def _computed(nodes: Any) -> Computed:
 
 
 def _grouped(told: _Told) -> Iterator[Refusal]:
-    """Refusals by reason, the most frequent first; of pairs that were fused after all none is told."""
+    """Refusals by reason, the most frequent first, without pairs that were fused after all."""
     by_reason: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for (reason, one, other), lines in told.pairs.items():
         if one not in told.group or told.group[one] != told.group.get(other):
@@ -260,7 +260,7 @@ def _grouped(told: _Told) -> Iterator[Refusal]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without what other compilers log or warn of."""
+    """Silence the logs and warnings of other compilers."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""Two reports laid side by side: which line, and which operator of it, of the one is which of the other.
+"""Two reports side by side: corresponding lines, and the corresponding operators of each.
 
 old.py:12  y = relu(x)            new.py:14  y = relu(x)          lines by their text, in order
   relu, region                      relu                          the operators of a line by what they are, in order
@@ -40,7 +40,7 @@ def diff_page(old: Report, new: Report, names: tuple[str, str], path: Path) -> N
 
 
 def alignment(old: Report, new: Report) -> dict[str, Any]:
-    """What corresponds in two reports: pairs of ``lines`` and of ``nodes`` after the passes; and ``differences``."""
+    """The alignment of two reports: pairs of ``lines``, pairs of ``nodes`` after the passes, and ``differences``."""
     lines = dict(_lines(old["record"], new["record"]))
     states = [state_of(report["record"]) for report in (old, new)]
     pairs, alone = _nodes(states, lines)
@@ -55,7 +55,7 @@ def alignment(old: Report, new: Report) -> dict[str, Any]:
 
 
 def state_of(record: Mapping[str, Any], fuel: int | None = None) -> State:
-    """The graphs that a saved record leads to, after all rewrites or so many.
+    """The graphs of a saved record after its rewrites: all, or the first ``fuel``.
 
     >>> row = {"id": 0, "name": "x", "op": "placeholder", "target": "x"}
     >>> state_of({"places": [], "start": [row], "rewrites": []}).nodes()
@@ -102,7 +102,7 @@ def _fields(values: Mapping[str, Any], places: Sequence[Mapping[str, Any]]) -> d
 
 
 def _lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Pairs of lines: of files of one name, or of the only file of each."""
+    """Pairs of lines of files with one name, or of the only file of each report."""
     files = [record["files"] for record in (old, new)]
     by_name = {Path(path).name: path for path in files[1]}
     for path, text in files[0].items():
@@ -117,10 +117,10 @@ def _lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def _nodes(states: Sequence[State], lines: Mapping[str, str]) -> tuple[list[tuple[int, int]], list[list[int]]]:
-    """Pairs of nodes that are the same operator of the same line, and those of each graph that have no partner."""
+    """Pairs of nodes with the same operator and line, and the nodes of each graph without a partner."""
     pairs: list[tuple[int, int]] = []
     alone = [_operators(state) for state in states]
-    for with_place in (True, False):  # an operator that is inside a kernel in one of them only is the same operator
+    for with_place in (True, False):  # an operator may be inside a kernel in one graph only
         waiting: dict[tuple[object, ...], list[int]] = {}
         for node in reversed(alone[1]):
             waiting.setdefault(_token(states[1], node, with_place), []).append(node)
@@ -141,7 +141,7 @@ def _operators(state: State) -> list[int]:
 
 
 def _token(state: State, node: int, with_place: bool) -> tuple[object, ...]:
-    """The line of a node, what it is and, with its place, whether it is inside a body."""
+    """Key of a node: its line, its operator and, with ``with_place``, whether it is inside a body."""
     row = state.rows[node]
     what = row.called.kind if row.called else row.name if row.op in PLAIN else row.target
     return row.source, what, with_place and state.graph_of[node] > 0
@@ -150,7 +150,7 @@ def _token(state: State, node: int, with_place: bool) -> tuple[object, ...]:
 def _changed_lines(
     old: Mapping[str, Any], new: Mapping[str, Any], lines: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Lines whose launches after the passes are others now, and lines that only one of the two has."""
+    """Lines whose launches after the passes differ, and lines that only one report has."""
     left, right = ({one["source"]: one for one in record["lines"]} for record in (old, new))
     for source, line in left.items():
         partner = right.get(lines.get(source, source))
@@ -180,7 +180,7 @@ def _alone(state: State, nodes: Sequence[int], side: int) -> Iterator[dict[str, 
 
 
 def _reasons(one: Mapping[str, Any], other: Mapping[str, Any], side: int) -> Iterator[dict[str, Any]]:
-    """Reasons for which more candidates were declined in ``one`` than in the ``other``."""
+    """Reasons that decline more candidates in ``one`` than in the ``other``."""
     counts = [
         Counter({(r["pass"], r["pattern"], r["reason"]): len(r["candidates"]) for r in record["declined"]})
         for record in (one, other)

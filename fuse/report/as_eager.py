@@ -1,9 +1,9 @@
-"""Launches of a call that cannot be captured: a copy of it runs eager, and its operators are recorded.
+"""Launches of a call that cannot be captured: a copy runs eager while its operators are recorded.
 
     model, args  ->  copies  ->  eager, under a mode that records  ->  operators of forward (and backward)
 
-Such a call runs eager under ``fuse.compile`` too, but for submodules that run fused (:mod:`fuse.runtime.parts`), which
-are counted as eager runs them.
+Such a call runs eager under ``fuse.compile`` too. Submodules may run fused there (:mod:`fuse.runtime.parts`), but count
+as eager here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fuse.graph.sources import user_line
 def graphs_of_eager(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool
 ) -> tuple[GraphModule, GraphModule | None]:
-    """Graphs without nodes whose signatures hold what eager dispatches: forward and, in training, backward.
+    """Empty graphs whose signatures hold eager's dispatches: forward and, in training, backward.
 
     >>> forward, _ = graphs_of_eager(nn.Tanh(), (torch.ones(2),), {}, train=False)
     >>> [str(one.op) for one in forward.meta["signature"].dispatches]
@@ -59,7 +59,7 @@ def has_data(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 class EagerRecording(TorchDispatchMode):
-    """Records operators as eager runs them, with fake twins of the tensors, which hold no memory."""
+    """Records eager's operators with fake copies of their tensors, which hold no memory."""
 
     def __init__(self, line: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -1,8 +1,8 @@
 """Time a model eager, fused, under ``torch.compile`` and against a hand-tuned peer, and count what was launched.
 
-Every contender gets its own copy of the model and its inputs. First calls are measured apart, with caches cold on both
-sides: an empty folder for fuse, and for ``torch.compile`` an empty folder with its other caches switched off; modules
-are imported before. Then the calls are interleaved (``timing.py``). Ratios are peer over fused: above 1, fused is
+Every contender gets its own copy of the model and its inputs. First calls are measured separately, with cold caches: an
+empty folder for fuse, and for ``torch.compile`` an empty folder and no other caches; modules are imported before.
+Then the calls are interleaved (``timing.py``). Ratios are peer over fused: above 1, fused is
 faster.
 """
 
@@ -52,10 +52,10 @@ class Timing:
 class BenchReport:
     """Measurements of ``bench``.
 
-    ``ratios`` has for each peer the ratio of the medians, peer over fused, between the quartiles of the ratios of
-    single rounds. ``observed_backward`` has the launches (before, after) of the backward pass in training, and
-    ``compiled_launches`` those in the code that ``torch.compile`` generated, where it is a peer and nothing is trained.
-    ``disagreements`` says in which results fused differs from eager by more than the tolerance.
+    ``ratios`` has for each peer the ratio of the medians, peer over fused, and the quartiles of the ratios of single
+    rounds. ``observed_backward`` has the launches (before, after) of the backward pass in training;
+    ``compiled_launches`` counts those in the code of ``torch.compile``, if it is a peer and there is no training.
+    ``disagreements`` names the results of fused that differ from eager by more than the tolerance.
     """
 
     target: str
@@ -73,7 +73,7 @@ class BenchReport:
 
     @property
     def launches_after(self) -> int:
-        """All launches of the fused call that were observed, those of the backward pass included."""
+        """All observed launches of the fused call, including its backward pass."""
         return self.observed_after + (self.observed_backward[1] if self.observed_backward else 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,11 +128,11 @@ def bench(
     """Time ``model(*args, **kwargs)`` fused and as the peers in ``against`` (``eager``, ``compile``, ``tuned``) run it.
 
     Args:
-        tuned: what experts tuned by hand for the same work, the peer of that name; its results are not compared.
-        train: time the forward and the backward pass of the sum of all results; otherwise nothing records gradients.
-        seconds: about how long to measure each contender.
+        tuned: a hand-tuned module for the same work, the peer of that name; its results are not compared.
+        train: time the forward pass and the backward pass of the sum of all results; by default, no gradients.
+        seconds: about how long to measure each contender, in seconds.
         seed: the random state each first call starts from; these results are compared.
-        atol, rtol: how far fused may be from eager; both or none, by default what the dtype allows.
+        atol, rtol: absolute and relative tolerance between fused and eager; both or none, by default the dtype's.
         profile: write a Chrome trace of one more call of each contender into this file.
 
     Raises:
@@ -235,9 +235,9 @@ def bench_table(report: BenchReport) -> RenderableType:
 def _contender(
     name: str, model: nn.Module, passes: Sequence[str] | None, caches: ExitStack, profiled: bool = False
 ) -> Any:
-    """The model as the contender runs it, with its caches empty until ``caches`` closes.
+    """The model as the contender runs it, with empty caches until ``caches`` closes.
 
-    Where it is ``profiled``, the kernels of ``torch.compile`` are made to leave events, which costs each a little.
+    If ``profiled``, the kernels of ``torch.compile`` also record events, which costs each a little time.
     """
     if name in ("eager", "tuned"):
         return model
@@ -254,7 +254,7 @@ def _contender(
 
 
 def _import_compilers(against: Sequence[str]) -> None:
-    """Import what the contenders would import in their first calls, which are to measure compiling."""
+    """Import the compilers before first calls, which measure compiling."""
     importlib.import_module("torch._dynamo")  # fake tensors of some operators need it
     if "compile" in against:
         importlib.import_module("torch._inductor.compile_fx")

@@ -1,4 +1,4 @@
-"""Casts by the user's line: how many eager launches, what they move, and how many the passes leave.
+"""Casts by user line: how many eager launches, the bytes they move, and how many the passes leave.
 
 Microseconds are modelled: a launch, or the bytes at the device's bandwidth where that takes longer. A cast inside a
 fused kernel launches nothing and is not counted after.
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class CastLine:
-    """The casts from one dtype to another at one line. ``bytes`` and ``microseconds`` are of what eager launches."""
+    """The casts from one dtype to another at one line; ``bytes`` and ``microseconds`` are those of eager."""
 
     source: str
     casts: str
@@ -34,7 +34,7 @@ class CastLine:
 
 
 def cast_lines(dispatches: Sequence[Dispatch], graph: GraphModule, profile: DeviceProfile) -> tuple[CastLine, ...]:
-    """The lines with casts, those that move most first."""
+    """The lines with casts, the most bytes first."""
     before: dict[tuple[str, str], list[int]] = {}
     for one in dispatches:
         if one.op is aten._to_copy.default and (casts := _casts(one.args[0], one.result)):

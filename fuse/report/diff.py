@@ -1,4 +1,4 @@
-"""Two saved reports of ``fuse show --json`` compared: what the change of a model, of a pass or of fuse itself did."""
+"""Compare two saved reports of ``fuse show --json``, before and after a change of a model, a pass or fuse itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTS = ("small_ops", "nodes", "flops", "bytes", "peak_bytes")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A saved report of any schema version. Raises ``FuseError`` for a file that is none."""
+    """A saved report of any schema version. Raises ``FuseError`` for any other file."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def launches_after(report: dict[str, Any]) -> int:
-    """Launches after the passes, as a saved report has them, those of the backward pass included.
+    """Launches after the passes in a saved report, including the backward pass.
 
     >>> inference = {"after": {"launches": 195}}
     >>> launches_after(inference), launches_after({**inference, "backward": {"after": {"launches": 5}}})

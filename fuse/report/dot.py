@@ -95,9 +95,9 @@ def _draw_parts(into: graphviz.Digraph, sketch: Sketch, parts: tuple[int | Box, 
 
 
 def _place_titles(half: graphviz.Digraph, sketch: Sketch, prefix: str) -> None:
-    """Keep the title of every box below what enters the box and above all inside.
+    """Keep the title of every box below the sources of its arrows, and above its contents.
 
-    It is a node, not a label of Graphviz's: arrows pass by nodes, but run over labels.
+    The title is a node, not a Graphviz label: arrows bend around nodes, but cross labels.
     """
     uses: dict[int, list[int]] = {}
     for arrow in sketch.arrows:

@@ -28,7 +28,7 @@ LAYOUT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class DrawnFiles:
-    """The files that were written, and what the user should know about them in one line, if anything."""
+    """The written files, and a hint for the user in one line, if there is one."""
 
     written: tuple[Path, ...]
     hint: str | None
@@ -60,7 +60,7 @@ def draw(report: Report, path: Path) -> DrawnFiles:
 
 
 def title(when: str, launches: int) -> str:
-    """What stands over a graph.
+    """The title of a graph.
 
     >>> title("before", 1200), title("after", 1)
     ('before: 1,200 launches', 'after: 1 launch')
@@ -69,7 +69,7 @@ def title(when: str, launches: int) -> str:
 
 
 def _laid_out(text: str) -> tuple[str | None, str]:
-    """Graphviz's SVG, or None and why there is none."""
+    """Graphviz's SVG, or None, and the problem."""
     program = shutil.which("dot")
     if program is None:
         return None, "Graphviz (dot) is not installed"

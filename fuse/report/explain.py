@@ -1,4 +1,4 @@
-"""Why a pattern did or did not fire in a model: the candidate that came nearest, drawn on the graph.
+"""Explain why a pattern did or did not fire in a model: draw the nearest candidate on the graph.
 
 model -> capture -> the passes that run before patterns -> match -> the best candidate that did not fire
 
@@ -41,7 +41,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class DrawingRow:
-    """One line of a drawing: the pattern's node, the graph's, the user's line, and what is wrong there."""
+    """One row of a drawing: the pattern's node, the graph's node, the user's line, and the difference."""
 
     wanted: str
     found: str
@@ -53,8 +53,8 @@ class DrawingRow:
 class Explanation:
     """Verdicts on every candidate of ``pattern`` in one model.
 
-    ``missing`` are operators that every form of the pattern has and the graph has none of. ``refusal`` is why the
-    pattern is not used in any model, or None; its candidates are what they would be otherwise.
+    ``missing`` are operators that every form of the pattern has and the graph lacks. ``refusal`` is the reason why the
+    pattern is not used in any model, or None; the verdicts on candidates ignore it.
     """
 
     target: str
@@ -70,7 +70,7 @@ class Explanation:
 
     @property
     def best(self) -> Outcome | None:
-        """Of the candidates that did not fire the one that came nearest; None where there is none."""
+        """The candidate that came nearest without firing, or None."""
         return max((one for one in self.outcomes if one.kind != "matched"), key=lambda one: one.progress, default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,10 +107,10 @@ def explain(
     passes: Sequence[str] | None = None,
     target: str | None = None,
 ) -> Explanation:
-    """Say what became of every candidate of ``pattern`` in ``model(*args, **kwargs)``; the model is not run.
+    """The verdict on every candidate of ``pattern`` in ``model(*args, **kwargs)``; the model is not run.
 
-    The passes (of ``passes``, by default all that are enabled) that come before the patterns run first, and the other
-    installed patterns take what they match.
+    First run those of ``passes`` (by default all enabled ones) that come before patterns. The other installed patterns
+    take their matches, as in ``show``.
 
     Raises:
         FuseError: the model cannot be captured, or the pattern cannot be run.
@@ -133,7 +133,7 @@ def explain(
 
 
 def _missing(pattern: Pattern, index: GraphIndex) -> set[str]:
-    """The operators that all forms of ``pattern`` have and the graph has none of."""
+    """The operators that all forms of ``pattern`` have and the graph lacks."""
     absent = [
         {called(step.origin) for step in form.steps if not index.count(step.name)} for form in all_forms(pattern, index)
     ]
@@ -155,7 +155,7 @@ def _best_values(best: Outcome) -> dict[str, Any]:
 
 
 def place(outcome: Outcome) -> str:
-    """The user's line at which the reason lies."""
+    """The user's line of the node that the reason is about."""
     nodes = [node for node in (outcome.node, outcome.candidate) if node is not None]
     return next((source for node in nodes if (source := node.meta.get("source", ""))), "")
 
@@ -164,7 +164,7 @@ def place(outcome: Outcome) -> str:
 
 
 def drawing(outcome: Outcome) -> list[DrawingRow]:
-    """The pattern as a tree, its results first, each operator beside the graph's node that it is."""
+    """The pattern as a tree, its results first, each operator beside the graph's node that it matches."""
     notes = {one.wanted: one.reason for one in reversed(outcome.differences) if one.wanted is not None}
     if not notes and outcome.node is not None:
         places = outcome.drawing.places if outcome.drawing else {}
@@ -201,7 +201,7 @@ def _tree(
 
 
 def _seen_through(node: Node) -> Node:
-    """What ``node`` is a view, a copy or a part of; drawings leave those out."""
+    """The node behind views, copies and parts, which drawings leave out."""
     while node.op == "call_function" and len(node.all_input_nodes) == 1 and not _computes(node):
         node = node.all_input_nodes[0]
     return node

@@ -1,4 +1,4 @@
-"""Everything that was tried on the operators of given lines, and the nearest patterns.
+"""List every rewrite tried on the operators of given lines, and the nearest patterns.
 
 net.py:42: mul, sigmoid
 fuse_pointwise    fired     2            every pass that rewrote one of them, and every pass and pattern that declined,
@@ -66,7 +66,7 @@ def lines_of(text: str) -> Lines | None:
 
 @dataclass(frozen=True)
 class Tried:
-    """What one pass, or pattern, made of operators of the lines: ``fired``, or the reason why they stayed out."""
+    """The verdict of one pass or pattern on operators of the lines: ``fired``, or the reason for declining."""
 
     pass_name: str
     pattern: str | None
@@ -77,7 +77,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class LineExplanation:
-    """Everything that was tried on the operators of some lines."""
+    """Every rewrite tried on the operators of some lines."""
 
     target: str
     lines: Lines
@@ -104,7 +104,7 @@ def explain_lines(
     passes: Sequence[str] | None = None,
     target: str | None = None,
 ) -> LineExplanation:
-    """Say what was tried on the operators of ``lines`` in ``model(*args, **kwargs)``.
+    """List the rewrites tried on the operators of ``lines`` in ``model(*args, **kwargs)``.
 
     Raises:
         FuseError: the model cannot be captured, or has no operator on these lines.
@@ -146,7 +146,7 @@ def explain_lines(
 def _bodies(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, passes: Sequence[str] | None
 ) -> list[tuple[GraphModule, Prepare]]:
-    """The graphs in which patterns are looked for: the model's and those of its loops, after the earlier passes."""
+    """The graphs that patterns are matched in: the model's and those of its loops, after the earlier passes."""
     graph = capture(model, args, kwargs)
     run_passes(graph, registry.earlier_than(match_patterns.__name__, passes))
     return graphs_to_match(graph)
@@ -171,7 +171,7 @@ def lines_table(explanation: LineExplanation) -> RenderableType:
 
 @dataclass(frozen=True)
 class Close:
-    """How close one pattern came: ``matched`` of ``total`` operators, and what kept the rest."""
+    """How close one pattern came: ``matched`` of ``total`` operators, and the reason why not all."""
 
     pattern: str
     enabled: bool

@@ -10,9 +10,9 @@ from fuse.errors import FuseError
 
 
 def write(path: Path, text: str) -> None:
-    """Put ``text`` into ``path``: a temporary file beside it takes its name once it is complete.
+    """Write ``text`` to ``path``: a complete temporary file beside it is renamed to it.
 
-    A link is followed. What is not a regular file (``/dev/null``, a pipe) is written to as it stands. Raises
+    Links are followed. A file that is not regular (``/dev/null``, a pipe) is written directly. Raises
     ``FuseError`` when the file cannot be written; an existing file is then unchanged.
 
     >>> import tempfile

@@ -1,14 +1,14 @@
-"""Memory that a model's first run takes from ``malloc``, libraries included, by eager and by fuse.
+"""Measure the memory that a model's first run takes from ``malloc``, including libraries, in eager and fused.
 
     model, arguments, (fuse: captured, compiled, loaded)  ->  heap_reset()  ->  the first run  ->  heap_most()
 
 Each side runs in a process of its own, with a counter (``heap.c``) in front of ``malloc``. MKL packs operands into
-memory that it keeps, and oneDNN into memory beside its results; neither takes it from torch's allocator. A kernel of
-ours does the same in the program's workspace. Here all of it counts, on both sides from a cold start: no product or
-convolution has run when the count begins, only the threads have.
+memory that it keeps, and oneDNN into memory beside its results; neither takes it from torch's allocator. Our kernels
+pack into the program's workspace. All of this counts, from a cold start on both sides: no product or convolution has
+run when the count begins, but the threads have started.
 
-What is not counted: code, stacks of threads, and Python's objects of up to 512 bytes, for which it maps memory by
-itself. Linux with glibc only.
+The count excludes code, thread stacks, and Python objects of up to 512 bytes, for which Python maps memory itself.
+Linux with glibc only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SIDES = ("eager", "fused")
 def heap_peaks(
     target: str, inputs: Sequence[str] = (), settings: Sequence[str] = (), sides: Sequence[str] = SIDES
 ) -> dict[str, int]:
-    """For each side the bytes that the first run of a model file holds at most, besides what was there before.
+    """For each side, the peak bytes of the first run of a model file, beyond the memory held before.
 
     Raises ``OSError`` and ``subprocess.SubprocessError`` where the counter cannot be built or a run fails.
     """
@@ -51,9 +51,9 @@ def heap_peaks(
 
 
 def held_by_libraries(target: str, inputs: Sequence[str], settings: Sequence[str], loaded: LoadedModel) -> int | None:
-    """The bytes that eager's libraries hold for themselves at most: what a run holds, without what torch allocated.
+    """The peak bytes that eager's libraries hold for themselves: the peak of a run less that of torch's allocator.
 
-    None where that cannot be observed: this is no Linux with glibc, there is no C compiler, or the run fails apart.
+    None if it cannot be observed: not on Linux with glibc, no C compiler, or the separate run fails.
     """
     own, args, kwargs = copy.deepcopy((loaded.model, loaded.args, loaded.kwargs))
     try:
@@ -89,7 +89,7 @@ def _first_run_apart(counter: Path, *arguments: str) -> int:
 
 
 def first_run(side: str, target: str, inputs: Sequence[str], settings: Sequence[str]) -> int:
-    """The most bytes that the first run in this process holds, in front of whose ``malloc`` the counter is."""
+    """The peak bytes of the first run in this process, which has the counter in front of ``malloc``."""
     heap = ctypes.CDLL(None)
     heap.heap_live.restype = heap.heap_most.restype = ctypes.c_long
     loaded = load(target, inputs, settings, real=True)
@@ -99,7 +99,7 @@ def first_run(side: str, target: str, inputs: Sequence[str], settings: Sequence[
         model = fuse.compile(model)
     with torch.no_grad():
         if side == "fused":
-            model._own()._make(args, kwargs, *flatten(args, kwargs))  # as a first call, but that nothing runs
+            model._own()._make(args, kwargs, *flatten(args, kwargs))  # compile as in a first call, without running
         torch.ones(1 << 17).exp()  # starts the threads
         gc.collect()
         gc.disable()

@@ -1,6 +1,6 @@
-"""The host work in front of a model's operators, counted apart from what runs on the device.
+"""The host work in front of a model's operators, counted separately from its work on the device.
 
-forward  ->  host stage: lines, eager's launches  ->  what crosses  ->  device stage: launches before and after
+forward  ->  host stage: lines, eager's launches  ->  crossing values  ->  device stage: launches before and after
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fuse.report.as_eager import EagerRecording
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that the host stage hands over. ``bytes``: of its tensors; ``learned``: a program serves this value only,
-    since it is no tensor."""
+    """A value that the host stage hands to the device stage. ``bytes``: the size of its tensors; ``learned``: it is no
+    tensor, so that a program serves this value only."""
 
     name: str
     what: str
@@ -35,8 +35,8 @@ class Crossing:
 
 @dataclass(frozen=True)
 class HostStage:
-    """Host work of a call. ``lines``: its first and last; ``launches``: eager's, on the host. ``before`` and ``after``
-    are of the device stage alone, which ``fuse.pipeline`` runs while workers do host work."""
+    """Host work of a call. ``lines``: its first and last line; ``launches``: eager's launches on the host. ``before``
+    and ``after`` count the device stage alone, which ``fuse.pipeline`` runs while workers do host work."""
 
     lines: tuple[str, str]
     launches: int
@@ -55,7 +55,7 @@ def host_stage(
     passes: Sequence[str] | None,
     device: str,
 ) -> HostStage | None:
-    """The host stage of a call, or None where none can be cut off."""
+    """The host stage of a call, or None if it has no separable one."""
     from fuse.report.show import show
 
     try:

@@ -1,12 +1,12 @@
-"""Count what ``torch.compile`` launches, in the code that its compiler, Inductor, generates.
+"""Count the launches of ``torch.compile`` in the code that its compiler, Inductor, generates.
 
     buf7 = empty_strided_cpu(...)                       nothing runs
     extern_kernels.addmm(bias, x, weight, out=buf7)     a launch: a library
     cpp_fused_gelu_2(buf7, buf8)                        a launch: a generated kernel
     buf9 = torch.ops.aten.sort.stable(buf8)             a launch: an operator as eager runs it
 
-Each call in the body of a wrapper's ``call`` is made once in a call of the model; where Dynamo broke the model's graph,
-the parts add up.
+Each call in a wrapper's method ``call`` happens once in a call of the model. If Dynamo broke the model's graph, the
+counts of its parts add up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MADE_OF = re.compile(r"#.* Source Nodes: \[(?P<nodes>[^\]]*)\], Original ATen: 
 
 @dataclass(frozen=True)
 class InductorCall:
-    """A call that launches; of a library's the ``node`` of the graph that Inductor was given, and the ATen operator."""
+    """A call that launches; for a library call, the ``node`` of Inductor's input graph and the ATen operator."""
 
     name: str
     launches: int
@@ -58,7 +58,7 @@ class Runner:
 
 @contextlib.contextmanager
 def generated_code() -> Iterator[list[str]]:
-    """The wrappers that Inductor generates meanwhile, in order."""
+    """The wrappers that Inductor generates within this context, in order."""
     from torch._inductor.graph import GraphLowering
 
     found: list[str] = []
@@ -76,7 +76,7 @@ def launches_in(wrappers: Iterable[str]) -> int:
 
 
 def calls_in(wrapper: str) -> Iterator[InductorCall]:
-    """What one call of a wrapper launches, in order, with what the comment above it says that it computes.
+    """The launches of one call of a wrapper, in order, with node and operator from the comment above each.
 
     >>> [(call.name, call.node, call.operator) for call in calls_in(_EXAMPLE)]
     [('cpp_fused_tanh_0', '', ''), ('torch.ops.aten.sort.stable', 'z', 'aten.sort')]
@@ -92,7 +92,7 @@ def calls_in(wrapper: str) -> Iterator[InductorCall]:
 
 
 def _computes(lines: list[str], at: int) -> tuple[str, str]:
-    """The node and the operator that the comments right above a line name last: before it stand those of its inputs."""
+    """The last node and operator in the comments right above a line; the earlier ones are those of its inputs."""
     above = at - 1
     while above >= 0 and (text := lines[above].strip()).startswith("#"):
         if found := _MADE_OF.match(text):

@@ -7,8 +7,8 @@
         [add]            row 2
 
 Each level is laid out alone: a part stands one row below the lowest part whose data it uses, and a box is as large as
-what is in it. Graphviz bends arrows around marks and orders rows by crossings; this does neither, and needs nothing
-installed.
+its contents. Unlike Graphviz, this layout does not bend arrows around marks or order rows by crossings; it needs
+nothing installed.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _lines(mark: Mark) -> list[str]:
 def _shapes(
     placed: Iterable[_Placed], sketch: Sketch, left: float, top: float, anchors: dict[int, _Anchor]
 ) -> Iterator[str]:
-    """Rectangles and text; ``anchors`` learns the place of every mark for the arrows."""
+    """Rectangles and text; adds the position of every mark to ``anchors``, for the arrows."""
     for item in placed:
         x, y = left + item.x, top + item.y
         middle = x + item.width / 2

@@ -1,4 +1,4 @@
-"""The kernels of a graph, for reading: their source, or the IR that it is made of."""
+"""List the kernels of a graph: their source, or the IR from which it is generated."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MARKS: dict[Language, str] = {"source": "//", "ir": "#"}
 def listing(graph: GraphModule, language: Language = "source") -> str:
     """Every kernel of the fused groups and the loops of ``graph``, in order of first use.
 
-    Groups that compute the same share one kernel, and the line above it says how many do; above a loop's kernel stand
-    the sizes that it is given, the trip count first. A group that cannot be lowered is listed with the reason. The
+    Groups that compute the same share one kernel, and the line above it says how many; the line above a loop's kernel
+    has the sizes it is called with, the trip count first. A group that cannot be lowered is listed with the reason. The
     functions that kernels call (``fuse_tanh``, ``fuse_product`` and so on) stand in ``fuse/kernel/cpu/vecmath.h`` and
     the headers beside it.
 
-    In the ``"ir"``, products, convolutions, attention and loops stand as what they compute, one loop nest for each
-    product and one for time; the line above says how the target runs them.
+    In the ``"ir"``, products, convolutions, attention and loops are plain loop nests, one for each product and one for
+    time; the line above says how the target runs them.
 
     >>> import torch, fuse
     >>> listing(fuse.capture(torch.nn.Identity(), (torch.ones(3),)))
@@ -45,10 +45,10 @@ def listing(graph: GraphModule, language: Language = "source") -> str:
 
 @dataclass(frozen=True)
 class Listed:
-    """One generated kernel: its ``code``, the nodes that call it, and the sizes that each gives it (a loop's steps).
+    """One generated kernel: its ``code``, the nodes that call it, and the sizes each passes (a loop's trip count).
 
-    A group that cannot be lowered has a ``reason`` instead of code. ``call`` is the first node that calls it, and
-    ``schedule`` says in words how it runs, where its loops in the IR do not.
+    A group that cannot be lowered has a ``reason`` instead of code. ``call`` is the first node that calls it.
+    ``schedule`` describes how it runs, if its loops in the IR do not show it.
     """
 
     callers: tuple[str, ...]
@@ -100,7 +100,7 @@ def _text(kernel: Kernel | Declined) -> str:
 
 
 def _described(one: Listed, language: Language) -> str:
-    """A kernel below the names of its callers, or why they have none; each loop with the sizes it gives the kernel."""
+    """A kernel, or the reason for none, below the names of its callers; each loop with the sizes it passes."""
     name, *others = one.callers
     mark = MARKS[language]
     shared = f" and {len(others)} more" if others else ""
@@ -120,7 +120,7 @@ def _sizes(sizes: Sequence[tuple[str, int]]) -> str:
 
 
 def _ir(call: Node) -> Iterator[str]:
-    """What a call of a kernel computes, in the IR: a loop with its ends is one body after another."""
+    """The IR of a call of a kernel: a loop with prologue and epilogue has one body after another."""
     module = called_module(call)
     if isinstance(module, LoopWithEnds):
         for node in module.whole.graph.nodes:

@@ -1,13 +1,13 @@
-"""The loops of a model: launches of a step before and after, and what became of each.
+"""The loops of a model: launches of a step before and after, and the result for each loop.
 
     before:  zeros  (addmm sigmoid tanh mul) x 64  stack
     after:   addmm  (addmm region) x 64            ->   64 steps, 4 launches each before and 2 after
              addmm  loop                           ->   64 steps, 4 launches each before and 0 after, one addmm hoisted
 
-Eager unrolls a Python loop, and so does capture. What repeats in the record of eager's launches is a loop of the
-user's, known by its lines; what those lines still launch after the passes, and as often as there are steps, is left of
-a step. A loop rolled into one kernel leaves none, however few its steps are; what its lines still launch beside the
-kernel was hoisted, or belongs to a step that differs and was peeled off.
+Eager unrolls a Python loop, and so does capture. A repeat in eager's record is a loop of the user's, known by its
+lines. Launches of these lines that remain after the passes, as many as there are steps, are left in a step. A loop
+rolled into one kernel leaves none, for any number of steps; other launches of its lines were hoisted, or belong to a
+peeled step.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fuse.rewrite.nested import called_module, kind
 
 Found = tuple[Repeat, frozenset[str]]
 """A repetition in eager's record, and the lines of its steps."""
-MINIMUM_TRIP_COUNT = 3  # less is a function called twice
+MINIMUM_TRIP_COUNT = 3  # two equal parts are a function called twice
 ROLLING = (roll_whole_loops.__name__, roll_loops.__name__)
-"""The passes whose reasons say why a loop stays unrolled, or what stays in its steps."""
+"""The passes whose reasons tell why a loop stays unrolled, or which operators stay in its steps."""
 
 
 @dataclass(frozen=True)
 class RolledLoop:
     """A loop that was rolled: one persistent kernel, or a program of ``launches`` that runs step by step.
 
-    ``states`` are carried from step to step, ``reads`` are the parts of inputs that one step reads, ``keeps`` is what
-    is collected of each step: dtype and shape of each, as in ``f32[4, 128]``.
+    ``states`` are carried from step to step, ``reads`` are the parts of inputs that one step reads, ``keeps`` are the
+    outputs collected of each step; all by dtype and shape, as in ``f32[4, 128]``.
     """
 
     trip_count: int
@@ -58,10 +58,10 @@ class RolledLoop:
 class Repetition:
     """Steps that repeat, with the launches of one of them; ``source`` is the user line on which a step begins.
 
-    ``rolled`` has the kernels or programs that run them: none for a loop left as it was, several where the steps hold
+    ``rolled`` has the kernels or programs that run them: none for a loop that was not rolled, several if the steps hold
     loops.
-    ``outside`` says what else the lines of a rolled loop launch: what was hoisted, and ``peeled`` steps that differ.
-    ``reasons`` is what the passes that roll loops declined on those lines, and why.
+    ``outside`` lists other launches of a rolled loop's lines: hoisted operators, and ``peeled`` steps that differ.
+    ``reasons`` has the verdicts of the rolling passes on those lines.
     """
 
     trip_count: int
@@ -102,7 +102,7 @@ class Repetition:
 
 @dataclass(frozen=True)
 class _Launch:
-    """What is launched (an operator, or a fused group), its kind, and the user lines it comes from, its own first."""
+    """A launch: the operator or kind of fused group, its kind, its own user line, and all its user lines."""
 
     what: Hashable
     kind: str
@@ -113,9 +113,9 @@ class _Launch:
 def loops(dispatches: Sequence[Dispatch], graph: GraphModule, ledger: Ledger) -> tuple[Repetition, ...]:
     """The loops of a model, from eager's record, its graph after the passes, and what the passes said.
 
-    After the passes, equal launches (one operator or fused group of the same lines) are counted together and divided by
-    the steps, rounded: what serves all steps at once is no launch of a step, and a first step that differs changes
-    nothing. Rolled loops that eager's record does not show, their steps being on lines of their own, come last.
+    After the passes, the count of equal launches (an operator or fused group of the same lines) is divided by the steps
+    and rounded: a launch for all steps at once is none of a step, and a first step that differs changes nothing. Rolled
+    loops without a repeat in eager's record come last, because their steps are on different lines.
     """
     before = list(_dispatched(dispatches))
     found = [(run, _lines(before, run)) for run in _repetitions(fold(before))]
@@ -144,7 +144,7 @@ def loops(dispatches: Sequence[Dispatch], graph: GraphModule, ledger: Ledger) ->
 def formula(launches: int, loops: Sequence[tuple[int, int]]) -> str:
     """All launches of a model in terms of its loops, each given as launches a step and steps.
 
-    Loops of as many steps share one term; ``trip_names`` says what its name stands for.
+    Loops of equal trip count share one term, named by ``trip_names``.
 
     >>> formula(771, [(12, 64)]), formula(2, [(0, 64)]), formula(1160, [(12, 64), (1, 64), (3, 99)])
     ('3 + 12*T', '2', '31 + 13*T1 + 3*T2')
@@ -158,7 +158,7 @@ def formula(launches: int, loops: Sequence[tuple[int, int]]) -> str:
 
 
 def trip_names(trip_counts: Sequence[int]) -> dict[int, str]:
-    """The name of each number of steps in a formula.
+    """The name of each trip count in a formula.
 
     >>> trip_names([64, 64]), trip_names([64, 99])
     ({64: 'T'}, {64: 'T1', 99: 'T2'})
@@ -168,7 +168,7 @@ def trip_names(trip_counts: Sequence[int]) -> dict[int, str]:
 
 
 def _repetitions(parts: Folding) -> Iterator[Repeat]:
-    """The repetitions of a folding that are loops to their user; of nested ones the longer that holds most of them.
+    """The repetitions of a folding that users see as loops; of nested ones, the longer one with most of the entries.
 
     An encoder of two directions, or a stack of layers, repeats a whole loop over time.
     """
@@ -190,7 +190,7 @@ def _dispatched(dispatches: Sequence[Dispatch]) -> Iterator[_Launch]:
 
 
 def _launched(graph: GraphModule) -> Counter[_Launch]:
-    """Every launch of a graph, and how often: one operator, or fused groups of the same lines."""
+    """The number of each launch of a graph: an operator, or fused groups of the same lines."""
     launched: Counter[_Launch] = Counter()
     for node in graph.graph.nodes:
         if count := node_launches(node):
@@ -203,10 +203,10 @@ def _launched(graph: GraphModule) -> Counter[_Launch]:
 def _shared_out(
     launched: Counter[_Launch], found: Sequence[Found]
 ) -> Iterator[tuple[_Launch, int, Sequence[int], int]]:
-    """Each launch, how often, the loops (by number) it is part of, and how often in one step of them.
+    """Each launch, its count, the loops (by number) it belongs to, and its count in one of their steps.
 
-    Loops on the same lines (a function called twice) share what is left of those. A function that different loops call
-    has its lines in all of them: its launches are of the loops whose steps they are as many as.
+    Loops on the same lines (a function called twice) share the launches of these lines. A function that several loops
+    call has its lines in all of them: its launches belong to the loops whose steps divide their count best.
     """
     for launch, count in launched.items():
         owners = _owners(launch.lines, [lines for _, lines in found])
@@ -223,7 +223,7 @@ def _shared_out(
 
 
 def _owners(lines: frozenset[str], loops: Sequence[frozenset[str]]) -> list[int]:
-    """The numbers of the loops that ``lines`` are in: wholly, or else in part (a group that reaches out of a loop)."""
+    """The numbers of the loops that contain all ``lines``, else some of them (a group may reach out of a loop)."""
     inside = [number for number, others in enumerate(loops) if lines and lines <= others]
     return inside or [number for number, others in enumerate(loops) if lines & others]
 
@@ -249,7 +249,7 @@ def _kernels(graph: GraphModule, found: Sequence[Found]) -> tuple[dict[int, list
 
 
 def _loop_call(node: Node) -> Node:
-    """The call of the loop itself, where ``node`` calls one together with what is in front of it and behind it."""
+    """The inner call of the loop, if ``node`` calls one with prologue and epilogue; else ``node``."""
     module = called_module(node)
     return module.call if isinstance(module, LoopWithEnds) else node
 

@@ -1,10 +1,10 @@
-"""What launches take, measured: a few calls of eager and of fuse under torch's profiler, joined with a report's record.
+"""Measure launches: run some calls of eager and fuse under torch's profiler, and join them with a report's record.
 
     eager, some calls  ->  trace  ->  launches as captured, in order   ->  line, row of ``start``
     fuse, some calls   ->  trace  ->  fuse::KIND NAME at LINE          ->  line, row at the end, kernel
 
-Times are microseconds of one call, medians over the calls. The profiler's own clock lengthens short launches: they are
-for comparing lines and kernels with each other; ``fuse bench`` times whole calls.
+Times are microseconds of one call, medians over the calls. The profiler lengthens short launches, so that its times
+only compare lines and kernels with each other; ``fuse bench`` times whole calls.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from fuse.report.trace_launches import Launch, recording
 from fuse.report.trace_model import expected_launches
 
 CALLS, SECONDS = 10, 2.0
-"""So many calls are recorded of each side, or fewer where they would take longer."""
+"""The number of recorded calls of each side; fewer if they take too long."""
 _CALL = "fuse measure"
 
 Key = tuple[str, ...]
-"""What tells which launches may be which rows: line, and operator or kind."""
+"""Key that matches launches with rows: line, and operator or kind."""
 
 
 @dataclass(frozen=True)
 class Side:
     """One call of eager or of fuse, in microseconds, by the profiler's clock.
 
-    ``busy`` is what launches take, ``span`` from the first to the end of the last; ``rows`` are (id, microseconds) of
-    nodes. ``obstacle`` says why launches were not found to be those of the report.
+    ``busy`` is the time in launches, ``span`` the time from the first launch to the end of the last. ``rows`` are (id,
+    microseconds) of nodes. ``obstacle`` says why launches could not be matched with the report.
     """
 
     launches: int
@@ -58,9 +58,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Measured:
-    """Both sides of one model, by threads and number of calls.
+    """Measurements of eager (``before``) and fused (``after``), with the number of calls and threads.
 
-    ``libraries`` are bytes that eager's libraries held for themselves at most, where that was observed.
+    ``libraries``: the peak bytes that eager's libraries held for themselves, if observed.
     """
 
     calls: int
@@ -70,7 +70,7 @@ class Measured:
     libraries: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Totals, without lines and rows, which stand in the record."""
+        """Totals; the record has lines and rows."""
         sides = {name: getattr(self, name) for name in ("before", "after")}
         return {
             "calls": self.calls,
@@ -91,7 +91,7 @@ def measure(
     dispatches: Sequence[Dispatch],
     passes: Sequence[str] | None = None,
 ) -> tuple[Measured, dict[str, Any]]:
-    """Time copies of a call, eager and fused, and give the ``record`` of its report with times in it."""
+    """Time copies of a call, eager and fused; returns the times, and the ``record`` with times added."""
     sides: list[list[list[Launch]]] = []
     for fused in (False, True):
         own, own_args, own_kwargs = copy.deepcopy((model, args, dict(kwargs)))
@@ -104,7 +104,7 @@ def measure(
 
 
 def _recorded(call: Callable[[], Any]) -> list[list[Launch]]:
-    """The launches of each of some calls; the first ones, which compile and fill caches, are not among them."""
+    """The launches of each recorded call, without the first calls, which compile and fill caches."""
     with torch.no_grad(), tempfile.TemporaryDirectory(prefix="fuse-measure-") as folder:
         call()
         started = time.perf_counter()
@@ -162,7 +162,7 @@ def _fused(calls: Sequence[Sequence[Launch]], record: Mapping[str, Any]) -> Side
 
 
 def _base(name: str) -> str:
-    """``aten::add_`` and ``aten.add.Tensor`` are both ``add``: capture writes no operator that works in place."""
+    """``add`` for ``aten::add_`` and ``aten.add.Tensor``: captured graphs have no in-place operators."""
     parts = name.replace("::", ".").split(".")
     return parts[min(1, len(parts) - 1)].rstrip("_")
 
@@ -177,9 +177,9 @@ def _by_key(rows: Iterable[tuple[int, Key]]) -> dict[Key, list[int]]:
 def _assigned(
     calls: Sequence[Sequence[tuple[Launch, Key]]], rows: Mapping[Key, Sequence[int]]
 ) -> dict[int, list[float]]:
-    """Microseconds of each row in each call: launches and rows of one key in their order, again and again in a loop.
+    """Microseconds of each row in each call. Launches and rows of one key correspond in order, repeatedly in a loop.
 
-    Where their numbers do not fit, nobody can tell which is which, and none gets a time.
+    If the launches are no multiple of the rows, their order does not identify them, and no row gets a time.
     """
     times: dict[int, list[float]] = defaultdict(list)
     for call in calls:

@@ -33,7 +33,7 @@ COLOURS = {
 
 
 def colour(kind: str) -> Colour:
-    """The colour of a kind; kinds that came later look like ``other``.
+    """The colour of a kind; unlisted kinds have that of ``other``.
 
     >>> colour("gemm").border
     '#2f6db0'

@@ -1,4 +1,4 @@
-"""A plain SVG of a few lines over one logarithmic scale each way.
+"""A plain SVG of a few lines on two logarithmic axes.
 
     100 |        ___ eager
      10 |   ____/
@@ -6,7 +6,7 @@
         +------------
          16   64  256
 
-Nothing but text is needed to make it. Each line has its name at its end, so that no legend needs to be matched.
+It needs no plotting library. Each line has its name at its end, instead of a legend.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def plot(title: str, positions: Sequence[float], series: Mapping[str, Sequence[f
 
 
 def _share(value: float, low: float, high: float) -> float:
-    """Where ``value`` lies between two others, on a logarithmic scale."""
+    """Position of ``value`` between ``low`` (0) and ``high`` (1), on a logarithmic scale."""
     return math.log(value / low) / math.log(high / low) if high > low else 0.5
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Powers of ten around all figures; between them also 2 and 5 where that is few lines."""
+    """Powers of ten around all figures, and multiples of 2 and 5 if there are few lines."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1,) if last - first > 2 else (1, 2, 5)
     ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
@@ -76,7 +76,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _apart(places: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """Labels with heights moved down where they would cover each other."""
+    """Labels with their heights, moved down where they would overlap."""
     last = -math.inf
     for name, place in sorted(places.items(), key=lambda item: item[1]):
         last = max(place, last + LABEL_HEIGHT)
