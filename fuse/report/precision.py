@@ -2,8 +2,8 @@
 
 The CSV's columns have the names of the accuracy comparison of CANN 8 (Index, OpType, GroundTruth, DataType, Shape,
 OverFlow, CosineSimilarity, MaxAbsoluteError, RelativeEuclideanDistance: "Parameters in a Complete Model Comparison
-Result", hiascend.com, 2024); what it has no name for is named like these. The same with ``Isolated`` in front are
-errors of the operator alone.
+Result", hiascend.com, 2024). Further columns are named in the same style. Names that begin with ``Isolated`` are errors
+of the operator alone.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ COLUMNS = (
 
 
 def precision_table(report: PrecisionReport, target: str) -> RenderableType:
-    """Results, verdicts, the worst lines, and what to keep in float32."""
+    """Results, verdicts, the worst lines, and the operators to keep in float32."""
     return Group(*_sections(report, target))
 
 
 def precision_csv(report: PrecisionReport) -> str:
-    """Every operator of both graphs, a line each."""
+    """CSV with one line for each operator of both graphs."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -50,7 +50,7 @@ def precision_csv(report: PrecisionReport) -> str:
 
 
 def precision_page(report: PrecisionReport, target: str) -> str:
-    """One self-contained page: the verdicts and a table of all operators, marked where they err too much."""
+    """One self-contained page: the verdicts, and a table of all operators that marks those with too large errors."""
     from fuse.report.table import as_text
 
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
@@ -129,7 +129,7 @@ def _named(one: Operator) -> str:
 
 
 def _lines(chain: Chain) -> Iterator[RenderableType]:
-    """The lines with the largest propagated error, in the order in which they run."""
+    """The lines with the largest propagated errors, in program order."""
     lines: dict[str, list[Operator]] = {}
     for one in chain.operators:
         if one.source and "float" in one.dtype:
@@ -174,7 +174,7 @@ def _kept(report: PrecisionReport) -> Iterator[Text]:
 
 
 def _of_kernels(confirmed: Errors | None) -> str:
-    """The error of a run of the program, beside that of the rewritten graph in the first table."""
+    """The error of a run of the compiled program; the first table has that of the rewritten graph."""
     rounding = "which round less often than the operators of the tables above, run one by one"
     return f"the kernels, {rounding}, reach {_decibels(confirmed)} dB"
 

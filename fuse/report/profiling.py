@@ -18,7 +18,7 @@ from fuse.report.trace_report import BENCH
 def write_profile(path: Path, calls: Mapping[str, Callable[[], Any]]) -> None:
     """Call each once more under ``torch.profiler`` and write ``path`` (``.json`` or ``.json.gz``), whole or not at all.
 
-    Every call stands in an annotation that names it, which ``fuse trace`` tells apart.
+    Each call is inside an annotation with its name, by which ``fuse trace`` separates them.
     """
     if not path.name.endswith((".json", ".json.gz")):
         raise FuseError(f"--profile {path} writes a Chrome trace; end its name with .json or .json.gz")
@@ -48,7 +48,7 @@ def _activities() -> list[ProfilerActivity]:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Without what the profiler's library writes to stderr by itself, past Python."""
+    """Silence the profiler's library, which writes to stderr past Python."""
     kept = os.dup(2)
     nothing = os.open(os.devnull, os.O_WRONLY)
     try:

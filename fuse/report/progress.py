@@ -1,4 +1,4 @@
-"""Say what takes long, on stderr, once it has taken a second."""
+"""Name a long-running stage on stderr, once it has taken a second."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Read a graph for drawing: its operators in program order, where their data comes from, and what is grouped.
+"""Read a graph for drawing: its operators in program order, the sources of their data, and its groups.
 
     add --> tanh (both in a region)  -->  mul
     leaf 0  leaf 1                        leaf 2        entries: region (leaves 0 and 1), mul (leaf 2)
 
-Values are followed through the borders of fused groups and loops, through results read by number and through chains of
-views, so that arrows begin and end at operators. The body of a loop is read once; what carries a state uses the leaf
-that computes it in the step before, which comes later in the body.
+The reading follows values through fused groups and loops, indexed results and chains of views, so that arrows begin and
+end at operators. It reads the body of a loop once: a reader of a state uses the leaf that computes the state in the
+step before, which comes later in the body.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Entry:
-    """One node: the leaves ``start`` to ``stop``; several for a fused group or a loop, whose nodes are ``parts``.
+    """One node with the leaves ``start`` to ``stop``; a fused group or a loop has several, and its nodes as ``parts``.
 
     Entries with equal tokens look alike, and their leaves correspond by position.
     """
@@ -55,13 +55,13 @@ class Entry:
 
 @dataclass
 class LeafReading:
-    """The leaves of a graph: what each looks like, and which leaves' results it uses."""
+    """The leaves of a graph: the mark of each, and the leaves whose results it uses."""
 
     marks: list[Mark] = field(default_factory=list)
     uses: list[tuple[int, ...]] = field(default_factory=list)
 
 
-# Where a node's value comes from: leaves (none for a weight), or such a set for each of several results.
+# The sources of a node's value: leaves (none for a weight), or leaves for each of several results.
 Leaves = tuple[int, ...]
 Origin = Leaves | tuple[Leaves, ...]
 
@@ -126,7 +126,7 @@ class _Level:
         return tuple(dict.fromkeys(leaves))
 
     def leaves(self, value: object) -> Leaves:
-        """The leaves a value comes from, all of them where it has several results."""
+        """The source leaves of a value, all of them if it has several results."""
         if not isinstance(value, Node):
             return ()
         return tuple(leaf for part in self.origins[value] for leaf in (part if isinstance(part, tuple) else (part,)))
@@ -160,7 +160,7 @@ class _Level:
             self.add(node, _sort(target), short_name(target), self.used_by(node))
 
     def _add_view(self, node: Node) -> None:
-        """A view; one that only looks at another view is drawn together with it, and one of a weight not at all."""
+        """Add a view: a view of a view joins its mark, and a view of a weight is not drawn."""
         uses = self.used_by(node)
         base = node.all_input_nodes[0] if node.all_input_nodes else None
         if not uses:
@@ -181,7 +181,7 @@ class _Level:
         self.views[node] = place
 
     def _add_region(self, node: Node, region: object) -> None:
-        """A fused group, or a loop with its ends; its results come from the operators inside that compute them."""
+        """A fused group, or a loop with prologue and epilogue; its results come from operators inside."""
         assert isinstance(region, GraphModule)
         start = len(self.reading.marks)
         inside = self._read_inside(region, [self.leaves(argument) for argument in node.args])
@@ -193,20 +193,20 @@ class _Level:
         start = len(self.reading.marks)
         operands = [self.leaves(argument) for argument in node.args]
         carries = loop.spec.carries
-        # A state is read before it is computed. Until the body is read, a negative number stands for it.
+        # The body reads a state before it computes it. Until the body is read, a negative number represents the state.
         inside = self._read_inside(loop.body, [(-1 - i,) for i in range(carries)] + operands[carries:])
         results = [inside.leaves(value) for value in outputs_of(loop.body.graph)]
         begun = [first + later for first, later in zip(operands, results[:carries], strict=False)]
         uses = self.reading.uses
         uses[start:] = [_with_states(leaves, begun) for leaves in uses[start:]]
-        # After the last step, states are what steps computed; only one that is never computed is what it was at first.
+        # After the last step, states come from steps; a state that is never computed keeps its initial value.
         self.origins[node] = tuple(_with_states(r, results) or _with_states(r, begun) for r in results)
         steps = loop.trip_count
         label = f"loop x {steps:,}: {self._operators_from(start) * steps:,} -> {node_launches(node):,}"
         self._add_box(node, "loop", label, start, inside)
 
     def _read_inside(self, body: GraphModule, operands: Sequence[Leaves]) -> _Level:
-        """The graph inside a node, whose placeholders come from ``operands``."""
+        """Read the graph inside a node; ``operands`` are the sources of its placeholders."""
         inside = _Level(self.reading)
         inside.origins.update(zip(body.graph.find_nodes(op="placeholder"), operands, strict=True))
         inside.read_body(body)
@@ -237,7 +237,7 @@ def _with_states(leaves: Leaves, results: Sequence[Leaves]) -> Leaves:
 
 
 def _sort(target: object) -> str:
-    """The kind of an operator; what launches nothing looks like a view."""
+    """The kind of an operator; one without launches has the kind of a view."""
     if not isinstance(target, OpOverload):
         return "other"
     known = ops.info(target)

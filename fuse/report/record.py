@@ -26,7 +26,7 @@ from fuse.rewrite.ledger import Ledger
 
 
 def record_of(ledger: Ledger, dispatches: Sequence[Dispatch], graph: GraphModule) -> dict[str, Any]:
-    """The ``record`` of a report: of a run of the passes that was recorded, and the graph it left."""
+    """The ``record`` of a report, from a recorded run of the passes and the resulting ``graph``."""
     assert ledger.recording is not None
     writer = _Writer(ledger.recording)
     start = [writer.made(made) for made in ledger.recording.start.made]
@@ -47,7 +47,7 @@ def record_of(ledger: Ledger, dispatches: Sequence[Dispatch], graph: GraphModule
 
 
 def _inputs(graph: GraphModule) -> dict[str, str]:
-    """What each input of the graph stands for, by name of its node."""
+    """The meaning of each input of the graph, by name of its node."""
     signature = graph.meta.get("signature")
     nodes = graph.graph.find_nodes(op="placeholder")
     specs = signature.inputs if signature else ()
@@ -55,7 +55,7 @@ def _inputs(graph: GraphModule) -> dict[str, str]:
 
 
 class _Writer:
-    """Rows, deltas and candidates as plain values; the places that they name are collected."""
+    """Converts rows, deltas and candidates to plain values, and collects their places."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -75,7 +75,7 @@ class _Writer:
         return self._known[source, module]
 
     def files(self) -> dict[str, str]:
-        """The text of the user's files, by path, as far as they can be read."""
+        """The text of the user's readable files, by path."""
         for path in self._paths:
             linecache.checkcache(path)
         texts = {path: "".join(linecache.getlines(path)) for path in self._paths if path}
@@ -86,7 +86,7 @@ class _Writer:
         return {"id": made.id, **inside, **self._values({**_shallow(made.row)})}
 
     def _values(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Fields of a row, without those that say nothing."""
+        """Fields of a row, without empty ones."""
         source = values.pop("source", "")
         if values.get("called") is not None:
             values["called"] = asdict(values["called"])
@@ -94,7 +94,7 @@ class _Writer:
         return {**said, "at": self.place(source)} if source else said
 
     def rewrites(self, ledger: Ledger) -> Iterator[dict[str, Any]]:
-        """Every delta; those with a number with what the ledger says of them."""
+        """Every delta; a numbered one with the ledger's entry for its rewrite."""
         fired = {one.number: one for one in ledger.rewrites[len(ledger.rewrites) - self._count() :]}
         first = min(fired, default=1) - 1  # rewrites of an earlier run, before gradients were taken
         for delta in self.recording.deltas:
@@ -119,7 +119,7 @@ class _Writer:
         return {name: value for name, value in values.items() if value}
 
     def _different(self, different: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields that are different now, also those that say nothing any more."""
+        """Changed fields, including those that are empty now."""
         values = dict(different)
         if "source" in values:
             values["at"] = self.place(values.pop("source"))
@@ -137,7 +137,7 @@ class _Writer:
             yield {"pass": name, "pattern": pattern, "reason": reason, "candidates": candidates}
 
     def kernels(self, listed: Sequence[Listed]) -> Iterator[dict[str, Any]]:
-        """Every generated kernel with the nodes that call it, those that it computes, and their lines."""
+        """Every generated kernel, with the nodes that call it, the nodes that it computes, and their lines."""
         by_name = {
             (graph, self.final.rows[node].name): node
             for graph in self.final.graphs()
@@ -174,7 +174,7 @@ class _Writer:
     def lines(
         self, before: Iterator[CountedCall], after: Iterator[CountedCall], listed: Sequence[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """Every line with what it costs before and after, its nodes in the captured graph, and its kernels."""
+        """Every line with its costs before and after, its nodes in the captured graph, and its kernels."""
         costs = [_by_line(calls) for calls in (before, after)]
         nodes: dict[str, list[int]] = {}
         for made in self.recording.start.made:
@@ -201,7 +201,7 @@ class _Writer:
 
 
 def _shallow(row: Row) -> dict[str, Any]:
-    """The fields of a row, without copies of what is in them."""
+    """The fields of a row, not copied."""
     return dict(vars(row))
 
 

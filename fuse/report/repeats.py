@@ -2,8 +2,8 @@
 
     a b c b c b c d      ->      a (b c) x 3 d
 
-An unrolled loop leaves its body many times in program order. Comparing tokens (operator, shape, user line) is enough to
-show it to a reader; proving that the steps may be rolled into a loop again is a stricter question, asked elsewhere.
+An unrolled loop repeats its body in program order. Equal tokens (operator, shape, user line) are enough to show the
+repeats to a reader; :mod:`fuse.loops.rolling` proves that the steps may be rolled.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def runs(folding: Folding) -> Iterator[Repeat]:
 
 
 def representatives(folding: Folding, length: int) -> list[int]:
-    """For each of ``length`` positions the position that stands for it: its place in the first step of its run.
+    """For each of ``length`` positions, the corresponding position in the first step of its repeat.
 
     >>> representatives(fold("abcbcbcd"), 8)
     [0, 1, 2, 1, 2, 1, 2, 7]

@@ -1,10 +1,11 @@
-"""Time a model at several lengths, and say launches and milliseconds in terms of the length.
+"""Time a model at several lengths, and fit launches and milliseconds as functions of the length.
 
-    --scan T=16:64:x2     T = 16, 32, 64: the constant set, the file loaded anew, timed like any other
+    --scan T=16:64:x2     T = 16, 32, 64: sets the constant, loads the file again, and times it
     launches  eager       51  195  387  771     ->    3 + 12*T
               fused        2    2    2    2     ->    2 +  0*T
 
-A fit minimises relative errors: in absolute ones, the longest length alone would decide, and what is fixed would drown.
+A fit minimises relative errors. With absolute ones, the longest length alone would decide, and fixed costs would
+vanish.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Fit:
-    """``fixed + each * T``; ``misfit`` is the largest relative error of it."""
+    """The line ``fixed + each * T``; ``misfit`` is its largest relative error."""
 
     fixed: float
     each: float
@@ -49,7 +50,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class ScanReport:
-    """What was measured at each value, and the fits: of observed ``launches`` and of ``milliseconds``, by contender."""
+    """The measurements at each value, and fits of observed ``launches`` and of ``milliseconds``, by contender."""
 
     scan: Sweep
     reports: tuple[BenchReport, ...]
@@ -57,7 +58,7 @@ class ScanReport:
     milliseconds: Mapping[str, Fit]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values: under ``cases`` that of each value, as ``fuse bench`` without a scan has it."""
+        """The report as plain values; ``cases`` has the report of each value, as from ``fuse bench`` without a scan."""
         cases = zip(self.scan.values, self.reports, strict=True)
         return {
             "schema_version": 1,
@@ -94,7 +95,7 @@ def parse_scan(text: str) -> Sweep:
 
 
 def fit(lengths: Sequence[int], figures: Sequence[float]) -> Fit:
-    """The line through positive ``figures`` that has the least squares of relative errors.
+    """The line through positive ``figures`` with the least squares of relative errors.
 
     >>> fit([16, 64, 256], [195, 771, 3075])
     Fit(fixed=3.0, each=12.0, misfit=0.0)
@@ -105,7 +106,7 @@ def fit(lengths: Sequence[int], figures: Sequence[float]) -> Fit:
     level = sum(w * y for w, y in zip(weights, figures, strict=True)) / total
     spread = sum(w * (x - middle) ** 2 for w, x in zip(weights, lengths, strict=True))
     pairs = zip(weights, lengths, figures, strict=True)
-    # Twelve digits: launches are whole numbers and shall look like it.
+    # Twelve digits: fits of launches become whole numbers.
     each = round(sum(w * (x - middle) * (y - level) for w, x, y in pairs) / spread, 12)
     fixed = round(level - each * middle, 9)
     errors = [abs(fixed + each * x - y) / y for x, y in zip(lengths, figures, strict=True)]
@@ -113,7 +114,7 @@ def fit(lengths: Sequence[int], figures: Sequence[float]) -> Fit:
 
 
 def scan(values: Sweep, measure: Callable[[int], BenchReport]) -> ScanReport:
-    """Measure at each value in turn; ``measure`` loads the model as it is with that value."""
+    """Measure at each value in turn; ``measure`` loads the model with that value."""
     reports = tuple(measure(value) for value in values.values)
     milliseconds = {name: [report.timings[name].milliseconds.median for report in reports] for name in _names(reports)}
     launches = {
@@ -129,7 +130,7 @@ def scan(values: Sweep, measure: Callable[[int], BenchReport]) -> ScanReport:
 
 
 def scan_table(report: ScanReport) -> RenderableType:
-    """Figures by value, then the lines through them; launches are those observed."""
+    """Figures by value, then the fits; launches are observed."""
     name, values, reports = report.scan.name, report.scan.values, report.reports
     names = _names(reports)
     rows = [

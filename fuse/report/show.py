@@ -1,6 +1,6 @@
-"""A model's launches before and after the passes, predicted: the model is not run and no weight is allocated.
+"""Predict a model's launches before and after the passes, without a run and without memory for weights.
 
-model -> capture -> count what eager dispatched -> passes -> count the graph that is left -> Report
+model -> capture -> count eager's dispatches -> passes -> count the resulting graph -> Report
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True)
 class LineLaunches:
-    """The launches that one line of the user's costs."""
+    """The launches of one user line."""
 
     source: str
     before: int
@@ -62,18 +62,17 @@ class Report:
     """Result of ``show``. All counts are predicted from the graph for the device profile ``device``.
 
     ``lines`` are the user's lines, the one with most launches first. ``graph`` is the captured graph after the passes,
-    and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``. In training ``backward``
-    is the same of the backward pass, which is captured with the forward pass; None where nothing needs gradients.
+    and ``ledger`` their full record; ``seconds`` has the time of ``capture`` and ``passes``. In training, ``backward``
+    is the report of the backward pass, which is captured with the forward pass; None if nothing needs gradients.
     ``optimizer`` has the launches of a step of torch's optimizers for the parameters that get gradients, by optimizer
-    and way (``loop``, ``foreach``, ``fused``); the passes do not change them. ``step_memory`` is what the whole step
-    holds at most, before and after, and how much of the latter is kept from the forward to the backward pass.
-    ``reads`` are the values that ``forward`` reads, by line, and what of them the graph is made for. ``fallbacks`` say
-    why the call runs eager, where it does: then nothing is left to count but what eager launches.
+    and implementation (``loop``, ``foreach``, ``fused``); the passes do not change them. ``step_memory`` has the peak
+    bytes of the whole step, before and after, and the bytes saved from the forward to the backward pass.
+    ``reads`` are the values that ``forward`` reads, by line, and the values for which the graph is valid. ``fallbacks``
+    say why the call runs eager, if it does: then only eager's launches are counted.
     ``casts`` are the lines that change dtypes, the one that moves most bytes first.
-    ``held`` says what holds the peak memory after the passes, in bytes.
-    ``record`` has every node, rewrite, candidate and kernel, where it was asked for (``docs/report.md``).
-    ``measured`` is what launches of a call took, and ``compiled`` what ``torch.compile`` made of it, where that was
-    asked for.
+    ``held`` splits the peak memory after the passes by its holder, in bytes.
+    ``record`` has every node, rewrite, candidate and kernel, if asked for (``docs/report.md``). If asked for,
+    ``measured`` has the time of each launch of a call, and ``compiled`` the result of ``torch.compile``.
     """
 
     target: str
@@ -101,7 +100,7 @@ class Report:
 
     @property
     def launches_after(self) -> int:
-        """All launches after the passes, those of the backward pass included."""
+        """All launches after the passes, including the backward pass."""
         return self.after.launches + (self.backward.launches_after if self.backward else 0)
 
     @property
@@ -168,8 +167,7 @@ class Report:
     def draw(self, path: str | Path) -> tuple[Path, ...]:
         """Draw the graphs before and after side by side into ``path`` (.dot, .svg or .html).
 
-        Returns the files that were written. Raises ``FuseError`` for another suffix and for a file that cannot be
-        written.
+        Returns the written files. Raises ``FuseError`` for another suffix and for a file that cannot be written.
         """
         from fuse.report.draw import draw
 
@@ -193,21 +191,22 @@ def show(
     """Count the kernel launches of ``model(*args, **kwargs)`` before and after the passes.
 
     Args:
-        model: captured as it is, on real or fake tensors; it is not changed. Values are computed, from real tensors,
-            only where ``forward`` reads some; what cannot be captured is counted while a copy of the call runs.
+        model: a module with real or fake tensors, which is not changed. If ``forward`` reads values, these are
+            computed from real tensors. A call that cannot be captured is counted while a copy of it runs.
+        args, kwargs: the arguments of one call; their shapes and dtypes determine the counts.
         passes: names of the passes to run; by default all that are enabled.
-        device: the profile for which small operators are predicted and time is
-            modelled (``cpu``, ``v100``, ``ascend910``, ``h200``).
-        train: capture the call in training mode (dropout and the like) with its gradients, then restore the mode; the
-            report's ``backward`` is that of the backward pass, ``optimizer`` what optimizers launch after it.
+        device: the device profile that predicts small operators and models time (``cpu``, ``v100``, ``ascend910``,
+            ``h200``).
+        train: capture the call in training mode (dropout and the like) with its gradients, then restore the mode. The
+            report's ``backward`` has the backward pass, ``optimizer`` the launches of optimizers.
         fuel: stop after this many rewrites.
-        target: what the report calls the model; by default its class.
-        record: keep every rewrite and every candidate in the report's ``record``, which takes about as long again.
-        measure: run copies of the call, eager and fused, and say what each line and kernel took; implies ``record``.
-        against: ``("compile",)`` runs ``torch.compile`` on a copy of the call, and tells what it did not fuse.
+        target: the name of the model in the report; by default its class.
+        record: keep every rewrite and every candidate in the report's ``record``, in about twice the time.
+        measure: run copies of the call, eager and fused, and time each line and kernel; implies ``record``.
+        against: ``("compile",)`` runs ``torch.compile`` on a copy of the call, and lists the pairs it did not fuse.
 
     Raises:
-        NoData: ``forward`` reads values, or cannot be captured, and tensors are fake; or the call is to be run.
+        NoData: tensors are fake, but ``forward`` reads values, the call cannot be captured, or it must run.
         FuseError: the model fails in eager too, or a pass or the device is unknown.
 
     >>> report = show(nn.Linear(3, 2), (torch.zeros(4, 3),))
@@ -237,7 +236,7 @@ def show(
             halves = _as_eager(model, args, kwargs or {}, train)
         except NoData:
             raise NoData(str(why)) from why
-        except Exception:  # what fails in eager too has been said
+        except Exception:  # the failure in eager has been reported
             raise why from why.__cause__
         return _report_of_eager(halves, profile, passes, str(why), target or type(model).__name__, record)
     seconds = time.perf_counter() - started
@@ -276,7 +275,7 @@ def show(
 
 
 def _check_running(measure: bool, against: Sequence[str], train: bool, fuel: int | None, device: str) -> None:
-    """Raise ``FuseError`` for what cannot be asked of a report whose model is run."""
+    """Raise ``FuseError`` for flags that do not fit a report that runs the model."""
     unknown = [peer for peer in against if peer != "compile"]
     if unknown:
         raise FuseError(f"no peer {unknown[0]!r} to show; there is compile (fuse bench times others)")
@@ -289,7 +288,7 @@ def _check_running(measure: bool, against: Sequence[str], train: bool, fuel: int
 def _as_eager(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], train: bool
 ) -> tuple[GraphModule, GraphModule | None]:
-    """What a copy of the call dispatches when it runs eager, forward and backward."""
+    """The dispatches of an eager run of a copy of the call, forward and backward."""
     from fuse.report.as_eager import graphs_of_eager, has_data
 
     if not has_data(model, args, kwargs):
@@ -306,7 +305,7 @@ def _report_of_eager(
     name: str,
     record: bool,
 ) -> Report:
-    """The report of a call that runs eager: nothing changes."""
+    """The report of a call that runs eager, equal before and after."""
 
     def unchanged(half: GraphModule, label: str) -> Report:
         report = _Half(half, half, profile, passes, 0, 0.0, record).report(label, profile.name)
@@ -327,7 +326,7 @@ def _trained(joint: Joint) -> list[torch.dtype]:
 
 
 class _Half:
-    """A captured graph on its way through the passes, forward or backward; ``eager`` is the same as eager runs it."""
+    """A captured graph during the passes, forward or backward; ``eager`` is the graph of eager's run."""
 
     def __init__(
         self,
@@ -351,7 +350,7 @@ class _Half:
         self.seconds = {"capture": captured, "passes": time.perf_counter() - started}
 
     def report(self, target: str, device: str) -> Report:
-        """What the passes made of the graph, as it is now."""
+        """The report of the graph in its present state."""
         peak = peak_of_program(self.graph)
         return Report(
             target=target,
@@ -381,7 +380,7 @@ def _lines(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[LineLau
 
 @contextmanager
 def _training(model: nn.Module) -> Iterator[None]:
-    """Training mode, and afterwards each submodule's own mode again (some may be frozen on purpose)."""
+    """Set training mode; restore each submodule's own mode afterwards (some may be frozen on purpose)."""
     modes = [(module, module.training) for module in model.modules()]
     model.train()
     try:

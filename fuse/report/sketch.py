@@ -5,9 +5,8 @@
     ...                             |             | tanh mul  |  |
                                     +-----------------------------+
 
-The same sketch is laid out by Graphviz (``dot.py``) and, without it, by ``layered.py``. Weights and the views of them
-are left out: every operator that has a weight says so by its name, and the arrows would hide the data's path. Views
-that follow each other are one mark.
+Graphviz lays the sketch out (``dot.py``) or, without it, ``layered.py``. Weights and views of them are left out: an
+operator's name tells that it has a weight, and the arrows would hide the data's path. Consecutive views are one mark.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """Data from one mark to another; ``carried`` when it goes to the next step of a repetition, against the order."""
+    """Data from one mark to another; ``carried`` if it goes to the next step of a repetition, against the order."""
 
     start: int
     stop: int
@@ -51,7 +50,7 @@ class Sketch:
 
 
 def sketch(graph: GraphModule, limit: int = READABLE_NODES) -> Sketch:
-    """What to draw of a captured graph, before or after passes, in time proportional to its size.
+    """The sketch of a captured graph, before or after passes, in time proportional to its size.
 
     Stretches that repeat are drawn once. If more than ``limit`` marks remain, the operators of one kind in one user
     line become one mark, and if that is still too many, the operators of one name.
@@ -108,7 +107,7 @@ def boxes_of(parts: Iterable[int | Box]) -> Iterator[Box]:
 
 
 def _arrange(entries: Sequence[Entry], reading: LeafReading, chosen: dict[int, int]) -> tuple[int | Box, ...]:
-    """Boxes and marks for ``entries`` with repeats folded; ``chosen`` learns which leaf is drawn for each leaf."""
+    """Boxes and marks for ``entries``, repeats folded; ``chosen`` gets the drawn leaf for each leaf."""
     folding = fold([entry.token for entry in entries])
     stands_for = representatives(folding, len(entries))
     boxes: dict[int, int | Box] = {}

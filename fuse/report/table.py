@@ -1,4 +1,4 @@
-"""Reports as aligned text: figures in columns, predicted or observed said, the next useful command at the end."""
+"""Reports as aligned text: figures in columns, marked as predicted or observed; the next command at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fuse.report.measured import Measured
 
 WIDTH = 110
-"""What a report is for where no device is named."""
+"""The device of a report by default."""
 
 TOP_LINES = 6
 TOP_LOOPS = 4
@@ -34,11 +34,11 @@ _GUARDED = {
     "size": "its size",
     "none": "any value: computed in each call",
 }
-"""What of a value that is read the graph is made for."""
+"""The values for which the graph is valid, by kind of a read value."""
 
 
 def report_table(report: Report) -> RenderableType:
-    """Everything ``show`` found, in the order in which a reader asks for it."""
+    """The whole report, the most important tables first."""
     return Group(*_separated(_sections(report)))
 
 
@@ -205,7 +205,7 @@ def _host_stage(host: HostStage) -> Iterator[RenderableType]:
 
 
 def _lines(report: Report) -> Table:
-    """Launches of the lines that have most, with what was measured of them, and what ``torch.compile`` launches."""
+    """The lines with the most launches, with measured times and launches of ``torch.compile``, if any."""
     titles, made = ["launches by line", "before", "after"], report.compiled
     if made:
         titles.append("torch.compile")
@@ -237,7 +237,7 @@ def _measured(measured: Measured) -> Iterator[RenderableType]:
 
 
 def _compiled(made: TorchCompiled) -> Iterator[RenderableType]:
-    """What ``torch.compile`` launches, where it broke the graph, and what it did not fuse."""
+    """The launches of ``torch.compile``, its graph breaks, and the pairs it did not fuse."""
     if made.obstacle:
         yield Text(f"torch.compile failed: {made.obstacle}")
         return
@@ -253,7 +253,7 @@ def _compiled(made: TorchCompiled) -> Iterator[RenderableType]:
 
 
 def _loops(report: Report) -> Iterator[RenderableType]:
-    """The loops' launches as figures and as a formula, then what became of each loop; equal ones are said once."""
+    """The loops' launches as figures and as a formula, then the result for each loop; equal loops appear once."""
     if not report.loops:
         return
     rows = [
@@ -275,7 +275,7 @@ def _loops(report: Report) -> Iterator[RenderableType]:
 
 
 def _facts(loop: Repetition) -> Iterator[list[str]]:
-    """Result for one loop, one fact a line."""
+    """The result for one loop, one fact for each row."""
     facts = [("runs as", _how(loop))]
     for rolled in dict.fromkeys(loop.rolled):
         if len(loop.rolled) > 1:
@@ -294,7 +294,7 @@ def _facts(loop: Repetition) -> Iterator[list[str]]:
 
 
 def _how(loop: Repetition) -> str:
-    """The runner of a loop's steps."""
+    """How a loop's steps run: as kernels, programs, or one after another."""
     kernels = sum(not rolled.launches for rolled in loop.rolled)
     programs = len(loop.rolled) - kernels
     said = ["one kernel for all steps" if kernels == 1 else f"{kernels:,} kernels for all steps"] if kernels else []

@@ -2,8 +2,8 @@
 
     round 1:  a b c      round 2:  b c a      round 3:  c a b      ...
 
-Whatever else the machine does in a moment falls on all of them alike, so that the ratios of one round are worth more
-than times taken one after the other. A sample is as many calls as the clock needs.
+Other load on the machine affects all functions of a round alike, so that ratios within a round are more reliable than
+times taken one after the other. A sample is as many calls as the clock needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MINIMUM_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Quartiles:
-    """The median of some figures, with the quarter points below and above it."""
+    """The median of some figures, with the lower and upper quartiles."""
 
     lower: float
     median: float
@@ -45,8 +45,8 @@ def quartiles(figures: list[float]) -> Quartiles:
 def interleaved(functions: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
     """Seconds of one call of each function, sampled in rounds for about ``seconds`` times their number.
 
-    Every function must have been called before: a first call is another measurement. Position ``i`` of every list is of
-    the same round. At least five rounds are made, however long they take.
+    Every function must have been called before: first calls are measured separately. Position ``i`` of every list
+    belongs to the same round. At least five rounds are made, however long they take.
 
     >>> samples = interleaved({"quick": lambda: None, "other": lambda: None}, seconds=0.02)
     >>> len(samples["quick"]) == len(samples["other"]) >= 5

@@ -2,8 +2,8 @@
 
     {"ph": "X", "cat": "cpu_op", "name": "aten::addmm", "ts": 1.5, "dur": 3.0, "args": {...}}   ->   Event
 
-A trace of a training run has hundreds of megabytes. It is decoded event by event from a stream, so that memory holds
-what is asked of the events and no more, and time grows with the file.
+A trace of a training run has hundreds of megabytes. A stream decodes it event by event, so that memory holds only the
+needed fields, and time is linear in the file's size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that took ``duration`` microseconds from ``start`` on, in a thread or on a stream (``where``).
+    """An event of ``duration`` microseconds that begins at ``start``, in a thread or on a stream (``where``).
 
     ``correlation`` is the number that a launch on a device shares with the operator that made it (``External id``).
     """
@@ -41,12 +41,12 @@ class Event:
 
     @property
     def end(self) -> float:
-        """When it was over."""
+        """The time of its end, in microseconds."""
         return self.start + self.duration
 
 
 def events(path: Path) -> Iterator[Event]:
-    """The events of a trace, in the order of the file; ``FuseError`` for a file that is none."""
+    """The events of a trace, in the order of the file; ``FuseError`` for a file that is no trace."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if _is_gzip(path) else open(path, encoding="utf-8") as stream:
             for raw in _objects(stream, path):
@@ -63,7 +63,7 @@ def _is_gzip(path: Path) -> bool:
 
 
 def _event(raw: Any) -> Event | None:
-    """What a complete event (``ph`` X) of a kind that is asked for says."""
+    """A complete event (``ph`` X) of a needed category, or None."""
     if not isinstance(raw, dict) or raw.get("ph") != "X" or raw.get("cat") not in _KEPT:
         return None
     args = raw.get("args") or {}
@@ -82,7 +82,7 @@ def _objects(stream: IO[str], path: Path) -> Iterator[Any]:
     decode = json.JSONDecoder().raw_decode
     buffer = stream.read(_CHUNK)
     at = _first(buffer)
-    while at is None:  # what stands before the events may be long
+    while at is None:  # the text before the events may be long
         more = stream.read(_CHUNK)
         if not more:
             raise FuseError(f"{path} is no Chrome trace: it has no traceEvents; write one with torch.profiler")
@@ -109,7 +109,7 @@ def _objects(stream: IO[str], path: Path) -> Iterator[Any]:
 
 
 def _first(buffer: str) -> int | None:
-    """Where the first event begins."""
+    """The position of the first event."""
     if buffer.lstrip()[:1] == "[":
         return buffer.index("[") + 1
     key = buffer.find('"traceEvents"')

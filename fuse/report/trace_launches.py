@@ -1,13 +1,13 @@
-"""The launches of a trace: which operators and kernels ran, of which kind, and where the user's code asked for them.
+"""The launches of a trace: operators and kernels, with their kinds and user lines.
 
     forward (user's function)             line
-      aten::linear        composite       no launch, look inside
+      aten::linear        composite       no launch; its inner operators count
         aten::t           view            no launch
         aten::addmm       gemm            one launch; what it calls inside is part of it
       fuse::loop NAME at model.py:38      one launch of kind loop
 
 On a processor an operator is a launch, as in ``fuse show``'s *before*. Where the trace has kernels of a device, those
-are the launches, and the operator around each says its kind; a kernel that no operator is known of is told by its name.
+are the launches. The operator around a kernel gives its kind; without a known operator, the kernel's name does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIBRARY = re.compile(
     r"^(<|nn\.Module: )|(^|/)(torch|fuse|lib/python3[.\d]*|site-packages)/"
     r"|^(runpy|threading)\.py|(^|/)c[a-z2-7]{51}\.py"
 )
-"""Python functions that are no user's: of libraries, and of the files that torch.compile generates, named by a hash."""
+"""Python functions that are not the user's: those of libraries, and of torch.compile's files, named by a hash."""
 _FUNCTION = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)$")
 _BY_NAME: tuple[tuple[str, ops.Kind], ...] = (
     ("fprop|dgrad|wgrad|convolve|conv2d|conv3d|winograd|im2col|[sh]cudnn_", "convolution"),
@@ -42,7 +42,7 @@ _BY_NAME: tuple[tuple[str, ops.Kind], ...] = (
     ("memcpy|memset|copy|cat|index|gather|scatter|transpose|embedding|fill|nchwtonhwc|nhwctonchw", "movement"),
     ("elementwise|triton_poi_|pointwise|vectorized|multi_tensor_apply", "pointwise"),
 )
-"""What the names of kernels on devices say, the first that fits; of libraries' kernels there is no list."""
+"""Kinds by the names of kernels on devices, the first match counts; libraries publish no list of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class Launch:
 
     @property
     def end(self) -> float:
-        """When it was over."""
+        """The time of its end, in microseconds."""
         return self.start + self.duration
 
 
 @dataclass(frozen=True)
 class TraceRecording:
-    """What is read from a trace: launches in the order of time, the user's annotations, and time spent launching."""
+    """The contents of a trace: launches in order of time, the user's annotations, and microseconds spent launching."""
 
     launches: tuple[Launch, ...]
     annotations: tuple[Event, ...]
@@ -75,7 +75,7 @@ class TraceRecording:
 
 @dataclass(frozen=True)
 class _Known:
-    """What the name of an operator says: look inside it, or count its launches."""
+    """Facts by an operator's name: whether its inner operators count, or how many launches it has."""
 
     inside: bool
     kind: ops.Kind = "other"
@@ -113,7 +113,7 @@ def recording(events: Iterable[Event]) -> TraceRecording:
 
 
 def _of_thread(happened: list[Event], owners: dict[int, Launch]) -> Iterator[Launch]:
-    """Walk the nested events of a thread; ``owners`` learns which launch each operator is part of."""
+    """Walk the nested events of a thread; adds the launch that contains each operator to ``owners``."""
     happened.sort(key=lambda event: (event.start, -event.duration))
     functions: list[tuple[float, str]] = []
     lines: list[tuple[float, str]] = []
@@ -147,7 +147,7 @@ def _of_thread(happened: list[Event], owners: dict[int, Launch]) -> Iterator[Lau
 
 
 def _of_device(event: Event, owners: dict[int, Launch]) -> Launch:
-    """A kernel on a device: of the kind of its operator, else of what its name says."""
+    """A kernel on a device, with the kind of its operator, else the kind by its name."""
     owner = owners.get(event.correlation) if event.correlation is not None else None
     moves = event.category != "kernel"
     kind = "movement" if moves else owner.kind if owner is not None and owner.known else kind_of_kernel(event.name)
@@ -158,7 +158,7 @@ def _of_device(event: Event, owners: dict[int, Launch]) -> Launch:
 
 
 def kind_of_kernel(name: str) -> ops.Kind | None:
-    """What the name of a kernel on a device says of its kind.
+    """The kind of a device kernel by its name, or None.
 
     >>> kind_of_kernel("void at::native::vectorized_elementwise_kernel<4, at::native::tanh_kernel_cuda>")
     'pointwise'
@@ -176,7 +176,7 @@ def _own(kind: str) -> _Known:
 
 @cache
 def _operator(name: str) -> _Known:
-    """What is known of the operator of this name, as the profiler spells it, without its overload."""
+    """Facts of the operator with this name, in the profiler's spelling, without its overload."""
     if _GENERATED.search(name):
         return _Known(False, "region")
     namespace, _, base = name.partition("::")

@@ -1,8 +1,7 @@
-"""The calls of a model, found in a trace of it, with the user's lines and what fuse's passes would make of them.
+"""Find a model's calls in a trace, with the user's lines and the launches after fuse's passes.
 
-A trace of torch knows the function that an operator was called from, not the line. Capture knows the lines, and lists
-the operators in the order in which eager runs them: where the same operators follow one another in the trace, the
-lines are those of the capture.
+A trace of torch has the function that called an operator, not the line. Capture has the lines, and the operators in
+eager's order. Where the same sequence of operators occurs in the trace, the lines are those of the capture.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fuse.rewrite.pipeline import run_passes
 
 
 def matched(launches: Sequence[Launch], model: LoadedModel, target: str = "") -> tuple[Rewritten, tuple[Launch, ...]]:
-    """What fuse makes of the calls of ``model`` among the launches, and the launches with the lines of those calls."""
+    """The launches of ``model`` before and after the passes, and ``launches`` with the lines of its calls."""
     graph = capture(model.model, model.args, model.kwargs)
     expected = expected_launches(graph.meta["signature"].dispatches)
     names = [name for name, _ in expected]
@@ -45,7 +44,7 @@ def expected_launches(dispatches: Sequence[Dispatch]) -> list[tuple[str, str]]:
 
 
 def _occurrences(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Where ``wanted`` begins in ``names``, without overlap; by a search over bytes, each name being eight of them."""
+    """The positions of ``wanted`` in ``names``, without overlap, by a search over bytes (eight for each name)."""
     numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
     if not wanted or any(name not in numbers for name in wanted):
         return []
@@ -60,7 +59,7 @@ def _occurrences(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
 
 
 def _obstacle(expected: Sequence[tuple[str, str]], launches: Sequence[Launch]) -> str:
-    """Where the best beginning of a call in the trace ends to be one."""
+    """The first difference between the model's call and the longest matching beginning in the trace."""
     names = [one.name for one in launches]
     if not expected:
         return "the model launches nothing"

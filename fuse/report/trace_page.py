@@ -24,7 +24,7 @@ from fuse.report.trace_report import TINY_MICROSECONDS, TraceReport, compare
 from fuse.report.viewing import page
 
 MOST_SHOWN = 20_000
-"""Launches that one page draws; a longer trace is drawn up to there, and counted as a whole."""
+"""The most launches that a page draws; of a longer trace, it draws the first ones and counts all."""
 _LONGEST = 20
 
 
@@ -48,12 +48,12 @@ def trace_page(report: TraceReport, path: Path, other: TraceReport | None = None
 
 
 class _Sheet:
-    """One trace, or one annotated call of it, as what a page draws: a row for each operator that launched."""
+    """One trace, or one annotated call of it, in the form of a page: a row for each operator that launched."""
 
     def __init__(self, report: TraceReport) -> None:
         self.report = report
         self.launches: list[Launch] = []
-        self.ids: list[int] = []  # of each launch; an operator of several has one
+        self.ids: list[int] = []  # one for each launch; launches of one operator share it
         self.count: dict[int, int] = defaultdict(int)
         for one in report.read:
             if not self.launches or self.launches[-1] is not one:
@@ -222,7 +222,7 @@ def _pauses(launches: Sequence[Launch]) -> dict[int, float]:
 
 
 def _alignment(sides: Sequence[_Sheet], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What corresponds in two traces: launches of one name and line, in their order; and what differs."""
+    """The alignment of two traces: launches of equal name and line, in order; and the differences."""
     waiting: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, one in enumerate(sides[1].launches[:MOST_SHOWN]):
         waiting[one.name, str(one.source)].append(number)

@@ -1,6 +1,6 @@
 """Report of a trace of a real run: launches by kind and line, tiny kernels, gaps, repeats, and launches with fuse.
 
-trace.json.gz  ->  events  ->  launches  ->  one TraceReport for the whole, and one for each part that was annotated
+trace.json.gz  ->  events  ->  launches  ->  one TraceReport for the whole, and one for each annotated part
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fuse.report.trace_launches import Launch, TraceRecording, recording
 
 SCHEMA_VERSION = 1
 TINY_MICROSECONDS = 10.0
-"""A launch that takes less costs about as much to make as to run."""
+"""A launch shorter than this takes about as long to start as to run, in microseconds."""
 BENCH = "fuse bench: "
-"""How ``fuse bench --profile`` begins the annotation around a contender's call."""
+"""The prefix of the annotation that ``fuse bench --profile`` puts around a contender's call."""
 _REPEATS_SHOWN = 5
 
 
@@ -37,9 +37,9 @@ class TimeShare:
 
 @dataclass(frozen=True)
 class RepeatedLaunches:
-    """A sequence of ``period`` launches that comes ``count`` times in a row, from launch number ``start`` on.
+    """A sequence of ``period`` launches that occurs ``count`` times in a row, from launch number ``start`` on.
 
-    ``names`` are the first few of one.
+    ``names`` are its first few launches.
     """
 
     period: int
@@ -51,10 +51,10 @@ class RepeatedLaunches:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What fuse's passes make of a model whose calls are in the trace.
+    """The effect of fuse's passes on a model whose calls are in the trace.
 
-    ``calls`` is how often the model's launches were found, one after another; ``before`` and ``after`` are launches of
-    one call. ``obstacle`` says where the trace differs from the model when none was found.
+    ``calls`` is the number of calls found; ``before`` and ``after`` are launches of one call. If no call was found,
+    ``obstacle`` says where the trace differs from the model.
     """
 
     target: str
@@ -68,10 +68,10 @@ class Rewritten:
 class TraceReport:
     """One trace, or a part of it. Times are microseconds.
 
-    ``busy`` is the time in which a launch runs somewhere, ``span`` that from the first launch's begin to the last
-    one's end: what is left is overhead of the host. ``gaps`` counts the pauses between launches, ``gap`` is their
-    median. ``launching`` is what the host spends in calls that launch on a device. ``unknown`` are names whose kind
-    is not known. ``parts`` are the same for each call of a model that ``fuse bench --profile`` made.
+    ``busy`` is the time in which at least one launch runs, ``span`` the time from the begin of the first launch to the
+    end of the last; the difference is overhead of the host. ``gaps`` counts the pauses between launches, ``gap`` is
+    their median. ``launching`` is the host's time in calls that launch on a device. ``unknown`` are names of unknown
+    kind. ``parts`` has a report for each call of a model that ``fuse bench --profile`` made.
     """
 
     name: str
@@ -114,7 +114,7 @@ class TraceReport:
 
 
 def trace(path: Path, model: LoadedModel | None = None, target: str = "") -> TraceReport:
-    """Read the trace at ``path``; with a ``model``, find its calls in it and say what fuse's passes make of them.
+    """Read the trace at ``path``; with a ``model``, find its calls and their launches after fuse's passes.
 
     Raises ``FuseError`` where the file is no Chrome trace, or the model cannot be captured.
     """
@@ -135,7 +135,7 @@ def trace(path: Path, model: LoadedModel | None = None, target: str = "") -> Tra
 
 
 def compare(one: TraceReport, other: TraceReport) -> dict[str, Any]:
-    """What differs between two traces: launches and microseconds of the first and the second, by kind and by line."""
+    """The differences of two traces: launches and microseconds of both, by kind and by line."""
 
     def pairs(left: Sequence[TimeShare], right: Sequence[TimeShare]) -> dict[str, list[list[float]]]:
         first, second = ({share.name: share for share in shares} for shares in (left, right))
@@ -185,7 +185,7 @@ def _report(name: str, read: TraceRecording, launches: Sequence[Launch]) -> Trac
 
 
 def _distinct(launches: Sequence[Launch]) -> list[Launch]:
-    """Each operator once, also one that counts as several launches."""
+    """Each operator once, even if it counts as several launches."""
     return list({id(one): one for one in launches}.values())
 
 
@@ -209,7 +209,7 @@ def _gaps(launches: Sequence[Launch]) -> list[float]:
 
 
 def _covered(launches: Sequence[Launch]) -> float:
-    """The time in which at least one of them runs; they are in the order of their begin."""
+    """The time in which at least one launch runs; ``launches`` are in order of their begin."""
     total, until = 0.0, float("-inf")
     for one in launches:
         total += max(one.end - max(one.start, until), 0.0)

@@ -16,7 +16,7 @@ _UNKNOWN_SHOWN = 5
 
 
 def trace_table(report: TraceReport) -> RenderableType:
-    """Launches by kind and line, what the host costs, what repeats, and what fuse would make of it."""
+    """Launches by kind and line, overhead of the host, repeats, and launches with fuse."""
     return Group(*_joined(report))
 
 

@@ -1,9 +1,9 @@
-"""One HTML file in which a report can be walked through: every rewrite, the graph, source and kernels.
+"""One HTML page to walk through a report: every rewrite, the graph, source and kernels.
 
     report as JSON (schema 2)  +  viewer/*.js, viewer/viewer.css  ->  page.html, which needs no network
 
-The page's policy allows this one script and this one style, by their hashes, and nothing else. What the model says
-enters it as JSON text, which cannot end the element that holds it, and is shown as text, never as markup.
+The page's policy allows only this script and this style, by their hashes. The model's data is JSON text that cannot end
+its element; the page shows it as text, never as markup.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def page(title: str, sheets: Sequence[Mapping[str, Any]], device: str, **more: A
 
 
 def embedded(data: object) -> str:
-    """JSON that can stand inside a page: nothing in it ends the element, begins another, or breaks a line of script.
+    """JSON to embed in a page: it cannot end its element, begin another one, or break a line of script.
 
     >>> embedded({"a": "</script>"})
     '{"a":"\\\\u003c/script>"}'
