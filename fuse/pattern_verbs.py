@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     click.option("--near", type=click.IntRange(1), metavar="N", help="Rank installed patterns by how close they come."),
 )
 def explain(request: Request, to: Console, pattern: str | None, near: int | None) -> int:
-    """Say why a pattern did or did not fire, by the candidate that came nearest, or what became of a line.
+    """Explain why a pattern did or did not fire, by its nearest candidate, or list what was tried on a line.
 
     PATTERN is the name of an installed pattern, or path/to/file.py[:Name], a file that is run like TARGET's. With
-    FILE.py:LINE[-LINE] in its place everything is told that was tried on the operators of these lines, by pass and
-    pattern, and why each stayed out.
+    FILE.py:LINE[-LINE] in its place, list every rewrite tried on the operators of these lines, by pass and pattern,
+    with the reasons of those that were declined.
     """
     from fuse.report import explain_lines as by_lines
     from fuse.report.explain import explain as find_reason

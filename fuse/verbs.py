@@ -1,6 +1,6 @@
-"""The verbs of the command ``fuse``. Thin: each calls what Python users call, and gives the exit status.
+"""The verbs of the command ``fuse``: each calls the function that Python users call, and returns the exit status.
 
-Everything that needs torch is imported inside the verbs, so that ``fuse --help`` answers at once.
+The verbs import torch themselves, when they run, so that ``fuse --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def commands(context: click.Context) -> None:
         "--against",
         callback=names,
         metavar="compile",
-        help="Run torch.compile, too: its launches, its kernels, and what it did not fuse and why.",
+        help="Run torch.compile, too: its launches, its kernels, and the pairs that it did not fuse, with reasons.",
     ),
 )
 def show(
@@ -85,8 +85,8 @@ def show(
 ) -> int:
     """Count kernel launches before and after the passes.
 
-    Predicted: the model is not run, and its weights are not allocated, except for values that it reads, for what
-    cannot be captured, and with --measure and --against.
+    Counts are predictions: the model is not run, and its weights are not allocated, unless it reads values, cannot be
+    captured, or --measure or --against is given.
     """
     if kernels and to.as_json:
         raise FuseError("--kernels prints text, not JSON; leave one of the two flags out")
@@ -96,7 +96,7 @@ def show(
     passes = request.passes()
 
     def made(loaded: LoadedModel) -> Report:
-        compiling = ", and torch.compile, which takes long where loops are" if against else ""
+        compiling = ", and torch.compile, which takes long for loops" if against else ""
         with to.stage(f"capturing and running the passes{compiling}"):
             return make_report(
                 loaded.model,
@@ -185,7 +185,7 @@ def check(request: Request, to: Console, atol: float | None, rtol: float | None)
         show_default=True,
         callback=names,
         metavar="PEERS",
-        help="Any of compile, eager, tuned (what the file names so).",
+        help="Any of compile, eager, tuned (the object of this name in the file).",
     ),
     click.option(
         "--seconds", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="Time to spend on each peer."
@@ -392,8 +392,8 @@ def passes(to: Console) -> int:
 def bisect(request: Request, to: Console, atol: float | None, rtol: float | None, repro: Path | None) -> int:
     """Find the first rewrite that breaks `fuse check`.
 
-    Rewrites are numbered; the model is checked with half of them, and so on. The repro holds the operators of that
-    rewrite alone where they still fail, else the whole graph, with random inputs.
+    Rewrites are numbered; bisection checks the model with the first half of them, and so on. The repro has the
+    operators of that rewrite alone, if they still fail, else the whole graph, with random inputs.
     """
     _require_this_machine(request)
     from rich.text import Text
@@ -437,7 +437,7 @@ def bisect(request: Request, to: Console, atol: float | None, rtol: float | None
         "goal",
         default="sqnr>=40",
         show_default=True,
-        help="What the result has to reach: sqnr>=DB, cosine>=C, relative<=R or max_abs<=A.",
+        help="Target of the result: sqnr>=DB, cosine>=C, relative<=R or max_abs<=A.",
     ),
     path_option("--csv", metavar="OUT.csv", help="Write every operator's errors into this file."),
     path_option("--html", metavar="OUT.html", help="Write them into a page."),
@@ -446,8 +446,8 @@ def precision(request: Request, to: Console, dtype: str, goal: str, csv: Path | 
     """Find where a narrow dtype loses accuracy, operator by operator.
 
     Each operator is measured against float64 twice: with what came before it in the narrow dtype (propagated), and
-    by itself (isolated). Named are the first that by itself errs by more than its dtype explains, where the propagated
-    error misses the target, and the smallest set found to keep in float32.
+    by itself (isolated). The report names the first operator whose isolated error is more than its dtype explains, the
+    first whose propagated error misses the target, and the smallest set found to keep in float32.
     """
     _require_this_machine(request)
     from fuse.check.precision.verdict import precision as measure
@@ -470,7 +470,7 @@ def precision(request: Request, to: Console, dtype: str, goal: str, csv: Path | 
 
 
 def broken_told(plugins: Sequence[BrokenPlugin], to: Console) -> list[dict[str, str]]:
-    """The plugins that do not load, for JSON; a warning names each."""
+    """Plugins that do not load, as JSON values; a warning names each."""
     for plugin in plugins:
         to.say(f"warning: plugin {plugin.name} of {plugin.origin} does not load: {plugin.error}")
     return [asdict(plugin) for plugin in plugins]
