@@ -220,9 +220,9 @@ _KNOWN_NAMESPACES = frozenset(["aten", "fuse", "mkl", "mkldnn", "profiler"])
 
 
 def info(op: object) -> OpInfo | None:
-    """Facts about an operator, or None where the table knows nothing of it (a user's custom operator, ``getitem``).
+    """Facts about an operator, or None if it is unknown (a user's custom operator, ``getitem``).
 
-    This and the questions below may be asked of any target of a node: what is no operator of PyTorch is unknown.
+    This and the functions below take any target of a node; a target that is no operator of PyTorch is unknown.
 
     >>> info(torch.ops.aten.mm.default).kind
     'gemm'
@@ -242,7 +242,7 @@ def info(op: object) -> OpInfo | None:
 
 
 def kind(op: object) -> Kind:
-    """The kind an operator is counted under; ``other`` where it is unknown.
+    """The kind under which an operator is counted; ``other`` if it is unknown.
 
     >>> kind(torch.ops.aten.cat.default)
     'movement'
@@ -252,13 +252,13 @@ def kind(op: object) -> Kind:
 
 
 def is_view(op: object) -> bool:
-    """Whether the operator computes nothing: its result is another look at an argument's memory.
+    """Whether the operator computes nothing: its result is a view of an argument's memory.
 
     >>> aten = torch.ops.aten
     >>> is_view(aten.permute.default), is_view(aten.transpose_.default), is_view(aten.clone.default)
     (True, True, False)
     """
-    known = _known.get(id(op))  # as ``kind`` does, which passes ask most of all for this
+    known = _known.get(id(op))  # a short cut for the most frequent question of passes
     facts = info(op) if known is None else known[1]
     return facts is not None and facts.kind == "view"
 
@@ -274,7 +274,7 @@ def is_pointwise(op: object) -> bool:
 
 
 def is_random(op: object) -> bool:
-    """Whether the operator draws from a random generator: its order and count are part of what the model does.
+    """Whether the operator draws from a random generator, so that its order and number of calls must not change.
 
     >>> is_random(torch.ops.aten.bernoulli.p), is_random(torch.ops.aten.mul.Tensor)
     (True, False)
@@ -284,7 +284,7 @@ def is_random(op: object) -> bool:
 
 
 def is_check(op: object) -> bool:
-    """Whether ``op`` returns nothing, and raises where the values of its arguments are not as they must be.
+    """Whether ``op`` returns nothing, and raises for invalid values of its arguments.
 
     >>> is_check(torch.ops.aten._linalg_check_errors.default), is_check(torch.ops.aten._print.default)
     (True, False)
@@ -317,7 +317,7 @@ def batch_rule(op: OpOverload) -> bool:
 
 @cache
 def parts(op: OpOverload) -> Callable[..., object] | None:
-    """The function by which PyTorch computes a loss with other operators; None for what is no loss, or has no such.
+    """PyTorch's decomposition of a loss into other operators; None for other operators, or if it has none.
 
     >>> parts(torch.ops.aten.nll_loss_forward.default).__name__
     'nll_loss_forward'
@@ -350,7 +350,7 @@ def is_composite(op: OpOverload) -> bool:
 
 @cache
 def mutated_arguments(op: OpOverload) -> tuple[str, ...]:
-    """Names of the arguments the operator may write, those its schema keeps silent about included.
+    """Names of the arguments that the operator may write, including those its schema does not mark.
 
     >>> mutated_arguments(torch.ops.aten.add_.Tensor)
     ('self',)
@@ -443,7 +443,7 @@ def _schema_says_view(op: OpOverload) -> bool:
 
 def _listed(op: OpOverload) -> OpInfo | None:
     name = _base_name(op)
-    for listed in (name, name.removesuffix("_backward")):  # a gradient costs what its operator does, unless listed
+    for listed in (name, name.removesuffix("_backward")):  # a gradient has the facts of its operator, unless listed
         if listed in _TABLE:
             return _TABLE[listed]
     if name.startswith("_foreach_"):

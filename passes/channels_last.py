@@ -1,6 +1,6 @@
 """Store the images between a frozen model's convolutions in channels-last layout.
 
-    y = convolution(x, w)     places side by side          y = convolution(x, w')     channels side by side
+    y = convolution(x, w)     positions contiguous         y = convolution(x, w')     channels contiguous
     z = relu(y)                                      ->    z = relu(y)
     return z                                               return clone(z, contiguous_format)
 

@@ -128,7 +128,7 @@ def gaps(chain: list[Node]) -> list[tuple[int, int]]:
 
 
 def collect(chain: list[Node]) -> None:
-    """Replace the chain by one collection of what it writes, in order of position."""
+    """Replace the chain by one ``stack`` or ``cat`` of its written values, in order of position."""
     last = chain[-1]
     whole = last.target is aten.slice_scatter.default
     pieces = {place: piece(write, last) for place, write in newest(chain).items()}

@@ -39,7 +39,7 @@ def draw_ahead(graph: GraphModule) -> Iterator[Verdict]:
         if escaping is None:
             escaping = effects.escaping(graph)
         if any(draw in escaping for group in groups for draw in group):
-            yield declined(stretch[0], "the caller receives what was drawn")
+            yield declined(stretch[0], "the caller receives the drawn numbers")
         elif odd := next((draw for draw in stretch if not draw.meta["val"].is_contiguous()), None):
             yield declined(odd, "the draws differ in strides")
         else:

@@ -203,8 +203,8 @@ def result_values(rolled: Rolled, built: Built) -> list[torch.Tensor]:
 
 
 def collector_of(rolled: Rolled, result: Result) -> tuple[Node, int] | None:
-    """The contiguous ``stack`` or ``cat`` (perhaps of unsqueezed pieces) of one result of all steps in order, and the
-    dimension at which the steps lie in it."""
+    """The contiguous ``stack`` or ``cat`` (perhaps of unsqueezed pieces) of one result of all steps in order, and its
+    dimension of steps."""
     values = _of_every_step(rolled, result)
     for user in list(values[0].users) if values else ():
         if user.target in COLLECTORS and pieces_of(user) == values and _is_contiguous(user):
@@ -295,7 +295,7 @@ def _replace_collector(graph: GraphModule, after: Node, part: Node, collector: N
         after = moved
         with mode_of(held):
             moved.meta.update(val=torch.empty(part.meta["val"].permute(order).shape, dtype=held.dtype), source=source)
-    if moved.meta["val"].shape != held.shape:  # ``cat`` puts steps and what each adds in one dimension
+    if moved.meta["val"].shape != held.shape:  # ``cat`` merges steps and their rows into one dimension
         with graph.graph.inserting_after(moved):
             after = moved = graph.graph.call_function(aten.view.default, (moved, list(held.shape)))
         moved.meta.update(val=held, source=source)

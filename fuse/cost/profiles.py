@@ -1,4 +1,4 @@
-"""Devices as three numbers: what a launch costs, how fast memory moves, how fast arithmetic runs.
+"""Devices as three numbers: the time of a launch, the memory bandwidth, and the rate of arithmetic.
 
 They tell which operators are *small* (predicted to run for less time than their launch takes), and how much of a call's
 modelled time is launching. The numbers are peaks from data sheets, or measured where no data sheet exists: a modelled

@@ -143,7 +143,7 @@ class _Replay(ReplayRecorder):
         mutations = []
         for mutation, spec in zip(self.signature.mutations, signature.outputs[len(wanted) :], strict=True):
             if spec.kind != "graph" or spec.view is not None:
-                raise NotReversible("what is written shares memory when the call runs again")
+                raise NotReversible("written tensors share memory when the call runs again")
             mutations.append(replace(mutation, value_index=spec.index))
         joint.forward.meta["signature"] = replace(self.signature, outputs=tuple(outputs), mutations=tuple(mutations))
         trained = frozenset(wanted[i] for i in joint.trained)

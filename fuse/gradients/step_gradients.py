@@ -173,7 +173,7 @@ class ReplayRecorder(JointRecorder):
 class _BodyRecorder(ReplayRecorder):
     """Records one step of a loop, each result in memory of its own; ``copied`` are the results copied for that.
 
-    The caller receives what the loop collects at the positions ``returned``.
+    The caller receives the collected outputs at the positions ``returned``.
     """
 
     title = "a step"

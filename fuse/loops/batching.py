@@ -1,6 +1,6 @@
 """Run the operators of one step for all steps at once, by the rules of ``torch.vmap``.
 
-    y = log_softmax(h @ w)            Y = log_softmax(view(H, [T * B, K]) @ w)     H: all h, side by side
+    y = log_softmax(h @ w)            Y = log_softmax(view(H, [T * B, K]) @ w)     H: all h, stacked
 
 The operators that the rules call are recorded into a graph, with their fake results and the line of the original
 operator. A product with a weight that all steps share becomes one product over the rows of all steps, in either memory
@@ -134,7 +134,7 @@ class Batcher:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records what is dispatched, below the rules of ``torch.vmap``, as nodes of a graph."""
+    """Records the dispatched operators, below the rules of ``torch.vmap``, as nodes of a graph."""
 
     def __init__(self, batcher: Batcher, source: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -29,7 +29,7 @@ from fuse.loops.reads import is_link
 aten = torch.ops.aten
 
 LEAST_WORK = 16_384
-"""Multiplications in a step from which a product leaves it, and from which threads had better split its units."""
+"""Multiplications in a step from which a product leaves it, and from which threads should rather split its units."""
 MOST_GROWTH = 8
 """Limit on a moved product's new collected input, as a multiple of its result."""
 

@@ -1,7 +1,7 @@
 """Classify a step's reads of outside tensors: the same part in each step, or a part that moves by a constant stride.
 
 x[0], x[1], x[2]            select(x, 0, 0 + 1 * t)
-x[4:6], x[2:4], x[0:2]      select(windows, 0, 2 - 1 * t),  windows = unfold(x, 0, 2, 2): all parts side by side
+x[4:6], x[2:4], x[0:2]      select(windows, 0, 2 - 1 * t),  windows = unfold(x, 0, 2, 2): all parts stacked
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two reports side by side: corresponding lines, and the corresponding operators of each.
 
 old.py:12  y = relu(x)            new.py:14  y = relu(x)          lines by their text, in order
-  relu, region                      relu                          the operators of a line by what they are, in order
+  relu, region                      relu                          the operators of a line by name, in order
                                                                   region: only in the old one
 """
 

@@ -1,4 +1,4 @@
-"""Time a model eager, fused, under ``torch.compile`` and against a hand-tuned peer, and count what was launched.
+"""Time a model eager, fused, under ``torch.compile`` and against a hand-tuned peer, and count the launches.
 
 Every contender gets its own copy of the model and its inputs. First calls are measured separately, with cold caches: an
 empty folder for fuse, and for ``torch.compile`` an empty folder and no other caches; modules are imported before.
@@ -187,7 +187,7 @@ def bench(
         },
         ratios={name: _ratio(samples[name], samples["fused"]) for name in against},
         observed_before=counting,
-        # A call that ran eager as a whole launched what eager launches; fuse observes only what it runs itself.
+        # A call that ran eager as a whole has eager's launches; fuse observes only its own.
         observed_after=last_run.launches or counting,
         fallbacks=tuple({"op": one.op, "source": one.source, "reason": one.reason} for one in fallbacks),
         disagreements=tuple(_disagreements(results["fused"], results["eager"], atol, rtol)),

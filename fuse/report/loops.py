@@ -111,7 +111,7 @@ class _Launch:
 
 
 def loops(dispatches: Sequence[Dispatch], graph: GraphModule, ledger: Ledger) -> tuple[Repetition, ...]:
-    """The loops of a model, from eager's record, its graph after the passes, and what the passes said.
+    """The loops of a model, from eager's record, its graph after the passes, and the verdicts of the passes.
 
     After the passes, the count of equal launches (an operator or fused group of the same lines) is divided by the steps
     and rounded: a launch for all steps at once is none of a step, and a first step that differs changes nothing. Rolled

@@ -2,7 +2,7 @@
 
     places    the line and the module that nodes come from           lines    launches, arithmetic and traffic of each
     start     the captured graph, a row for each node                kernels  source, nodes and lines of each
-    rewrites  what each made, erased, changed and moved              declined with their nodes, by reason
+    rewrites  nodes each made, erased, changed and moved             declined with their nodes, by reason
 
 ``docs/report.md`` describes each key. All of it is plain values; ids are those of ``fuse.rewrite.deltas``.
 """

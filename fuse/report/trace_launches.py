@@ -3,7 +3,7 @@
     forward (user's function)             line
       aten::linear        composite       no launch; its inner operators count
         aten::t           view            no launch
-        aten::addmm       gemm            one launch; what it calls inside is part of it
+        aten::addmm       gemm            one launch, which includes its inner calls
       fuse::loop NAME at model.py:38      one launch of kind loop
 
 On a processor an operator is a launch, as in ``fuse show``'s *before*. Where the trace has kernels of a device, those

@@ -1,7 +1,7 @@
 """A trace of a real run as a page: the launches in their order, by kind, time and pauses; two traces side by side.
 
     launches of a thread or stream  ->  a chain of operators, repeats folded    middle
-    kinds, lines, repeats, pauses   ->  what was found, each a selection        left
+    kinds, lines, repeats, pauses   ->  findings, each a selection              left
     the model's source              ->  launches and time beside each line      right
 
 The page is that of ``fuse show --html``: a trace has nodes and lines, but no rewrites.
@@ -211,7 +211,7 @@ def _row(text: str, beside: str, ids: Sequence[int], side: int = 0) -> dict[str,
 
 
 def _pauses(launches: Sequence[Launch]) -> dict[int, float]:
-    """Microseconds between each launch and the end of what ran before it in its thread or stream."""
+    """Microseconds between each launch and the end of the one before it in its thread or stream."""
     ended: dict[tuple[object, object], float] = {}
     found = {}
     for number, one in enumerate(launches):
