@@ -122,8 +122,9 @@ def in_a_process(rank: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("processes")
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # FSDP would take the model there
     started = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], stderr=subprocess.PIPE, text=True, env=env)
         for rank in range(2)
     ]
     for process in started:
