@@ -78,7 +78,7 @@ def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
     """
     compiler = toolchain.find()
     options = toolchain.tuning_options(compiler)
-    if sum(_key(source, compiler, options) not in _loaded for source in sources) < 2:
+    if all(_key(source, compiler, options) in _loaded for source in sources):
         return list(map(build, sources))
     with ThreadPoolExecutor(os.cpu_count()) as pool, stopped_on_interrupt():
         libraries = [pool.submit(copy_context().run, build, source) for source in sources]

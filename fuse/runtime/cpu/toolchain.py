@@ -162,6 +162,7 @@ def _run(command: Sequence[str], directory: Path) -> CompilerRun:
     limit = time_limit()
     if interrupts.are_stopped():
         raise CompileFailed(f"compiler {command[0]} was not started: the call was interrupted")
+    process: subprocess.Popen[bytes] | None = None
     try:
         process = subprocess.Popen(
             command,
@@ -172,19 +173,19 @@ def _run(command: Sequence[str], directory: Path) -> CompilerRun:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        with interrupts.running(process):
+            output, _ = process.communicate(timeout=limit)
     except OSError as error:
         raise CompileFailed(
             f"compiler {command[0]} cannot be started: {error.strerror}; set CXX to another one"
         ) from error
-    with process, interrupts.running(process):
-        try:
-            output, _ = process.communicate(timeout=limit)
-        except BaseException as interruption:  # the user's Ctrl-C too, which does not reach the group by itself
+    except subprocess.TimeoutExpired:
+        raise CompileFailed(
+            f"compiler {command[0]} did not finish within {limit:g} s and was stopped; "
+            f"set FUSE_COMPILE_TIMEOUT to more seconds or CXX to another compiler"
+        ) from None
+    finally:  # after the user's Ctrl-C too, which does not reach the group by itself
+        if process is not None and process.returncode is None:
             interrupts.kill_group(process.pid)
-            if isinstance(interruption, subprocess.TimeoutExpired):
-                raise CompileFailed(
-                    f"compiler {command[0]} did not finish within {limit:g} s and was stopped; "
-                    f"set FUSE_COMPILE_TIMEOUT to more seconds or CXX to another compiler"
-                ) from None
-            raise
+            process.communicate()
     return CompilerRun(process.returncode, output.decode(errors="replace"))
