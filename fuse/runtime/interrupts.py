@@ -13,7 +13,14 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextvars import ContextVar
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+ALERT = 0.2
+"""Seconds after which a thread that waits looks whether it was interrupted."""
 
 
 class _Compilers:
@@ -63,6 +70,19 @@ def stopped_on_interrupt() -> Iterator[None]:
         raise
     finally:
         _FOR.reset(token)
+
+
+def awaited(future: Future[Result]) -> Result:
+    """The result of ``future``. Python misses a Ctrl-C that comes while a thread is about to wait without end.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> with ThreadPoolExecutor() as pool:
+    ...     awaited(pool.submit(sum, [1, 2]))
+    3
+    """
+    while not future.done():
+        wait([future], timeout=ALERT)
+    return future.result()
 
 
 def are_stopped() -> bool:

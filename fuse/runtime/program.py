@@ -32,6 +32,7 @@ from fuse.kernel.lower import Kernel
 from fuse.runtime.arrangement import address, arranged, called_upon, handed_out, of_aten, touched
 from fuse.runtime.call_code import Places, Writer
 from fuse.runtime.footprint import fresh_results
+from fuse.runtime.interrupts import awaited
 from fuse.runtime.layout import extent, same_layout
 from fuse.runtime.predicted import PositionOutOfRange, fitted
 from fuse.runtime.reference import Confirm
@@ -78,7 +79,7 @@ def begun(graph: GraphModule) -> Callable[[], Program]:
     distinct = {kernel.name: kernel for kernel in kernels_of(plan)}
     functions = with_compilers.submit(copy_context().run, plan.runtime.functions, list(distinct.values()))
     with_compilers.shutdown(wait=False)
-    return lambda: Program(plan, functions.result())
+    return lambda: Program(plan, awaited(functions))
 
 
 class Program:

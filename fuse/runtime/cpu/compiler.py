@@ -22,7 +22,7 @@ from fuse.runtime import cache
 from fuse.runtime.compiling import begin_compiling
 from fuse.runtime.cpu import processor, toolchain
 from fuse.runtime.cpu.toolchain import Toolchain
-from fuse.runtime.interrupts import stopped_on_interrupt
+from fuse.runtime.interrupts import awaited, stopped_on_interrupt
 
 # Part of every key: raise it when libraries built before must not be used any more.
 _FORMAT = "1"
@@ -82,7 +82,7 @@ def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
         return list(map(build, sources))
     with ThreadPoolExecutor(os.cpu_count()) as pool, stopped_on_interrupt():
         libraries = [pool.submit(copy_context().run, build, source) for source in sources]
-        return [library.result() for library in libraries]
+        return [awaited(library) for library in libraries]
 
 
 def built_by() -> tuple[str, ...]:
