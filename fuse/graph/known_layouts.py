@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fuse.devices import HOST
 from fuse.graph.layouts import iterator_strides
-from fuse.graph.strides import broadcast, contiguous_strides
+from fuse.graph.strides import broadcast, contiguous_strides, is_dense
 
 aten = torch.ops.aten
 
@@ -191,6 +191,8 @@ def _cleared(mode: FakeTensorMode, op: OpOverload, args: tuple[Any, ...], kwargs
     x = args[0]
     if not _plain(mode, x) or not x.numel():
         return NotImplemented
+    if is_dense(x):  # one element is, whatever its strides are, but not to torch on this device
+        return _made(mode, x.shape, x.dtype, x.stride())
     with torch._C._DisableTorchDispatch():
         like = torch.empty_like(torch.empty_strided(x.shape, x.stride(), device="meta"))
     return _made(mode, x.shape, x.dtype, like.stride())

@@ -96,7 +96,7 @@ class _ReplaceAssignments(ast.NodeTransformer):
     visit_AnnAssign = visit_AugAssign = visit_Assign
 
     def _value(self, name: str, current: ast.expr | None) -> ast.expr:
-        """What ``name`` is set to: the same for all assignments, as the first ``current`` value says."""
+        """The new value of ``name``, for all its assignments; text will do if the first ``current`` value is text."""
         if name not in self.values:
             text = self.texts[name]
             try:

@@ -72,7 +72,7 @@ def begin_compiling() -> None:
 
 @dataclass
 class _Way:
-    """What is known of one way of calling a model with sizes that vary.
+    """Programs and waiting sizes of one way of calling a model with sizes that vary.
 
     ``programs``: with the seconds that each took to make. ``waiting``: sizes that wait for the compiler. ``eager``: the
     seconds of eager calls since the first of them. ``row``: the sizes of one of the last eager calls, and how many.

@@ -157,6 +157,10 @@ def test_norms_softmax_copies_and_reshapes_lie_as_in_eager(data: st.DataObject) 
         assert compare(aten.view.default, [x, [x.numel()]])
 
 
+def test_zeros_like_one_element_have_its_strides() -> None:
+    assert compare(aten.zero.default, [torch.zeros(2)[::2]])
+
+
 @pytest.mark.parametrize("other", [(2, 3), (3,), (2, 1), (4, 2, 3)])
 def test_what_is_written_in_place_keeps_its_shape(other: tuple[int, ...]) -> None:
     with FakeMode() as mode:

@@ -251,9 +251,9 @@ def _vector(loop: For, first: str) -> list[str]:
 
 
 def _part_of_a_vector(loop: For, first: str, last: str) -> list[str]:
-    """What is left behind the last whole vector. All lanes compute, those from ``last`` on with zeros (no
-    kernel divides by integers of memory); compilers would
-    split a loop whose bound depends on ``last``, or where they know it, and take one iteration after the other."""
+    """The iterations behind the last whole vector, as one vector. Lanes from ``last`` on compute with zeros, which is
+    safe because no kernel divides by integers from memory. Compilers would run a loop with ``last`` as its bound one
+    iteration after the other."""
     lane, count = f"{loop.atom}_lane", f"{loop.atom}_count"
     before = [f"const int32_t {count} = fuse_unknown((int32_t)({last} - {first}));"]
     body = [f"const int64_t {loop.atom} = {first} + {lane};"]
