@@ -11,13 +11,17 @@ from fuse.kernel.reductions import softmax_or_zeros
 from fuse.kernel.values import Product, Value, expand, permute, view
 
 FEWEST_KEYS = 16
-"""As many as a vector of the widest registers holds: ATen looks for the largest of fewer one by one."""
+"""Fewest keys without a mask. Over fewer, ATen searches for the largest score without vectors, and a row of NaN gives
+0."""
 
 
 @recipe("_scaled_dot_product_flash_attention_for_cpu")
 def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
-    """``softmax(query @ key.T * scale + mask) @ value`` for [batch, heads, length, depth], zero where a query sees no
-    key; several heads of queries may share one of keys and values. The logarithms of the sums are not kept."""
+    """``softmax(query @ key.T * scale + mask) @ value`` for [batch, heads, length, depth].
+
+    A query whose keys are all masked gets zeros. Several query heads may share one head of keys and values
+    (grouped-query attention). The second result, the log-sum-exp of each query, is not computed.
+    """
     query, key, value = map(call.tensor, ("query", "key", "value"))
     if call["is_causal"]:
         raise Unsupported("causal attention is left to ATen's kernel, which skips half of the keys")
@@ -41,13 +45,13 @@ def scaled_dot_product_attention(call: Call) -> tuple[Value, None]:
 
 
 def _images(value: Value) -> Value:
-    """[batch, heads, length, depth] as [batch * heads, length, depth]."""
+    """``[batch, heads, length, depth]`` viewed as ``[batch * heads, length, depth]``."""
     batch, heads, *matrix = value.shape
     return view(value, (batch * heads, *matrix))
 
 
 def _of_heads(shared: Value, heads: int) -> Value:
-    """The images of keys or values, each as often as there are heads of queries that share it."""
+    """Keys or values as ``[batch * heads, length, depth]``, each repeated for the query heads that share it."""
     batch, own, *matrix = shared.shape
     if heads % own:
         raise Unsupported(f"{heads} heads of queries cannot share {own} of keys")

@@ -1,4 +1,4 @@
-"""Explicit choices for the blocks of a product or convolution, in place of those by cost."""
+"""Configs: alternatives to the blocks of a product or convolution that the cost model chooses."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-Way = TypeVar("Way")
+Candidate = TypeVar("Candidate")
 
-Threads = Literal["one", "if worth it", "asked in the call"]
-"""Whether an outer loop is split over threads: where its work, known now or in the call, is worth waking them."""
+Threads = Literal["one", "if worth it", "decided in each call"]
+"""Threads of a kernel: one; several if the loop's work pays for waking them; or several, with the same test in each
+call, where the work depends on sizes of the call."""
 
 NEAR = 1.25
-"""Times the least cost that another way may still be the fastest with."""
+"""Largest predicted cost, relative to the least, of a candidate that is worth measuring."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """One of the ways to run through the same work; the default is the one that the cost model takes.
+    """A choice of blocks; the default is the cost model's.
 
-    ``panels``: how many a block of a product has. ``share``: the place, in the order of their cost, of what a thread
-    takes of a convolution at once.
+    ``panels``: panels in a block of a product, None for the cost model's number. ``share``: rank, by predicted cost, of
+    the part of a convolution that a thread takes at a time.
     """
 
     panels: int | None = None
@@ -30,12 +31,12 @@ class Config:
 DEFAULT = Config()
 
 
-def by_cost(ways: Iterable[Way], cost: Callable[[Way], float], place: int = 0) -> Way:
-    """The way that costs least, or the one in another place among those that cost hardly more.
+def by_cost(candidates: Iterable[Candidate], cost: Callable[[Candidate], float], rank: int = 0) -> Candidate:
+    """The candidate with this rank by cost; the last one within ``NEAR`` of the least cost where ``rank`` is beyond it.
 
-    >>> by_cost([30, 12, 10], float), by_cost([30, 12, 10], float, place=1), by_cost([30, 12, 10], float, place=2)
+    >>> by_cost([30, 12, 10], float), by_cost([30, 12, 10], float, rank=1), by_cost([30, 12, 10], float, rank=2)
     (10, 12, 12)
     """
-    ordered = sorted((cost(way), number, way) for number, way in enumerate(ways))
-    near = [way for of, _, way in ordered if of <= NEAR * ordered[0][0]]
-    return near[min(place, len(near) - 1)]
+    ordered = sorted((cost(candidate), number, candidate) for number, candidate in enumerate(candidates))
+    near = [candidate for of, _, candidate in ordered if of <= NEAR * ordered[0][0]]
+    return near[min(rank, len(near) - 1)]

@@ -2,11 +2,11 @@
 
     bmm(a, b)[i, m, n]     ->     Reduce(sum over k, a[i, m, k] * b[i, k, n])
 
-The sum is a reduction like any other, in a nest of its own: the loop over what lies side by side in memory comes last
-and is vectorised, be it over ``n`` (an accumulator for each), ``k`` (one sum) or ``m``. An outer product has nothing to
-sum and is elementwise.
+The sum is a reduction like any other, in a nest of its own. Its innermost loop is the one along which the operands are
+contiguous, and is vectorised: ``n`` (an accumulator for each), ``k`` (one sum) or ``m``. An outer product (``k`` is 1)
+has nothing to sum and is elementwise.
 
-Large products on weights that stay are better off packed (:mod:`fuse.kernel.loop_products`).
+Large products with a weight that is the same in every step are faster packed (:mod:`fuse.kernel.loop_products`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from fuse.kernel.recipes import Number, Unsupported, apply, convert
 from fuse.kernel.values import Reduce, Value, expand, permute, view
 
 FULL_VECTOR = 16
-"""Elements from which a loop fills vector registers."""
+"""Iterations that fill a vector register: 16 float32 in 512 bits."""
 
 
 def product(left: Value, right: Value, keep: Callable[[Value], Value]) -> Value:
     """``left[..., m, k] @ right[..., k, n]``; both have the same leading dimensions.
 
-    The sums are given to ``keep`` in the order of their loops; what it answers stands for them.
-    Floats are summed in their own type, halves in float, which the result keeps; integers wrap around.
+    ``keep`` gets the sums, their dimensions in the order of the loops, and returns the value to use in their place (for
+    instance the same sums in memory). Sums and result have the element type, float32 for bfloat16 and float16; integers
+    wrap around.
 
     Raises:
-        Unsupported: a dtype that eager does not multiply either.
+        Unsupported: a product of bools, which eager rejects too.
     """
     *batch, rows, depth = left.shape
     columns = right.shape[-1]
@@ -61,7 +62,7 @@ def product(left: Value, right: Value, keep: Callable[[Value], Value]) -> Value:
 
 
 def added(product: Value, addend: Value, alpha: Number, beta: Number) -> Value:
-    """``alpha * product + beta * addend``; what is multiplied by zero is not read, be it NaN."""
+    """``alpha * product + beta * addend``; with ``beta`` 0 the addend is not read, so that its NaNs do not count."""
     dtype, shape = product.dtype, product.shape
     if alpha != 1:
         product = apply(operator.mul, [product, alpha], dtype, shape)
@@ -76,7 +77,7 @@ def added(product: Value, addend: Value, alpha: Number, beta: Number) -> Value:
 def loop_order(left: Value, right: Value) -> tuple[int, int, int]:
     """The loops over rows (0), depth (1) and columns (2), outermost first.
 
-    The innermost is the one along which most elements lie side by side.
+    The innermost loop is the one along which most elements of the operands are adjacent in memory.
     """
     rows, depth = left.shape[-2:]
     columns = right.shape[-1]
@@ -91,10 +92,11 @@ def loop_order(left: Value, right: Value) -> tuple[int, int, int]:
 
 
 def times_computed(left: Value, right: Value) -> tuple[int, int]:
-    """How often an element of each factor is computed in these loops, where it is not read from memory.
+    """Cost factor of each operand that these loops compute rather than read from memory: computations of an element.
 
-    An element is computed outside of the loops inside of its own, and again in each step of those outside of them. One
-    that stands outside of the innermost loop is computed alone, where a vector would hold :data:`FULL_VECTOR`.
+    An operand is computed anew in each iteration of the loop that it lacks, if that loop is outside of the depth loop.
+    Otherwise it is computed once; but an operand that lacks the innermost loop is computed as a scalar, which costs as
+    much as :data:`FULL_VECTOR` elements in a vector.
     """
     rows, columns = left.shape[-2], right.shape[-1]
     order = loop_order(left, right)
@@ -104,7 +106,7 @@ def times_computed(left: Value, right: Value) -> tuple[int, int]:
 
 
 def elements_side_by_side(value: Value) -> Mapping[int, int]:
-    """For the last two dimensions (0 and 1): how many elements in memory are neighbours along it."""
+    """Elements read with stride one along each of the last two dimensions, which are the keys 0 and 1."""
     atoms = [f"d{d}" for d in range(len(value.shape))]
     extents = dict(zip(atoms, value.shape, strict=True))
     found = {0: 0, 1: 0}

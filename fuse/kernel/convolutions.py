@@ -1,23 +1,26 @@
-"""Convolutions: as products, and, where they are short and each channel is on its own, as elementwise work.
+"""Convolutions as matrix products (im2col); short depthwise convolutions as elementwise operators.
+
+Contiguous results (``torch.contiguous_format``):
 
     conv2d(x, w)[b, o, (y, x)]   =   w[o, (i, v, u)] @ patches(x)[b, (i, v, u), (y, x)]
 
-No matrix of patches is ever in memory (:mod:`fuse.kernel.cpu.windows`), and the weight is read as it lies. Images and
-results lie as PyTorch makes them by default: places side by side. A group is an image of its own, with its own weight.
+The matrix of patches is never in memory (:mod:`fuse.kernel.cpu.windows`), and the weight is not packed. Each group is
+treated as an image with its own weight.
+
+Channels-last results (``torch.channels_last``, :mod:`fuse.kernel.cpu.channels_last`), with packed weights that are read
+a vector at a time:
 
     conv2d(x, w)[b, o, (y, x)]   =   patches(x)[b, (y, x), (v, u, i)] @ w[(v, u, i), o]
 
-where the channels of the result lie side by side (``torch.channels_last``, :mod:`fuse.kernel.cpu.channels_last`): then
-the weight is what is read a vector at a time.
+Depthwise convolutions over time with few taps, as before state-space models and linear attention. They join the kernel
+of their readers, where a library would first reorder the input:
 
     conv1d(x, w, bias, groups=channels)[b, c, t]   =   bias[c] + x[b, c, t] w[c, 0] + x[b, c, t + 1] w[c, 1] + ...
 
-where there are few taps. These stand in front of state-space models and linear attention, and join the kernel of what
-follows; a library would first bring the input into a layout of its own.
+Convolutions in the step of a loop, where ``patches`` is a value like any other, which reads the padded input once for
+every tap:
 
     conv2d(x, w)[b, o, y, x]   =   patches[b, y, x, (i, u, v)] @ w[o, (i, u, v)]
-
-in the steps of a loop, where ``patches`` is a value like any other: it reads the padded input once for every tap.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ from fuse.kernel.recipes import Call, Number, Unsupported, apply, convert, recip
 from fuse.kernel.values import Correlation, Pad, Patches, PatchRows, Product, Reindex, Value, permute, view
 
 MOST_TAPS = 4
-"""Places of a window that elementwise work reads each."""
+"""Most taps of a convolution that is computed elementwise: each tap is a load and a multiplication of every element."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """How a kernel moves over each spatial dimension."""
+    """Stride, padding and dilation of a convolution or pool, one number for each spatial dimension."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -49,7 +52,7 @@ class Window:
 
     @staticmethod
     def of(arguments: Mapping[str, object], dimensions: int) -> Window:
-        """The window of a call of ``aten.convolution``; one number stands for all dimensions.
+        """The window of a call of ``aten.convolution``; a list of one number holds for all ``dimensions``.
 
         Raises:
             Unsupported: a transposed convolution.
@@ -64,17 +67,17 @@ class Window:
         return Window(each("stride"), each("padding"), each("dilation"))
 
     def flat(self) -> Window:
-        """The same over an image of one row."""
+        """The same window over a one-dimensional image viewed as one of a single row."""
         return Window((1, *self.stride), (0, *self.padding), (1, *self.dilation))
 
     def padded(self, x: Value) -> Value:
-        """``x`` with zeros around its space."""
+        """``x`` ``[batch, channels, *space]`` with zeros around its spatial dimensions."""
         around = (0, 0, *self.padding)
         size = tuple(extent + 2 * p for extent, p in zip(x.shape, around, strict=True))
         return Pad(size, x.dtype, x, around, 0) if any(around) else x
 
-    def place(self, result: Index, tap: Sequence[Affine | int]) -> Index:
-        """Where one tap reads the padded image, for a place of the result."""
+    def input_index(self, result: Index, tap: Sequence[Affine | int]) -> Index:
+        """The spatial index into the padded image that one tap reads for the result at spatial index ``result``."""
         return tuple(p * s + t * d for p, s, t, d in zip(result, self.stride, tap, self.dilation, strict=True))
 
 
@@ -88,7 +91,7 @@ def convolution(call: Call) -> Value:
 
 
 def _short(call: Call, x: Value, weight: Value) -> Value:
-    """A few products an element."""
+    """A depthwise convolution over one dimension: a multiply-add for each tap and element."""
     window, bias = Window.of(call.arguments, 1), call["bias"]
     padded = window.padded(x)
     wide = torch.float64 if call.dtype == torch.float64 else torch.float32
@@ -101,21 +104,21 @@ def _short(call: Call, x: Value, weight: Value) -> Value:
 
 
 def _moved(x: Value, shape: tuple[int, ...], window: Window, tap: int) -> Value:
-    """Elements that one tap reads, for every element of the result."""
-    return Reindex(shape, x.dtype, x, lambda index, extents: (*index[:2], *window.place(index[2:], (tap,))))
+    """The elements of the padded input ``x`` that one tap reads, in the shape of the result."""
+    return Reindex(shape, x.dtype, x, lambda index, extents: (*index[:2], *window.input_index(index[2:], (tap,))))
 
 
 def _factor(weight: Value, tap: int) -> Value:
-    """The weight of one tap, a number for each channel."""
+    """The weight of one tap, ``[1, channels, 1]``."""
     shape = (1, weight.shape[0], 1)
     return Reindex(shape, weight.dtype, weight, lambda index, extents: (index[1], index[0], index[2] + tap))
 
 
 def _dense(call: Call, x: Value, weight: Value) -> Value:
-    """All channels of a group at once, in one or two dimensions.
+    """A convolution over one or two dimensions as a matrix product for each image and group.
 
     Raises:
-        Unsupported: any other.
+        Unsupported: other ranks and dtypes, or an unusual layout of the result.
     """
     groups = call["groups"]
     if len(x.shape) != len(weight.shape) or len(x.shape) not in (3, 4):
@@ -125,35 +128,35 @@ def _dense(call: Call, x: Value, weight: Value) -> Value:
     window = Window.of(call.arguments, len(x.shape) - 2)
     if not call.result.is_contiguous():
         return _added(call, _channels_last(call, x, weight, window))
-    batch, outputs, *places = call.shape
+    batch, outputs, *output_size = call.shape
     taps = weight.shape[2:]
-    if len(places) == 1:
+    if len(output_size) == 1:
         x = view(x, (*x.shape[:2], 1, x.shape[2]))
-        taps, places, window = (1, *taps), [1, *places], window.flat()
+        taps, output_size, window = (1, *taps), [1, *output_size], window.flat()
     each, depth = outputs // groups, math.prod(weight.shape[1:])
     flat = view(weight, (outputs, depth))
     if groups > 1:
         x = view(x, (batch * groups, weight.shape[1], *x.shape[2:]))
         flat = view(weight, (groups, each, depth))
-    shape = (batch * groups, depth, math.prod(places))
-    right = Patches(shape, x.dtype, x, *_numbers(taps, places, window))
+    shape = (batch * groups, depth, math.prod(output_size))
+    right = Patches(shape, x.dtype, x, *_numbers(taps, output_size, window))
     return _added(call, view(Product((batch * groups, each, shape[2]), call.dtype, flat, right), call.shape))
 
 
 def _channels_last(call: Call, x: Value, weight: Value, window: Window) -> Value:
-    """The value of a convolution, but for its bias, whose result's channels lie side by side.
+    """A convolution without its bias, for a result in channels-last layout.
 
     Raises:
-        Unsupported: groups, and results laid out in any other way.
+        Unsupported: groups, or a result in another layout.
     """
     if call["groups"] > 1:
         raise Unsupported("grouped convolutions in channels-last layout are left to the library")
     if len(x.shape) != 4 or not call.result.is_contiguous(memory_format=torch.channels_last):
         raise Unsupported("the result of a convolution has unusual strides")
-    (batch, _, *_), (outputs, channels, *taps), places = x.shape, weight.shape, call.shape[2:]
+    (batch, _, *_), (outputs, channels, *taps), output_size = x.shape, weight.shape, call.shape[2:]
     depth = math.prod(taps) * channels
-    shape = (batch, math.prod(places), depth)
-    left = PatchRows(shape, x.dtype, x, *_numbers(taps, places, window))
+    shape = (batch, math.prod(output_size), depth)
+    left = PatchRows(shape, x.dtype, x, *_numbers(taps, output_size, window))
     right = view(permute(weight, (2, 3, 1, 0)), (depth, outputs))
     product = Product((batch, shape[1], outputs), call.dtype, left, right)
     return view(permute(product, (0, 2, 1)), call.shape)
@@ -169,10 +172,10 @@ def _added(call: Call, result: Value) -> Value:
 
 @recipe("convolution_backward")
 def convolution_backward(call: Call) -> tuple[Value | None, ...]:
-    """The gradient of the weight alone.
+    """The gradient of the weight of a convolution, or of a transposed convolution.
 
     Raises:
-        Unsupported: more is asked for, or it has no kernel.
+        Unsupported: other gradients are asked for, or the rank or dtype has no kernel.
     """
     if list(call["output_mask"]) != [False, True, False]:
         raise Unsupported("the gradients of an image and a bias are left to the library")
@@ -182,47 +185,51 @@ def convolution_backward(call: Call) -> tuple[Value | None, ...]:
     if weight.dtype not in (torch.float32, torch.float64):
         raise Unsupported(f"convolutions of {weight.dtype} are left to the library")
     window = Window.of({**call.arguments, "transposed": False}, len(image.shape) - 2)
-    if call["transposed"]:  # the image is what the taps spread, its gradient what they see
+    if call["transposed"]:  # the image and the gradient swap roles: taps read the gradient
         gradient, image = image, gradient
-    groups, (batch, outputs, *places), taps = call["groups"], gradient.shape, weight.shape[2:]
-    if len(places) == 1:
+    groups, (batch, outputs, *output_size), taps = call["groups"], gradient.shape, weight.shape[2:]
+    if len(output_size) == 1:
         image = view(image, (*image.shape[:2], 1, image.shape[2]))
-        taps, places, window = (1, *taps), [1, *places], window.flat()
+        taps, output_size, window = (1, *taps), [1, *output_size], window.flat()
     images, depth = batch * groups, math.prod(weight.shape[1:])
     image = view(image, (images, image.shape[1] // groups, *image.shape[2:]))
-    left = view(gradient, (images, outputs // groups, math.prod(places)))
-    right = Patches((images, depth, math.prod(places)), weight.dtype, image, *_numbers(taps, places, window))
+    left = view(gradient, (images, outputs // groups, math.prod(output_size)))
+    right = Patches((images, depth, math.prod(output_size)), weight.dtype, image, *_numbers(taps, output_size, window))
     return None, view(Correlation((groups, outputs // groups, depth), weight.dtype, left, right), weight.shape), None
 
 
-def _numbers(taps: Sequence[int], places: Sequence[int], window: Window) -> list[tuple[int, int]]:
-    """Tap, place, stride, padding and dilation of a window, each along ``y`` and ``x``."""
-    return [(y, x) for y, x in (taps, places, window.stride, window.padding, window.dilation)]
+def _numbers(taps: Sequence[int], output_size: Sequence[int], window: Window) -> list[tuple[int, int]]:
+    """The arguments of ``Patches``: taps, output size, stride, padding and dilation, each along ``y`` and ``x``."""
+    return [(y, x) for y, x in (taps, output_size, window.stride, window.padding, window.dilation)]
 
 
-def patches(x: Value, window: Window, taps: Sequence[int], places: Sequence[int], groups: int) -> Value:
-    """``[groups, batch * places, channels of a group * taps]`` of ``x`` ``[batch, channels, *space]``."""
+def patches(x: Value, window: Window, taps: Sequence[int], output_size: Sequence[int], groups: int) -> Value:
+    """Patches of ``x`` ``[batch, channels, *space]`` as ``[groups, batch * pixels, channels of a group * taps]``.
+
+    ``pixels`` and ``taps`` are the products of ``output_size`` and of ``taps``.
+    """
     batch, channels, *space = x.shape
     each, rank = channels // groups, len(space)
 
     def where(index: Index, extents: Mapping[str, int]) -> Index:
         group, sample, *rest = index
-        return (sample, group * each + rest[rank], *window.place(tuple(rest[:rank]), rest[rank + 1 :]))
+        return (sample, group * each + rest[rank], *window.input_index(tuple(rest[:rank]), rest[rank + 1 :]))
 
-    cut = Reindex((groups, batch, *places, each, *taps), x.dtype, window.padded(x), where)
-    return view(cut, (groups, batch * math.prod(places), each * math.prod(taps)))
+    cut = Reindex((groups, batch, *output_size, each, *taps), x.dtype, window.padded(x), where)
+    return view(cut, (groups, batch * math.prod(output_size), each * math.prod(taps)))
 
 
 def weights(weight: Value, groups: int) -> Value:
-    """``[groups, channels of a group * taps, outputs of a group]`` of ``[outputs, channels of a group, *taps]``."""
+    """A weight ``[outputs, channels of a group, *taps]`` as ``[groups, channels of a group * taps, outputs of a
+    group]``."""
     outputs = weight.shape[0]
     return permute(view(weight, (groups, outputs // groups, math.prod(weight.shape[1:]))), (0, 2, 1))
 
 
-def as_image(product: Value, batch: int, places: Sequence[int]) -> Value:
-    """``[batch, outputs, *places]`` of ``[groups, batch * places, outputs of a group]``."""
+def as_image(product: Value, batch: int, output_size: Sequence[int]) -> Value:
+    """A product ``[groups, batch * pixels, outputs of a group]`` as an image ``[batch, outputs, *output_size]``."""
     groups, _, outputs = product.shape
-    rank = len(places)
-    apart = view(product, (groups, batch, *places, outputs))
+    rank = len(output_size)
+    apart = view(product, (groups, batch, *output_size, outputs))
     in_order = permute(apart, (1, 0, rank + 2, *range(2, rank + 2)))
-    return view(in_order, (batch, groups * outputs, *places))
+    return view(in_order, (batch, groups * outputs, *output_size))

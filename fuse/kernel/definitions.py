@@ -1,11 +1,11 @@
-"""Definitions of products, convolutions, attention and loops in the IR alone: for reading, and as a target's default.
+"""Products, convolutions, attention and loops defined as plain loops of the IR: for reading, and as a target's default.
 
     relu(x @ w)            ->    for each row and column: product = sum of x * w;   then relu of it
-    loop(h0, xs, w)        ->    for step in steps: a nest for each product, then the next states, then what is kept
+    loop(h0, xs, w)        ->    for step in steps: a nest for each product, then the next states and collected outputs
 
-A region without products is scheduled as for any target. Products, convolutions, attention and loops have schedules of
-a target's own (tiles, packed panels, threads that meet at barriers); here each product is a nest like any other, its
-result is in memory, and the time is the outermost loop.
+A target schedules products, convolutions, attention and loops in its own way (tiles, packed panels, barriers). Here
+each product is a loop nest like any other with its result in memory, and the steps of a loop are the outermost loop. A
+region without products gets the schedule that every target uses.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ from fuse.kernel.values import (
 from fuse.kernel.walks import within_stage
 
 UNPACKED = Packing(panel=1, most_panels=1, largest_block=1 << 20)
-"""Products here read their right operand as it lies."""
+"""The packing of a target whose products read their right operand in place."""
 
 CUTS: tuple[Cut, ...] = ("as needed", "concatenations", "reductions")
-"""Values of a step that are in memory before they are read: as few as possible."""
+"""Choices of the values of a step that are stored before they are read, fewest first."""
 
 
 def defined(computation: Computation) -> KernelBody:
-    """A region in the IR, products among its loops.
+    """The loop nests of a region, its products included.
 
     Raises:
-        NotAffine, Unsupported: it has no such loops; the message is a reason.
+        NotAffine, Unsupported: the region has no such loops; the message is a reason for the user.
     """
     roots = [output.value for output in computation.outputs]
     products = [v for v in within_stage(roots, through_reductions=True) if isinstance(v, (Product, Correlation))]
@@ -103,14 +103,14 @@ def defined(computation: Computation) -> KernelBody:
 
 
 def _free(stem: str, taken: Iterable[str]) -> str:
-    """A stem that begins no name that is taken."""
+    """``stem`` with underscores appended until no name in ``taken`` begins with it."""
     while any(name.startswith(stem) for name in taken):
         stem += "_"
     return stem
 
 
 def _contracted(left: Value, right: Value) -> Value:
-    """``left @ right`` as sums; either may be one matrix, or fewer than the other, which are used again and again."""
+    """``left @ right`` as a sum of products; the operand with fewer matrices is repeated."""
     images = max(left.shape[0] if len(left.shape) == 3 else 0, right.shape[0] if len(right.shape) == 3 else 0)
     if images:
         left, right = _repeated(left, images), _repeated(right, images)
@@ -118,7 +118,7 @@ def _contracted(left: Value, right: Value) -> Value:
 
 
 def _repeated(matrices: Value, images: int) -> Value:
-    """One matrix for each image: ``a b a b a b`` of ``a b``."""
+    """``matrices`` repeated to one for each image: ``a b`` becomes ``a b a b a b``."""
     *own, rows, columns = matrices.shape
     each = math.prod(own)
     spread = expand(view(matrices, (1, each, rows, columns)), (images // each, each, rows, columns))
@@ -126,38 +126,38 @@ def _repeated(matrices: Value, images: int) -> Value:
 
 
 def _block(statements: Sequence[Statement]) -> list[Statement]:
-    """Statements whose names are seen by no others."""
+    """The statements in a scope, unless they define no names outside of loops."""
     return [Scope(tuple(statements))] if any(not isinstance(s, (For, Scope)) for s in statements) else [*statements]
 
 
 def _operands(product: Product | Correlation) -> tuple[Value, Value]:
-    """Both operands as index arithmetic."""
+    """Both operands of ``left @ right``, patches and correlations spelled out as index arithmetic."""
     if isinstance(product, Product):
         return _as_rows(product.left), _as_rows(product.right)
-    (groups, outputs, depth), (images, _, places) = product.shape, product.left.shape
+    (groups, outputs, depth), (images, _, pixels) = product.shape, product.left.shape
     batch = images // groups
-    left = permute(view(product.left, (batch, groups, outputs, places)), (1, 2, 0, 3))
-    right = permute(view(_as_rows(product.right), (batch, groups, depth, places)), (1, 0, 3, 2))
-    return view(left, (groups, outputs, batch * places)), view(right, (groups, batch * places, depth))
+    left = permute(view(product.left, (batch, groups, outputs, pixels)), (1, 2, 0, 3))
+    right = permute(view(_as_rows(product.right), (batch, groups, depth, pixels)), (1, 0, 3, 2))
+    return view(left, (groups, outputs, batch * pixels)), view(right, (groups, batch * pixels, depth))
 
 
 def _as_rows(operand: Value) -> Value:
-    """A product's operand as index arithmetic: the patches of a convolution read its padded image."""
+    """The patches of a convolution as reads of its padded image; other operands unchanged."""
     if not isinstance(operand, Patches):
         return operand
     image, (batch, channels) = operand.source, operand.source.shape[:2]
-    if place := placement(image):  # one piece of arithmetic, where views of views would ask for loops to be split
-        image = _lying(place, image.shape, {})
+    if place := placement(image):  # one affine index; views of views would need their loops split
+        image = _stored_in_order(place, image.shape, {})
     window = Window(operand.stride, operand.padding, operand.dilation)
-    rows = patches(image, window, operand.taps, operand.places, 1)  # [1, batch * places, channels * taps]
-    taps, places = math.prod(operand.taps), math.prod(operand.places)
+    rows = patches(image, window, operand.taps, operand.output_size, 1)  # [1, batch * pixels, channels * taps]
+    taps, pixels = math.prod(operand.taps), math.prod(operand.output_size)
     if not isinstance(operand, PatchRows):
-        return permute(view(rows, (batch, places, channels * taps)), (0, 2, 1))
-    return view(permute(view(rows, (batch, places, channels, taps)), (0, 1, 3, 2)), operand.shape)
+        return permute(view(rows, (batch, pixels, channels * taps)), (0, 2, 1))
+    return view(permute(view(rows, (batch, pixels, channels, taps)), (0, 1, 3, 2)), operand.shape)
 
 
-def _lying(place: StridedPlace, shape: Shape, sizes: Mapping[str, int]) -> Value:
-    """A value stored in this order, by the number of an element."""
+def _stored_in_order(place: StridedPlace, shape: Shape, sizes: Mapping[str, int]) -> Value:
+    """A value of this shape at ``place`` in an input's memory, with numbers for ``sizes``."""
     start, *strides = (_known(number, sizes).constant for number in (place.start, *place.strides))
     extent = 1 + start + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     memory = Input((extent,), place.source.dtype, place.source.position, (1,))
@@ -171,7 +171,7 @@ def _lying(place: StridedPlace, shape: Shape, sizes: Mapping[str, int]) -> Value
 # ---- loops -----------------------------------------------------------------------------------------------------------
 
 STEP = "step"
-"""The loop variable of time."""
+"""The loop variable over the steps of a loop."""
 
 
 def defined_loop(
@@ -180,25 +180,26 @@ def defined_loop(
     results: Sequence[Tensor],
     is_kept: Callable[[str], bool] = lambda name: False,
 ) -> KernelBody:
-    """A loop in the IR; ``operands`` and ``results`` as :func:`fuse.kernel.lower_loops.lower_loop` has them.
+    """All steps of a loop in the IR; ``operands`` and ``results`` are those of
+    :func:`fuse.kernel.lower_loops.lower_loop`.
 
-    ``is_kept`` says which names the target keeps for itself. A loop that may end early is written without its end; a
-    comment says when it ends.
+    ``is_kept`` tells names that the target reserves. For a loop that may end early, a comment states the condition; the
+    IR runs all steps.
 
     Raises:
-        NotAffine, Unsupported: a step has no such loops; the message is a reason.
+        NotAffine, Unsupported: a step has no such loops; the message is a reason for the user.
     """
     for cut in CUTS:
         step = read_step(loop, operands, cut, UNPACKED, lambda name: name == STEP or is_kept(name))
         try:
-            return _driven(Frame(step, loop.spec, tuple(operands), tuple(results)))
+            return _all_steps(Frame(step, loop.spec, tuple(operands), tuple(results)))
         except NotAffine as why:
             reason = why
     raise reason
 
 
-def _driven(frame: Frame) -> KernelBody:
-    """States from their start to the end of the last step, and what is kept of each."""
+def _all_steps(frame: Frame) -> KernelBody:
+    """The statements that copy the start states, run all steps, and store last states and collected outputs."""
     step, spec = frame.step, frame.spec
     inputs = [Buffer(operand_name(frame, i), o.dtype, "input") for i, o in enumerate(frame.operands)]
     outputs = [Buffer(result_name(frame, i), r.dtype, "output") for i, r in enumerate(frame.results)]
@@ -216,9 +217,9 @@ def _driven(frame: Frame) -> KernelBody:
         each.append([_end(spec.stop, step.result_names[spec.carries + spec.stop.collected])])
     steps = For(STEP, spec.trip_count, tuple(statement for statements in each for statement in statements))
     last = _nest(frame.states, step.names, lasts_of(frame))
-    places = {buffer.name: (buffer, ZERO) for buffer in (*inputs, *outputs, *own)} | _parts(frame, inputs, outputs)
+    memory = {buffer.name: (buffer, ZERO) for buffer in (*inputs, *outputs, *own)} | _parts(frame, inputs, outputs)
     sizes = {size.name: size.value for size in frame.sizes}
-    body = [_placed(statement, places, sizes) for statement in (*ready, steps, *last)]
+    body = [_placed(statement, memory, sizes) for statement in (*ready, steps, *last)]
     return KernelBody(tuple(inputs), tuple(outputs), (*map(Declare, own), *body), step.lines)
 
 
@@ -229,16 +230,16 @@ def _nest(
 
 
 def _stored(frame: Frame, stage: Stage) -> Destination:
-    """A stage and its memory: a product is the sum that it stands for."""
+    """The value and memory of a stage; a product is written as a sum."""
     if isinstance(stage, Kept):
         return Destination(stage.value, frame.name(stage.result), stage.result.strides)
     shape = (stage.left.shape[1], stage.result.shape[1])
-    right = _lying(stage.right, shape, {size.name: size.value for size in frame.sizes})
+    right = _stored_in_order(stage.right, shape, {size.name: size.value for size in frame.sizes})
     return Destination(_contracted(stage.left, right), frame.name(stage.result), stage.result.strides)
 
 
 def _parts(frame: Frame, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> dict[str, tuple[Buffer, Affine]]:
-    """A step's part of each input and of each result that is kept, by its name: the memory around it, and where."""
+    """By name of a step input or collected output: the buffer with all steps, and the offset of this step's part."""
     spec, step, time = frame.spec, frame.step, Affine.of(STEP)
     found = {}
     for position, read in enumerate(spec.step_inputs, spec.carries):
@@ -250,13 +251,13 @@ def _parts(frame: Frame, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) ->
     return found
 
 
-def _placed(statement: Statement, places: Mapping[str, tuple[Buffer, Affine]], sizes: Mapping[str, int]) -> Statement:
-    """The statement with the memory that names stand for, and numbers in place of sizes."""
+def _placed(statement: Statement, memory: Mapping[str, tuple[Buffer, Affine]], sizes: Mapping[str, int]) -> Statement:
+    """The statement with each name replaced by its buffer and offset in ``memory``, and sizes by numbers."""
     if isinstance(statement, (For, Scope)):
-        return replace(statement, body=tuple(_placed(s, places, sizes) for s in statement.body))
+        return replace(statement, body=tuple(_placed(s, memory, sizes) for s in statement.body))
     if not isinstance(statement, (Load, Store)):
         return statement
-    buffer, start = places.get(statement.buffer.name, (statement.buffer, ZERO))
+    buffer, start = memory.get(statement.buffer.name, (statement.buffer, ZERO))
     placed = replace(statement, buffer=buffer, offset=_known(statement.offset, sizes) + start)
     if isinstance(placed, Store):
         return placed
@@ -268,7 +269,7 @@ def _known_stride(term: Indirect, sizes: Mapping[str, int]) -> Indirect:
 
 
 def _known(where: Affine, sizes: Mapping[str, int]) -> Affine:
-    """The same index with numbers in place of sizes."""
+    """The index with sizes replaced by their numbers."""
     total = Affine(where.terms, where.constant)
     for name, factor in where.sized:
         total += factor * sizes[name]

@@ -1,4 +1,4 @@
-"""Domains: index ranges of a node's loops, by which fusion passes decide which nodes may share a kernel.
+"""Domains: the index ranges of a node's loops. Fusion passes decide by them which nodes may share a kernel.
 
 add   [64, 768]           points 49152, rows -
 sum   [64, 768] -> [64]   points 49152, rows 64
@@ -23,19 +23,25 @@ from fuse.kernel.values import Concat, Gather
 from fuse.kernel.walks import reductions_below, within_stage
 
 MAX_INLINED = 6
-"""Cheap operators that may be computed again for every row rather than stored once."""
+"""Most cheap operators that are computed again for every row instead of being stored once."""
 DIFFERENT = "their loops run over different numbers of elements"
 
 
 @dataclass(frozen=True)
 class Domain:
-    """``points``: elements the widest loop runs over. ``rows``: results a reduction leaves, None without one.
+    """The loops of one or several nodes.
 
-    ``cheap``: all operators cost a few cycles, so that computing them again is no loss. ``size``: operators.
-    ``pieces``: it ends in a concatenation, whose costly pieces are still ``apart`` or already ``inside``. Each piece is
-    computed in a loop of its own, until something in the same kernel reads the whole. ``rows_again``: results of
-    another reduction, over the rows (:mod:`fuse.kernel.multi_stage`). ``looks_up``: a reduction reads tables, in
-    memory. ``reductions``: how many there are at most.
+    Attributes:
+        points: elements that the widest loop runs over.
+        rows: results of a reduction; None without a reduction.
+        cheap: whether all operators cost a few cycles, so that they may be computed again.
+        size: number of operators.
+        pieces: ``"none"`` unless the domain ends in a concatenation; ``"inside"`` if costly operators that compute a
+            piece are in the kernel, else ``"apart"``. A kernel computes each piece in a loop of its own until something
+            in the kernel reads the whole.
+        rows_again: results of a second reduction, over the rows (:mod:`fuse.kernel.multi_stage`); None without one.
+        looks_up: whether a reduction reads a table by positions.
+        reductions: upper bound of the number of reductions.
     """
 
     points: int
@@ -49,7 +55,7 @@ class Domain:
 
 
 def domain_of(node: Node) -> Domain | Declined:
-    """The domain of one operator, or why it has no kernel."""
+    """The domain of one operator, or the reason why it has no kernel."""
     if not can_lower(node):
         return Declined(f"{node.target} has no kernel")
     value = node.meta["val"]
@@ -68,7 +74,7 @@ def domain_of(node: Node) -> Domain | Declined:
     reductions = reductions_below(results)
     if not reductions:
         points = max(math.prod(r.shape) for r in results)
-        cheap = known is not None and (known.cheap or known.kind == "convolution")  # those with a kernel are short
+        cheap = known is not None and (known.cheap or known.kind == "convolution")  # no product: it has few taps
         return Domain(points, None, cheap, 1, "apart" if isinstance(results[0], Concat) else "none")
     widest = max(reductions, key=lambda r: math.prod(r.source.shape))
     points = math.prod(widest.source.shape)
@@ -77,7 +83,7 @@ def domain_of(node: Node) -> Domain | Declined:
 
 
 def join(earlier: Domain, later: Domain) -> Domain | str:
-    """The domain of both in one kernel, ``later`` reading ``earlier``; or the reason why they stay apart."""
+    """The domain of one kernel for both, where ``later`` reads ``earlier``; or the reason why they stay apart."""
     joined = _join(earlier, later)
     if isinstance(joined, str):
         return joined
@@ -88,12 +94,12 @@ def join(earlier: Domain, later: Domain) -> Domain | str:
 
 
 def _join(earlier: Domain, later: Domain) -> Domain | str:
-    """The same, whatever number of results is held."""
+    """``join`` without the limit on results that a reduction of reductions holds."""
     cheap, size = earlier.cheap and later.cheap, earlier.size + later.size
     if earlier.pieces == "inside":
         return "a costly piece of a concatenation would be computed again for elements of other pieces"
     if earlier.rows_again is not None or later.rows_again is not None:
-        return _join_levels(earlier, later)
+        return _join_multi_stage(earlier, later)
     if earlier.points == later.points:
         if None not in (earlier.rows, later.rows) and earlier.rows != later.rows:
             return "their reductions leave different numbers of rows"
@@ -110,7 +116,7 @@ def _join(earlier: Domain, later: Domain) -> Domain | str:
             return Domain(later.points, later.rows, cheap, size)
         return "a costly value would be computed again for every element it is broadcast to"
     if earlier.points > later.points and earlier.rows is None and later.rows is None:
-        if earlier.cheap and earlier.size <= MAX_INLINED:  # parts of it are read, through slices
+        if earlier.cheap and earlier.size <= MAX_INLINED:  # ``later`` reads parts of it, through slices
             return Domain(later.points, None, cheap, size)
         return "a costly value is read in parts"
     if later.rows is not None and later.points == earlier.rows and not later.looks_up:
@@ -118,8 +124,8 @@ def _join(earlier: Domain, later: Domain) -> Domain | str:
     return DIFFERENT
 
 
-def _join_levels(earlier: Domain, later: Domain) -> Domain | str:
-    """The same where one of them, or both, reduces what it has reduced."""
+def _join_multi_stage(earlier: Domain, later: Domain) -> Domain | str:
+    """``_join`` where at least one of them contains a reduction of reductions."""
     size = earlier.size + later.size
     if later.rows_again is None:
         on_rows = later.points == earlier.rows and later.rows in (None, earlier.rows_again)

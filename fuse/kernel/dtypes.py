@@ -22,12 +22,12 @@ HALVES = frozenset({torch.bfloat16, torch.float16})
 
 
 def supported(dtype: torch.dtype) -> bool:
-    """Whether kernels handle this dtype (complex, quantised and 8-bit floats they do not)."""
+    """Whether kernels handle this dtype; complex, quantised and 8-bit floating-point dtypes are not handled."""
     return dtype in SUPPORTED
 
 
 def register(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a kernel computes in: float32 for the halves, which it rounds to, the element's own otherwise.
+    """The dtype that a kernel computes in: float32 for bfloat16 and float16, the element's own dtype otherwise.
 
     >>> register(torch.bfloat16), register(torch.bool)
     (torch.float32, torch.bool)

@@ -1,9 +1,8 @@
-"""Write down the statements that compute one element of a value: the step from values to loops.
+"""Generate the statements that compute one element of a value: the step from values to loops.
 
-``Builder`` keeps the stack of open loops. Asked for an element at an index, it appends loads and arithmetic to the
-outermost loop in which all that they depend on is known (so what does not change in a loop is computed outside of it),
-and answers with the variable that holds the element, or the number that it is. An element that was asked for before is
-not computed again while its loop is open.
+``Builder`` keeps the stack of open loops. ``Builder.element`` appends the loads and arithmetic of one element, and
+returns the variable or number that is the element. Each statement goes to the outermost loop in which its operands are
+known, so that loop invariants are hoisted. An element is computed once while its loop is open.
 """
 
 from __future__ import annotations
@@ -34,19 +33,23 @@ from fuse.kernel.ir import Accumulator, Buffer, For, Indirect, Let, Load, LoopKi
 from fuse.kernel.values import Concat, Constant, Gather, Input, Iota, Map, Pad, Product, Reduce, Reindex, Value
 
 MAX_PIECES_IN_EXPRESSION = 8
+"""Most pieces of a concatenation that one expression chooses among: it computes every piece for every element."""
 MAX_NAMES = 30_000
-"""Elements that one kernel may name. A chain of pieces within pieces reads each under its own condition, and doubles
-with every link: beyond this, compiling would take minutes."""
+"""Most names in one kernel. Nested concatenations read each piece under its own condition, which doubles the names with
+every level; beyond this limit, compiling would take minutes."""
 
 
 _Key = tuple[int, Index, Expression | None]
-"""A value by its ``id``, an index and a guard."""
+"""An element: the ``id`` of its value, its index, and the guard under which it is read."""
 
 
 @dataclass
 class Block:
-    """One open loop (or the top of the kernel): its statements so far and the elements that are known inside it;
-    ``before``: what was known in each block around it, where it runs over some values of its variable only."""
+    """One open loop, or the top of the kernel: its statements and the elements known in it so far.
+
+    ``before`` is set for a loop over part of its variable's range: the elements known in each block around it when it
+    was opened.
+    """
 
     atom: str
     extent: int
@@ -60,9 +63,9 @@ _REALS = (torch.float32, torch.float64)
 
 
 def without_branches(statements: Sequence[Statement]) -> list[Statement]:
-    """The body of a loop with choices of reals that are the same in all of it made by their bits.
+    """The body of a loop in which floating-point ``select`` by a loop-invariant condition is replaced by ``chosen``.
 
-    From a choice, compilers make a branch around the load of what is chosen, and give up on vectors.
+    ``chosen`` selects by bit masks. Compilers turn ``select`` into a branch around a load, and then do not vectorise.
     """
     own = {s.name for s in statements if isinstance(s, (Let, Load))}
     return [_without_branch(s, own) if isinstance(s, Let) else s for s in statements]
@@ -82,8 +85,8 @@ def _without_branch(statement: Let, own: Set[str]) -> Let:
 class Builder:
     """Statements under construction; ``extents`` gives the trip count of every loop variable.
 
-    ``reach`` are the first and the last value of loop variables that do not take all of them. ``borders`` are, for each
-    variable, between which of its values (the last excluded) padding is not read.
+    ``reach`` has the first and last value of each open loop that runs over part of its range. ``borders`` has, for each
+    loop variable, the range of values (end excluded) in which no padding is read.
     """
 
     inputs: list[Buffer]
@@ -114,7 +117,7 @@ class Builder:
     def close(self, reduces: tuple[Accumulator, ...] = ()) -> None:
         block = self.blocks.pop()
         extent, bounds = block.extent, None
-        if block.before is not None:  # what is known of some values need not hold for others
+        if block.before is not None:  # an element known for part of the range need not be known for the rest
             first, last = self.reach.pop(block.atom)
             extent, bounds = last + 1 - first, (position(first), position(last + 1))
             for outer, known in zip(self.blocks, block.before, strict=True):
@@ -128,7 +131,11 @@ class Builder:
         self.blocks[-1].statements.append(statement)
 
     def fresh(self, hint: str) -> str:
-        """A name: the hint, with a number when it is taken (by another name or by a buffer)."""
+        """A new name: ``hint``, with a number if a value or buffer has that name.
+
+        Raises:
+            NotAffine: there are ``MAX_NAMES`` already.
+        """
         if len(self.used_names) > MAX_NAMES:
             raise NotAffine(f"a kernel would compute more than {MAX_NAMES:,} elements one by one")
         name, count = hint, self.used_names.get(hint, 0)
@@ -146,13 +153,14 @@ class Builder:
     # ---- elements ----------------------------------------------------------------------------------------------------
 
     def element(self, value: Value, index: Index, guard: Expression | None = None) -> Expression:
-        """The variable (or number) that is ``value[index]``; arbitrary where ``guard`` is false: nothing is read.
+        """The variable or number that is ``value[index]``. Where ``guard`` is false, nothing is read and it is
+        arbitrary.
 
         Raises:
             SplitNeeded, NotAffine: see :mod:`fuse.kernel.index`.
         """
         if guard is not None and self._is_inside(index, value.shape):
-            guard = None  # so that pieces of pieces that read one place share what they read
+            guard = None  # so that nested pieces share their reads of one element
         key = (id(value), index, guard)
         for block in self.blocks:
             if (known := block.known.get(key)) is not None:
@@ -197,7 +205,7 @@ class Builder:
         raise NotAffine(f"{type(value).__name__} has no element")
 
     def depth(self, expression: Expression | None) -> int:
-        """The number of the innermost loop around all that an expression depends on."""
+        """The number of the outermost block in which all operands of an expression are known."""
         match expression:
             case Variable():
                 return self.depths.get(expression.name, 0)
@@ -237,9 +245,9 @@ class Builder:
         return result
 
     def _piece(self, value: Concat, index: Index, guard: Expression | None) -> Expression:
-        """The piece that holds the index: a chain of conditions, each piece read only where it holds.
+        """The element of the piece that contains the index: a chain of ``select``, each piece read under its condition.
 
-        Pieces that the index never comes to are left out; where it is only ever in one, there is no condition.
+        Pieces outside of the index's range are left out. If one piece is left, there is no condition.
         """
         along = index[value.dim]
         first, last = self._range(along)
@@ -281,14 +289,14 @@ class Builder:
         return self._let("padded", select(inside, self.element(value.source, tuple(shifted), inside), fill))
 
     def _is_inside(self, index: Index, shape: Sequence[int]) -> bool:
-        """Whether an index into ``shape`` is in it throughout, were it not for guards."""
+        """Whether an index stays inside of ``shape`` for all values of the loop variables, guards ignored."""
         ranges = map(self._range, index)
         return not any(
             may_reach(-first, 1) or may_reach(last, n) for (first, last), n in zip(ranges, shape, strict=True)
         )
 
     def _range(self, index: Affine) -> tuple[float, float]:
-        """The least and the largest number that an index comes to, were it not for guards."""
+        """The least and the largest value of an index, guards ignored; infinite where it depends on sizes."""
         if index.sized:
             return -math.inf, math.inf
         ends = [(c, *self.reach.get(atom, (0, self.extents[atom] - 1))) for atom, c in index.terms]
@@ -297,7 +305,7 @@ class Builder:
         return index.constant + least, index.constant + sum(two if two >= one else one for one, two in pairs)
 
     def _note_borders(self, index: Affine, extent: int) -> None:
-        """Remember for which values of its only loop variable an index lies in ``range(extent)``."""
+        """Narrow ``borders`` to the values of the index's only loop variable for which it lies in ``range(extent)``."""
         if len(index.terms) != 1 or index.sized or index.terms[0][1] < 0:
             return
         ((atom, step),) = index.terms

@@ -1,8 +1,8 @@
 """Recipes of elementwise operators: one line each.
 
 Types follow eager: an operator is computed in the dtype of its result (comparisons in the promoted dtype of their
-arguments), halves in float with one rounding after it, integers wrap around. ``+ - * /`` and comparisons give eager's
-very bits.
+arguments). bfloat16 and float16 are computed in float32 and rounded once. Integers wrap around. ``+ - * /`` and
+comparisons are bit-identical to eager.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _BITWISE: dict[str, Formula] = {
     "bitwise_xor": operator.xor,
 }
 _LOGICAL: dict[str, Formula] = {"logical_and": operator.and_, "logical_or": operator.or_, "logical_xor": fn.unequal}
-"""Of bools. ``&&`` would be a branch, of which compilers make no vectors where they store it."""
+"""Formulas on bools. Not ``&&`` and ``||``: compilers make them branches, and do not vectorise stores of their
+result."""
 
 
 def _unary(formula: Formula) -> Recipe:
@@ -63,7 +64,8 @@ def _compare(call: Call, formula: Formula) -> Value:
 def apply_test(formula: Formula, args: list[Value | Number], compute: torch.dtype, shape: tuple[int, ...]) -> Value:
     """A map whose arguments have dtype ``compute`` and whose result is bool.
 
-    Here numbers are rounded to a half too: eager finds a half equal to 0.1 when it is the half nearest to 0.1.
+    Python numbers are rounded to bfloat16 or float16 too: eager finds a tensor element equal to 0.1 where it is the
+    number of its dtype that is nearest to 0.1.
     """
     operands = [convert(a, compute) if isinstance(a, Value) else rounded(a, compute) for a in args]
     return apply(formula, operands, register(compute), shape)
@@ -98,7 +100,7 @@ recipe("round.default")(_unary(fn.round))
 
 
 def _sum(call: Call, sign: int, first: str, second: str) -> Value:
-    """``first + alpha * second`` (or ``-``); of float and double with one rounding, as eager has it."""
+    """``first + alpha * second`` (or ``-``); float32 and float64 are rounded once, as in eager."""
     alpha, formula = call["alpha"], operator.add if sign > 0 else operator.sub
     if alpha == 1:
         return call.map(formula, first, second)
@@ -144,13 +146,17 @@ def divide_by_rounding(call: Call) -> Value:
 
 
 def _by_number(call: Call) -> bool:
-    """Whether eager divides by one number, in float: it divides halves by halves, each step rounded to a half."""
+    """Whether eager rounds a division once: for any divisor in float32 and wider, for a single number in half
+    precision.
+
+    Eager divides a half-precision tensor by another in steps, each rounded to the dtype.
+    """
     divisor = call.unrounded("other")
     return call.dtype not in HALVES or not isinstance(divisor, Value) or divisor.shape == ()
 
 
 def _floor_divide(call: Call) -> Value:
-    """Python's quotient of floats: (x - x % y) / y, which is a whole number but for rounding."""
+    """``x // y`` of floats as Python defines it: ``(x - x % y) / y``, rounded to a whole number."""
     if _by_number(call):
         return call.map(fn.floor_divide, "self", call.unrounded("other"))
 
@@ -177,7 +183,7 @@ def neg(call: Call) -> Value:
 
 @recipe("pow.Tensor_Scalar")
 def power(call: Call) -> Value:
-    """Eager's own special cases (none in float16) keep its bits; other exponents call ``pow``."""
+    """Exponents that eager computes without ``pow`` are computed as in eager (in float16 there are none)."""
     exponent = float(rounded(call["exponent"], call.dtype) if call.dtype in HALVES else call["exponent"])
     if not call.dtype.is_floating_point:
         if exponent != 2:
@@ -225,7 +231,8 @@ def choose(call: Call, condition: Value, yes: Value | Number, no: Value | Number
 
 
 def _at_least(x: Expression, low: Expression) -> Operation:
-    """Of two equal numbers the second is taken: ``x``, whatever the sign of its zero."""
+    """``max(low, x)``; of two equal numbers ``maximum`` returns the second, so that ``x`` keeps the sign of its
+    zero."""
     return fn.maximum(low, x)
 
 
@@ -258,7 +265,7 @@ def celu(call: Call) -> Value:
 
 @recipe("log_sigmoid_forward")
 def log_sigmoid(call: Call) -> tuple[Value, Value]:
-    """The second result is what eager keeps for the gradient."""
+    """``log(sigmoid(x))``, and ``exp(-|x|)``, which eager saves for the gradient."""
     return call.map(fn.logsigmoid, "self"), call.map(lambda x: fn.exp(-fn.abs(x)), "self")
 
 
@@ -289,7 +296,7 @@ _OF_ARGUMENTS: dict[str, tuple[Formula, str]] = {
     "threshold": (lambda x, bound, value: select(x <= bound, value, x), "self threshold value"),
     "threshold_backward": (lambda g, x, bound: select(x <= bound, 0, g), "grad_output self threshold"),
 }
-"""Formulas of an operator's arguments, by their names."""
+"""By operator: a formula, and the names of the arguments that it takes."""
 for _name, (_formula, _arguments) in _OF_ARGUMENTS.items():
     recipe(_name)(lambda call, f=_formula, arguments=_arguments: call.map(f, *arguments.split()))
 recipe("logical_not")(lambda call: call.map(operator.invert, "self", compute=torch.bool))
@@ -312,7 +319,7 @@ def _finite(x: Expression, nan: Expression, high: Expression, low: Expression) -
 
 @recipe("_to_copy", "clone", "alias_copy", "detach_copy", "lift_fresh_copy")
 def to_copy(call: Call) -> Value:
-    """A copy in another dtype or layout; the layout is the business of the store."""
+    """A copy in another dtype or layout; the layout shows only in the strides of the output."""
     value = call.tensor("self")
     copied = convert(value, call.dtype)
     return copied if copied is not value else apply_identity(value)

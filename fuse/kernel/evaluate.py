@@ -1,7 +1,7 @@
-"""Compute expressions element by element with torch: what every target's code has to agree with.
+"""Evaluate expressions with torch: the reference for the code of every target.
 
-In its own dtypes an expression has the very bits of C++ for ``+ - * /``, comparisons, selections and conversions. With
-floats *widened* to float64 no step rounds to less: the reference that results of either are measured by.
+In its own dtypes, ``+ - * /``, comparisons, selections and conversions are bit-identical to C++. With floats *widened*
+to float64, no step rounds to a narrower dtype; errors are measured against that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def evaluate(
     names: Mapping[str, Tensor] | None = None,
     widened: bool = False,
 ) -> Tensor:
-    """The value of an expression for these arguments of its parameters, and for what its ``names`` stand for.
+    """The value of an expression: ``arguments`` for its parameters by position, ``names`` for variables by name.
 
     >>> x, y = Parameter(torch.float32, 0), Parameter(torch.float32, 1)
     >>> evaluate(x * (1 - y * y), [torch.tensor([2.0]), torch.tensor([0.5])])
@@ -69,7 +69,7 @@ def _operated(whole: Operation, operands: Sequence[Tensor], widened: bool) -> Te
 
 
 def _converted(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A negative float wraps around in uint8, by way of a signed integer."""
+    """``value`` as ``dtype``; negative floats are converted to uint8 through int64, so that they wrap around."""
     if dtype is torch.uint8 and value.is_floating_point():
         value = value.long()
     return value.to(dtype)

@@ -2,13 +2,13 @@
 
     lambda g, y: g * (1 - y * y)     of two float32     ->     multiply(g, subtract(1.0, multiply(y, y)))
 
-An expression is a frozen tree: leaves (a number, an argument of a formula, a name defined before, an affine index) and
-operations on them, each with the dtype that it computes in. Nothing is promoted inside of a tree: Python numbers take
-the dtype of what they meet, everything else is converted by name. Halves are computed in float32, and ``rounded`` says
-where. Integers wrap around; ``+`` of bools is *or*, ``*`` is *and*.
+An expression is a frozen tree of operations, each with the dtype that it computes in. Leaves are numbers, arguments of
+a formula, variables and affine indices. There is no type promotion: Python numbers take the dtype of the other operand,
+every other conversion is an explicit ``convert``. bfloat16 and float16 are computed in float32, with explicit
+``round_bfloat16`` and ``round_float16``. Integers wrap around; ``+`` of bools is *or*, ``*`` is *and*.
 
-The operators and what they mean stand in :mod:`fuse.kernel.scalar_operators`; how a target writes them down is a
-:class:`Notation` of that target. Expressions are equal when they have equal structure.
+:mod:`fuse.kernel.scalar_operators` defines the operators. A :class:`Notation` is how a target writes them. Expressions
+are equal if their structure is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Scalar = bool | int | float
 
 @dataclass(frozen=True)
 class Expression:
-    """A number of ``dtype``, computed by what the subclasses say."""
+    """A scalar of type ``dtype``."""
 
     dtype: torch.dtype
 
@@ -56,18 +56,18 @@ class Expression:
         return operation("divide", other, self)
 
     def __floordiv__(self, other: Operand) -> Operation:
-        """The quotient of integers that are not negative."""
+        """The quotient of two non-negative integers."""
         return operation("quotient", self, other)
 
     def __mod__(self, other: Operand) -> Operation:
-        """The remainder of integers that are not negative."""
+        """The remainder of two non-negative integers."""
         return operation("modulo", self, other)
 
     def __neg__(self) -> Operation:
         return operation("negate", self)
 
     def __invert__(self) -> Operation:
-        """All bits turned; of a bool, *not*."""
+        """The bitwise complement; for a bool, *not*."""
         return operation("invert", self)
 
     def __and__(self, other: Operand) -> Operation:
@@ -121,7 +121,7 @@ class Variable(Expression):
 
 @dataclass(frozen=True)
 class Position(Expression):
-    """An index: affine in loop variables, and in sizes that only the call knows."""
+    """An index: affine in loop variables, and in sizes that are known in the call only."""
 
     index: Affine
 
@@ -138,7 +138,7 @@ class Operation(Expression):
 
 
 def operation(operator: str, *operands: Operand) -> Operation:
-    """``operator`` on operands of one dtype, which numbers take from the others.
+    """``operator`` on operands of one dtype; Python numbers take the dtype of the other operands.
 
     >>> x = Parameter(torch.float32, 0)
     >>> str(operation("maximum", x, 0)), operation("less", x, 1).dtype
@@ -149,7 +149,11 @@ def operation(operator: str, *operands: Operand) -> Operation:
 
 
 def _typed(operator: str, operands: Sequence[Operand]) -> tuple[Expression, ...]:
-    """Operands of one dtype: a number takes it from the others, and beside an index it is one."""
+    """The operands as expressions of one dtype; an integer beside an index becomes an index.
+
+    Raises:
+        TypeError: there is no expression among them, or their dtypes differ.
+    """
     like = next((operand for operand in operands if isinstance(operand, Expression)), None)
     if like is None:
         raise TypeError(f"{operator} of numbers: one operand has to be an expression, which gives the dtype")
@@ -203,7 +207,7 @@ def squared(x: Expression) -> Operation:
 
 
 def converted(value: Expression, source: torch.dtype, target: torch.dtype) -> Expression:
-    """``value``, an element of ``source``, as one of ``target``: cast to what that is computed in, rounded to a half.
+    """``value`` of dtype ``source`` converted to ``target``; to bfloat16 and float16 as a rounded float32.
 
     >>> x = Parameter(torch.float64, 0)
     >>> str(converted(x, torch.float64, torch.bfloat16)), str(converted(x, torch.float64, torch.float64))
@@ -231,7 +235,7 @@ def position(where: Affine | str | int) -> Position:
 
 
 def parts(expression: Expression) -> Iterator[Expression]:
-    """The expression and all that it is made of."""
+    """The expression and all of its subexpressions, parents first."""
     yield expression
     if isinstance(expression, Operation):
         for operand in expression.operands:
@@ -239,7 +243,7 @@ def parts(expression: Expression) -> Iterator[Expression]:
 
 
 def names_in(expression: Expression) -> set[str]:
-    """The names of variables, loop variables and sizes in it.
+    """The names of variables, loop variables and sizes in an expression.
 
     >>> sorted(names_in(Variable(torch.int64, "row") + position(Affine.of("i") * 4)))
     ['i', 'row']
@@ -271,7 +275,7 @@ def applied(expression: Expression, arguments: Sequence[Expression]) -> Expressi
 
 
 def cost(expression: Expression) -> int:
-    """The cost of computing it: nothing for what is at hand, 1 for arithmetic of a few cycles, more for functions.
+    """The cost of an expression: 0 for a leaf, 1 for any arithmetic of a few cycles, more for functions (``COSTS``).
 
     >>> x = Parameter(torch.float32, 0)
     >>> cost(x), cost(1 - x * x), cost(fn.tanh(x) + 1)
@@ -286,34 +290,37 @@ def cost(expression: Expression) -> int:
 
 @dataclass(frozen=True)
 class Template:
-    """How an operation is written: ``template`` with a place for each operand, how tightly it binds (``level``), and
-    how tightly each operand has to bind to stand there without parentheses."""
+    """How an operation is written.
 
-    template: str
+    ``text`` is a format string with a field for each operand. ``level`` is the operation's precedence, ``operands`` the
+    least precedence that each operand needs to stand without parentheses.
+    """
+
+    text: str
     level: int
     operands: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Notation:
-    """How a target writes expressions: its leaves, and each operation's form."""
+    """How a target writes expressions: the text of a leaf, and the template of an operation."""
 
     leaf: Callable[[Expression], str]
-    form: Callable[[Operation], Template]
+    template: Callable[[Operation], Template]
 
 
 CALL = 100
-"""The level of what needs no parentheses anywhere."""
+"""The precedence of an expression that needs no parentheses anywhere."""
 UNARY, PRODUCT, SUM, ORDER, EQUALITY, BIT_AND, BIT_XOR, BIT_OR, AND, OR, CHOICE = range(90, 79, -1)
 
 
 def binary(symbol: str, level: int) -> Template:
-    """An operator between two operands, taken from left to right."""
+    """The template of a left-associative operator between two operands."""
     return Template(f"{{}} {symbol} {{}}", level, (level, level + 1))
 
 
 def called(name: str, count: int) -> Template:
-    """``name(operand, ...)``."""
+    """The template ``name(operand, ...)``."""
     return Template(f"{name}({', '.join(['{}'] * count)})", CALL, (0,) * count)
 
 
@@ -339,7 +346,7 @@ SYMBOLS: Mapping[str, Template] = {
     "or": binary("||", OR),
     "select": Template("{} ? {} : {}", CHOICE, (CHOICE + 1, 0, CHOICE)),
 }
-"""The operators that C and its relatives have symbols for, and how tightly these bind."""
+"""Templates of the operators that have symbols in C, with C's precedences."""
 
 
 def render(expression: Expression, notation: Notation) -> str:
@@ -351,10 +358,10 @@ def _rendered(expression: Expression, notation: Notation, least: int) -> str:
     if not isinstance(expression, Operation):
         text = notation.leaf(expression)
         return f"({text})" if least > SUM and isinstance(expression, Position) and " " in text else text
-    form = notation.form(expression)
-    operands = zip(expression.operands, form.operands, strict=True)
-    text = form.template.format(*(_rendered(operand, notation, level) for operand, level in operands))
-    return f"({text})" if form.level < least else text
+    template = notation.template(expression)
+    operands = zip(expression.operands, template.operands, strict=True)
+    text = template.text.format(*(_rendered(operand, notation, level) for operand, level in operands))
+    return f"({text})" if template.level < least else text
 
 
 def _plain_leaf(leaf: Expression) -> str:
@@ -370,10 +377,10 @@ def _plain_leaf(leaf: Expression) -> str:
     raise TypeError(f"{type(leaf).__name__} is no leaf")
 
 
-def _plain_form(whole: Operation) -> Template:
+def _plain_template(whole: Operation) -> Template:
     name = f"to_{name_of(whole.dtype)}" if whole.operator == "convert" else whole.operator
     return SYMBOLS.get(whole.operator) or called(name, len(whole.operands))
 
 
-PLAIN = Notation(_plain_leaf, _plain_form)
-"""For reading."""
+PLAIN = Notation(_plain_leaf, _plain_template)
+"""The notation of ``str`` and of the IR's text."""

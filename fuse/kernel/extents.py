@@ -1,16 +1,16 @@
-"""Sizes that a kernel is told in each call, computed with and compared like any other number.
+"""Extents: symbolic integers for sizes that are passed to a kernel in each call.
 
     rows = Extent 5, a size that varies    rows * 64         Extent 320, written "64 * rows"
                                            rows * 64 > 63    True, decided: a size that varies is at least 1
-                                           rows > 16         False, noted: the text holds for sizes up to 16
+                                           rows > 16         False, recorded: the source holds for sizes up to 16
 
-Lowering runs with extents in place of the numbers of one call. An extent is an ``int`` with the value of the call at
-hand, so that no recipe, nest or schedule needs to know of it; it also carries a polynomial in the sizes, and prints as
-that. A comparison that depends on a size is noted as a *condition*. The text of a kernel is a function of its region
-and of the decisions that were taken, so that it serves every call whose sizes meet all conditions.
+Lowering runs with extents in place of the sizes of the current call. An extent is an ``int`` with that size as its
+value, so that recipes, nests and schedules treat it like any number. It also carries a polynomial in the sizes, and
+prints as the polynomial. A comparison whose outcome depends on a size is recorded as a *condition*. The source of a
+kernel depends on its region and on these outcomes only, so that it serves every call whose sizes meet all conditions.
 
-Some uses need the number itself: a float, a shift, a text of fixed form. They *pin* the extent: the condition is that
-it equals its value. Decisions by cost alone look at :func:`estimate`, which notes nothing.
+Some uses need the number itself: conversion to a float, a shift, a format. They *pin* the extent: they record the
+condition that it equals its value. Decisions by cost use :func:`estimate`, which records nothing.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ from typing import Any, NoReturn
 from fuse.kernel.polynomials import Terms, product_of, quotient_of, sum_of
 
 LEAST = 1
-"""The least value of a size that varies: what has no elements is lowered apart."""
-TELLING = 2
-"""The least value that kernels for varying sizes are made at: a one broadcasts, and does not tell what it is."""
+"""The least value of a size that varies; empty tensors are lowered separately."""
+LEAST_LOWERED = 2
+"""The least size at which kernels for varying sizes are lowered: a size of one broadcasts, and so hides its uses."""
 
 
 @dataclass
 class Conditions:
-    """The sizes of one kernel, their values in the call at hand, and what was decided about them in lowering.
+    """The sizes of one kernel, and the conditions that lowering recorded about them.
 
-    ``usual`` are the values of sizes that costs are estimated with. ``noted`` has each comparison as a Python
-    expression over the names of sizes, and its outcome. ``quotients`` has the factors that are no sizes, divisions and
-    remainders, by their text: each as a Python expression. A target has the functions that these texts call.
-    ``of_text``: extents are written as the names of sizes; else writing or hashing one pins it, as Python code does
-    that with the number.
+    Attributes:
+        sizes: their names.
+        values: their values in the current call.
+        usual: the values with which costs are estimated.
+        noted: recorded comparisons, as Python expressions over the names, with their outcomes.
+        quotients: factors of polynomials that are divisions, remainders or minima: their text in the kernel (a call
+            of a function that the target defines), and the same as a Python expression.
+        functions: compiled Python expressions, by their text.
+        of_text: whether an extent prints as its polynomial; otherwise printing or hashing an extent pins it.
     """
 
     sizes: tuple[str, ...] = ()
@@ -49,7 +53,7 @@ class Conditions:
     of_text: bool = True
 
     def size(self, name: str, value: int, usual: int | None = None) -> Extent:
-        """A new size, called ``name`` in kernels and in conditions; costs are estimated with its ``usual`` value."""
+        """A new size, ``name`` in kernels and conditions; costs are estimated with ``usual`` (default: ``value``)."""
         assert value >= LEAST
         self.sizes += (name,)
         self.usual += (value if usual is None else usual,)
@@ -58,14 +62,14 @@ class Conditions:
         return self.extent(name)
 
     def real(self, name: str, value: float) -> Real:
-        """A new number that is no size, called ``name``."""
+        """A new float called ``name`` that varies from call to call."""
         self.sizes += (name,)
         self.values += (value,)
         self.usual += (value,)
         return Real(value, name, self)
 
     def reals(self) -> list[str]:
-        """The names of numbers that are no sizes."""
+        """The names of the floats among ``sizes``."""
         return [name for name, value in zip(self.sizes, self.values, strict=True) if isinstance(value, float)]
 
     def extent(self, name: str) -> Extent:
@@ -78,28 +82,28 @@ class Conditions:
         return "(" + ("+".join(products) or "0") + ")"
 
     def function(self, expression: str) -> Callable[..., Any]:
-        """A Python expression over the sizes as a function of them, in their order."""
+        """A Python expression over the sizes, compiled to a function of the sizes in their order."""
         if expression not in self.functions:
             self.functions[expression] = eval(f"lambda {', '.join(self.sizes)}: {expression}", {"__builtins__": {}})
         return self.functions[expression]
 
     def value(self, number: int, sizes: tuple[int, ...]) -> int:
-        """A number that was computed from the sizes, for other sizes."""
+        """The value of ``number``, an extent of these conditions or a constant, at other sizes."""
         value: int = self.function(self.python(terms_of(number)))(*sizes)
         return value
 
     def met(self) -> Callable[..., bool]:
-        """A function that says of other sizes whether every decision would come out as it did."""
+        """A function of sizes: whether every recorded comparison has the recorded outcome."""
         tests = (text if outcome else f"not {text}" for text, outcome in self.noted.items())
         return self.function(" and ".join(tests) or "True")
 
 
 class NeedsNumber(Exception):
-    """A size is used in a way that has no text; the kernel has to be lowered for its value."""
+    """A use of a size that cannot be written symbolically; the kernel has to be lowered for its value."""
 
 
 class Extent(int):
-    """A number with the value of the call at hand, which follows from sizes by a polynomial.
+    """An integer with its value in the current call, and a polynomial in the sizes.
 
     >>> conditions = Conditions()
     >>> rows = conditions.size("rows", 5)
@@ -196,7 +200,7 @@ class Extent(int):
     def __hash__(self) -> int:
         if not self.conditions.of_text:
             return hash(pinned(self))
-        return _HASH  # equal for all: sets and dictionaries have to compare them
+        return _HASH  # the same for all extents, so that sets and dictionaries compare them
 
     # ---- text ----------------------------------------------------------------------------------------------------
 
@@ -237,15 +241,15 @@ class Extent(int):
 
     def _pins(self, *others: object) -> NoReturn:
         if not self.conditions.of_text:
-            pinned(self)  # whoever catches the exception goes on with that
-        raise NeedsNumber("a size is used bit by bit")
+            pinned(self)  # a caller that catches the exception goes on with the value
+        raise NeedsNumber("a size is used in a bitwise operation, a shift or a power")
 
     __pow__ = __rpow__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _pins
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _pins
 
 
 class Real(float):
-    """A number that the call tells, as ``1 / length``: it may be written, and whatever else needs it pins it.
+    """A float passed to the kernel in each call, like ``1 / length``. Kernels refer to it by name; other uses pin it.
 
     >>> conditions = Conditions()
     >>> mean = conditions.real("r0", 0.25)
@@ -266,7 +270,7 @@ class Real(float):
 
 
 def _pinning(name: str, of: type) -> Callable[..., Any]:
-    """The method of ``of``, which asks for the number itself."""
+    """The method ``name`` of class ``of``, applied to the pinned value."""
     own = getattr(of, name)
     return lambda self, *others, **named: own(pinned(self), *others, **named)
 
@@ -275,11 +279,11 @@ def _comparing(symbol: str) -> Callable[..., Any]:
     return lambda self, other: self._compared(other, symbol)
 
 
-_ASKING = """
+_PINNING = """
     abs add bool ceil divmod eq float floor floordiv format ge gt int le lt mod mul ne neg pos pow radd rdivmod repr
     rfloordiv rmod rmul round rpow rsub rtruediv str sub truediv trunc
 """
-for _name in (*(f"__{_name}__" for _name in _ASKING.split()), "is_integer", "as_integer_ratio", "hex"):
+for _name in (*(f"__{_name}__" for _name in _PINNING.split()), "is_integer", "as_integer_ratio", "hex"):
     setattr(Real, _name, _pinning(_name, float))
 for _name in ("__int__", "__float__", "__truediv__", "__rtruediv__", "bit_length", "bit_count", "to_bytes"):
     setattr(Extent, _name, _pinning(_name, int))
@@ -299,17 +303,17 @@ for _symbol, _compare in _COMPARED.items():
 
 
 def plain(number: int) -> int:
-    """The value in the call at hand; nothing is noted, so no text may depend on it."""
+    """The value in the current call. Nothing is recorded, so that no kernel source may depend on it."""
     return int.__int__(number) if isinstance(number, Extent) else number
 
 
 def estimate(number: int) -> int:
-    """The number to go by in a choice between ways that are all right: whichever is taken, it serves every size."""
+    """The value for decisions by cost. Nothing is recorded, so that every outcome must be correct for every size."""
     return number.conditions.value(number, number.conditions.usual) if isinstance(number, Extent) else number
 
 
 def smaller(one: int, other: int) -> int:
-    """The smaller number; where that depends on sizes, it is found in the call."""
+    """The smaller number; the kernel computes it in the call if it depends on sizes."""
     if not varies(one - other):
         return min(one, other)
     return _computed(
@@ -322,12 +326,12 @@ def smaller(one: int, other: int) -> int:
 
 
 def larger(one: int, other: int) -> int:
-    """The larger number; where that depends on sizes, it is found in the call."""
+    """The larger number; the kernel computes it in the call if it depends on sizes."""
     return -smaller(-one, -other)
 
 
 def unless_below(number: int, bound: int, otherwise: int, chosen: int) -> int:
-    """``chosen``, but ``otherwise`` where ``number`` is below ``bound``; the call finds out where sizes decide."""
+    """``otherwise`` if ``number < bound``, else ``chosen``; the kernel decides in the call if ``number`` varies."""
     if not varies(number):
         return otherwise if number < bound else chosen
     value = otherwise if plain(number) < bound else chosen
@@ -343,7 +347,7 @@ def unless_below(number: int, bound: int, otherwise: int, chosen: int) -> int:
 
 
 def pinned(number: Any) -> Any:
-    """The number itself: the kernel serves only sizes that give it, and no other number."""
+    """The value of an extent or real as a plain number; records the condition that it has this value."""
     if isinstance(number, Real):
         value = float.__float__(number)
         number.conditions.noted[f"{number.name} == {value!r}"] = True
@@ -355,13 +359,14 @@ def pinned(number: Any) -> Any:
 
 
 def varies(number: object) -> bool:
-    """Whether a number is only known in the call."""
+    """Whether a number is known in the call only."""
     return isinstance(number, Extent)
 
 
 def is_one(number: int) -> bool:
-    """Whether a size is one in every call. What is written for any size is right for one, too: a loop that runs once,
-    an index that is always 0; so a size that varies is taken for another, and this notes nothing.
+    """Whether a size is one in every call. False for every size that varies; nothing is recorded.
+
+    Code for a size that varies is right for one too: its loop runs once, its index is 0.
 
     >>> rows = Conditions().size("rows", 8)
     >>> is_one(rows), is_one(1), is_one(8)
@@ -371,8 +376,9 @@ def is_one(number: int) -> bool:
 
 
 def always_equal(one: int, other: int) -> bool:
-    """Whether numbers are equal whatever the sizes; this notes nothing, so that both answers must be right for all:
-    what is written for any number of elements is right for none, too, a loop that never runs.
+    """Whether two numbers are equal for all sizes. Nothing is recorded, so that False must be right for equal ones too.
+
+    Code for any number of elements is right for none, for instance: its loop never runs.
 
     >>> rows = Conditions().size("rows", 1)
     >>> always_equal(rows * 64, 64), always_equal(rows * 64, rows * 60 + rows * 4), always_equal(rows - rows, 0)
@@ -382,8 +388,7 @@ def always_equal(one: int, other: int) -> bool:
 
 
 def is_multiple(number: int, divisor: int) -> bool:
-    """Whether ``number`` is a multiple of ``divisor`` whatever the sizes, as a polynomial; unlike ``%``, this notes
-    nothing.
+    """Whether ``number`` is a multiple of ``divisor`` for all sizes, as a polynomial. Unlike ``%``, records nothing.
 
     >>> rows = Conditions().size("rows", 1)
     >>> is_multiple(rows * 64, rows * 8), is_multiple(rows * 64, 16), is_multiple(64, rows), is_multiple(8, 4)
@@ -396,7 +401,7 @@ def is_multiple(number: int, divisor: int) -> bool:
 
 
 def alike(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether shapes are equal in every call; a size that varies is no one, as :func:`is_one` says.
+    """Whether two shapes are equal in every call; a size that varies is unlike a constant one (:func:`is_one`).
 
     >>> rows = Conditions().size("rows", 8)
     >>> alike((rows, 64), (1, 64)), alike((rows, 64), (rows, 64)), rows.conditions.noted
@@ -406,8 +411,9 @@ def alike(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def reaches(number: int, bound: int) -> bool:
-    """Whether ``number`` is at least ``bound``, for callers that are right with True at every size: where it holds of
-    all sizes but ones, this says so of ones too, and notes nothing.
+    """Whether ``number >= bound``, for callers that are correct with True at every size.
+
+    If the inequality holds for all sizes from 2 on, this is True, and nothing is recorded for sizes of one.
 
     >>> rows = Conditions().size("rows", 8)
     >>> reaches(rows * rows - 1, rows), reaches(3, 4), rows.conditions.noted
@@ -415,9 +421,9 @@ def reaches(number: int, bound: int) -> bool:
     """
     apart = number - bound
     if isinstance(apart, Extent) and not any("(" in factor for factors, _ in apart.terms for factor in factors):
-        # a size n is TELLING and m more: a polynomial in m without a coefficient below 0 is never below 0
+        # substitute n = LEAST_LOWERED + m: a polynomial in m without negative coefficients is never negative
         moved = (
-            product_of(*((((), TELLING), ((factor,), 1)) for factor in factors), (((), coefficient),))
+            product_of(*((((), LEAST_LOWERED), ((factor,), 1)) for factor in factors), (((), coefficient),))
             for factors, coefficient in apart.terms
         )
         if all(coefficient >= 0 for _, coefficient in sum_of(*moved)):
@@ -426,8 +432,9 @@ def reaches(number: int, bound: int) -> bool:
 
 
 def may_reach(number: float, bound: float) -> bool:
-    """Whether ``number`` is at least ``bound``, or may be at other sizes, for callers that are right with True at every
-    size; this notes nothing. Either may be infinite.
+    """Whether ``number >= bound`` at some size, for callers that are correct with True at every size.
+
+    Nothing is recorded. Either number may be infinite.
 
     >>> rows = Conditions().size("rows", 8)
     >>> may_reach(rows, 20), may_reach(-rows, 0), may_reach(3, 4), may_reach(math.inf, rows), rows.conditions.noted
@@ -442,7 +449,7 @@ def may_reach(number: float, bound: float) -> bool:
 
 
 def common_divisor(one: int, other: int) -> int:
-    """The greatest number that divides both for all sizes."""
+    """The greatest constant that divides both numbers for all sizes."""
     return math.gcd(*(c for n in (one, other) for _, c in terms_of(n)))
 
 
@@ -454,19 +461,19 @@ def terms_of(number: int) -> Terms:
 
 
 def divided(number: int, divisor: int) -> int:
-    """``number // divisor``, a polynomial where every monomial can be divided."""
+    """``number // divisor``: a polynomial if ``divisor`` divides every monomial, else a factor computed in the call."""
     found = _exact(number, divisor)
     return _quotient("fuse_size_quotient", "//", number, divisor) if found is None else found
 
 
 def remaining(number: int, divisor: int) -> int:
-    """``number % divisor``, 0 where every monomial can be divided."""
+    """``number % divisor``: 0 if ``divisor`` divides every monomial, else a factor computed in the call."""
     found = _exact(number, divisor)
     return _quotient("fuse_size_remainder", "%", number, divisor) if found is None else number - found * divisor
 
 
 def _exact(number: int, divisor: int) -> int | None:
-    """``number / divisor``, rounded down, where that is a polynomial with whole coefficients."""
+    """``number // divisor`` if that is a polynomial with integer coefficients; else None."""
     if not isinstance(number, Extent) and number >= 0 and least(divisor) > number:
         return 0
     if not isinstance(number, Extent) and number < 0 and least(divisor) >= -number:
@@ -476,13 +483,16 @@ def _exact(number: int, divisor: int) -> int | None:
 
 
 def _quotient(function: str, symbol: str, number: int, divisor: int) -> int:
-    """A number that is no polynomial: a factor with a text of its own."""
+    """A quotient or remainder that is no polynomial, as a factor computed in the call."""
     value = plain(number) // plain(divisor) if symbol == "//" else plain(number) % plain(divisor)
     return _computed(f"{function}({number}, {divisor})", f"({{0}} {symbol} {{1}})", value, number, divisor)
 
 
 def _computed(text: str, python: str, value: int, *of: int) -> Extent:
-    """A number that the call computes: a factor with a text of its own. ``python`` says it of the numbers ``of``."""
+    """A number that the kernel computes in the call, as a factor of polynomials.
+
+    ``text`` computes it in the kernel. ``python`` computes it from ``of``, which its fields ``{0}``, ``{1}`` refer to.
+    """
     conditions = _any(*of).conditions
     conditions.quotients[text] = python.format(*(conditions.python(terms_of(number)) for number in of))
     return Extent(value, (((text,), 1),), conditions)
@@ -493,7 +503,8 @@ def _any(*numbers: int) -> Extent:
 
 
 def least(number: int) -> float:
-    """The least value of a number that grows with all sizes; minus infinity where it may not grow."""
+    """A lower bound of a number over all sizes; minus infinity if it has a negative coefficient or a computed
+    factor."""
     terms = terms_of(number)
     if any(m and (c < 0 or any("(" in factor for factor in m)) for m, c in terms):
         return -math.inf

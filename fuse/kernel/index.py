@@ -1,15 +1,15 @@
-"""Index arithmetic: affine expressions over loop variables, and how a reshape is undone on them.
+"""Index arithmetic: affine expressions over loop variables, and their transformation by a reshape.
 
 A loop variable is an *atom*. The index of every tensor dimension is ``sum(coefficient * atom) + constant``. A reshape
-regroups digits:
+converts indices through the flat index:
 
-    view [6] -> [2, 3]      flat = 3*i + j, read back as digit of extent 6
-    view [2, 3] -> [6]      i = n // 3, j = n % 3: affine only when n is written as 3*hi + lo
+    view [6] -> [2, 3]      flat = 3*i + j, which is the index of the dimension of extent 6
+    view [2, 3] -> [6]      i = n // 3, j = n % 3: affine only if n is written as 3*hi + lo
 
-The second case asks the schedule to split the atom ``n`` into two loops (``SplitNeeded``), after which the digits are
+In the second case, ``SplitNeeded`` makes the schedule split the loop over ``n`` into two loops. Then the indices are
 affine again, so that no kernel divides.
 
-A stride may be a ``Size``, a number that only the call knows. Offsets then are affine with named coefficients besides:
+A stride may be a ``Size``, a number known in the call only. Offsets then have named coefficients too:
 ``2 * j + i * x_stride0``.
 """
 
@@ -24,9 +24,9 @@ from fuse.kernel.extents import alike, always_equal, common_divisor, estimate, i
 
 @dataclass(frozen=True)
 class Size:
-    """A number that only the call knows: a name in kernels, and its ``value`` in the call at hand.
+    """A number known in the call only: its name in kernels, and its ``value`` in the current call.
 
-    Sizes of one name are equal whatever their values, so that what is generated cannot depend on them.
+    Sizes with one name compare equal whatever their values, so that generated code cannot depend on the values.
     """
 
     name: str
@@ -43,7 +43,7 @@ Stride = int | Size
 class Affine:
     """``constant + sum(coefficient * atom) + sum(size * index)``.
 
-    ``terms`` holds non-zero coefficients, sorted by atom name; ``sized`` the factors of sizes, by name of the size.
+    ``terms`` has the non-zero coefficients, sorted by atom; ``sized`` has the index that each size multiplies.
 
     >>> i, j = Affine.of("i"), Affine.of("j")
     >>> str(i * 4 + j + 1)
@@ -85,7 +85,7 @@ class Affine:
         return Affine(tuple((a, c * factor) for a, c in self.terms), self.constant * factor, sized)
 
     def times(self, stride: Stride) -> Affine:
-        """This index ``stride`` elements apart; it must have no sizes yet."""
+        """This index times ``stride``; a ``Size`` may multiply only an index without sizes."""
         if not isinstance(stride, Size):
             return self * stride
         assert not self.sized
@@ -99,7 +99,7 @@ class Affine:
         return dict(self.terms).get(atom, 0)
 
     def step(self, atom: str) -> Affine:
-        """How far one step of ``atom`` leads: no atoms in it, but maybe sizes.
+        """The coefficient of ``atom`` with sizes among its factors, as an index without atoms.
 
         >>> str((Affine.of("i") * 2 + 1).times(Size("stride", 100)).step("i"))
         '2 * stride'
@@ -108,18 +108,18 @@ class Affine:
         return Affine((), self.coefficient(atom), tuple(item for item in factors if item[1] != ZERO))
 
     def start(self) -> Affine:
-        """Where all atoms are 0."""
+        """The value where all atoms are 0, as an index without atoms."""
         factors = ((name, Affine((), factor.constant)) for name, factor in self.sized)
         return Affine((), self.constant, tuple(item for item in factors if item[1] != ZERO))
 
     def without(self, atom: str) -> Affine:
-        """The same where ``atom`` is 0."""
+        """This index with ``atom`` set to 0."""
         factors = ((name, factor.without(atom)) for name, factor in self.sized)
         terms = tuple(term for term in self.terms if term[0] != atom)
         return Affine(terms, self.constant, tuple(item for item in factors if item[1] != ZERO))
 
     def is_always(self, other: Affine) -> bool:
-        """Whether both are equal whatever the sizes that numbers follow from."""
+        """Whether both indices are equal for all sizes."""
         return (
             [atom for atom, _ in self.terms] == [atom for atom, _ in other.terms]
             and all(always_equal(a, b) for (_, a), (_, b) in zip(self.terms, other.terms, strict=True))
@@ -159,11 +159,11 @@ class SplitNeeded(Exception):
 
 
 class NotAffine(Exception):
-    """An index has no affine form; the message is a reason for the user."""
+    """An index is not affine in the loop variables; the message is a reason for the user."""
 
 
 def offset(index: Index, strides: Sequence[Stride]) -> Affine:
-    """Elements from the first one to ``index`` in a buffer with these strides."""
+    """The offset, in elements, of ``index`` in a buffer with these strides."""
     total = ZERO
     for i, stride in zip(index, strides, strict=True):
         if stride and (i.terms or not always_equal(i.constant, 0)):
@@ -172,7 +172,7 @@ def offset(index: Index, strides: Sequence[Stride]) -> Affine:
 
 
 def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: Mapping[str, int]) -> Index:
-    """The index into ``target`` of the element at ``index`` in ``shape`` (both row-major, equally many elements).
+    """The index into ``target`` of the element at ``index`` in ``shape`` (both row-major, with as many elements).
 
     Raises:
         SplitNeeded: an atom must become two loops first.
@@ -185,7 +185,7 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
         return index
     own = [(i, extent) for i, extent in zip(index, shape, strict=True) if not is_one(extent)]
     asked = [extent for extent in target if not is_one(extent)]
-    first = 0  # dimensions that stay, in front and behind: their index may be outside, where padding guards a read
+    first = 0  # equal leading and trailing dimensions keep their index, which may lie in padding, outside of them
     while first < min(len(own), len(asked)) and always_equal(own[first][1], asked[first]):
         first += 1
     last = 0
@@ -202,8 +202,10 @@ def reshape(index: Index, shape: Sequence[int], target: Sequence[int], extents: 
 
 
 def _divides_properly(inner: int, extent: int) -> bool:
-    """Whether a loop can be split by a divisor of its extent that is neither 1 nor all of it; by one that varies, which
-    may be 1 or all in some calls, it can be split in all."""
+    """Whether ``inner`` is a divisor of ``extent`` other than 1 and ``extent``.
+
+    A divisor that varies may be 1 or ``extent`` in some calls; the split is right there too.
+    """
     if is_multiple(extent, inner):
         return not is_one(inner) and not always_equal(inner, extent)
     return 1 < inner < extent and extent % inner == 0

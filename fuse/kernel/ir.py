@@ -1,9 +1,8 @@
 """The kernel IR: loops over buffers, small enough to print.
 
-A kernel is a list of statements. Memory is touched only by ``Load`` and ``Store`` whose offsets are
-affine in the loop variables plus optional indirect terms, so that a transformation can reason about them; arithmetic in
-between is typed expressions (:mod:`fuse.kernel.expressions`) over names that are defined once. Nothing in it is text of
-a target.
+A kernel is a list of statements. Only ``Load`` and ``Store`` access memory. Their offsets are affine in the loop
+variables, plus optional indirect terms, so that transformations can analyse them. Arithmetic is typed expressions
+(:mod:`fuse.kernel.expressions`) over names that are defined once. The IR contains no text of a target.
 
     for i in 64 (parallel):
         best = -inf
@@ -30,7 +29,7 @@ LoopKind = OneOf["serial", "vector", "parallel"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of ``extent`` elements; inputs and outputs are arguments, the rest is local."""
+    """Memory of ``extent`` elements. Inputs and outputs are arguments of the kernel, scratch is local to it."""
 
     name: str
     dtype: torch.dtype
@@ -40,7 +39,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Indirect:
-    """``stride * position``; the position was checked to lie in ``range(extent)``."""
+    """The term ``stride * position`` of an offset; ``position`` has been checked to lie in ``range(extent)``."""
 
     position: Expression
     stride: Stride
@@ -76,7 +75,7 @@ class Let:
 
 @dataclass(frozen=True)
 class Pointer:
-    """``name`` is the memory of ``base`` from element ``offset`` on."""
+    """``name`` points to element ``offset`` of the memory ``base``."""
 
     name: str
     base: str
@@ -92,7 +91,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """Declares ``name`` with the identity of ``op``; arg-reductions keep ``name`` and ``name_at``."""
+    """Declares ``name``, initialised with the identity of ``op``; arg-reductions declare a position ``name_at`` too."""
 
     name: str
     dtype: torch.dtype
@@ -108,7 +107,7 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """``accumulator = op(accumulator, value)``; arg-reductions remember ``position``."""
+    """``accumulator = op(accumulator, value)``; arg-reductions also store ``position``."""
 
     accumulator: Accumulator
     value: Expression
@@ -119,7 +118,7 @@ _COMBINING = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimu
 
 
 def combined(op: ReduceOp, so_far: Operand, element: Operand) -> Operation:
-    """``op(so_far, element)``; not for arg-reductions.
+    """``op(so_far, element)``, for reductions other than arg-reductions.
 
     >>> str(combined("max", Variable(torch.float32, "best"), Variable(torch.float32, "x")))
     'maximum(best, x)'
@@ -128,13 +127,14 @@ def combined(op: ReduceOp, so_far: Operand, element: Operand) -> Operation:
 
 
 def better(op: ReduceOp, element: Expression, so_far: Expression, at: Expression) -> Operation:
-    """Whether an arg-reduction goes on with ``element``: the first one, a better one, the first NaN."""
+    """Whether ``element`` replaces ``so_far`` in an arg-reduction: it is the first element, better, or the first
+    NaN."""
     beats = element > so_far if op == "argmax" else element < so_far
     return either(either(at < 0, beats), both(fn.unequal(element, element), fn.equal(so_far, so_far)))
 
 
 def identity(op: ReduceOp, dtype: torch.dtype) -> Literal:
-    """The number that a reduction starts from.
+    """The initial value of a reduction.
 
     >>> identity("sum", torch.float32).number, identity("min", torch.int8).number
     (0, 127)
@@ -149,14 +149,14 @@ def identity(op: ReduceOp, dtype: torch.dtype) -> Literal:
 
 @dataclass(frozen=True)
 class Declare:
-    """A buffer that lives until the end of the enclosing block."""
+    """Declares a buffer that lives until the end of the enclosing block."""
 
     buffer: Buffer
 
 
 @dataclass(frozen=True)
 class Fail:
-    """Leave the kernel with status 1 if ``condition`` (a name) is true: an index is out of range, eager says which."""
+    """Return status 1 from the kernel if ``condition`` (a name) is true: an index is out of range, and eager raises."""
 
     condition: str
 
@@ -168,9 +168,10 @@ class Comment:
 
 @dataclass(frozen=True)
 class For:
-    """``for atom in range(extent)``; ``reduces`` names the accumulators that a vector loop combines lane by lane.
+    """``for atom in range(extent)``.
 
-    ``bounds`` are the first iteration and the one behind the last, where only a share of them is run.
+    ``reduces`` are the accumulators that a vector loop combines lane by lane. ``bounds`` are the first iteration and
+    the end of a loop that runs part of ``range(extent)``.
     """
 
     atom: str
@@ -183,7 +184,7 @@ class For:
 
 @dataclass(frozen=True)
 class Scope:
-    """Statements whose names are not seen outside, so that loop nests side by side need not know each other's."""
+    """Statements with names of their own, so that neighbouring loop nests may use the same names."""
 
     body: tuple[Statement, ...]
 
@@ -193,7 +194,7 @@ Statement = Load | Let | Pointer | Store | Accumulator | Accumulate | Declare | 
 
 @dataclass(frozen=True)
 class KernelBody:
-    """A kernel for the emitter: arguments in order, then statements."""
+    """A whole kernel: its arguments in order, its statements, and the user's ``lines`` that it computes."""
 
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]

@@ -6,7 +6,7 @@
                 x_at = load x[8 * i0 + i1]
                 store out0[8 * i0 + i1] = tanh(x_at) + 1.0
 
-Offsets are elements of a buffer. Nothing is converted but where ``to_float32`` and its like stand.
+Offsets count elements of a buffer. Conversions are explicit (``to_float32``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INDENT = "    "
 
 
 def text_of_body(body: KernelBody, name: str) -> str:
-    """A kernel as text: the user's lines, what it reads and writes, its statements.
+    """A kernel as text: the user's lines, the inputs and outputs, the statements.
 
     >>> import torch
     >>> from fuse.kernel.expressions import fn
@@ -71,7 +71,7 @@ def _lines(statement: Statement) -> list[str]:
     match statement:
         case Load():
             otherwise = f" if {statement.guard} else 0" if statement.guard is not None else ""
-            return [f"{statement.name} = load {statement.buffer.name}[{_place(statement)}]{otherwise}"]
+            return [f"{statement.name} = load {statement.buffer.name}[{_address(statement)}]{otherwise}"]
         case Let():
             return [f"{statement.name} = {statement.value}"]
         case Pointer():
@@ -96,7 +96,7 @@ def _lines(statement: Statement) -> list[str]:
             return [_heading(statement), *_block(statement.body)]
 
 
-def _place(load: Load) -> str:
+def _address(load: Load) -> str:
     return " + ".join([str(load.offset), *map(_looked_up, load.indirect)])
 
 
@@ -112,7 +112,7 @@ def _heading(loop: For) -> str:
 
 
 def _remembers(accumulator: Accumulator) -> bool:
-    """Whether it keeps the place of an element beside the element."""
+    """Whether an accumulator keeps the position of an element beside the element."""
     return accumulator.op in ("argmax", "argmin")
 
 

@@ -1,10 +1,9 @@
-"""Recipes of look-ups: embedding, ``index_select``, ``gather``, ``x[positions]``, a loss of a target's probability.
+"""Recipes of operators that index by tensors: embedding, ``index_select``, ``gather``, ``x[positions]``, ``nll_loss``.
 
-    nll_loss(p, target):    - w[target[n]] * p[n, target[n]]    summed over n, or that over the sum of the w[target[n]]
+    nll_loss(p, target)   =   - sum over n of w[target[n]] * p[n, target[n]]   (mean: over the sum of w[target[n]])
 
-Where the target is ``ignore_index``, nothing is looked up, and nothing added. Each look-up is one indirect load an
-element. Positions are checked before the kernel writes anything; where one is out of range the call is run by eager,
-which raises its own error.
+Targets equal to ``ignore_index`` add nothing. Each element is one indirect load. Positions are checked before the
+kernel writes anything; if one is out of range, eager runs the call and raises its own error.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from fuse.kernel.values import Constant, Gather, Input, Value, view
 
 INDEX_DTYPES = (torch.int64, torch.int32)
 NONE, MEAN = 0, 1
-"""The numbers that stand for ``reduction="none"`` and ``"mean"``."""
+"""ATen's numbers for ``reduction="none"`` and ``"mean"``."""
 
 
 def table_of(call: Call, name: str) -> Input:
     table = call.tensor(name)
     if not isinstance(table, Input):
-        raise Unsupported("the table of a look-up is computed in the same kernel")
+        raise Unsupported("the tensor that is indexed is computed in the same kernel")
     return table
 
 
 def positions_of(value: Value) -> Value:
     if value.dtype not in INDEX_DTYPES:
-        raise Unsupported(f"positions of dtype {value.dtype}")
+        raise Unsupported(f"indices of dtype {value.dtype}")
     return convert(value, torch.int64)
 
 
@@ -52,11 +51,11 @@ def embedding(call: Call) -> Value:
 
 @recipe("index_select", "gather")
 def along_a_dimension(call: Call) -> Value:
-    """``index_select`` asks with one index for whole slices, ``gather`` for each element."""
+    """``index_select`` takes slices by a vector of positions; ``gather`` takes each element by its own position."""
     table, positions = table_of(call, "self"), positions_of(call.tensor("index"))
     slices = call.op._opname == "index_select"
     if not table.shape or len(positions.shape) != (1 if slices else len(table.shape)):
-        raise Unsupported("a look-up in a scalar")
+        raise Unsupported("indexing a scalar")
     dim = call["dim"] % len(table.shape)
 
     def position_index(index: Index) -> Index:
@@ -70,7 +69,7 @@ def along_a_dimension(call: Call) -> Value:
 
 @recipe("index.Tensor")
 def index_by_tensor(call: Call) -> Value:
-    """``x[:, positions]``, ``x[first, second]``; a mask has no kernel."""
+    """``x[:, positions]`` and ``x[first, second]``; a boolean mask has no kernel."""
     table, indices = table_of(call, "self"), call["indices"]
     used = [d for d, positions in enumerate(indices) if positions is not None]
     positions, wraps = positions_of(indices[used[0]]), len(used) == 1
@@ -89,15 +88,17 @@ def index_by_tensor(call: Call) -> Value:
 
 
 def _together(table: Input, dims: Sequence[int], positions: Sequence[Value]) -> tuple[Input, Value]:
-    """The table with one dimension in the place of ``dims``, whose elements lie side by side in memory, and where each
-    place is in it: out of range where one of the positions is."""
+    """The table with ``dims`` joined to one dimension of stride 1, and the positions along it.
+
+    A joint position is the offset in memory of the positions in ``dims``. It is out of range if one of them is.
+    """
     extents, strides = [pinned(table.shape[d]) for d in dims], [table.strides[d] for d in dims]
     if not all(isinstance(stride, int) for stride in strides):
         raise Unsupported("indexing by several tensors at once where strides are known only during the call")
     steps = [pinned(stride) for stride in strides if isinstance(stride, int)]
     end = 1 + sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
 
-    def place(*parts: Expression) -> Expression:
+    def joint(*parts: Expression) -> Expression:
         known = zip(parts, extents, steps, strict=True)
         ahead = [(fn.select(part < 0, part + extent, part), extent, step) for part, extent, step in known]
         outside = reduce(either, (either(at < 0, at >= extent) for at, extent, _ in ahead))
@@ -109,18 +110,18 @@ def _together(table: Input, dims: Sequence[int], positions: Sequence[Value]) -> 
     own = [(table.shape[d], table.strides[d]) for d in kept]
     whole = [*own[:dim], (end, 1), *own[dim:]]
     joined = Input(tuple(n for n, _ in whole), table.dtype, table.position, tuple(s for _, s in whole))
-    return joined, apply(place, positions, torch.int64, shape)
+    return joined, apply(joint, positions, torch.int64, shape)
 
 
 @recipe("nll_loss_forward")
 def nll_loss(call: Call) -> tuple[Value, Value | None]:
-    """Of one or many rows; the second result, the sum of weights, is not made for ``reduction="none"``."""
+    """The loss of one or many rows, and the sum of weights; the latter is None for ``reduction="none"``."""
     rows, target = table_of(call, "self"), positions_of(call.tensor("target"))
     shape, dtype, rank = target.shape, rows.dtype, len(rows.shape)
     if dtype in HALVES:
         raise Unsupported("a loss in half precision")
     if rank != len(shape) + 1:
-        raise Unsupported("a loss of one row whose target is no number")
+        raise Unsupported("a loss whose target has as many dimensions as its input")
     given = Constant(shape, torch.int64, call["ignore_index"])
     ignored = apply(fn.equal, [target, given], torch.int64, shape)
     place = choice(ignored, Constant(shape, torch.int64, 0), target)

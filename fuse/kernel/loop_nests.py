@@ -1,8 +1,8 @@
-"""A loop about to be written for a target: memory of its own, where values go, and the nests of one step.
+"""The memory of a loop kernel, by name, and the loop nests of one step, for any target.
 
-state  h:     h_start (operand)  ->  h, h_next (the kernel's own)  ->  h_last (result)
-input  x:     x_steps (operand)  ->  x (this step's part)
-result y:     y_steps (result)   ->  y (this step's place)
+state  h:     h_start (operand)  ->  h, h_next (in the workspace)  ->  h_last (result)
+input  x:     x_steps (operand)  ->  x (the part that this step reads)
+result y:     y_steps (result)   ->  y (the part that this step writes)
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from fuse.kernel.schedule import schedule
 from fuse.kernel.values import Computation, Concat, Input, Output, Value
 
 MOST_PIECES = 16
-"""Pieces of concatenations that are stored by the nests of other results: many are written one after another."""
+"""Most pieces of concatenations that become outputs of their own, in nests with other results. More pieces would make
+many nests; then each concatenation is one output, whose pieces are written one after another."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A loop about to be written down: its step, how it is driven, and the tensors around it.
+    """A loop to generate code for: the values of its step, its trip count and carries, and the tensors around it.
 
-    ``told`` are sizes that vary between calls, beside those of every loop.
+    ``varying`` are sizes that vary between calls, besides the trip count and strides that every loop takes.
     """
 
     step: StepValues
     spec: LoopSpec
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
-    told: tuple[Size, ...] = ()
+    varying: tuple[Size, ...] = ()
 
     @property
     def states(self) -> tuple[Input, ...]:
@@ -49,40 +50,40 @@ class Frame:
         """Sizes passed to the kernel in every call, in this order."""
         names = [self.step.names[position] for position in range(len(self.operands))]
         own = sizes_of(self.spec, self.operands, self.results, names, self.step.result_names)
-        return (*own, *self.told)
+        return (*own, *self.varying)
 
     def name(self, value: Input) -> str:
         return self.step.names[value.position]
 
 
 def operand_name(frame: Frame, position: int) -> str:
-    """The name of an operand where it is more than what a step reads of it."""
+    """The name of a whole operand: with ``_start`` for a state, with ``_steps`` for a step input."""
     inputs = frame.spec.carries + len(frame.spec.step_inputs)
     suffix = "_start" if position < frame.spec.carries else "_steps" if position < inputs else ""
     return f"{frame.step.names[position]}{suffix}"
 
 
 def result_name(frame: Frame, number: int) -> str:
-    """The name of a result: the last state, or what is kept of all steps."""
+    """The name of a whole result: with ``_last`` for a last state, with ``_steps`` for a collected output."""
     if number < frame.spec.carries:
         return f"{frame.step.names[number]}_last"
     return f"{frame.step.result_names[number]}_steps"
 
 
 def elements(value: Input) -> int:
-    """Elements of memory of our own that ``value`` takes, padding included."""
+    """Elements of the kernel's own memory that ``value`` takes, padding included."""
     return value.shape[0] * known(value.strides[0]) if value.shape else 1
 
 
 def known(stride: Stride) -> int:
-    """A stride in memory of our own, which does not differ from call to call."""
+    """A stride in the kernel's own memory, which is a number known when the code is generated."""
     assert isinstance(stride, int)
     return stride
 
 
 @dataclass(frozen=True)
 class Destination:
-    """``value`` goes to the memory named ``name`` with these strides (elements), from element ``start`` on."""
+    """``value`` is stored in the memory ``name`` with these strides (elements), from element ``start`` on."""
 
     value: Value
     name: str
@@ -90,7 +91,7 @@ class Destination:
     start: Affine = ZERO
 
     def pieces(self) -> list[Destination]:
-        """The same as one destination for each piece of a concatenation."""
+        """One destination for each piece of a concatenation; the destination itself for another value."""
         if not isinstance(self.value, Concat):
             return [self]
         found, start = [], self.start
@@ -101,7 +102,7 @@ class Destination:
 
 
 def results_of(frame: Frame) -> list[Destination]:
-    """Where the step's results go: next states, then what is collected."""
+    """The destinations of a step's results: next states, then collected outputs."""
     step, carries = frame.step, frame.spec.carries
     found = []
     for number, value in enumerate(step.results):
@@ -114,7 +115,7 @@ def results_of(frame: Frame) -> list[Destination]:
 
 
 def starts_of(frame: Frame) -> tuple[list[Input], dict[int, str], list[Destination]]:
-    """The copies of the operands' states into memory of our own: what is read, its names, where it goes."""
+    """The copies of the start states into the kernel's own memory: the inputs, their names, the destinations."""
     names = {s.position: operand_name(frame, s.position) for s in frame.states}
     sources = [
         Input(s.shape, s.dtype, s.position, strides_in(frame.operands[s.position], names[s.position]))
@@ -138,10 +139,10 @@ def nest(
 ) -> list[Statement]:
     """The loops that compute and store ``destinations``.
 
-    Pieces of a concatenation are results like any other where they are few: what several need is computed once.
+    Few pieces of a concatenation are stored like separate results, so that common subexpressions are computed once.
 
     Raises:
-        NotAffine: there are no such loops; the message is a reason.
+        NotAffine: there are no such loops; the message is a reason for the user.
     """
 
     def stored(destinations: Sequence[Destination]) -> list[Statement]:
@@ -168,6 +169,6 @@ def _renamed(statement: Statement, places: Mapping[str, Destination]) -> Stateme
 
 
 def multiplications(frame: Frame) -> int:
-    """Multiplications of one step's products."""
+    """Number of multiplications in the packed products of one step."""
     products = [s for s in frame.step.stages if isinstance(s, StepProduct)]
     return sum(math.prod(p.result.shape) * p.left.shape[1] for p in products)

@@ -1,4 +1,4 @@
-"""Products of a step: on weights that stay, a stage of packed panels; on anything else, sums of products.
+"""Matrix products in a loop step: with a weight that is the same in every step, a packed product; else a plain sum.
 
 addmm(b, h, W.t())        ->   StepProduct(h, W), its result plus b
 bmm(q, k)                 ->   Reduce(sum, q * k)                        (:mod:`fuse.kernel.contractions`)
@@ -27,17 +27,17 @@ from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage
 aten = torch.ops.aten
 
 MANY_ROWS = 16
+"""Rows from which the limits below apply; with fewer, the loop's kernel computes products of any size."""
 MOST_UNPACKED = 1 << 18
-"""Multiplications of a product, none of whose operands stays from step to step, that are done in a loop's kernel at
-most: a library takes half the time at 128 rows, columns and terms of a sum, and 1.4 times as long at 64, its call
-included."""
+"""Most multiplications in a product of two values that change from step to step. With 128 rows, columns and terms of a
+sum, the library takes half the time of the loop's kernel; with 64, it takes 1.4 times as long, its call included."""
 MOST_UNPACKED_OF_BATCH = 1 << 21
-"""The same for a batch of products: layers of attention (12 heads, 64 wide) take 1.3 times as long in a loop's kernel
-as apart at 128 tokens, 2.1 at 384."""
+"""The same limit for a batch of products. Attention layers (12 heads, 64 wide) take 1.3 times as long in a loop's
+kernel as in kernels of their own at 128 tokens, 2.1 times at 384."""
 
 LONGEST_CHAIN = 128
-"""Terms of a sum that are added one after another where there is a choice: 1,024 are twice as far from float64 as
-eager's, 256 as far as 1.2 times."""
+"""Most terms that are added one after another where there is a choice. With 1,024 terms the error against float64 is
+twice that of eager, with 256 it is 1.2 times."""
 
 FACTORS: dict[Any, tuple[str, str]] = {
     aten.mm.default: ("self", "mat2"),
@@ -48,11 +48,11 @@ FACTORS: dict[Any, tuple[str, str]] = {
     aten.addmv.default: ("mat", "vec"),
     aten.dot.default: ("self", "tensor"),
 }
-"""Operators that multiply matrices: names of the factors. A ``self`` that is no factor is added."""
+"""By matrix product operator: the argument names of both factors. A ``self`` that is no factor is the addend."""
 
 
 def product_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Value:
-    """The value of an operator that multiplies matrices; ``bound`` are its arguments by name."""
+    """The value of an operator in ``FACTORS``; ``bound`` are its arguments by name."""
     first, second = FACTORS[node.target]
     left, right, shape = bound[first], bound[second], tuple(node.meta["val"].shape)
     if len(right.shape) == 1:  # a matrix (or a vector) times a vector: the vector as one row on the left
@@ -70,16 +70,16 @@ def convolution_of(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> 
     held = node.meta["val"]
     if len(x.shape) != len(weight.shape):
         raise Unsupported("a convolution of an image without a batch")
-    batch, _, *places = held.shape
-    window = convolutions.Window.of(bound, len(places))
-    left = convolutions.patches(x, window, weight.shape[2:], places, groups)
+    batch, _, *output_size = held.shape
+    window = convolutions.Window.of(bound, len(output_size))
+    left = convolutions.patches(x, window, weight.shape[2:], output_size, groups)
     right = convolutions.weights(weight, groups)
     if groups == 1:
         left, right = view(left, left.shape[1:]), view(right, right.shape[1:])
     product = _product(reader, node, left, right)
-    result = convolutions.as_image(view(product, (groups, left.shape[-2], right.shape[-1])), batch, places)
+    result = convolutions.as_image(view(product, (groups, left.shape[-2], right.shape[-1])), batch, output_size)
     if bias is not None:
-        column = convert(view(bias, (*bias.shape, *(1 for _ in places))), result.dtype)
+        column = convert(view(bias, (*bias.shape, *(1 for _ in output_size))), result.dtype)
         result = apply(operator.add, [result, column], result.dtype, result.shape)
     return convert(result, held.dtype)
 
@@ -93,7 +93,7 @@ def _product(reader: StepReader, node: Node, left: Value, right: Value) -> Value
         return permute(result, (1, 0))
     most = MOST_UNPACKED_OF_BATCH if node.target in (aten.bmm.default, aten.baddbmm.default) else MOST_UNPACKED
     if left.shape[-2] >= MANY_ROWS and left.shape[-1] * math.prod(node.meta["val"].shape) > most:
-        raise Unsupported("a large product of two values of a step is faster outside of the loop's kernel")
+        raise Unsupported("a large product without a weight is faster outside of the loop's kernel")
     name = f"{plain_name(node.name)}_sums"
     left, right = _along_vectors(reader, left, right, plain_name(node.name))
     again = contractions.times_computed(left, right)
@@ -107,10 +107,11 @@ def _product(reader: StepReader, node: Node, left: Value, right: Value) -> Value
 
 
 def _along_vectors(reader: StepReader, left: Value, right: Value, name: str) -> tuple[Value, Value]:
-    """The factors, one of them turned over in memory where neither rows nor columns of the result, whichever are more,
-    lie side by side in one: every element of the result would be a sum across a vector, or of terms gathered.
+    """The factors of a product, one of them transposed in memory where the innermost loop would be the sum.
 
-    Long sums stay sums across vectors, which round less; both factors then lie along them.
+    A loop over the sum adds across vectors or gathers terms. The transposed factor makes the longer of rows and columns
+    contiguous, so that it is the innermost loop. Sums longer than ``LONGEST_CHAIN`` stay innermost, because adding
+    across vectors rounds less; then both factors are made contiguous along the sum.
     """
     (rows, depth), columns = left.shape[-2:], right.shape[-1]
     if min(rows, columns) < contractions.FULL_VECTOR or contractions.loop_order(left, right)[-1] != 1:
@@ -129,13 +130,13 @@ def _along_vectors(reader: StepReader, left: Value, right: Value, name: str) -> 
 
 
 def _turned(value: Value) -> Value:
-    """``value`` with its last two dimensions in the other order."""
+    """``value`` with its last two dimensions swapped."""
     last = len(value.shape) - 1
     return permute(value, (*range(last - 1), last, last - 1))
 
 
 def _weight(reader: StepReader, value: Value) -> StridedPlace | None:
-    """Where the elements of a matrix lie that is the same in every step; None for any other."""
+    """The placement in memory of a floating-point matrix that is the same in every step; None for any other value."""
     if len(value.shape) != 2 or not value.dtype.is_floating_point:
         return None
     found = placement(value)
@@ -153,7 +154,7 @@ def _product_with_weight(reader: StepReader, node: Node, left: Value, weight: St
 
 
 def _factor(reader: StepReader, value: Value, name: str) -> Input:
-    """``value`` in memory as the left operand of a product: rows of floats or doubles, one for all that read it."""
+    """``value`` in memory as the left operand of packed products: float32 or float64, rows contiguous, stored once."""
     wide = register(value.dtype)
     if isinstance(value, Input) and value.dtype == wide and value.strides[1] == 1:
         return value
@@ -163,5 +164,5 @@ def _factor(reader: StepReader, value: Value, name: str) -> Input:
 
 
 def _worth_keeping(value: Value, times: int) -> bool:
-    """Whether an element that is needed this often is computed once and kept in memory."""
+    """Whether to store a value whose elements would otherwise be computed ``times`` times."""
     return (times - 1) * cost_within_stage(value) >= WORTH_KEEPING

@@ -1,10 +1,10 @@
-"""Arguments of a loop kernel that differ between lengths: trip count and strides over time.
+"""Arguments of a loop kernel that depend on the length of the sequence: the trip count, and offsets and strides.
 
     x[b, t, h] of a tensor 3 x T x 16  ->  x_steps[x_first + t * x_pace + b * x_stride0 + h]
 
-The trip count is one, and so is where a step's part of a tensor lies: its first element, how far apart steps are, and
-every stride from the first gap on (with the batch in front of time, ``x_stride0`` is ``16 * T``). Strides below the
-first gap are constants of the source, which is then equal for all lengths.
+For each step input and collected output, ``first`` is the offset of the part of step 0, and ``pace`` is the distance
+between parts of consecutive steps. Strides are arguments from the first gap in memory on: with the batch in front of
+time, ``x_stride0`` is ``16 * T``. Smaller strides are constants in the source, so that one source serves all lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fuse.kernel.index import Size, Stride
 
 
 def strides_in(value: Tensor, name: str, without: int | None = None) -> tuple[Stride, ...]:
-    """The strides of a tensor's part at one position of dimension ``without``, or of the whole tensor.
+    """The strides of a tensor without dimension ``without``; those from the first gap in memory on as sizes.
 
     >>> import torch
     >>> [str(s) for s in strides_in(torch.empty(3, 8, 16), "x", without=1)]
@@ -33,7 +33,7 @@ def strides_in(value: Tensor, name: str, without: int | None = None) -> tuple[St
     for number, d in sorted(enumerate(kept), key=lambda item: (value.stride(item[1]), item[0])):
         size, stride = value.shape[d], value.stride(d)
         if is_one(size) or stride == 0:
-            found[number] = min(stride, 1)  # never moved along, or to where it was
+            found[number] = min(stride, 1)  # the only index is 0, or all elements are the same
             continue
         gap = gap or stride != dense
         found[number] = Size(f"{name}_stride{number}", stride) if gap else stride
@@ -42,17 +42,17 @@ def strides_in(value: Tensor, name: str, without: int | None = None) -> tuple[St
 
 
 def first_of(name: str, read: StepInput, operand: Tensor) -> Size:
-    """Elements from a tensor's first one to what step 0 reads."""
+    """The offset, in elements, of the part of a tensor that step 0 reads."""
     return Size(f"{name}_first", read.start * operand.stride(read.dim))
 
 
 def pace_of(name: str, steps: int, stride: int) -> Size:
-    """Elements from what one step reads or writes to the same of the next."""
+    """The distance, in elements, between the parts of a tensor that two consecutive steps read or write."""
     return Size(f"{name}_pace", steps * stride)
 
 
-def places_of(name: str, spec: LoopSpec, result: Tensor) -> list[Size]:
-    """Where what is kept of a step goes: the place of the first one, unless it is the beginning, and the pace."""
+def result_sizes(name: str, spec: LoopSpec, result: Tensor) -> list[Size]:
+    """The sizes of a collected output: the offset of step 0's part, if it is not 0, and the pace."""
     if not spec.backwards:
         return [pace_of(name, 1, result.stride(0))]
     last = (spec.trip_count - 1) * result.stride(0)
@@ -66,7 +66,7 @@ def sizes_of(
     names: Sequence[str],
     result_names: Sequence[str],
 ) -> tuple[Size, ...]:
-    """All sizes of a loop, in the order in which its kernel finds them; the trip count comes first."""
+    """All sizes of a loop in the order of the kernel's arguments; the trip count comes first."""
     found = [Size("steps", spec.trip_count)]
     last_read = spec.carries + len(spec.step_inputs)
     for position, (operand, name) in enumerate(zip(operands, names, strict=True)):
@@ -82,6 +82,6 @@ def sizes_of(
         if number < spec.carries:
             found += [s for s in strides_in(result, f"{names[number]}_last") if isinstance(s, Size)]
         else:
-            found += places_of(name, spec, result)
+            found += result_sizes(name, spec, result)
             found += [s for s in strides_in(result, name, 0) if isinstance(s, Size)]
     return tuple(found)

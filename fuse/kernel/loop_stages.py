@@ -1,9 +1,7 @@
-"""The stages of one step of a loop, and the memory that they work on.
+"""The stages of one step of a loop, each of which stores its result in memory before later stages read it.
 
-    gates = h @ W.t()          product: its own kind of loops
-    e = exp(q . k)             kept: computed for all of its elements before what follows reads it
-
-Both leave their result in memory, where it is an input of what follows.
+gates = h @ W.t()          StepProduct: a matrix product in packed panels
+e = exp(q . k)             Kept: any other value that is stored
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class StepProduct:
 
 @dataclass(frozen=True)
 class Kept:
-    """``value`` is computed for all of its elements before what reads ``result``."""
+    """``value`` is stored in ``result``, all of its elements before any is read."""
 
     value: Value
     result: Input
@@ -47,17 +45,23 @@ class Kept:
 Stage = StepProduct | Kept
 
 Cut = Literal["as needed", "concatenations", "reductions"]
-"""What is in memory before something else reads it: what must be; concatenations of what is computed, too; the result
-of every reduction, too."""
+"""Which values are stored before they are read: only those that must be; costly concatenations too; or all of these and
+the result of every reduction."""
 
 
 @dataclass(frozen=True)
 class StepValues:
-    """The operands, stages and results of a loop step.
+    """The inputs, stages and results of a loop step.
 
-    ``inputs`` by position: the operands' parts that a step reads (states, step inputs, invariants), then results of
-    stages. ``results``: the next states, then what is collected. ``names`` are names by position of an input,
-    ``result_names`` those of the results, ``value_names`` those of values by ``id``; ``lines`` the user's lines.
+    Attributes:
+        inputs: by position, the parts of the operands that a step reads (states, step inputs, invariants), then the
+            results of the stages.
+        stages: in the order in which they run.
+        results: the next states, then the collected outputs.
+        names: names of the inputs, by position.
+        result_names: names of the results.
+        value_names: names of values, by ``id``.
+        lines: the user's lines that the step computes.
     """
 
     inputs: tuple[Input, ...]
@@ -71,10 +75,10 @@ class StepValues:
 
 @dataclass
 class StepReader:
-    """State while the body's nodes are read in order: memory by position, its names, the stages so far.
+    """State while the nodes of a loop body are read in order: inputs, names and stages so far.
 
-    ``cut`` says what is kept beside what must be. ``factors`` are left operands of products that are in memory, by
-    ``id`` of the value.
+    ``cut`` chooses the values that are stored. ``operands`` is the number of operands. ``is_kept`` tells names that the
+    target reserves. ``factors`` are stored left operands of products, by the ``id`` of their value.
     """
 
     spec: LoopSpec
@@ -91,7 +95,7 @@ class StepReader:
     factors: dict[int, tuple[Value, Input]] = field(default_factory=dict)
 
     def name(self, wanted: str) -> str:
-        """A name for memory, never one that the target keeps for itself."""
+        """A new name for memory, made from ``wanted``, and not one that the target reserves."""
         stem = plain_name(wanted)
         if self.is_kept(stem):
             stem += "_input"
@@ -99,19 +103,19 @@ class StepReader:
         return stem if self.taken[stem] == 1 else f"{stem}_{self.taken[stem]}"
 
     def hint(self, node: Node) -> str:
-        """The name of elements that ``node`` computes."""
+        """The name of the elements that ``node`` computes, unlike the names of memory."""
         stem = plain_name(node.name)
         return f"{stem}_value" if stem in self.taken else stem
 
     def input(self, shape: Shape, dtype: torch.dtype, strides: tuple[Stride, ...], name: str) -> Input:
-        """Memory called ``name``, which is taken."""
+        """A new input in memory called ``name``, which :meth:`name` returned."""
         value = Input(shape, dtype, len(self.inputs), strides)
         self.inputs.append(value)
         self.names[value.position] = name
         return value
 
     def keep(self, value: Value, name: str) -> Input:
-        """``value`` in memory."""
+        """Store ``value`` in contiguous memory; returns that memory as an input of later values."""
         result = self.input(value.shape, value.dtype, contiguous_strides(value.shape), self.name(name))
         self.stages.append(Kept(value, result))
         return result

@@ -1,12 +1,11 @@
-"""One step of a loop as values: what a persistent kernel computes at every step, and in which order.
+"""One step of a loop as values and stages: what a loop kernel computes in every step, in order.
 
     gates = h @ W.t() + x_t         product: h x W -> gates
     c = f(gates) * c + ...     ->   results: values over gates, x_t and c
     h = o(gates) * tanh(c)
 
-A matrix product is no value: its result is an input of what follows, as are values that must be in memory before others
-can be computed (the computed left operand of a product, the result of a reduction). These are the step's *stages*, in
-order.
+A product with a weight stores its result, which is an input of later values. So does every value that must be in memory
+before others are computed: the left operand of a product, or the result of a reduction. These are the *stages*.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, reductions_below
 aten = torch.ops.aten
 
 EMPTY = (aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default)
-"""Operators that promise no elements: zeros do."""
+"""Operators whose elements are arbitrary; kernels take zeros."""
 
 TABLES = (
     aten.gather.default,
@@ -44,19 +43,23 @@ TABLES = (
     aten.embedding.default,
     aten.nll_loss_forward.default,
 )
-"""Operators that look their first argument up, which must be in memory."""
+"""Operators that index their first argument by positions; it must be in memory."""
 
 
 def read_step(
     loop: Loop, operands: Sequence[Tensor], cut: Cut, packing: Packing, is_kept: Callable[[str], bool]
 ) -> StepValues:
-    """The step that ``loop``'s body describes; ``cut`` says what is kept beside what must be.
+    """The body of ``loop`` as values and stages.
 
-    ``packing`` is that of the target: results of products are padded to whole blocks. ``is_kept`` says which names the
-    target keeps for itself.
+    Args:
+        loop: its body is a captured graph of one step.
+        operands: the tensors that the loop is called with.
+        cut: which values are stored beside those that must be.
+        packing: that of the target; results of products are padded to whole blocks.
+        is_kept: whether the target reserves a name.
 
     Raises:
-        Unsupported: an operator, dtype or layout that loops do not handle.
+        Unsupported: an operator, dtype or layout that loop kernels do not handle.
     """
     reader = StepReader(loop.spec, cut, len(operands), packing, is_kept)
 
@@ -76,7 +79,7 @@ def read_step(
 
 
 def _placeholder(reader: StepReader, node: Node, operand: Tensor) -> Input:
-    """A state lies in memory of the kernel's own, dense; step inputs and invariants lie where the caller has them."""
+    """The input of a placeholder: a state in dense memory of the kernel, any other operand in the caller's memory."""
     position, spec = len(reader.inputs), reader.spec
     check(operand)
     name, shape, dim = reader.name(node.name), tuple(operand.shape), None
@@ -85,7 +88,8 @@ def _placeholder(reader: StepReader, node: Node, operand: Tensor) -> Input:
         shape = shape[:dim] + shape[dim + 1 :]
     held = node.meta["val"]
     if tuple(held.shape) != shape or held.dtype != operand.dtype:
-        raise Unsupported(f"{node.name} is {held.dtype}{list(held.shape)} in the body and another tensor outside")
+        body, outside = f"{held.dtype}{list(held.shape)}", f"{operand.dtype}{list(shape)}"
+        raise Unsupported(f"{node.name} is {body} in the loop's body and {outside} outside")
     strides = contiguous_strides(shape) if position < spec.carries else strides_in(operand, name, dim)
     return reader.input(shape, operand.dtype, strides, name)
 
@@ -117,13 +121,13 @@ def _call(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Resu
 
 
 def _worth_putting_together(node: Node, value: Concat) -> bool:
-    """Whether a concatenation is written piece by piece before it is read: who reads an element would ask which piece
-    it is of, and compute it of all."""
+    """Whether to store a concatenation before it is read: a read of one element would compute all pieces at its
+    index."""
     return any(user.op != "output" for user in node.users) and cost_within_stage(value) >= WORTH_KEEPING
 
 
 def _with_tables(reader: StepReader, node: Node, values: Mapping[Node, Result]) -> Mapping[Node, Result]:
-    """``values`` with the table of a look-up in memory."""
+    """``values`` with the table of an indexing operator stored in memory, if it is computed."""
     if node.target not in TABLES:
         return values
     table = node.args[0]
@@ -134,7 +138,7 @@ def _with_tables(reader: StepReader, node: Node, values: Mapping[Node, Result]) 
 
 
 def _scan(reader: StepReader, node: Node, bound: Mapping[str, Any]) -> Result:
-    """A scan, in memory: what reads it reads any element."""
+    """A scan (``cumsum``), stored in memory, so that later values may read any element."""
     if reductions_below([bound["self"]]):
         bound = {**bound, "self": reader.keep(bound["self"], f"{plain_name(node.name)}_source")}
     result = scans.scan_of(Call(node.target, bound, node.meta["val"]))  # type: ignore[arg-type]  # FX types targets loosely

@@ -1,10 +1,10 @@
-"""Lower a region to a kernel: the one place that knows what can be generated.
+"""Lower a region to a kernel, or say why it has none.
 
     region (ATen operators)  ->  values  ->  loops  ->  source, by the target of its device
 
-``lower`` answers with a :class:`Kernel`, or with the reason why not. Regions that are the same but for the names of
-their nodes share one kernel, so that the 64 steps of an unrolled loop are lowered once. Those that read other
-parameters have a kernel each, with these names in it; one of them is compiled.
+``lower`` returns a :class:`Kernel`, or a :class:`Declined` with the reason. Regions that differ only in the names of
+their nodes share one kernel, so that the 64 steps of an unrolled loop are lowered once. Regions that read parameters
+with other names get kernels with these names; only one of those is compiled (``Kernel.computes``).
 """
 
 from __future__ import annotations
@@ -48,15 +48,20 @@ MAX_NAME_PARTS = 4
 class Kernel:
     """One generated kernel.
 
-    ``source`` defines ``extern "C" int name(char *const *args)``: pointers to the inputs in placeholder order, then to
-    the outputs. ``in_place`` lists (input, output) positions that may be the same memory, because the kernel reads the
-    input only where it is just about to write. ``parallel`` says that it asks for threads. A kernel with
-    ``workspace_bytes`` takes one more pointer, to that much memory that is nobody else's during the call. One with
-    ``sizes`` takes a last pointer, to these numbers (``int64_t``, each given with its name); they are no part of the
-    source, so that calls that differ in nothing else share a kernel. ``headers`` are what the source needs behind the
-    prelude. ``schedule`` says in words how it runs, where that is not in its loops as the IR has them. ``computes`` is
-    equal for kernels that differ in names and the user's lines only, of which one is compiled; empty where that is not
-    known.
+    Attributes:
+        name: of its function.
+        source: defines ``extern "C" int name(char *const *args)``. ``args`` are pointers to the inputs in the order of
+            the placeholders, to the outputs, to the workspace if there is one, and to the sizes if there are any.
+        in_place: (input, output) positions that may share memory, because the kernel reads each element of the input
+            just before it writes the same element of the output.
+        parallel: whether the kernel uses several threads.
+        workspace_bytes: memory that the kernel uses during a call.
+        sizes: numbers by name, passed in each call as ``int64_t``. They are not in the source, so that calls that
+            differ only in sizes share a kernel.
+        headers: files that the source includes after the prelude.
+        schedule: a sentence that says how the kernel runs, where the IR does not show it.
+        computes: a hash that is equal for kernels that differ only in names and the user's lines, of which one is
+            compiled; empty if unknown.
     """
 
     name: str
@@ -78,7 +83,7 @@ class Declined:
 
 
 def can_lower(node: Node) -> bool:
-    """Whether the operator of ``node`` has a recipe at all; ``lower`` gives the last word on a region."""
+    """Whether the operator of ``node`` has a recipe; ``lower`` may still decline its dtype, layout or arguments."""
     return node.op == "call_function" and (node.target is operator.getitem or find_recipe(node.target) is not None)
 
 
@@ -96,7 +101,7 @@ def lower(region: GraphModule, threads: Threads = "if worth it", config: Config 
     """
     key = f"{structure(region)}\n{threads}" + (f" {config}" if config != DEFAULT else "")
     known = _KERNELS.get(key)
-    if known is None or (isinstance(known, Declined) and sizes_vary()):  # other sizes may have a kernel
+    if known is None or (isinstance(known, Declined) and sizes_vary()):  # a kernel for varying sizes may exist
         known = (_for_sizes(region) if (threads, config) == ("if worth it", DEFAULT) else None) or known
     if known is None:
         known = _KERNELS[key] = attempt(
@@ -106,7 +111,7 @@ def lower(region: GraphModule, threads: Threads = "if worth it", config: Config 
 
 
 def _computes(region: GraphModule, threads: Threads, config: Config) -> str:
-    """Hash of a region's computation without names; not for sizes that vary, because writing numbers down pins them."""
+    """Hash of a region's computation without names; not for sizes that vary, because writing a size pins it."""
     return hashlib.sha256(f"{structure(region, named=False)}\n{threads} {config}".encode()).hexdigest()
 
 
@@ -114,7 +119,7 @@ _TEXTS: dict[str, Text[Kernel]] = {}
 
 
 def _for_sizes(region: GraphModule) -> Kernel | None:
-    """The kernel of ``region`` that serves other sizes too, where these vary; None where it gets one of its own."""
+    """A kernel of ``region`` that serves other sizes too; None if no size varies or there is no such kernel."""
     if (call := call_at_hand()) is None:
         return None
     spelling, numbers = spelled(
@@ -123,18 +128,19 @@ def _for_sizes(region: GraphModule) -> Kernel | None:
     return serve(
         _TEXTS.setdefault(spelling, Text()),
         numbers,
-        call.place(spelling, numbers),
+        call.occurrence(spelling, numbers),
         call.sizes,
         lambda values, conditions: lower_for_sizes(with_numbers(region, values, reals=True)[0], conditions),
     )
 
 
 def serve(
-    text: Text[Kernel], numbers: Numbers, place: int, apart: frozenset[int] | None, lower: Lower[Kernel]
+    text: Text[Kernel], numbers: Numbers, occurrence: int, apart: frozenset[int] | None, lower: Lower[Kernel]
 ) -> Kernel | None:
-    """The kernel of the family that a call belongs to, told the sizes of the call; the call is remembered."""
-    found = text.member(numbers, place, apart, lower) if apart is not None else None
-    text.remember(place, numbers)
+    """The kernel of the family that serves a call, with the sizes of the call; records the call's numbers in
+    ``text``."""
+    found = text.member(numbers, occurrence, apart, lower) if apart is not None else None
+    text.remember(occurrence, numbers)
     if found is None:
         return None
     family, sizes = found
@@ -147,7 +153,8 @@ def serve(
 
 
 def _bits(of: Conditions, number: int | str, sizes: Numbers) -> int:
-    """A number that a kernel is told, for other sizes: a float, which is given by its name, by its bits."""
+    """The ``int64_t`` argument for a number at these sizes; a float, given by its name, is passed as the bits of a
+    double."""
     if not isinstance(number, str):
         return of.value(number, sizes)
     bits: int = struct.unpack("q", struct.pack("d", sizes[of.sizes.index(number)]))[0]
@@ -155,13 +162,13 @@ def _bits(of: Conditions, number: int | str, sizes: Numbers) -> int:
 
 
 def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | None:
-    """The kernel of a region whose sizes are known in the call; None where it needs the sizes themselves."""
+    """The kernel of a region with extents for sizes; None if the code needs their values."""
     try:
         with_sizes = _target(region).with_sizes
         if with_sizes is None:
             return None
         with _deep_recursion():
-            kernel = _lower(region, "", "asked in the call", DEFAULT)
+            kernel = _lower(region, "", "decided in each call", DEFAULT)
     except (Unsupported, NotAffine, SplitNeeded, NeedsNumber):
         return None
     arguments = len(region.graph.find_nodes(op="placeholder")) + len(outputs_of(region.graph))
@@ -173,7 +180,7 @@ def lower_for_sizes(region: GraphModule, conditions: Conditions) -> Kernel | Non
 
 
 def attempt(lowered: Callable[[], Made]) -> Made | Declined:
-    """The result of ``lowered``, or the reason for its failure; an internal fault does not reach the user.
+    """The result of ``lowered``, or the reason for its failure. An internal fault becomes a warning and a reason.
 
     >>> attempt(lambda: 3), attempt(lambda: values_of(torch.fx.Graph().output(None)))
     (3, Declined(reason='output has no kernel'))
@@ -185,14 +192,14 @@ def attempt(lowered: Callable[[], Made]) -> Made | Declined:
         return Declined(str(why))
     except SplitNeeded as need:
         return Declined(f"the loop over {need.atom} would have to be split")
-    except Exception as error:  # a fault of ours costs a kernel, not the call
+    except Exception as error:  # a fault in fuse costs a kernel, not the call
         warnings.warn(reason := reason_of_fault(error), FaultWarning, stacklevel=3)
         return Declined(reason)
 
 
 @contextlib.contextmanager
 def _deep_recursion() -> Iterator[None]:
-    """Elements are written down recursively, a few frames an operator; a chain of thousands of operators is fine."""
+    """Raise the recursion limit: code generation recurses a few frames per operator, through thousands of operators."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, MAX_RECURSION))
     try:
@@ -233,12 +240,13 @@ def tensors_of(region: GraphModule) -> list[Tensor]:
 
 
 def values_of_call(node: Node) -> list[Value] | Declined:
-    """The values of one operator whose operands are all in memory; for questions about it alone."""
+    """The values of one operator whose operands are all in memory, or the reason why it has none."""
     return attempt(lambda: values_of(node))
 
 
 def _in_place_pairs(computation: Computation) -> frozenset[tuple[int, int]]:
-    """Pairs for which every read of the input is at the very element that the output stores, in one pointwise nest."""
+    """(input, output) positions where each iteration of one pointwise nest reads the input only at the element
+    stored."""
     values = [output.value for output in computation.outputs]
     if not _pointwise(values) or len({value.shape for value in values}) != 1:
         return frozenset()
@@ -257,13 +265,13 @@ def _in_place_pairs(computation: Computation) -> frozenset[tuple[int, int]]:
 
 
 def _pointwise(values: Iterable[Value]) -> bool:
-    """Whether only maps, views and inputs stand below (no reductions, no pieces)."""
+    """Whether the values consist of maps, views and inputs only: no reductions, concatenations, gathers or padding."""
     below = within_stage(values, through_reductions=True)
     return not any(isinstance(value, (Concat, Reduce, Gather, Pad)) for value in below)
 
 
 def _read_elsewhere(values: Iterable[Value]) -> set[int]:
-    """The values, by ``id``, that some path from ``values`` leads to through more than maps."""
+    """The ids of values that some path from ``values`` reaches through anything but maps."""
     seen: set[tuple[int, bool]] = set()
     stack = [(value, True) for value in values]
     while stack:
@@ -276,7 +284,7 @@ def _read_elsewhere(values: Iterable[Value]) -> set[int]:
 
 
 def structure(region: GraphModule, named: bool = True) -> str:
-    """A text that is equal for regions that need the same kernel; ``named``: with the same names and lines in it."""
+    """A text that is equal for regions with the same computation; ``named``: and the same names and source lines."""
     numbers: dict[Node, int] = {}
     lines = []
     for node in region.graph.nodes:
@@ -305,7 +313,7 @@ def _layout(value: Any) -> str:
 
 
 def readable_name(region: GraphModule) -> str:
-    """The first few operators that compute something: ``sigmoid_mul_tanh``."""
+    """A name from the first operators that are not views: ``sigmoid_mul_tanh``."""
     parts: dict[str, None] = {}
     for node in region.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem and not ops.is_view(node.target):

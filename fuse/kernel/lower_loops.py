@@ -24,10 +24,10 @@ def lower_loop(
 
     Args:
         loop: its body is a captured graph of one step.
-        operands: as ``loop`` is called; only shapes, strides, dtypes and devices are read.
-        results: as the caller allocates them: last states, then what is collected, with their strides.
-        made: the kernels of other loops, of which one serves this loop too if it computes the same; the new one is
-            added. (Layers and directions of one network differ in names and lines only.)
+        operands: the tensors that ``loop`` is called with; only shapes, strides, dtypes and devices are read.
+        results: tensors like those that the caller allocates: last states, then collected outputs.
+        made: kernels of other loops, by what they compute. One that computes the same serves this loop too, as for the
+            layers and directions of one network; otherwise the new kernel is added.
 
     Returns:
         A kernel whose arguments are pointers to the operands, the results, ``workspace_bytes`` of memory, and its
@@ -62,10 +62,10 @@ def lower_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Ker
 
 
 def lower_end(region: GraphModule) -> Kernel | Declined:
-    """The kernel of a region in front of a loop or behind it: like that of any region, but for one thread.
+    """The kernel of a region before or after a loop: for one thread, with some strides as arguments.
 
-    Strides beyond the first gap of an input are told in the call: with the batch in front of time, they grow with the
-    number of steps.
+    Strides of an input from its first gap in memory on are passed in each call, because they grow with the number of
+    steps where the batch dimension comes before time.
     """
     target = target_for(tensors_of(region))
     return target if isinstance(target, Declined) else target.write_end(region)

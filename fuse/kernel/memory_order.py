@@ -1,7 +1,7 @@
-"""How far apart in memory the loops of a nest move, where that is not the order of the dimensions.
+"""Strides of a nest's loops in memory, where inputs are not stored in the order of their dimensions.
 
-sum(x, (2, 3)) of x [2, 64, 8, 8], channels side by side   ->   {i0: 4096, i1: 1, i2: 512, i3: 64}
-sum(x, (2, 3)) of x [2, 64, 8, 8], places side by side     ->   {}                     the loops as they come
+sum(x, (2, 3)) of x [2, 64, 8, 8], channels-last   ->   {i0: 4096, i1: 1, i2: 512, i3: 64}
+sum(x, (2, 3)) of x [2, 64, 8, 8], contiguous      ->   {}                     loops in the order of the dimensions
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from fuse.kernel.walks import children, within_stage
 
 
 def strides_of_loops(value: Value, index: Index, extents: Mapping[str, int]) -> dict[str, int]:
-    """The distance in memory that each loop variable moves the largest input below ``value`` at ``index``.
+    """By loop variable: its stride, in elements, in the largest input that ``value`` reads at ``index``.
 
-    Empty where the inputs lie in the order of their dimensions, and where a product gives the order.
+    Empty if all inputs are stored in the order of their dimensions, and if ``value`` reads a product.
 
     >>> import torch
     >>> image = Input((2, 3, 5), torch.float32, 0, (15, 1, 3))
@@ -36,7 +36,8 @@ def strides_of_loops(value: Value, index: Index, extents: Mapping[str, int]) -> 
 
 
 def reads_of(value: Value, index: Index, extents: Mapping[str, int]) -> list[tuple[Input, Affine]]:
-    """The inputs below ``value`` that are read for its element at ``index``, and where, as far as that is affine."""
+    """The inputs read for the element of ``value`` at ``index``, with their offsets; reads that are not affine left
+    out."""
     found: list[tuple[Input, Affine]] = []
     seen: set[tuple[int, Index]] = set()
     stack = [(value, index)]
@@ -62,7 +63,7 @@ def _same(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _in_order(shape: tuple[int, ...], strides: tuple[Stride, ...]) -> bool:
-    """Whether no dimension moves further than one before it."""
+    """Whether no dimension has a larger stride than one before it."""
     steps = [
         s.value if isinstance(s, Size) else abs(s)
         for s, n in zip(strides, shape, strict=True)

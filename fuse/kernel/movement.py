@@ -1,7 +1,7 @@
-"""Recipes of views, copies and constructors: they change where an element is read, not what it is.
+"""Recipes of views, copies, concatenations and constructors.
 
-Views become index arithmetic and cost nothing inside a kernel; ``cat`` and its kin become pieces, each written by a
-loop of its own.
+Views become index arithmetic and cost nothing inside a kernel. Concatenations become pieces, each written by a loop of
+its own.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _selecting(shape: Sequence[int], dim: int, index: int) -> list[tuple[int | N
 
 
 def _from_start(index: int, extent: int) -> int:
-    """A position in a dimension, one that counts from its end too. Eager refused any other."""
+    """A position counted from the start of a dimension; eager has checked its range."""
     return index + extent if index < 0 else index
 
 
@@ -94,7 +94,7 @@ def sliced(call: Call) -> Value:
 
 
 def _stretch(call: Call, extent: int) -> tuple[int, int, int]:
-    """Start, end and step of a slice, as ``slice.indices`` gives them, which makes plain numbers of sizes."""
+    """Start, end and step of a slice, as from ``slice.indices``, which would make plain numbers of extents."""
     start, end = call["start"], call["end"]
     start = 0 if start is None else start + extent if start < 0 else start
     end = extent if end is None else end + extent if end < 0 else end
@@ -113,10 +113,10 @@ def flipped(call: Call) -> Value:
 
 @recipe("roll")
 def rolled(call: Call) -> Value:
-    """The end of each dimension, then its beginning."""
+    """Each rolled dimension as a concatenation of its end and its beginning."""
     value = call.tensor("self")
     if not call["dims"]:
-        raise Unsupported("roll over all dimensions as one")
+        raise Unsupported("roll of the flattened tensor")
     for shift, dim in zip(call["shifts"], call["dims"], strict=True):
         dim %= len(value.shape)
         extent = value.shape[dim]
@@ -145,7 +145,7 @@ def diagonal(call: Call) -> Value:
 
 @recipe("pixel_shuffle")
 def pixel_shuffled(call: Call) -> Value:
-    """Channels become squares of pixels."""
+    """Rearrange channels ``C * f * f`` to blocks of ``f`` by ``f`` pixels."""
     value, factor = call.tensor("self"), call["upscale_factor"]
     *batch, channels, rows, columns = value.shape
     apart = view(value, (*batch, channels // factor**2, factor, factor, rows, columns))
@@ -155,7 +155,7 @@ def pixel_shuffled(call: Call) -> Value:
 
 @recipe("pixel_unshuffle")
 def pixel_unshuffled(call: Call) -> Value:
-    """Squares of pixels become channels."""
+    """Rearrange blocks of ``f`` by ``f`` pixels to channels ``C * f * f``."""
     value, factor = call.tensor("self"), call["downscale_factor"]
     *batch, channels, rows, columns = value.shape
     apart = view(value, (*batch, channels, rows // factor, factor, columns // factor, factor))
@@ -165,7 +165,7 @@ def pixel_unshuffled(call: Call) -> Value:
 
 @recipe("repeat")
 def repeated(call: Call) -> Value:
-    """``repeat`` is a broadcast over new dimensions, then a reshape."""
+    """A broadcast over new dimensions, then a reshape."""
     value, repeats = call.tensor("self"), call["repeats"]
     own = (1,) * (len(repeats) - len(value.shape)) + value.shape
     spread = tuple(extent for pair in zip(repeats, own, strict=True) for extent in pair)
@@ -189,7 +189,7 @@ def stack(call: Call) -> Value:
 
 @recipe("select_scatter", "select_backward")
 def written_at(call: Call) -> Value:
-    """One position of a dimension written; of a gradient, into zeros."""
+    """One position of a dimension replaced; for a gradient, in zeros."""
     whole, piece = _write(call)
     dim = call["dim"] % len(call.shape)
     index = _from_start(call["index"], call.shape[dim])
@@ -198,14 +198,14 @@ def written_at(call: Call) -> Value:
 
 @recipe("slice_scatter", "slice_backward")
 def written_stretch(call: Call) -> Value:
-    """A stretch of a dimension written; of a gradient, into zeros."""
+    """A slice of a dimension replaced; for a gradient, in zeros."""
     dim = call["dim"] % len(call.shape)
     start, end, step = _stretch(call, call.shape[dim])
     return _overlay(*_write(call), dim, start, max(end, start), step)
 
 
 def _write(call: Call) -> tuple[Value, Value]:
-    """The tensor that is written to, and the values written there; a gradient is written into zeros."""
+    """The tensor that is written to (zeros for a gradient), and the values written."""
     if "grad_output" in call.arguments:
         return Constant(call.shape, call.dtype, 0), convert(call.tensor("grad_output"), call.dtype)
     return call.tensor("self"), convert(call.tensor("src"), call.dtype)
@@ -213,7 +213,7 @@ def _write(call: Call) -> tuple[Value, Value]:
 
 @recipe("glu")
 def gated(call: Call) -> Value:
-    """One half times the sigmoid of the other."""
+    """The first half of a dimension times the sigmoid of the second."""
     value = call.tensor("self")
     dim = call["dim"] % len(value.shape)
     half = call.shape[dim]
@@ -236,7 +236,7 @@ def _overlay(value: Value, piece: Value, dim: int, start: int, end: int, step: i
 
 
 def _interleaved(value: Value, piece: Value, dim: int, start: int, step: int) -> Value:
-    """Every ``step``-th position of ``dim`` replaced: the part at ``start`` of each row of ``step`` parts.
+    """Every ``step``-th position of ``dim`` from ``start`` on replaced: column ``start`` of rows of ``step`` positions.
 
     0 1 2 3 4 5   [1::2] = a b c   ->   0 a   ->   0 a 2 b 4 c
                                         2 b
@@ -250,7 +250,7 @@ def _interleaved(value: Value, piece: Value, dim: int, start: int, step: int) ->
 
 
 def _interleaved_within(value: Value, piece: Value, dim: int, start: int, step: int) -> Value:
-    """The same where ``start`` and ``step`` leave parts before and behind the rows: four parts side by side."""
+    """``_interleaved`` where rows of ``step`` positions do not fill ``dim``: parts before and after them are copied."""
     count, extent = piece.shape[dim], value.shape[dim]
     if not isinstance(count, int) or not isinstance(extent, int):
         raise Unsupported("a strided write whose step does not divide a size that varies")
@@ -346,7 +346,7 @@ def diagonal_matrix(call: Call) -> Value:
 
 @recipe("diagonal_scatter", "diagonal_backward")
 def written_diagonal(call: Call) -> Value:
-    """A diagonal written; of a gradient, into zeros."""
+    """A diagonal replaced; for a gradient, in zeros."""
     whole, piece = _write(call)
     return _on_diagonal(call, piece, whole)
 

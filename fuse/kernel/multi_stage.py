@@ -1,10 +1,10 @@
-"""Reductions of what other reductions leave: nests one after another, small arrays between them.
+"""Reductions of the results of other reductions: nests one after another, with small arrays between them.
 
     y = x.amax(-1)              for rows (parallel): the maximum of the row; HELD[row] = it
     z = y - y.mean(0)     ->    for rows: sum so far of HELD
                                 for rows: z[row] = HELD[row] - sum / rows
 
-A level is what one nest of rows computes (:mod:`fuse.kernel.rows`). Later levels read its results from memory.
+Each stage is one nest over rows (:mod:`fuse.kernel.rows`). Later stages read its reductions from memory.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from fuse.kernel.values import Concat, Gather, Input, Map, Pad, Reduce, Reindex,
 from fuse.kernel.walks import children, within_stage
 
 MOST_HELD = 4096
-"""Results of a reduction that are held, on the stack, for the next level: it takes one thread a few microseconds."""
+"""Most results of one reduction that are held on the stack for the next stage, which one thread computes in a few
+microseconds."""
 MOST_HELD_IN_ALL = 32 * MOST_HELD
-"""Those of all reductions of a level: a thread's stack has room for them."""
+"""Most results of all reductions of a stage together: 1 MiB of float64, which fits on a thread's stack."""
 TOO_MANY = f"more than {MOST_HELD} results of a reduction, or {MOST_HELD_IN_ALL} of several, are read in other loops"
 
 
 @dataclass(frozen=True)
-class Level:
-    """``held`` are the reductions of the first level that outputs of later levels read, ``later`` these outputs."""
+class FirstStage:
+    """``held`` are the reductions of the first stage that later stages read; ``later`` are positions of later
+    outputs."""
 
     held: tuple[Reduce, ...]
     later: frozenset[int]
 
 
-def first_level(outputs: Sequence[Value]) -> Level | None:
-    """What the first nest computes; None where it computes all.
+def first_stage(outputs: Sequence[Value]) -> FirstStage | None:
+    """The first stage of ``outputs``; None if one stage computes them all.
 
     Raises:
-        NotAffine: too much would have to be held.
+        NotAffine: more results would be held than the stack has room for.
     """
     values = within_stage(outputs, through_reductions=True)
     keys = [_rows_of(value) for value in values if isinstance(value, Reduce)]
     if not keys:
         return None
-    first: set[int] = set()  # values whose reductions, and their own, are all of the first level
+    first: set[int] = set()  # values that contain no reductions of later stages
     reducing: set[int] = set()  # values that are reductions, or computed from some
     for value in values:
         below = [id(child) for child in children(value)]
@@ -63,7 +65,7 @@ def first_level(outputs: Sequence[Value]) -> Level | None:
         return None
     if too_many(max(math.prod(reduction.shape) for reduction in held), len(held)):
         raise NotAffine(TOO_MANY)
-    return Level(tuple(held), frozenset(later))
+    return FirstStage(tuple(held), frozenset(later))
 
 
 def too_many(rows: int, reductions: int) -> bool:
@@ -80,12 +82,12 @@ def _rows_of(reduction: Reduce) -> tuple[int, int]:
 
 
 def _has_as_many(output: Value, counts: Sequence[int]) -> bool:
-    """Whether a value has as many elements as one of these numbers says, whatever the sizes."""
+    """Whether the number of elements of a value is among ``counts``, for all sizes."""
     return any(always_equal(math.prod(output.shape), count) for count in counts)
 
 
 def _met_first(roots: Sequence[Value], first: set[int]) -> list[Reduce]:
-    """The reductions among ``first`` that are met on the ways down from ``roots``, none of them below another."""
+    """The topmost reductions among ``first`` below ``roots``: on each path down, the first one."""
     found: list[Reduce] = []
     seen: set[int] = set()
     stack = list(reversed(roots))
@@ -104,7 +106,8 @@ def _met_first(roots: Sequence[Value], first: set[int]) -> list[Reduce]:
 def read_from_memory(
     roots: Sequence[Value], held: Sequence[Value], position: int, names: Mapping[int, str]
 ) -> tuple[list[Value], dict[int, str]]:
-    """``roots`` with what is ``held`` in memory as inputs from ``position`` on; and the names of what is new."""
+    """``roots`` with the values ``held`` replaced by inputs from ``position`` on; and names of the new values, by
+    id."""
     new: dict[int, Value] = {}
     for number, value in enumerate(held, position):
         new[id(value)] = Input(value.shape, value.dtype, number, contiguous_strides(value.shape))
@@ -127,4 +130,4 @@ def _with_children(value: Value, new: Mapping[int, Value]) -> Value:
         case Reindex() | Reduce() | Scan() | Pad():
             return replace(value, source=new[id(value.source)])
         case _:
-            raise NotAffine(f"a {type(value).__name__.lower()} reads what is held in memory")
+            raise NotAffine(f"a {type(value).__name__.lower()} reads the result of a reduction of an earlier stage")

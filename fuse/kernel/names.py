@@ -1,4 +1,4 @@
-"""Names of kernels and of what is in them, made of those of a graph's nodes."""
+"""Names in kernels, made from the names of a graph's nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plain_name(name: str) -> str:
 
 
 def fit_names(computation: Computation, is_kept: Callable[[str], bool]) -> Computation:
-    """``computation`` with other names where a target keeps those that it has for itself."""
+    """``computation`` with an underscore appended to names that the target reserves (``is_kept``)."""
 
     def fit(names: Mapping[int, str]) -> dict[int, str]:
         return {key: f"{name}_" if is_kept(name) else name for key, name in names.items()}

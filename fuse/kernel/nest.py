@@ -1,4 +1,4 @@
-"""The domain of a loop nest, one dimension after another, and what the nest stores."""
+"""Dimensions of a loop nest, and the values that it stores."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fuse.kernel.values import Value
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of the domain: its loop variables, outermost first, and their extents."""
+    """One dimension of an iteration space: its loop variables, outermost first, and their extents."""
 
     atoms: tuple[str, ...]
     extents: tuple[int, ...]
 
     @staticmethod
     def whole(position: int, extent: int) -> Dimension:
-        """One loop ``i0``, ``i1`` ... over the dimension; none where its extent is 1."""
+        """A dimension with one loop, ``i<position>``; without a loop if its extent is 1."""
         return Dimension((f"i{position}",), (extent,)) if not is_one(extent) else Dimension((), ())
 
     def index(self) -> Affine:
@@ -32,7 +32,7 @@ class Dimension:
         return total
 
     def step_of(self, where: Affine) -> Affine | None:
-        """Stride of ``where`` along the index; None where it depends on the index."""
+        """The stride of offset ``where`` along this dimension; None if the split loops have no common stride."""
         steps = [where.step(atom) for atom in self.atoms]
         inner = zip(steps, steps[1:], self.extents[1:], strict=False)
         return steps[-1] if all(outer == step * extent for outer, step, extent in inner) else None
@@ -60,9 +60,9 @@ def builder_for(dimensions: Sequence[Dimension], inputs: list[Buffer], names: Ma
 
 
 def store(builder: Builder, stores: Sequence[tuple[Sink, Index]]) -> None:
-    """Store each target's element at its index.
+    """Append stores of each sink's element at its index.
 
-    Every element is computed before the first store: an output may be the memory of an input that is still to be read.
+    All elements are computed before the first store, because an output may share memory with an input.
     """
     elements = [builder.element(target.value, index) for target, index in stores]
     for element, (target, index) in zip(elements, stores, strict=True):

@@ -1,4 +1,4 @@
-"""How a target lays out the right operand of a product: in panels of columns, and in blocks of panels.
+"""Packing: the layout of the right operand of a product, in panels of columns and blocks of panels.
 
 matrix [depth, 80]      panels of 16 columns      blocks of 3 panels: [2, depth, 48], the last one padded
 """
@@ -10,15 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Packing:
-    """``panel``: columns that are multiplied together. ``most_panels``: panels of a block, which are multiplied at
-    once. ``largest_block``: bytes of a block that stays in cache while rows pass by."""
+    """The packing of a target.
+
+    ``panel``: columns of a panel. ``most_panels``: most panels of a block, which are multiplied together.
+    ``largest_block``: bytes of the largest block that stays in cache while all rows are multiplied by it.
+    """
 
     panel: int
     most_panels: int
     largest_block: int
 
     def panels_in_block(self, columns: int) -> int:
-        """How many panels of a wide product are computed at once: as many as possible while few are padding.
+        """Panels in a block: as many as possible while padding adds at most 30 % to the panels.
 
         >>> [Packing(16, 4, 1 << 19).panels_in_block(n) for n in (16, 80, 128, 400)]
         [1, 3, 4, 4]
@@ -27,7 +30,7 @@ class Packing:
         return min(range(1, self.most_panels + 1), key=lambda n: (-(-panels // n) * n / panels > 1.3, -n))
 
     def padded(self, columns: int) -> int:
-        """Columns of a product's result with the padding of its last block.
+        """Columns of a product's result, with padding to whole blocks.
 
         >>> Packing(16, 4, 1 << 19).padded(5), Packing(16, 4, 1 << 19).padded(128)
         (16, 128)
@@ -36,7 +39,7 @@ class Packing:
         return -(-columns // width) * width
 
     def whole_blocks(self, depth: int, columns: int, itemsize: int) -> int | None:
-        """Columns of the widest block that fits the cache and leaves no column over; None where panels do.
+        """Columns of the widest block that divides ``columns`` and fits the cache; None if panels do not divide them.
 
         >>> Packing(16, 4, 1 << 19).whole_blocks(512, 96, 4), Packing(16, 4, 1 << 19).whole_blocks(512, 40, 4)
         (48, None)

@@ -1,8 +1,8 @@
-"""Where the elements of a view lie in the memory of what it is a view of.
+"""Placement: the start and strides of a value that is a view of an input.
 
     w.t()[:, 2:]  of w [4, 8]   ->   element 16 + i + 8 * j of w
 
-A value that is nothing but views of an input can be read where it lies, by what needs memory and no arithmetic.
+Code that needs an operand in memory, such as a packed product, reads such a value in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fuse.kernel.values import Input, Map, Reindex, Value
 
 @dataclass(frozen=True)
 class StridedPlace:
-    """Element ``index`` lies at ``start + sum(index * strides)`` of ``source``: numbers, sizes among them."""
+    """Element ``index`` of a value is element ``start + sum(index * strides)`` of ``source``; sizes may be factors."""
 
     source: Input
     start: Affine
@@ -26,7 +26,7 @@ class StridedPlace:
 
 
 def placement(value: Value) -> StridedPlace | None:
-    """Where the elements of ``value`` lie; None where it is computed, or lies in no such order.
+    """The placement of ``value`` in an input; None if it is computed, or has no strides.
 
     >>> import torch
     >>> from fuse.kernel.values import permute, view
@@ -34,7 +34,7 @@ def placement(value: Value) -> StridedPlace | None:
     >>> [str(s) for s in found.strides]
     ['1', '6']
     """
-    found = _place(value)
+    found = _source_index(value)
     if found is None:
         return None
     strides = [d.step_of(found.where) for d in found.dimensions]
@@ -45,8 +45,11 @@ def placement(value: Value) -> StridedPlace | None:
 
 @dataclass(frozen=True)
 class Matrices:
-    """A batch of matrices in the memory of ``source``: one begins at ``start``, affine in the loop variables ``images``
-    (outermost first, each with its extent), and element ``row, column`` lies ``strides`` further on."""
+    """A batch of matrices in the memory of ``source``.
+
+    ``start`` is the offset of a matrix, affine in the loop variables ``images`` (outermost first, with their extents).
+    ``strides`` are those of rows and columns.
+    """
 
     source: Input
     start: Affine
@@ -55,7 +58,7 @@ class Matrices:
 
 
 def matrices(value: Value) -> Matrices | None:
-    """Where the matrices of ``value`` lie, ``[images, rows, columns]``; None where they lie in no such order.
+    """The placement of ``value`` ``[images, rows, columns]`` as a batch of matrices; None if there is none.
 
     >>> import torch
     >>> from fuse.kernel.values import permute, view
@@ -64,7 +67,7 @@ def matrices(value: Value) -> Matrices | None:
     >>> str(found.start), found.images, found.strides
     ('60 * i0o + 4 * i0i', (('i0o', 2), ('i0i', 3)), (12, 1))
     """
-    found = _place(value)
+    found = _source_index(value)
     if found is None or found.where.sized:
         return None
     where, (images, *within) = found.where, found.dimensions
@@ -79,14 +82,14 @@ def matrices(value: Value) -> Matrices | None:
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix [rows, columns] in the memory of ``source``, a block of ``width`` columns behind the other."""
+    """A matrix ``[rows, columns]`` that ``source`` stores in blocks of ``width`` columns, one after another."""
 
     source: Input
     width: int
 
 
 def blocks(value: Value) -> Blocks | None:
-    """The blocks in which a matrix lies, one where its rows follow one another; None for any other.
+    """The column blocks in which an input stores the matrix ``value``; None if it does not.
 
     >>> import torch
     >>> from fuse.kernel.values import permute, view
@@ -94,7 +97,7 @@ def blocks(value: Value) -> Blocks | None:
     >>> blocks(view(permute(packed, (1, 0, 2)), (5, 48))).width
     16
     """
-    found = _place(value)
+    found = _source_index(value)
     if found is None or found.where.sized or found.where.constant or len(found.dimensions) != 2:
         return None
     rows, columns = found.dimensions
@@ -108,7 +111,8 @@ def blocks(value: Value) -> Blocks | None:
 
 
 def as_memory(value: Value) -> Input | None:
-    """``value`` as an input with strides of its own, where it begins at an input's first element."""
+    """``value`` as an input with other strides; None if it is computed or does not begin at an input's first
+    element."""
     if isinstance(value, Input):
         return value
     found = placement(value)
@@ -119,17 +123,16 @@ def as_memory(value: Value) -> Input | None:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where in ``source`` the element lies that the loop variables of ``dimensions`` count."""
+class _SourceIndex:
+    """The offset ``where`` in ``source`` of an element, affine in the loop variables of ``dimensions``."""
 
     source: Input
     where: Affine
     dimensions: list[Dimension]
 
 
-def _place(value: Value) -> _Place | None:
-    """Where the elements of ``value`` lie, its dimensions split where reshapes on the way ask for it; None where it is
-    computed."""
+def _source_index(value: Value) -> _SourceIndex | None:
+    """The offset of an element of ``value``, its dimensions split as reshapes require; None if it is computed."""
     dimensions = [Dimension((f"i{d}",), (extent,)) for d, extent in enumerate(value.shape)]
     for _ in range(MAX_SPLITS):
         try:
@@ -139,17 +142,17 @@ def _place(value: Value) -> _Place | None:
         except NotAffine:
             return None
         else:
-            return _Place(source, where, dimensions) if isinstance(source, Input) else None
+            return _SourceIndex(source, where, dimensions) if isinstance(source, Input) else None
     return None
 
 
 def _is_same(value: Map) -> bool:
-    """Whether ``value`` has the bits of its argument: halves are widened when they are read, and do not lie so."""
+    """Whether ``value`` is its argument in memory; a copy to another dtype is not."""
     return value.is_copy and value.args[0].dtype == value.dtype
 
 
 def _below(value: Value, dimensions: Sequence[Dimension]) -> tuple[Value, Affine]:
-    """The tensor that ``value`` is a view of, and the place of its element at the dimensions' index."""
+    """The value that ``value`` is a view of, and the offset in it of the element at the dimensions' index."""
     index: Index = tuple(d.index() for d in dimensions)
     extents = {a: e for d in dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
     while True:

@@ -1,12 +1,12 @@
-"""The nest of elementwise outputs: every element on its own.
+"""The loop nest of elementwise outputs (pointwise schedule).
 
     for rows (parallel):
         for columns (vector):
             load, compute, store
 
-Loops run in the order of the first output's strides, so that stores are contiguous whatever its layout; but where fewer
-loads and stores jump from line to line along another dimension, that is the innermost. Where padding is read at the
-ends of the two innermost loops, what is between them has loops of its own.
+Loops are in the order of the first output's strides, so that stores are contiguous in any layout. If another dimension
+has fewer loads and stores that jump from cache line to cache line, it is the innermost loop instead. If the two
+innermost loops read padding at their ends, the iterations between the ends get loops without conditions.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ from fuse.kernel.nest import Dimension, Sink, builder_for, store
 from fuse.kernel.values import Output
 
 ELEMENTS_OF_A_LINE = 16
+"""float32 elements in a cache line of 64 bytes."""
 Part = tuple[int, int]
 """The first and the last value of a loop variable."""
 WHOLE: Sequence[Part | None] = (None,)
 LARGEST_BORDERS = 16
-"""Iterations of a loop that are told apart from those between them."""
+"""Most iterations at the ends of a loop, which read padding, that are split off from those between them."""
 LARGEST_BODY = 256
-"""Statements that are written down for each part of two loops, up to nine times: a bound on the compiler's work."""
+"""Most statements of a nest whose loops are split so, which repeats them up to nine times: bounds the compiler's
+work."""
 LARGEST_BLOCK = 64
-"""Elements of an innermost loop whose lines stay in the nearest cache while another loop goes along them."""
+"""Longest innermost loop whose cache lines (64 bytes for each iteration) stay in the L1 cache while the next loop moves
+along these lines."""
 WORTH_STAGING = 1
-"""Steps of arithmetic from which a loop is worth another that brings what it reads side by side."""
+"""Fewest arithmetic statements of a loop whose strided loads are first copied to contiguous memory."""
 WORTH_A_VECTOR = 16
-"""Elements of a dimension that are worth an innermost loop other than that of the stores."""
+"""Fewest elements of a dimension that may become the innermost loop in place of the one that makes stores
+contiguous."""
 
 
 def point_nest(
@@ -45,7 +49,7 @@ def point_nest(
     names: Mapping[int, str],
     dimensions: Sequence[Dimension],
 ) -> list[Statement]:
-    """Loops over ``dimensions`` that store all ``targets``, which have one shape."""
+    """Loops over ``dimensions`` that store all ``targets``, which have that shape."""
     order = order_of_loops(Output(targets[0].value, targets[0].strides))
     found = [_Nest.over(dimensions, order).filled(targets, inputs, names)]
     for dim in order[:-1]:
@@ -61,8 +65,10 @@ def point_nest(
 
 @dataclass(frozen=True)
 class _Nest:
-    """Loops over ``dimensions``, outermost first by ``atoms``, and, once they are filled, what is in them; ``borders``
-    say for each loop between which of its values no padding is read."""
+    """Loops over ``dimensions`` in the order of ``atoms``, outermost first; once filled, their statements and borders.
+
+    ``borders`` has, for each loop, the range of values (end excluded) in which no padding is read.
+    """
 
     dimensions: Sequence[Dimension]
     atoms: Sequence[str]
@@ -84,7 +90,7 @@ class _Nest:
         names: Mapping[int, str],
         parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
     ) -> _Nest:
-        """The same with the stores of ``targets``; loops with ``parts`` run over each of them."""
+        """This nest with statements that store ``targets``; a loop with ``parts`` becomes one loop for each part."""
         builder = builder_for(self.dimensions, inputs, names)
         index = tuple(d.index() for d in self.dimensions)
         outer, inner = self.atoms[:-1], self.atoms[-1:]
@@ -102,8 +108,10 @@ class _Nest:
         return replace(self, statements=builder.blocks[0].statements, borders=builder.borders)
 
     def blocked(self) -> _Nest | None:
-        """The same with another loop around a block of the innermost: that which goes along the lines from which the
-        innermost takes an element each, so that a line is read, or written, once. None where there is no such loop.
+        """This nest tiled so that each cache line is read or written once; None where tiling does not help.
+
+        The innermost loop takes each element from another cache line. The loop that moves along these lines becomes the
+        second innermost, around a block of the innermost loop.
 
             for c: for x: y[c, x] = image[x, c]      ->      for x by 16: for c: for 16 of x: ...
         """
@@ -117,7 +125,7 @@ class _Nest:
         dimension = self.dimensions[number]
         extent = dimension.extents[dimension.atoms.index(last)]
         rest = [atom for atom in outer if atom != along]
-        if type(extent) is not int or extent < ELEMENTS_OF_A_LINE:  # one that varies is told in each call
+        if type(extent) is not int or extent < ELEMENTS_OF_A_LINE:  # no tiles of a size that varies
             return None
         if extent <= LARGEST_BLOCK:
             return _Nest(self.dimensions, [*rest, along, last]) if rest != outer[:-1] else None
@@ -128,8 +136,10 @@ class _Nest:
         return _Nest(dimensions, [*rest, f"{last}o", along, f"{last}i"])
 
     def in_parts(self, targets: Sequence[Sink], inputs: list[Buffer], names: Mapping[int, str]) -> list[Statement]:
-        """The statements; the two innermost loops run apart over what is between their borders, where that is most of
-        it: no element asks there whether it is padding, of which the compiler would make no vectors."""
+        """The statements, with the two innermost loops split at their borders where few iterations read padding.
+
+        Iterations between the borders have no conditions on padding, which would keep the compiler from vectorising.
+        """
         extents = {a: e for d in self.dimensions for a, e in zip(d.atoms, d.extents, strict=True)}
         parts = {a: _parts(*self.borders[a], extents[a]) for a in self.atoms[-2:] if a in self.borders}
         parts = {atom: found for atom, found in parts.items() if found and _size(self.statements) <= LARGEST_BODY}
@@ -137,7 +147,7 @@ class _Nest:
 
 
 def _parts(first: int, last: int, extent: int) -> list[Part]:
-    """Loops before, between and after the borders; none where separate loops are not worth it.
+    """The ranges before, between and after the borders of a loop; empty where splitting it is not worth it.
 
     >>> _parts(1, 39, 40), _parts(0, 20, 40)
     ([(0, 0), (1, 38), (39, 39)], [])
@@ -150,12 +160,12 @@ def _parts(first: int, last: int, extent: int) -> list[Part]:
 
 
 def _size(statements: Sequence[Statement]) -> int:
-    """How many statements there are, at any depth."""
+    """Number of statements, nested ones included."""
     return sum(1 + (_size(s.body) if isinstance(s, (For, Scope)) else 0) for s in statements)
 
 
 def _strided(statements: Sequence[Statement]) -> int:
-    """How many loads and stores of the innermost loop take each element from another cache line."""
+    """Number of loads and stores in innermost loops that access another cache line in each iteration."""
     found = 0
     for statement in statements:
         match statement:
@@ -170,7 +180,8 @@ def _strided(statements: Sequence[Statement]) -> int:
 
 
 def _goes_along(statements: Sequence[Statement], atom: str, last: str) -> bool:
-    """Whether loads and stores that take each element of loop ``last`` from another line go along it in ``atom``."""
+    """Whether loads and stores that access another cache line in each iteration of ``last`` have stride 1 in
+    ``atom``."""
     found = True
     for statement in statements:
         match statement:
@@ -186,8 +197,9 @@ def _goes_along(statements: Sequence[Statement], atom: str, last: str) -> bool:
 
 
 def _staged(statements: Sequence[Statement]) -> list[Statement]:
-    """The same, but that short innermost loops find what they read from line to line side by side: of branches amid
-    reads that lie apart, compilers make no vectors, but jumps that depend on the data.
+    """The statements, with strided loads of short innermost loops first copied to contiguous memory.
+
+    Compilers do not vectorise conditions among strided loads, but branch on the data.
 
         for 16 of x: y[x] = clamp(image[x, c])    ->    for 16 of x: lines[x] = image[x, c]
                                                         for 16 of x: y[x] = clamp(lines[x])
@@ -222,7 +234,7 @@ def _staged_loop(loop: For) -> list[Statement]:
 
 
 def order_of_loops(output: Output) -> tuple[int, ...]:
-    """Dimensions from the largest stride to the smallest, as they usually are: any order is right."""
+    """Dimensions from the largest stride to the smallest, by estimated sizes; any order is correct."""
     shape = [estimate(extent) for extent in output.value.shape]
     strides = [estimate(s.value if isinstance(s, Size) else s) for s in output.strides]
     return tuple(sorted(range(len(shape)), key=lambda d: (-strides[d] if shape[d] > 1 else -math.inf, d)))

@@ -1,4 +1,4 @@
-"""Polynomials in named sizes with whole coefficients: what a number that follows from sizes is.
+"""Polynomials in named sizes with integer coefficients, as tuples of (monomial, coefficient).
 
 64 * rows + 3    ((), 3), (("rows",), 64)
 """
@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 Monomial = tuple[str, ...]
-"""Names of factors, sorted; none for a plain number."""
+"""Names of the factors, sorted; empty for the constant term."""
 Terms = tuple[tuple[Monomial, int], ...]
-"""A polynomial: monomials with their coefficients, none of them 0, sorted."""
+"""A polynomial: sorted monomials with their non-zero coefficients."""
 
 
 def sum_of(*polynomials: Terms) -> Terms:
@@ -41,7 +41,7 @@ def product_of(*polynomials: Terms) -> Terms:
 
 
 def quotient_of(terms: Terms, divisor: Terms) -> Terms | None:
-    """One polynomial divided by another, where the other is one monomial and divides every monomial of the first.
+    """``terms / divisor`` if the divisor is one monomial that divides every monomial of ``terms``, else None.
 
     >>> quotient_of(((("m", "n"), 6), (("n",), 4)), ((("n",), 2),)), quotient_of(((("m",), 6),), ((("n",), 2),))
     ((((), 2), (('m',), 3)), None)

@@ -1,9 +1,9 @@
-"""Recipes of pooling over small windows: elementwise work, one read of the image for each place of the window.
+"""Recipes of pooling over small windows, as elementwise operators with one load for each tap of the window.
 
     max_pool2d(x, 2)[b, c, y, x]   =   maximum(maximum(maximum(x[b, c, 2y, 2x], x[b, c, 2y, 2x + 1]), ...), ...)
 
-As such it joins the kernel of what follows, and of cheap operators before it. Windows that overlap would compute what
-they read again, so that they take tensors in memory only. Positions of the maxima, larger windows and divisors that
+A pool joins the kernel of its readers, and of cheap operators before it. Overlapping windows read tensors in memory
+only, because they would compute their operands several times. Positions of the maxima, larger windows and divisors that
 differ at the border are left to PyTorch.
 """
 
@@ -26,19 +26,19 @@ from fuse.kernel.recipes import Call, Unsupported, apply, convert, recipe
 from fuse.kernel.values import Input, Pad, Reindex, Value
 
 MOST_TAPS = 16
-"""Places of a window: each is written down."""
+"""Most taps of a window; each is a load in the source."""
 
 
 @dataclass(frozen=True)
 class _Pool(Window):
-    """The window over the last dimensions, and how many elements it has and results it makes in each."""
+    """A pooling window over the last dimensions, with its taps and the number of results in each of them."""
 
     taps: tuple[int, ...]
-    places: tuple[int, ...]
+    output_size: tuple[int, ...]
 
     def reach(self) -> tuple[int, ...]:
-        """How far the windows go, from the first element of the padding on."""
-        steps = zip(self.places, self.stride, self.taps, self.dilation, strict=True)
+        """Elements that all windows span in each dimension, padding included."""
+        steps = zip(self.output_size, self.stride, self.taps, self.dilation, strict=True)
         return tuple((p - 1) * s + (t - 1) * d + 1 for p, s, t, d in steps)
 
     def overlaps(self) -> bool:
@@ -47,7 +47,7 @@ class _Pool(Window):
 
 @recipe("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool(call: Call) -> tuple[Value | None, ...]:
-    """The maxima, NaN where there is one; where they lie has no kernel."""
+    """The maxima, NaN for a window with a NaN; the positions of the maxima have no kernel."""
     x = call.tensor("self")
     lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
     pool = _pool(call, tuple(call.result[0].shape), call["dilation"])
@@ -59,7 +59,7 @@ def max_pool(call: Call) -> tuple[Value | None, ...]:
 
 @recipe("avg_pool2d", "avg_pool3d")
 def average_pool(call: Call) -> Value:
-    """Means of windows that all divide by one number."""
+    """Means of windows that all have the same divisor."""
     x = call.tensor("self")
     pool = _pool(call, call.shape, 1)
     space = x.shape[len(x.shape) - len(pool.taps) :]
@@ -67,13 +67,13 @@ def average_pool(call: Call) -> Value:
     if call["divisor_override"] is not None:
         return _mean(call, pool, call["divisor_override"])
     if not inside or (any(pool.padding) and not call["count_include_pad"]):
-        raise Unsupported("an average pool that divides by other numbers at the border")
+        raise Unsupported("an average pool with another divisor at the border")
     return _mean(call, pool, math.prod(pool.taps))
 
 
 @recipe("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def adaptive_average_pool(call: Call) -> Value:
-    """Means of windows of one size that lie side by side."""
+    """Means of adjacent windows that all have one size."""
     x = call.tensor("self")
     sizes = tuple(call["output_size"])
     space = x.shape[len(x.shape) - len(sizes) :]
@@ -107,10 +107,10 @@ def _mean(call: Call, pool: _Pool, count: int) -> Value:
 
 
 def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:
-    """For each place of the window, in order, what all windows read there.
+    """For each tap, in order, the elements that it reads, in the shape of the result; ``fill`` in the padding.
 
     Raises:
-        Unsupported: a large window, or overlapping ones of what is computed in the kernel.
+        Unsupported: a large window, or overlapping windows over a value that the kernel computes.
     """
     if math.prod(pool.taps) > MOST_TAPS:
         raise Unsupported(f"a pool over more than {MOST_TAPS} elements")
@@ -120,11 +120,11 @@ def _read(x: Value, pool: _Pool, fill: int | float) -> list[Value]:
     space = x.shape[len(front) :]
     size = tuple(max(r, n + 2 * p) for r, n, p in zip(pool.reach(), space, pool.padding, strict=True))
     padded = x if size == space else Pad((*front, *size), x.dtype, x, (*(0 for _ in front), *pool.padding), fill)
-    shape = (*front, *pool.places)
+    shape = (*front, *pool.output_size)
 
     def read(tap: Sequence[int]) -> Value:
         def where(index: Index, extents: Mapping[str, int]) -> Index:
-            return (*index[: len(front)], *pool.place(index[len(front) :], tap))
+            return (*index[: len(front)], *pool.input_index(index[len(front) :], tap))
 
         return Reindex(shape, x.dtype, padded, where)
 

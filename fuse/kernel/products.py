@@ -1,6 +1,6 @@
-"""The recipes of matrix products, and questions about the products of a region.
+"""The recipes of matrix products, and queries about the products of a region.
 
-Loops for them are the business of a target: panels, tiles and caches differ.
+Their loops are chosen by the target, because panels, tiles and caches differ.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def matrix_product(call: Call) -> Value:
 
 
 def products_below(values: Sequence[Value]) -> list[Product]:
-    """Every product that ``values`` are computed from."""
+    """All products below ``values``."""
     return [v for v in within_stage(values, through_reductions=True) if isinstance(v, Product)]
 
 
 def is_reduced(value: Value) -> bool:
-    """Whether there is a reduction between ``value`` and the product that it is made of."""
+    """Whether there is a reduction between ``value`` and the products below it."""
     seen: set[int] = set()
     stack = [value]
     while stack:

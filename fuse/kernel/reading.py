@@ -1,11 +1,11 @@
-"""Read FX as values: what a region computes, and what one step of a loop does.
+"""Read an FX graph as values: a region, or the step of a loop.
 
     placeholder      ->   an input: memory that the kernel reads
-    call_function    ->   the value of its recipe, or what a step makes of a product
+    call_function    ->   the value of its recipe (in a loop step, products are stages)
     getitem          ->   a part of a result
-    output           ->   the values to store, each as the graph promises it
+    output           ->   the values to store, with the dtypes and shapes of the graph's metadata
 
-What nobody reads is left out.
+Nodes that nobody reads are left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_RANK = 16
 
 @dataclass(frozen=True)
 class GraphValues:
-    """What a graph returns: the values, the nodes that compute them, and the user's lines for the kernel's comment."""
+    """The results of a graph: their values, their nodes, and the user's lines for the comment in the kernel."""
 
     results: tuple[Value, ...]
     nodes: tuple[Node, ...]
@@ -54,7 +54,7 @@ def read(
     """The values of a graph: ``given`` makes those of placeholders, ``computed`` those of operators.
 
     Raises:
-        Unsupported: an operator, dtype or layout that kernels do not handle.
+        Unsupported: an operator, dtype or layout that kernels do not handle; the message is a reason for the user.
     """
     values: dict[Node, Result] = {}
     lines: dict[str, list[str]] = {}
@@ -92,16 +92,16 @@ def check(value: object) -> None:
     if value.layout is not torch.strided or value.is_conj() or value.is_neg():
         raise Unsupported("a tensor is sparse or lazily conjugated or negated")
     if not has_kernels(value):
-        raise Unsupported(f"device {value.device.type} has no emitter yet")
+        raise Unsupported(f"there are no kernels for device {value.device.type} yet")
 
 
 def parts_of(result: Any) -> tuple[Any, ...]:
-    """The parts of a result, or the one that it is."""
+    """The parts of a tuple or list; any other result as a tuple of one."""
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def maps_in(result: Result) -> Iterable[Map]:
-    """The parts of a result that are computed, whose elements kernels call by the name of the node."""
+    """The maps among the parts of a result; kernels name their elements after the node."""
     return (part for part in parts_of(result) if isinstance(part, Map))
 
 
@@ -119,7 +119,8 @@ def _promised(node: Node, value: Result) -> Value:
     if not isinstance(value, Value):
         raise Unsupported("an output is a tuple")
     if value.dtype != held.dtype or value.shape != tuple(held.shape):
-        raise Unsupported(f"{node.target} promises {held.dtype}{list(held.shape)} and its recipe gives another result")
+        recipe = f"{value.dtype}{list(value.shape)}"
+        raise Unsupported(f"{node.target} returns {held.dtype}{list(held.shape)}, but its recipe returns {recipe}")
     return value
 
 
@@ -133,7 +134,7 @@ def _strides(value: torch.Tensor, name: str) -> tuple[Stride, ...]:
 def computation_of(
     region: GraphModule, strides_of: Callable[[torch.Tensor, str], tuple[Stride, ...]] = _strides
 ) -> Computation:
-    """A region as values; ``strides_of`` gives the strides of an input, which has that name.
+    """A region as values; ``strides_of(tensor, name)`` gives the strides of an input (default: its own, in elements).
 
     Raises:
         Unsupported, NotAffine: an operator, dtype or layout that kernels do not handle.

@@ -1,4 +1,4 @@
-"""From ATen operators to values: the registry of recipes, and what a recipe is given.
+"""Recipes: functions that translate ATen operators to values, and their registry.
 
 A recipe reads like the operator's formula::
 
@@ -6,9 +6,8 @@ A recipe reads like the operator's formula::
     def silu(call: Call) -> Value:
         return call.map(fn.silu, "self")
 
-``Call`` binds the operator's arguments to its schema, so that a recipe asks for them by name, and knows the result's
-dtype and shape. Recipes for whole groups of operators stand in :mod:`fuse.kernel.elementwise`,
-:mod:`fuse.kernel.movement` and :mod:`fuse.kernel.reductions`.
+A recipe gets a :class:`Call`, which has the operator's arguments by name, and the dtype and shape of the result. Most
+recipes are in :mod:`fuse.kernel.elementwise`, :mod:`fuse.kernel.movement` and :mod:`fuse.kernel.reductions`.
 """
 
 from __future__ import annotations
@@ -69,15 +68,15 @@ class Call:
     def map(self, formula: Formula, *names: str | Value | Number, compute: torch.dtype | None = None) -> Value:
         """``formula`` of the named arguments, in the result's shape and dtype.
 
-        Each argument is broadcast to the result's shape and converted to ``compute`` (default: the result's dtype).
-        One given by value is not rounded to a half.
+        Each argument is broadcast to the result's shape and converted to ``compute`` (default: the result's dtype). A
+        Python number given by value is not rounded to bfloat16 or float16.
         """
         compute = compute or self.dtype
         args = [self._operand(name, compute) if isinstance(name, str) else name for name in names]
         return convert(apply(formula, args, compute, self.shape), self.dtype)
 
     def _operand(self, name: str, compute: torch.dtype) -> Value | Number:
-        """An argument in ``compute``: eager makes a tensor of that dtype of a number that stands for one."""
+        """An argument in ``compute``; like eager, a number in place of a tensor is rounded to half precision."""
         value: Value | Number = self.arguments[name]
         if compute not in HALVES:
             return value
@@ -86,7 +85,7 @@ class Call:
         return rounded(value, compute) if name in ("self", "other") else value
 
     def unrounded(self, name: str) -> Value | Number:
-        """A factor or divisor: one element beside halves is a number to eager's loops, which read it in float."""
+        """A factor or divisor; in half precision, a tensor of one element is read in float32, as eager does."""
         value: Value | Number = self.arguments[name]
         if isinstance(value, Value) and self.dtype in HALVES and all(is_one(size) for size in value.shape):
             return convert(view(value, ()), register(self.dtype))
@@ -94,7 +93,7 @@ class Call:
 
 
 def rounded(number: Number, dtype: torch.dtype) -> Number:
-    """``number`` as a tensor of ``dtype`` holds it.
+    """``number`` rounded to ``dtype``.
 
     Raises:
         Unsupported: an integer that ``dtype`` cannot hold.
@@ -107,10 +106,10 @@ def rounded(number: Number, dtype: torch.dtype) -> Number:
 
 
 def apply(formula: Formula, args: Sequence[Value | Number], compute: torch.dtype, shape: tuple[int, ...]) -> Value:
-    """A ``Map`` over tensors and numbers alike, computed in ``compute``; what a comparison answers is a bool.
+    """A ``Map`` over tensors and numbers, computed in ``compute``; the result of a comparison is a bool.
 
-    The halves are computed in float and rounded once, after the operation. Tensors of another dtype are rounded to the
-    half first, as promotion does; numbers and 0-dimensional floats are not (eager keeps them in the wider type too).
+    bfloat16 and float16 are computed in float32 and rounded once, after the operation. Tensors of another dtype are
+    rounded to them first, as type promotion does. Numbers and 0-dimensional floats are not rounded, as in eager.
     """
     wide = register(compute)
     operands = tuple(
@@ -183,7 +182,7 @@ def arguments_of(node: Node, values: Mapping[Node, Result]) -> dict[str, Any]:
 
 
 def translate(node: Node, values: Mapping[Node, Result]) -> Result:
-    """The value (or values) of one node of a region, its arguments' values given.
+    """The value or values of one node, from the values of its arguments.
 
     Raises:
         Unsupported: no recipe, a dtype or an argument that kernels do not handle.

@@ -1,8 +1,8 @@
 """Recipes of reductions, and of the operators made of them (softmax, norms).
 
-Sums of floats are taken in double, whatever the element type, and variances in two passes, so that fused sums are at
-least as accurate as eager's cascaded ones. A few positive floats are added as floats: it is as accurate as eager, and
-faster.
+Floats are summed in float64, whatever the element type, and variances are computed in two passes, so that results are
+at least as accurate as eager's cascaded sums. Few positive float32 numbers are summed in float32, which is as accurate
+as eager, and faster.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fuse.kernel.values import Reduce, ReduceOp, Value, expand, view
 
 SUM_DTYPE = torch.float64
 FEW = 64
-"""Positive terms whose sum of floats is off by a few units in the last place at most; eager's is not closer."""
+"""Most positive terms that one float32 accumulator adds: the error is a few units in the last place, as in eager."""
 FEWEST_LANES = 8
-"""Sums that a vector loop along the last dimension takes side by side, each of that much fewer terms."""
+"""Accumulators of a vector loop along the last dimension, each of which adds an eighth of the terms."""
 
 
 def _dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ def _dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def reduce(value: Value, dims: Sequence[int], op: ReduceOp, dtype: torch.dtype | None = None) -> Value:
-    """``op`` over ``dims``, which stay with extent 1. Sums of floats are kept in double."""
+    """``op`` over ``dims``, which keep extent 1; the result has ``dtype`` (default: that of ``value``)."""
     dtype = dtype or value.dtype
     if math.prod(value.shape) == 0:
         raise Unsupported("a reduction over no elements")
@@ -43,13 +43,13 @@ def reduce(value: Value, dims: Sequence[int], op: ReduceOp, dtype: torch.dtype |
 
 
 def total(value: Value, dims: Sequence[int]) -> Value:
-    """The sum in double (floats) or int64 (integers and bool)."""
+    """The sum in float64 (of floats) or int64 (of integers and bools)."""
     wide = SUM_DTYPE if value.dtype.is_floating_point else torch.int64
     return reduce(convert(value, wide), dims, "sum", wide)
 
 
 def total_of_positive(value: Value, dims: Sequence[int]) -> Value:
-    """The sum of positive floats or doubles (NaN and infinity among them, if need be): in their own type if few."""
+    """The sum of positive floats (NaN and infinity may be among them): in their own dtype if few, else in float64."""
     lanes = FEWEST_LANES if tuple(dims) == (len(value.shape) - 1,) else 1
     few = math.prod(value.shape[d] for d in dims) <= FEW * lanes
     return reduce(value, dims, "sum", value.dtype) if few else total(value, dims)
@@ -62,7 +62,7 @@ def mean_of(value: Value, dims: Sequence[int]) -> Value:
 
 
 def variance_of(value: Value, dims: Sequence[int], mean: Value, correction: float) -> Value:
-    """The second pass: the sum of squared distances from the mean, over ``n - correction``."""
+    """The sum of squared distances from ``mean``, divided by ``n - correction``; the second pass over ``value``."""
     correction = int(correction) if float(correction).is_integer() else correction
     count = math.prod(value.shape[d] for d in dims)
     apart = apply(operator.sub, [convert(value, SUM_DTYPE), mean], SUM_DTYPE, value.shape)
@@ -71,7 +71,7 @@ def variance_of(value: Value, dims: Sequence[int], mean: Value, correction: floa
 
 
 def _finished(call: Call, value: Value, part: int = 0) -> Value:
-    """``value`` in the dtype and shape of the call's result (reduced dimensions dropped when it drops them)."""
+    """``value`` in the dtype and shape of result ``part`` of the call; drops reduced dimensions if the call does."""
     result = call.result[part] if isinstance(call.result, (tuple, list)) else call.result
     return view(convert(value, result.dtype), tuple(result.shape))
 
@@ -184,7 +184,7 @@ def safe_softmax(call: Call) -> Value:
 
 
 def softmax_or_zeros(value: Value, dim: int) -> Value:
-    """A softmax that is zero where all is ``-inf``, in the wide float type."""
+    """A softmax that is zero where all elements are ``-inf``; float32, or float64 for float64."""
     wide = register(value.dtype)
     value, dims = convert(value, wide), _dims(value, dim)
     best = reduce(value, dims, "largest")  # where there is a NaN, the sum is NaN
@@ -230,7 +230,8 @@ def logsumexp(call: Call) -> Value:
 
 
 def _normalised(value: Value, mean: Value, reciprocal: Value, weight: Value | None, bias: Value | None) -> Value:
-    """``(x - mean) * rstd * weight + bias`` in the wide float type; statistics are rounded to it first."""
+    """``(x - mean) * rstd * weight + bias`` in the dtype that kernels compute in; statistics are rounded to it
+    first."""
     wide = register(value.dtype)
     result = apply(
         lambda x, mean, reciprocal: (x - mean) * reciprocal,
@@ -246,7 +247,7 @@ def _normalised(value: Value, mean: Value, reciprocal: Value, weight: Value | No
 
 
 def _statistics(value: Value, dims: Sequence[int], epsilon: float) -> tuple[Value, Value]:
-    """Mean and ``1 / sqrt(var + epsilon)``, in double."""
+    """Mean and ``1 / sqrt(var + epsilon)``, in float64."""
     mean = mean_of(value, dims)
     spread = variance_of(value, dims, mean, 0)
     reciprocal = apply(_reciprocal_root, [spread, epsilon], SUM_DTYPE, spread.shape)
@@ -299,9 +300,9 @@ def group_norm(call: Call) -> tuple[Value, Value, Value]:
 
 @recipe("_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_functional")
 def batch_norm_in_training(call: Call) -> tuple[Value, ...]:
-    """Normalised by the mean and variance of each channel; the running ones move towards them by ``momentum``."""
+    """Batch norm by the mean and variance of each channel of the batch; updates the running ones by ``momentum``."""
     if not call["training"]:
-        raise Unsupported("batch norm by running statistics, as in training")
+        raise Unsupported("batch norm by running statistics, in the form for training")
     value = call.tensor("input")
     dims = tuple(d for d in range(len(value.shape)) if d != 1)
     mean = mean_of(value, dims)
@@ -328,7 +329,7 @@ def _weighted(a: Expression, of_a: Expression, b: Expression, of_b: Expression) 
 
 @recipe("_native_batch_norm_legit_no_training", "native_batch_norm", "_native_batch_norm_legit")
 def batch_norm_in_eval(call: Call) -> tuple[Value | None, ...]:
-    """Normalised by the running mean and variance of each channel, as eager computes it."""
+    """Batch norm by the running mean and variance of each channel, in eager's order of operations."""
     if call.arguments.get("training") or call["running_mean"] is None:
         raise Unsupported("batch norm in training")
     value = call.tensor("input")
@@ -340,8 +341,8 @@ def batch_norm_in_eval(call: Call) -> tuple[Value | None, ...]:
 def _scaled(call: Call, mean: Value, reciprocal: Value) -> Value:
     """``x * alpha + beta``, rounded once, with ``alpha = weight * reciprocal`` and ``beta = bias - mean * alpha``.
 
-    Not ``(x - mean) * alpha``: floats of about one size lie on one grid, and a difference from one number is rounded by
-    the same distance for all of them. The mean of the result, which is nearly the bias, would be off by it.
+    Not ``(x - mean) * alpha``: where all elements have about the same size, the difference from ``mean`` is rounded by
+    the same amount in all of them, which shifts the mean of the result.
     """
     value = call.tensor("input")
     wide, channels = register(value.dtype), (value.shape[1],)

@@ -1,4 +1,4 @@
-"""The nest of outputs with reductions: one row at a time, in stages.
+"""The loop nest of outputs with reductions (row-reduction schedule): one row at a time, in stages.
 
     reduced dimension contiguous                     reduced dimension strided: a block of rows at a time, in lanes
     for rows (parallel):                             for blocks of rows (parallel):
@@ -6,9 +6,9 @@
         for columns (vector, reduces): stage 1           for columns: for lanes (vector): stage 1
         for columns (vector): compute, store             for columns: for lanes (vector): compute, store
 
-A stage holds the reductions that wait for equally many others. The row stays in cache between stages; a costly element
-that two stages need is kept in a scratch row. Lanes keep one accumulator a row in a small array, so that memory is read
-along its contiguous dimension.
+Stage ``n`` has the reductions that depend on a chain of ``n`` others. The row stays in cache between stages. Costly
+elements that two stages need are stored in a scratch row. Lanes have one accumulator for each row, in a small array, so
+that memory is read along its contiguous dimension.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ from fuse.kernel.values import Map, Reduce, Reindex, Value
 from fuse.kernel.walks import WORTH_KEEPING, cost_within_stage, stages, within_stage
 
 SCRATCH_BYTES = 128 * 1024
+"""Most bytes in all scratch rows of a nest, which are on the stack of a thread."""
 LARGEST_VECTOR = 16
-"""Elements that are computed together, those of the last vector of a row, too."""
+"""Most elements of a vector. The last vector of a row is stored whole, so that scratch rows are padded by one less."""
 MIN_LANES, MAX_LANES = 8, 128
-"""Neighbouring rows, at least and at most, that a reduction over a strided dimension keeps results of."""
+"""Fewest and most neighbouring rows of a block in a reduction over a strided dimension."""
 
 
 @dataclass(frozen=True)
-class _Running:
-    """A reduction under way in lanes: its accumulators, and for arg-reductions the positions beside them."""
+class _LaneReduction:
+    """A reduction in lanes: the array of accumulators, and for arg-reductions the array of positions."""
 
     value: Reduce
     best: Buffer
@@ -59,7 +60,7 @@ class _Running:
 
 
 class RowNest:
-    """Builds the loops for ``targets``, whose values contain ``reductions``."""
+    """Builder of the loops for ``targets``, whose values contain ``reductions``."""
 
     def __init__(
         self,
@@ -110,19 +111,19 @@ class RowNest:
         return builder.blocks[0].statements
 
     def begin(self) -> None:
-        """Tell the builder what is in memory before the first row; here nothing is."""
+        """Declare values that are in memory before the first row; for subclasses, does nothing here."""
 
     # ---- loops over a row --------------------------------------------------------------------------------------------
 
     def _open_row(self) -> int:
-        """Open the loops over the elements of a row (or of a block of rows); returns how many."""
+        """Open the loops over the elements of a row (or of a block of rows); returns the number of loops."""
         atoms = [*self.reduced, *([self.lane] if self.lane else [])]
         for i, atom in enumerate(atoms):
             self.builder.open(atom, "vector" if i == len(atoms) - 1 else "serial")
         return len(atoms)
 
     def _stage(self, stage: list[Reduce], keep: list[Value]) -> None:
-        """Reductions of one stage share a loop, which vectorises over the row."""
+        """Append one loop for all reductions of a stage, vectorised over the row; stores the values ``keep``."""
         builder = self.builder
         accumulators = [Accumulator(builder.fresh(f"{v.op}_so_far"), register(v.source.dtype), v.op) for v in stage]
         for accumulator in accumulators:
@@ -146,7 +147,8 @@ class RowNest:
     # ---- loops over lanes --------------------------------------------------------------------------------------------
 
     def _stage_in_lanes(self, stage: list[Reduce], keep: list[Value]) -> None:
-        """Reductions of one stage share a loop, which vectorises over neighbouring rows."""
+        """Append one loop for all reductions of a stage, vectorised over neighbouring rows; stores the values
+        ``keep``."""
         assert self.lane
         running = [self._start_in_lanes(value) for value in stage]
         scratch = [(value, self._declare_scratch(value)) for value in keep]
@@ -162,7 +164,7 @@ class RowNest:
             self.builder.stored[id(state.value)] = (held, Affine.of(self.lane), self._result_index(state.value))
         self._keep_row_values(stage)
 
-    def _start_in_lanes(self, value: Reduce) -> _Running:
+    def _start_in_lanes(self, value: Reduce) -> _LaneReduction:
         builder, lane = self.builder, self.lane
         assert lane
         dtype = register(value.source.dtype)
@@ -174,9 +176,9 @@ class RowNest:
         if at:
             builder.add(Store(at, Affine.of(lane), Literal(torch.int64, -1)))
         builder.close()
-        return _Running(value, best, at)
+        return _LaneReduction(value, best, at)
 
-    def _combine_in_lanes(self, state: _Running) -> None:
+    def _combine_in_lanes(self, state: _LaneReduction) -> None:
         builder, lane = self.builder, self.lane
         assert lane
         where, value = Affine.of(lane), state.value
@@ -199,7 +201,7 @@ class RowNest:
         return load.variable
 
     def _keep_row_values(self, stage: list[Reduce]) -> None:
-        """What follows from the stage's results alone (a mean, a reciprocal) is computed once a row."""
+        """Compute values that depend on the stage's results alone (a mean, a reciprocal) once for each row."""
         builder, lane = self.builder, self.lane
         assert lane
         ready = {id(r) for r in self.reductions if id(r) in builder.stored}
@@ -244,7 +246,7 @@ class RowNest:
         return reshape(self.index, self.shape, value.shape, self.builder.extents)
 
     def _row_index(self, value: Value) -> Index:
-        """The index of a result that has one element a row."""
+        """The index of a result that has one element for each row."""
         kept = self.anchor.shape
         if self.rows != math.prod(value.shape):
             raise NotAffine("an output has neither the shape of the rows nor one element a row")
@@ -252,7 +254,11 @@ class RowNest:
         return reshape(row, kept, value.shape, self.builder.extents)
 
     def _source_index(self, value: Reduce) -> Index:
-        """The index into a reduction's source in the row's loops, checked to run over its dimensions exactly once."""
+        """The index into a reduction's source, in terms of the row's loops.
+
+        Raises:
+            NotAffine: these loops do not run over the reduced dimensions exactly once.
+        """
         source = value.source.shape
         if math.prod(source) != self.points:
             raise NotAffine("two reductions run over different numbers of elements")
@@ -280,7 +286,7 @@ class RowNest:
 
     def _declare_scratch(self, value: Value) -> Buffer:
         extent = math.prod(self.builder.extents[a] for a in self._row_atoms())
-        extent += 0 if is_multiple(extent, LARGEST_VECTOR) else LARGEST_VECTOR - 1  # the last one is stored whole
+        extent += 0 if is_multiple(extent, LARGEST_VECTOR) else LARGEST_VECTOR - 1  # the last vector is stored whole
         return self._declare(f"{self.names.get(id(value), 'kept')}_row", register(value.dtype), extent)
 
     def _scratch_offset(self) -> Affine:
@@ -297,7 +303,8 @@ class RowNest:
             self.builder.stored[id(value)] = (buffer, self._scratch_offset(), self._full_index(value))
 
     def _worth_keeping(self, order: list[list[Reduce]]) -> list[tuple[Value, int]]:
-        """Costly values that several stages compute, each with the first stage that does, as far as scratch reaches."""
+        """Costly values that several stages need, each with the first of them, as long as they fit
+        ``SCRATCH_BYTES``."""
         uses: dict[int, set[int]] = {}
         values: dict[int, Value] = {}
         roots = [[r.source for r in stage] for stage in order] + [[t.value for t in self.targets]]
@@ -325,8 +332,14 @@ class RowNest:
 
 
 def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str, int]) -> str | None:
-    """The innermost loop over rows, where the elements of a row do not lie side by side but those of neighbouring rows
-    do; where it is longer than ``MAX_LANES``, a block of it. ``strides`` say so, or the order of the dimensions."""
+    """The loop over neighbouring rows to vectorise, where these, and not the elements of a row, are contiguous; or
+    None.
+
+    ``strides`` are the strides of loops in memory; if empty, the last dimension is contiguous.
+
+    Raises:
+        SplitNeeded: the loop is longer than ``MAX_LANES``; a block of it is needed.
+    """
     last = next((d for d in reversed(range(len(dimensions))) if dimensions[d].atoms), None)
     if strides:
         loops = [(d, dim.atoms[-1]) for d, dim in enumerate(dimensions) if dim.atoms]
@@ -344,6 +357,6 @@ def _lane(dimensions: Sequence[Dimension], anchor: Reduce, strides: Mapping[str,
 
 
 def _position_in_row(value: Reduce, at: Index) -> Affine:
-    """The position that an arg-reduction reports: row-major over its dimensions."""
+    """The result of an arg-reduction for the element at ``at``: its row-major index over the reduced dimensions."""
     strides = contiguous_strides([value.source.shape[d] for d in value.dims])
     return offset(tuple(at[d] for d in value.dims), strides)

@@ -1,11 +1,11 @@
-"""The operators of scalar expressions: what each means, and what it costs.
+"""The operators of scalar expressions: their reference functions, definitions and costs.
 
-``MEANINGS`` are functions of torch tensors: the reference of every target. Operators that are formulas of others
-(``DEFINITIONS``) need none, and a target without a function of its own may take the formula. A new operator is a line
-here, and one in the table of a target whose functions are not called like the operator.
+``MEANINGS`` has the reference of each operator as a function of torch tensors. ``DEFINITIONS`` has operators that are
+formulas of others; a target without a function for one uses the formula. A new operator is a line here, and a line in
+the table of a target where its function has another name.
 
-Conversions (``convert``, ``round_bfloat16``, ``round_float16``) and ``select`` say by their dtypes what they do;
-``chosen`` is a ``select`` without a branch.
+``convert``, ``round_bfloat16``, ``round_float16`` and ``select`` are determined by the dtypes of their operands and
+result. ``chosen`` is a ``select`` without a branch.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _COSTLY = """
 COSTS: Mapping[str, int] = dict.fromkeys(_COSTLY.split(), ops.TRANSCENDENTAL_WEIGHT) | {
     "logaddexp": 2 * ops.TRANSCENDENTAL_WEIGHT
 }
-"""Costs of functions, in operations of a few cycles; other functions cost one such operation."""
+"""Costs of operators, in arithmetic operations of a few cycles; other functions cost one such operation."""
 
 
 def _multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """``a * b + c`` rounded once: exact in double, but for a double's last place."""
+    """``a * b + c`` computed in float64 and rounded to the dtype of ``a``; for float64, rounded twice."""
     return (a.double() * b.double() + c.double()).to(a.dtype)
 
 
 def _either(first: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Of two numbers ``a`` where it is ``first``, else ``b``; NaN where one of them is."""
+    """A function of two numbers: ``a`` if ``first(a, b)``, else ``b``; NaN if one of them is."""
     return lambda a, b: torch.where(a != a, a, torch.where(first(a, b), a, b))
 
 
@@ -101,4 +101,4 @@ DEFINITIONS: Mapping[str, Callable[..., Any]] = {
     "softplus": lambda f, x, beta, threshold: f.select(x * beta > threshold, x, f.log1p(f.exp(x * beta)) / beta),
     "logsigmoid": lambda f, x: f.minimum(x, 0) - f.log1p(f.exp(-f.abs(x))),
 }
-"""Operators as formulas of others, which are attributes of the first argument."""
+"""Operators as formulas of others; ``f`` has all operators as methods (:class:`fuse.kernel.expressions.Functions`)."""

@@ -1,4 +1,4 @@
-"""Running sums and their kin: the nest in which each element adds to those before it.
+"""The loop nest of scans: ``cumsum``, ``cumprod``, ``cummax`` and ``cummin``.
 
 for rows (parallel):
     so_far = 0
@@ -32,9 +32,9 @@ OPS: Mapping[object, ReduceOp] = {
 
 
 def scan_of(call: Call) -> Value | tuple[Value | None, ...]:
-    """The value of a cumulative operator; the positions of ``cummax`` and ``cummin`` have no kernel.
+    """The value of an operator in ``OPS``; the positions of ``cummax`` and ``cummin`` have no kernel.
 
-    Sums and products of floats are taken in double, as eager takes them.
+    Sums and products of floats are computed in float64, as in eager.
     """
     op, result = OPS[call.op], call.result
     value = convert(call.tensor("self"), call.dtype)

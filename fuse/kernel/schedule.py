@@ -1,11 +1,11 @@
-"""Choose the loops of a kernel: which outputs share a nest, and what kind of nest.
+"""Scheduling: which outputs of a region share a loop nest, and the kind of nest.
 
-    outputs without reductions      one nest an output shape      :mod:`fuse.kernel.points`
+    outputs without reductions      one nest for each shape       :mod:`fuse.kernel.points`
     outputs with reductions         one nest, a row at a time     :mod:`fuse.kernel.rows`
     reductions of reductions        one nest after another        :mod:`fuse.kernel.multi_stage`
 
-Positions of look-ups are checked first, before anything is written. A reshape that does not follow the loops splits one
-of them and the nest is tried again (see :mod:`fuse.kernel.index`).
+Positions of indexing operators are checked before anything is written. If a reshape does not fit the loops, one loop is
+split and the nest is built again (:mod:`fuse.kernel.index`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fuse.kernel.ir import (
     Scope,
     Statement,
 )
-from fuse.kernel.multi_stage import first_level, read_from_memory
+from fuse.kernel.multi_stage import first_stage, read_from_memory
 from fuse.kernel.nest import Dimension, Sink
 from fuse.kernel.points import order_of_loops, point_nest
 from fuse.kernel.rows import RowNest
@@ -43,51 +43,52 @@ from fuse.kernel.values import Computation, Concat, Gather, Map, Output, Reduce,
 from fuse.kernel.walks import WORTH_KEEPING, reductions_below, within_stage
 
 MAX_SPLITS = 32
+"""Most attempts to build one nest, each with one loop split more."""
 
 
 def schedule(computation: Computation) -> KernelBody:
-    """The loops of a whole region.
+    """The loop nests of a whole region.
 
     Raises:
-        NotAffine: the region has no such loops; the message is a reason.
+        NotAffine: the region has no such loops; the message is a reason for the user.
     """
     input_buffers = tuple(_argument(f"in{i}", v.dtype, "input") for i, v in enumerate(computation.inputs))
     output_buffers = tuple(_argument(f"out{i}", o.value.dtype, "output") for i, o in enumerate(computation.outputs))
     input_buffers = tuple(_renamed(b, computation.names.get(i)) for i, b in enumerate(input_buffers))
     statements = range_checks(computation, list(input_buffers))
     stores = list(zip(map(_squeezed, computation.outputs), output_buffers, strict=True))
-    statements += _levels(stores, list(input_buffers), computation.value_names)
+    statements += _in_stages(stores, list(input_buffers), computation.value_names)
     return KernelBody(input_buffers, output_buffers, tuple(tidy(statements)), computation.lines)
 
 
 Names = Mapping[int, str]
 Stores = Sequence[tuple[Output, Buffer]]
-"""Outputs and where they go."""
+"""Outputs with the buffers that they are stored in."""
 
 
-def _levels(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
-    """The nests of all outputs: those of the first level, then what reads the reductions that it holds."""
-    level = first_level([output.value for output, _ in stores])
-    if level is None:
+def _in_stages(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
+    """The nests of all outputs: those of the first stage, then those that read its reductions."""
+    first = first_stage([output.value for output, _ in stores])
+    if first is None:
         return _nests(stores, inputs, names)
-    held = [_held(value, len(inputs) + i) for i, value in enumerate(level.held)]
+    held = [_held(value, len(inputs) + i) for i, value in enumerate(first.held)]
     known = [*inputs, *(buffer for _, buffer in held)]
-    now = [store for i, store in enumerate(stores) if i not in level.later]
-    later = [store for i, store in enumerate(stores) if i in level.later]
-    values, names_then = read_from_memory([o.value for o, _ in later], level.held, len(inputs), names)
+    now = [store for i, store in enumerate(stores) if i not in first.later]
+    later = [store for i, store in enumerate(stores) if i in first.later]
+    values, names_then = read_from_memory([o.value for o, _ in later], first.held, len(inputs), names)
     then = [(Output(v, output.strides), buffer) for v, (output, buffer) in zip(values, later, strict=True)]
     declared = [Declare(buffer) for _, buffer in held]
-    return [Scope((*declared, *_nests([*now, *held], known, names), *_levels(then, known, names_then)))]
+    return [Scope((*declared, *_nests([*now, *held], known, names), *_in_stages(then, known, names_then)))]
 
 
 def _held(value: Reduce, number: int) -> tuple[Output, Buffer]:
-    """A reduction and the array that holds it, whose name no value has."""
+    """A reduction as an output to a local array, whose upper-case name no value has."""
     buffer = Buffer(f"HELD_{number}", register(value.dtype), "scratch", math.prod(value.shape))
     return Output(value, contiguous_strides(value.shape)), buffer
 
 
 def _nests(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement]:
-    """The nests of one level."""
+    """The nests of one stage."""
     outputs = [output for output, _ in stores]
     targets = [Sink(output.value, buffer, output.strides) for output, buffer in stores]
 
@@ -102,7 +103,7 @@ def _nests(stores: Stores, inputs: list[Buffer], names: Names) -> list[Statement
 
 
 def range_checks(computation: Computation, inputs: list[Buffer]) -> list[Statement]:
-    """One loop over each tensor of positions, before anything is written: eager refuses a position out of range."""
+    """A loop over each tensor of positions, which makes the kernel return if a position is out of range."""
     statements: list[Statement] = []
     seen: set[tuple[int, int]] = set()
     for value in within_stage([o.value for o in computation.outputs], through_reductions=True):
@@ -138,7 +139,7 @@ def _renamed(buffer: Buffer, name: str | None) -> Buffer:
 
 
 def _squeezed(output: Output) -> Output:
-    """The same stores without dimensions of extent 1, so that outputs that differ in nothing else share a nest."""
+    """The output without dimensions of extent 1, so that outputs that differ only in these share a nest."""
     shape = output.value.shape
     kept = [d for d, extent in enumerate(shape) if not is_one(extent)]
     if len(kept) == len(shape) or isinstance(output.value, (Concat, Scan)) or reductions_below([output.value]):
@@ -147,9 +148,11 @@ def _squeezed(output: Output) -> Output:
 
 
 def _groups(outputs: Sequence[Output], any_order: bool) -> list[list[int]]:
-    """Outputs that share a nest: all that contain reductions together, the others by shape and order of strides, or,
-    with ``any_order``, by shape alone where they share costly work. A concatenation and a scan stand alone: they have
-    loops of their own."""
+    """Groups of outputs that share a nest, as positions in ``outputs``.
+
+    All outputs with reductions are one group. The others are grouped by shape and order of strides; with ``any_order``,
+    groups of one shape that share costly values are joined. Each concatenation and each scan is a group of its own.
+    """
     with_reductions: list[int] = []
     alone: list[list[int]] = []
     by_shape: dict[tuple[Shape, tuple[int, ...]], list[int]] = {}
@@ -175,8 +178,7 @@ def _groups(outputs: Sequence[Output], any_order: bool) -> list[list[int]]:
 
 
 def _share_costly_work(one: Output, other: Output) -> bool:
-    """Whether two outputs of one shape are computed from something that is worth computing once, whatever the order in
-    which they are stored."""
+    """Whether two outputs have one shape and share values that cost at least ``WORTH_KEEPING``."""
     if one.value.shape != other.value.shape:
         return False
     shared = {id(v): v for v in within_stage([one.value])}.keys() & {id(v) for v in within_stage([other.value])}
@@ -184,7 +186,7 @@ def _share_costly_work(one: Output, other: Output) -> bool:
 
 
 def _nest(targets: list[Sink], inputs: list[Buffer], names: Names) -> list[Statement]:
-    """The loops of outputs that share them."""
+    """The loops of one group of outputs."""
     reductions = reductions_below(t.value for t in targets)
     if reductions:
         shape = max((r.source.shape for r in reductions), key=math.prod)
@@ -199,13 +201,16 @@ def _nest(targets: list[Sink], inputs: list[Buffer], names: Names) -> list[State
 
 
 def _scoped(statements: list[Statement]) -> list[Statement]:
-    """The statements of one nest, in a scope when they define names outside of loops."""
+    """The statements of one nest, in a scope if they define names outside of loops."""
     return statements if all(isinstance(s, (For, Scope)) for s in statements) else [Scope(tuple(statements))]
 
 
 def _sharing(pieces: Sequence[Sink]) -> list[list[Sink]]:
-    """Pieces of a concatenation that share a nest: elementwise ones of one shape that are computed from each other, as
-    the states of a loop are, whose steps each piece would repeat from the start."""
+    """Groups of consecutive pieces of a concatenation that share a nest.
+
+    Elementwise pieces of one shape share a nest if they share costly values, like the states of an unrolled loop, where
+    each piece alone would compute all earlier steps again.
+    """
     groups: list[list[Sink]] = []
     shares = False  # whether the last group is one of elementwise pieces
     for piece in pieces:
@@ -221,7 +226,7 @@ def _sharing(pieces: Sequence[Sink]) -> list[list[Sink]]:
 
 
 def _pieces(target: Sink) -> list[Sink]:
-    """The pieces of a concatenation, each stored in its place."""
+    """One sink for each piece of a concatenation."""
     value = target.value
     assert isinstance(value, Concat)
     pieces, start = [], target.start
@@ -232,7 +237,7 @@ def _pieces(target: Sink) -> list[Sink]:
 
 
 def with_splits(shape: Shape, build: Callable[[list[Dimension]], list[Statement]]) -> list[Statement]:
-    """``build`` with one loop a dimension, tried again with split loops until every index is affine."""
+    """The nest that ``build`` makes with one loop for each dimension, loops split until every index is affine."""
     dimensions = [Dimension.whole(d, extent) for d, extent in enumerate(shape)]
     for _ in range(MAX_SPLITS):
         try:

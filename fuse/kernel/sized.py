@@ -1,17 +1,18 @@
-"""One kernel for all calls of a region, where calls differ in sizes.
+"""One kernel for all calls of a region that differ only in sizes.
 
     add [5, 64], tanh [5, 64]      seen before
     add [7, 64], tanh [7, 64]      lowered now       ->      add [n, 64], tanh [n, 64]  while  n >= 2
-    add [9, 64], tanh [9, 64]      is the same kernel, told n = 9
+    add [9, 64], tanh [9, 64]      served by the same kernel, with n = 9 as an argument
 
-A region is *spelled* as a text without its numbers, and the numbers. Where an equal text came with other numbers
-before, those that differ are written down as polynomials in the sizes that are known to vary, and the region is lowered
-with extents (:mod:`fuse.kernel.extents`) in their place. The kernel then serves every call with this text whose other
-numbers are equal, whose polynomials hold, and whose sizes meet the conditions that were noted: all of it is checked for
-each call, nothing is assumed of sizes that were not seen.
+A region is split into a text without numbers, and its numbers (:mod:`fuse.kernel.spelled`). If the same text came with
+other numbers before, those that differ become polynomials in the sizes that vary, and the region is lowered with
+extents (:mod:`fuse.kernel.extents`) in their place. The kernel serves every call with the same text, whose constant
+numbers are equal, whose other numbers follow by the polynomials, and whose sizes meet the recorded conditions. Each
+call is checked; nothing is assumed about new sizes.
 
-The caller says which calls vary in sizes (:func:`lowering_for`). Regions of one call, too, may have one text and other
-numbers, as those of several layers: each is compared with that in its place in other calls.
+The caller says which sizes vary (:func:`lowering_for`). The layers of a network may give regions with one text and
+different numbers within a call. The first of them is compared with the first in other calls, the second with the
+second.
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement, product
 from typing import Any, Generic, TypeVar
 
-from fuse.kernel.extents import LEAST, TELLING, Conditions, Real
+from fuse.kernel.extents import LEAST, LEAST_LOWERED, Conditions, Real
 from fuse.kernel.polynomials import Terms, product_of, sum_of
 from fuse.kernel.spelled import Numbers
 
 Made = TypeVar("Made")
 
 LARGEST_REFERENCES = 8
-"""Calls that are remembered of one text."""
+"""Most calls whose numbers are kept for one occurrence of a text."""
 LARGEST_FAMILIES = 8
-"""Kernels for varying sizes of one text; beyond, each call has its own, as without."""
+"""Most kernels for varying sizes of one text, failed attempts included; after that, each size gets its own kernel."""
 
 
 @dataclass(frozen=True)
 class SizedCall:
-    """A call whose regions are lowered: its sizes that vary from call to call (None where none are known to), and the
-    numbers of each text so far.
+    """The call whose regions are being lowered.
 
-    ``remarks``: what passes noted of calls of this model, by place; each place as the first call had it, ``own`` are
-    those of this call.
+    Attributes:
+        sizes: its sizes that vary from call to call; None if none are known to vary.
+        numbers: by text of a region, the numbers of its occurrences in this call so far.
+        remarks: facts that passes recorded, by site in the model, as the first call with that site had them.
+        own: the sites that this call recorded first.
     """
 
     sizes: frozenset[int] | None
@@ -50,15 +53,17 @@ class SizedCall:
     remarks: dict[Hashable, set[Hashable]] = field(default_factory=dict)
     own: set[Hashable] = field(default_factory=set)
 
-    def place(self, text: str, numbers: Numbers) -> int:
-        """Which of the regions with this text these numbers are of: several layers may have regions alike."""
+    def occurrence(self, text: str, numbers: Numbers) -> int:
+        """The index of ``numbers`` among the distinct numbers that regions of this call with this text have so far."""
         found = self.numbers.setdefault(text, [])
         if numbers not in found:
             found.append(numbers)
         return found.index(numbers)
 
-    def follows_from_sizes(self, place: Hashable, what: Hashable) -> bool:
-        """Whether a call of other sizes had something else in this place, so that it is no rule; it is remembered.
+    def follows_from_sizes(self, site: Hashable, what: Hashable) -> bool:
+        """Whether the fact ``what`` at ``site`` holds at this call's sizes only; the first call's facts are recorded.
+
+        False as long as no size varies, and if the first call with this site had the same fact.
 
         >>> remarks = {}
         >>> first, second = SizedCall(None, remarks=remarks), SizedCall(frozenset({5}), remarks=remarks)
@@ -67,12 +72,12 @@ class SizedCall:
         >>> first.follows_from_sizes("x * 1", 1), second.follows_from_sizes("x * 1", 1)
         (False, False)
         """
-        if place not in self.remarks:
-            self.own.add(place)
-            self.remarks[place] = set()
-        if place in self.own:
-            self.remarks[place].add(what)
-        return self.sizes is not None and what not in self.remarks[place]
+        if site not in self.remarks:
+            self.own.add(site)
+            self.remarks[site] = set()
+        if site in self.own:
+            self.remarks[site].add(what)
+        return self.sizes is not None and what not in self.remarks[site]
 
 
 _CALL: ContextVar[SizedCall | None] = ContextVar("call", default=None)
@@ -80,11 +85,11 @@ _CALL: ContextVar[SizedCall | None] = ContextVar("call", default=None)
 
 @contextlib.contextmanager
 def lowering_for(sizes: frozenset[int] | None, remarks: dict[Hashable, set[Hashable]] | None = None) -> Iterator[None]:
-    """Regions that are lowered inside are those of one call.
+    """A context in which the regions of one call are lowered.
 
-    ``sizes`` are those that vary from call to call. Where there are some, regions get kernels for all sizes, if they
-    can; where none is larger than one, only kernels that are there. With None, each gets its own. ``remarks`` are those
-    of all calls of one model.
+    ``sizes`` are the call's sizes that vary from call to call. If there are some, regions get kernels for varying sizes
+    where possible. If the set is empty (all are one), only existing kernels for varying sizes are used. With None, each
+    region gets a kernel of its own. ``remarks`` are shared by all calls of a model.
     """
     with lowering_of(SizedCall(sizes, remarks={} if remarks is None else remarks)):
         yield
@@ -92,7 +97,7 @@ def lowering_for(sizes: frozenset[int] | None, remarks: dict[Hashable, set[Hasha
 
 @contextlib.contextmanager
 def lowering_of(call: SizedCall | None) -> Iterator[None]:
-    """Regions that are lowered inside are of this call, too: what of it is only made once it is needed."""
+    """A context in which later parts of a call, such as its backward graph, are lowered."""
     token = _CALL.set(call)
     try:
         yield
@@ -101,18 +106,18 @@ def lowering_of(call: SizedCall | None) -> Iterator[None]:
 
 
 def call_at_hand() -> SizedCall | None:
-    """The call whose regions are lowered; None where nobody said so."""
+    """The call whose regions are being lowered; None outside of :func:`lowering_for`."""
     return _CALL.get()
 
 
 def sizes_vary() -> bool:
-    """Whether the call whose regions are lowered is known to differ from others in sizes."""
+    """Whether the current call is known to differ from others in sizes."""
     call = call_at_hand()
     return call is not None and call.sizes is not None
 
 
 def sizes_are_told() -> bool:
-    """Whether kernels of the call whose regions are lowered can be told sizes, and serve other calls then."""
+    """Whether regions of the current call may get new kernels that take sizes as arguments."""
     call = call_at_hand()
     return call is not None and bool(call.sizes)
 
@@ -126,12 +131,12 @@ Relation = tuple[int | Terms, ...]
 def relation_of(
     now: Numbers, references: Sequence[Numbers], apart: frozenset[int] = frozenset()
 ) -> tuple[tuple[int, ...], Relation] | None:
-    """How the numbers of a text follow from sizes: where each size stands, and what every number is.
+    """The numbers ``now`` of a text as polynomials in its sizes: positions of the sizes, and a term for every number.
 
-    The sizes are the smallest numbers that differ and follow from no others: as a multiple of one, of two of them, one
-    and a few, a number without one, or what is left of one in whole windows; numbers ``apart`` follow from none. Calls
-    in which a size is one tell only where no others do (one window, then several). None where there is nothing to
-    relate to, and where a number below zero follows from no other.
+    Sizes are the smallest numbers that differ between calls and do not follow from others. A number follows from sizes
+    as a multiple of one or two of them, as a size plus or minus a constant, or as the remainder of a size in whole
+    windows. The numbers ``apart`` are always sizes. Calls in which a number is one are used only if there are no
+    others. Returns None if no number differs, or if a negative number does not follow from others.
 
     >>> relation_of((7, 3, 448, 8), [(5, 3, 320, 6)])
     ((0,), (((('n0',), 1),), 3, ((('n0',), 64),), (((), 1), (('n0',), 1))))
@@ -145,15 +150,15 @@ def relation_of(
     alike = [o for o in references if all(map(are_alike, now, o))]
     alike = alike or [o for o in references if all(map(_are_alike_but_for_ones, now, o))]
     columns = list(zip(now, *alike, strict=True))
-    vary = {place for place, column in enumerate(columns) if len(set(column)) > 1}
+    vary = {position for position, column in enumerate(columns) if len(set(column)) > 1}
     if not vary:
         return None
     sizes: list[Column] = []
-    factors: list[tuple[Column, Terms]] = []  # sizes, and those that are a few more or less than one
+    factors: list[tuple[Column, Terms]] = []  # sizes and the numbers that follow from them
     known: dict[tuple[type, Column], Terms] = {}
     kinds = [(type(column[0]), column) for column in columns]  # 2 and 2.0 are two numbers: 1 / 2 is 0 in C++
-    places: list[int] = []
-    whole = {columns[place] for place in vary if kinds[place][0] is int}
+    positions: list[int] = []
+    whole = {columns[position] for position in vary if kinds[position][0] is int}
     rests = _rests(whole, apart)
     for column in sorted(whole, key=lambda c: (c in rests, min(c) < 0, max(map(abs, c)), c)):
         terms = None if column[0] in apart else _multiple(column, factors)
@@ -167,37 +172,37 @@ def relation_of(
             if terms is None:
                 terms = (((f"n{len(sizes)}",), 1),)
                 sizes.append(column)
-                places.append(kinds.index((int, column)))
+                positions.append(kinds.index((int, column)))
             factors.append((column, terms))
         known[int, column] = terms
-    for place in sorted(vary):
-        if kinds[place] not in known:  # floats, which follow from nothing
-            known[kinds[place]] = (((f"n{len(places)}",), 1),)
-            places.append(place)
-    numbers = (known[kind] if place in vary else kind[1][0] for place, kind in enumerate(kinds))
-    return tuple(places), tuple(numbers)
+    for position in sorted(vary):
+        if kinds[position] not in known:  # floats, which never follow from others
+            known[kinds[position]] = (((f"n{len(positions)}",), 1),)
+            positions.append(position)
+    numbers = (known[kind] if position in vary else kind[1][0] for position, kind in enumerate(kinds))
+    return tuple(positions), tuple(numbers)
 
 
 def are_alike(a: Any, b: Any) -> bool:
-    """Whether two numbers may be one that varies: floats, and sizes that tell, or what is cut off by them.
+    """Whether two numbers may be one number that varies: floats, integers from 2 on, or integers up to -2.
 
     >>> are_alike(5, 7), are_alike(-5, -7), are_alike(-5, 7), are_alike(1, 2)
     (True, True, False, False)
     """
-    return a == b or isinstance(a, float) or min(a, b) >= TELLING or max(a, b) <= -TELLING
+    return a == b or isinstance(a, float) or min(a, b) >= LEAST_LOWERED or max(a, b) <= -LEAST_LOWERED
 
 
 def _are_alike_but_for_ones(now: Any, other: Any) -> bool:
-    """Whether two numbers may be one that varies, and that tells now: the other call may have had one of it."""
-    return are_alike(now, other) or (now >= TELLING and other >= LEAST)
+    """Whether two numbers may be one number that varies, where the other call may have had a one."""
+    return are_alike(now, other) or (now >= LEAST_LOWERED and other >= LEAST)
 
 
 Column = tuple[Any, ...]
-"""One number of a text in several calls."""
+"""The values of one number of a text in several calls."""
 
 
 def _multiple(column: Column, factors: Sequence[tuple[Column, Terms]]) -> Terms | None:
-    """A number as a multiple of a factor, or of two."""
+    """A number as a multiple of a factor, or of the product of two; None if it is none."""
     for i, (one, terms) in enumerate(factors):
         for two, more in [((1,) * len(one), (((), 1),)), *factors[: i + 1]]:
             times = column[0] // ((one[0] * two[0]) or 1)
@@ -207,7 +212,7 @@ def _multiple(column: Column, factors: Sequence[tuple[Column, Terms]]) -> Terms 
 
 
 def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
-    """A number as a size and a few more or less, or as what is left of a number without a size."""
+    """A number as a size plus a constant, or a constant minus a size; None if it is neither."""
     for sign, (i, one) in product((1, -1), enumerate(sizes)):
         shift = column[0] - sign * one[0]
         if all(c == sign * a + shift for c, a in zip(column, one, strict=True)):
@@ -216,8 +221,9 @@ def _shift(column: Column, sizes: Sequence[Column]) -> Terms | None:
 
 
 def _rests(columns: Set[Column], apart: frozenset[int]) -> dict[Column, tuple[tuple[Column, int], tuple[Column, int]]]:
-    """Numbers that are what is left of a size in whole windows (``n % 64``), or what a size leaves of them
-    (``-n % 64``): of each the size and the number of windows, with what they are times.
+    """Numbers that are the remainder of a size in whole windows (``n % 64``) or its padding to them (``-n % 64``).
+
+    For each, the size and the number of windows, with their coefficients. Sizes are numbers ``apart``.
 
     >>> _rests({(11, 99), (53, 29), (1, 2)}, frozenset({11}))
     {(53, 29): (((11, 99), -1), ((1, 2), 64))}
@@ -239,7 +245,7 @@ def _rests(columns: Set[Column], apart: frozenset[int]) -> dict[Column, tuple[tu
 
 
 def lifted(relation: Relation, sizes: Numbers, usual: Numbers, of_text: bool = True) -> tuple[Conditions, Numbers]:
-    """The numbers of the call with these sizes, those that vary as extents."""
+    """The numbers of a call with these sizes, numbers that vary as extents; and the conditions of these extents."""
     conditions = Conditions(of_text=of_text)
     values: dict[str, Any] = {}
     for i, (size, most) in enumerate(zip(sizes, usual, strict=True)):
@@ -247,8 +253,8 @@ def lifted(relation: Relation, sizes: Numbers, usual: Numbers, of_text: bool = T
         values[name] = conditions.real(name, size) if isinstance(size, float) else conditions.size(name, size, most)
     numbers: list[Any] = []
     for number in relation:
-        if isinstance(number, tuple) and isinstance(told := values[number[-1][0][-1]], Real):
-            numbers.append(told)
+        if isinstance(number, tuple) and isinstance(real := values[number[-1][0][-1]], Real):
+            numbers.append(real)
         elif isinstance(number, tuple):
             terms = (math.prod((values[f] for f in factors), start=c) for factors, c in number)
             numbers.append(sum(terms, start=0))
@@ -265,54 +271,60 @@ Lower = Callable[[Numbers, Conditions], Made | None]
 
 @dataclass(frozen=True)
 class SizeFamily(Generic[Made]):
-    """What was made for all calls of a text whose numbers follow from sizes alike.
+    """A kernel for all calls of a text whose numbers follow from sizes by the same polynomials.
 
-    ``numbers`` computes the numbers of a call from its sizes, ``met`` says whether they meet the conditions.
+    Attributes:
+        made: the kernel.
+        conditions: recorded while it was lowered.
+        positions: of the sizes among a call's numbers.
+        numbers: computes the numbers of a call from its sizes.
+        met: whether sizes meet the conditions.
     """
 
     made: Made
     conditions: Conditions
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     numbers: Callable[..., Numbers]
     met: Callable[..., bool]
 
     def sizes(self, numbers: Numbers) -> Numbers | None:
         """The sizes of a call with these numbers; None where it is no member."""
-        sizes = tuple(numbers[place] for place in self.places)
+        sizes = tuple(numbers[position] for position in self.positions)
         return sizes if self.numbers(*sizes) == numbers and self.met(*sizes) else None
 
 
 @dataclass
 class Text(Generic[Made]):
-    """What is known of regions with one text: the numbers of some, and families. ``failures`` bounds the attempts."""
+    """Known regions with one text: their numbers by occurrence, their families, and the number of failed attempts."""
 
     references: dict[int, list[Numbers]] = field(default_factory=dict)
     families: list[SizeFamily[Made]] = field(default_factory=list)
     failures: int = 0
 
-    def remember(self, place: int, numbers: Numbers) -> None:
-        """Keep the numbers of the region in this place of a call."""
-        known = self.references.setdefault(place, [])
+    def remember(self, occurrence: int, numbers: Numbers) -> None:
+        """Keep the numbers of the region that had this occurrence index in its call."""
+        known = self.references.setdefault(occurrence, [])
         if numbers not in known:
-            self.references[place] = [*known[-LARGEST_REFERENCES + 1 :], numbers]
+            self.references[occurrence] = [*known[-LARGEST_REFERENCES + 1 :], numbers]
 
     def member(
-        self, numbers: Numbers, place: int, apart: frozenset[int], lower: Lower[Made]
+        self, numbers: Numbers, occurrence: int, apart: frozenset[int], lower: Lower[Made]
     ) -> tuple[SizeFamily[Made], Numbers] | None:
-        """The family that a call with these numbers belongs to, and its sizes; a new one if need be and possible.
+        """The family that serves a call with these numbers, and the call's sizes; None if there is none.
 
-        ``lower`` makes what serves a region with these numbers, extents among them, or None.
+        A new family is made if none serves the call. ``lower`` makes a kernel for numbers with extents among them, or
+        returns None.
         """
-        others = self.references.get(place, [])
+        others = self.references.get(occurrence, [])
         for family in self.families:
             if (sizes := family.sizes(numbers)) is not None:
                 return family, sizes
         if not apart or len(self.families) + self.failures >= LARGEST_FAMILIES:
             return None
         found, base, seen = relation_of(numbers, others, apart), numbers, others
-        if found is None and others:  # a size is one in this call, and does not tell; it was another in the last
+        if found is None and others:  # a size is one in this call: relate the last call to this one instead
             base, seen = others[-1], [numbers]
-            found = relation_of(base, seen, _in_their_places(apart, numbers, base))
+            found = relation_of(base, seen, _in_their_positions(apart, numbers, base))
         elif found is None and (supposed := _supposed(numbers, apart)) is not None:
             seen = [supposed]
             found = relation_of(base, seen, apart)
@@ -328,9 +340,11 @@ class Text(Generic[Made]):
 
 
 def _supposed(numbers: Numbers, apart: frozenset[int]) -> Numbers | None:
-    """What another call might have where this one has ``numbers``, the first with their text: as a branch is taken for
-    the first time. What the sizes ``apart`` are factors of is taken to follow from them; where that is wrong, the
-    kernel serves this call only. None where widths may be mistaken for sizes: these are often powers of two.
+    """Numbers of a made-up call with other sizes, for a text that no call had before (a branch taken the first time).
+
+    Multiples of the sizes ``apart`` are assumed to follow from them; if that is wrong, the kernel serves this call
+    only. Returns None if a size is a power of two or a multiple of another, so that it could be confused with another
+    number.
 
     >>> _supposed((5, 8, 40, 8, 55), frozenset({5, 11}))
     (11, 8, 88, 8, 253)
@@ -340,7 +354,7 @@ def _supposed(numbers: Numbers, apart: frozenset[int]) -> Numbers | None:
     True
     """
     others = {size: 2 * size + 1 for size in sorted(apart)}
-    if any(size < TELLING or size & (size - 1) == 0 for size in others):
+    if any(size < LEAST_LOWERED or size & (size - 1) == 0 for size in others):
         return None
     if any(a != b and a % b == 0 for a in others for b in others):
         return None
@@ -360,7 +374,7 @@ def _supposed(numbers: Numbers, apart: frozenset[int]) -> Numbers | None:
     return None if supposed == numbers else supposed
 
 
-def _in_their_places(apart: frozenset[int], numbers: Numbers, others: Numbers) -> frozenset[int]:
+def _in_their_positions(apart: frozenset[int], numbers: Numbers, others: Numbers) -> frozenset[int]:
     """Numbers of another call in place of this call's numbers ``apart``."""
     return frozenset(other for number, other in zip(numbers, others, strict=True) if number in apart)
 
@@ -368,22 +382,22 @@ def _in_their_places(apart: frozenset[int], numbers: Numbers, others: Numbers) -
 def _family(
     numbers: Numbers,
     others: Sequence[Numbers],
-    places: tuple[int, ...],
+    positions: tuple[int, ...],
     relation: Relation,
     lower: Lower[Made],
 ) -> SizeFamily[Made] | None:
-    """A kernel that serves a region at all sizes, lowered for the sizes of this call and once more for others.
+    """A kernel for a region at varying sizes, lowered for the sizes of this call, and again for others as a check.
 
-    None where that gives another kernel: something was not noted. None, too, where no other sizes are known that meet
-    the conditions, so that nothing would be gained.
+    Returns None if both differ, because a decision was not recorded. Also returns None if no other sizes meet the
+    conditions, because the kernel would serve this call only.
     """
-    now = tuple(numbers[place] for place in places)
+    now = tuple(numbers[position] for position in positions)
     conditions, values = lifted(relation, now, now)
     made = lower(values, conditions)
     if made is None:
         return None
     expected = ", ".join(conditions.python(n) if isinstance(n, tuple) else repr(n) for n in relation)
-    family = SizeFamily(made, conditions, places, conditions.function(f"({expected},)"), conditions.met())
+    family = SizeFamily(made, conditions, positions, conditions.function(f"({expected},)"), conditions.met())
     assert family.sizes(numbers) is not None
     elsewhere = _elsewhere(family, now, others)
     if elsewhere is None:
@@ -393,13 +407,13 @@ def _family(
     ones = tuple(n if isinstance(n, float) else 1 for n in now)
     if family.met(*ones) and not _is_again(family, relation, ones, now, lower):
         whole = [name for name, n in zip(conditions.sizes, now, strict=True) if type(n) is int]
-        conditions.noted |= {f"{name} >= {TELLING}": True for name in whole}
+        conditions.noted |= {f"{name} >= {LEAST_LOWERED}": True for name in whole}
         return replace(family, met=conditions.met())
     return family
 
 
 def _is_again(family: SizeFamily[Made], relation: Relation, sizes: Numbers, usual: Numbers, lower: Lower[Made]) -> bool:
-    """Whether the same is made at other sizes."""
+    """Whether the same kernel is made at other sizes."""
     again, values = lifted(relation, sizes, usual)
     try:
         return lower(values, again) == family.made
@@ -408,11 +422,11 @@ def _is_again(family: SizeFamily[Made], relation: Relation, sizes: Numbers, usua
 
 
 def _elsewhere(family: SizeFamily[Made], now: Numbers, others: Sequence[Numbers]) -> Numbers | None:
-    """The sizes, of other calls or made up, that the family serves and in which most differ from those ``now``."""
+    """Sizes that the family serves, of other calls or made up; those of which most differ from ``now``."""
     seen = [sizes for other in others if (sizes := family.sizes(other)) is not None]
     together = [tuple(change(n) for n in now) for change in _CHANGES]
     apart = [(*now[:i], change(n), *now[i + 1 :]) for i, n in enumerate(now) for change in _CHANGES]
-    whole = [place for place, n in enumerate(now) if type(n) is int]
+    whole = [position for position, n in enumerate(now) if type(n) is int]
     made_up = [sizes for sizes in (*together, *apart) if all(sizes[i] >= LEAST for i in whole) and family.met(*sizes)]
     differ = [sum(a != b for a, b in zip(sizes, now, strict=True)) for sizes in (*seen, *made_up)]
     return max(zip(differ, (*seen, *made_up), strict=True), key=lambda found: found[0], default=(0, None))[1]

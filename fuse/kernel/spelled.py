@@ -1,4 +1,4 @@
-"""A region as a text without its numbers, and the numbers; and a copy of it with other numbers.
+"""Split a region into a text without numbers, and its numbers; copy a region with other numbers.
 
 add.Tensor(%0 [5, 64], %1 [5, 64])      ->      "add.Tensor(%0 float32 2, %1 float32 2)",   (5, 64, 64, 1, ...)
 text, (7, 64, 64, 1, ...)               ->      a copy whose tensors have these sizes, and no memory
@@ -19,15 +19,15 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from fuse.kernel.extents import plain
 
 Numbers = tuple[Any, ...]
-"""Whole numbers, and floats of arguments."""
+"""The integers of a region in order, and the floats among its arguments."""
 
 
 def spelled(
     region: GraphModule, name_of: Callable[[Node], str], beside: Any = (), reals: bool = False
 ) -> tuple[str, Numbers]:
-    """A region, and the tensors and numbers ``beside`` it, as a text without whole numbers, and these in order.
+    """A text of a region and of ``beside`` (tensors and numbers) without integers; and the integers in order.
 
-    With ``reals``, without the floats among the arguments, too.
+    With ``reals``, the floats among the arguments are taken out of the text too.
     """
     numbers: list[Any] = []
 
@@ -36,9 +36,9 @@ def spelled(
         return number
 
     lines = []
-    places = {node: place for place, node in enumerate(region.graph.nodes)}
+    numbers_of = {node: number for number, node in enumerate(region.graph.nodes)}
     for node in region.graph.nodes:
-        args = [_text_of(argument, places, varies, reals) for argument, varies in arguments_of(node)]
+        args = [_text_of(argument, numbers_of, varies, reals) for argument, varies in arguments_of(node)]
         for argument, varies in arguments_of(node):
             mapped(argument, take if varies else itself, reals=reals)
         layouts = [_layout_text(value) for value in parts_of(node.meta.get("val"))]
@@ -48,7 +48,7 @@ def spelled(
         lines.append(
             f"{node.op} {name_of(node)} {node.target if node.op != 'placeholder' else ''} {args} {layouts} {source}"
         )
-    lines.append(_text_of(beside, places))
+    lines.append(_text_of(beside, numbers_of))
     mapped(beside, take)
     return "\n".join(lines), tuple(numbers)
 
@@ -56,7 +56,7 @@ def spelled(
 def with_numbers(
     region: GraphModule, numbers: Numbers, beside: Any = (), reals: bool = False
 ) -> tuple[GraphModule, Any]:
-    """A copy of a region, and of what is ``beside`` it, with other numbers; tensors in them have no memory."""
+    """A copy of a region and of ``beside`` with other numbers; its tensors have no memory."""
     rest = iter(numbers)
 
     def take(_: Any) -> Any:
@@ -74,17 +74,17 @@ def with_numbers(
             parts = [_sized(part, take) for part in parts_of(value)]
             made.meta["val"] = type(value)(parts) if isinstance(value, (tuple, list)) else parts[0]
         copies[node] = made
-    # No code is written for the copy: written down, a number that the call tells would be taken for the one at hand.
+    # The copy generates no Python code, because an extent would be printed with its value in the current call.
     return _LazyGraphModule(torch.nn.Module(), graph), mapped(beside, take)
 
 
 def arguments_of(node: Node) -> list[tuple[Any, bool]]:
-    """The arguments of a node, each with whether its whole numbers may be sizes: a dimension, say, is none."""
+    """The arguments of a node, each with whether its integers may be sizes (a dimension, for instance, may not)."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return [(argument, node.op == "output") for argument in (*node.args, *node.kwargs.values())]
     sizes = _takes_sizes(node.target)
-    by_place = zip(node.args, sizes.values(), strict=False)
-    return [*by_place, *((argument, sizes[name]) for name, argument in node.kwargs.items())]
+    by_position = zip(node.args, sizes.values(), strict=False)
+    return [*by_position, *((argument, sizes[name]) for name, argument in node.kwargs.items())]
 
 
 @cache
@@ -109,7 +109,7 @@ def itself(number: Any) -> Any:
 
 
 def _is_real(argument: Any) -> bool:
-    """Whether an argument is a float of which all are written alike: no zero, whose sign tells, and no infinity."""
+    """Whether an argument is a float that may vary: finite, and not zero, whose sign matters."""
     return type(argument) is float and math.isfinite(argument) and argument != 0
 
 
@@ -120,7 +120,7 @@ def parts_of(value: Any) -> Sequence[Any]:
 def mapped(
     argument: Any, take: Callable[[Any], Any], nodes: dict[Node, Node] | None = None, reals: bool = False
 ) -> Any:
-    """An argument with every number replaced by what ``take`` gives for it, from left to right."""
+    """An argument with every number ``n`` replaced by ``take(n)``, from left to right."""
     if type(argument) is int or (reals and _is_real(argument)):
         return take(argument)
     if isinstance(argument, Tensor):
@@ -134,7 +134,7 @@ def mapped(
     return argument
 
 
-def _text_of(argument: Any, places: dict[Node, int], varies: bool = True, reals: bool = False) -> str:
+def _text_of(argument: Any, numbers_of: dict[Node, int], varies: bool = True, reals: bool = False) -> str:
     if type(argument) is int:
         return "#" if varies else str(argument)
     if reals and varies and _is_real(argument):
@@ -142,11 +142,13 @@ def _text_of(argument: Any, places: dict[Node, int], varies: bool = True, reals:
     if isinstance(argument, Tensor):
         return _layout_text(argument)
     if isinstance(argument, Node):
-        return f"%{places[argument]}"
+        return f"%{numbers_of[argument]}"
     if isinstance(argument, (tuple, list)):
-        return f"{type(argument).__name__}({', '.join(_text_of(item, places, varies, reals) for item in argument)})"
+        return f"{type(argument).__name__}({', '.join(_text_of(item, numbers_of, varies, reals) for item in argument)})"
     if isinstance(argument, dict):
-        return f"{{{', '.join(f'{key}: {_text_of(item, places, varies, reals)}' for key, item in argument.items())}}}"
+        return (
+            f"{{{', '.join(f'{key}: {_text_of(item, numbers_of, varies, reals)}' for key, item in argument.items())}}}"
+        )
     return repr(argument)
 
 

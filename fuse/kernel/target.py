@@ -1,10 +1,10 @@
-"""The seam between the kernel language and what writes it down for a device.
+"""Targets: the interface between the kernel IR and the code generator of a device.
 
     values  --schedule-->  IR                 the same for all        (this folder)
     IR, products, loops  --write-->  source   a target's own          (``fuse/kernel/cpu/``)
 
-A target is a folder with a module ``target`` that defines ``TARGET``. Nothing outside of it knows its language, but for
-the folder of ``fuse/runtime/`` that builds and starts its kernels (:mod:`fuse.runtime.device`).
+A target is a folder with a module ``target`` that defines ``TARGET``. Only this folder, and the folder of
+``fuse/runtime/`` that builds and starts its kernels (:mod:`fuse.runtime.device`), depend on its language.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TARGETS = {device: f"fuse.kernel.{device}.target" for device in DEVICES}
 
 @dataclass(frozen=True)
 class Written:
-    """The source of a kernel, what it takes in memory and threads, and the headers that it needs.
+    """The source of a kernel, its workspace in bytes, whether it uses threads, and the headers that it needs.
 
-    ``schedule`` says in words how the kernel runs, where that is not in its loops as the IR has them.
+    ``schedule`` is a sentence that says how the kernel runs, where the IR does not show it.
     """
 
     source: str
@@ -46,19 +46,23 @@ class Written:
 
 
 LoopKernels = dict[Hashable, "Kernel | Declined"]
-"""Kernels of loops by their structure: what tells loops apart that one kernel cannot serve."""
+"""Kernels of loops, by a key that is equal for loops that one kernel serves."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Writer of kernels for one kind of device.
+    """Code generator for one kind of device.
 
-    ``write`` is given a region as values, the kernel's name, whether threads share it out, and the config of its loops.
-    It raises ``Unsupported`` or ``NotAffine``, with a reason, where there is no such kernel. ``write_loop``,
-    ``write_with_ends`` and ``write_end`` are what :mod:`fuse.kernel.lower_loops` asks; they return reasons. A target
-    without loop kernels declines. ``packing`` says how its products read their right operand. ``with_sizes`` is given a
-    kernel's source, the names of its sizes, behind how many arguments they come, and those that are floats, and returns
-    the source that finds them there; None for a target without kernels for sizes that vary.
+    Attributes:
+        device: type of the device, like ``"cpu"``.
+        packing: layout of the right operand of its products.
+        write: writes the kernel of a region, given its values, the kernel's name, the threads, and the config of its
+            loops. Raises ``Unsupported`` or ``NotAffine`` with a reason for the user.
+        write_loop, write_with_ends, write_end: what :mod:`fuse.kernel.lower_loops` calls. They return a kernel or the
+            reason why there is none; a target without loop kernels declines.
+        with_sizes: makes a source read sizes from its arguments, given the source, the names of the sizes, the number
+            of arguments before them, and the names of those that are floats. None for a target without kernels for
+            sizes that vary.
     """
 
     device: str

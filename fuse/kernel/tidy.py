@@ -1,4 +1,4 @@
-"""Make a loop nest lean: merge loops that walk memory as one, and drop what nobody reads.
+"""Merge (collapse) nested loops that access memory like a single loop.
 
     for i in 4:                            for i in 32:
         for j in 8:                 ->         out[i] = x[i]
@@ -30,11 +30,11 @@ def tidy(statements: Sequence[Statement]) -> list[Statement]:
 
 
 def merged(loop: For) -> For:
-    """The loop and its only statement, a loop too, as one loop, where no offset tells them apart."""
+    """The loop merged with the loop that is its only statement; the loop itself if they cannot be merged."""
     if len(loop.body) != 1 or not isinstance(loop.body[0], For):
         return loop
     inner = loop.body[0]
-    if loop.bounds or inner.bounds:  # shares of iterations do not follow one another
+    if loop.bounds or inner.bounds:  # parts of a range are not consecutive iterations of the merged loop
         return loop
     if loop.reduces or not all(_mergeable(s, loop.atom, inner) for s in inner.body):
         return loop

@@ -1,11 +1,11 @@
-"""Values: the definition of a tensor's element, given its index. The form between ATen operators and loops.
+"""Values: definitions of a tensor's element by its index. The intermediate representation between ATen and loops.
 
     softmax(x, -1)   ->   m = Reduce(max, x);  e = Map(exp, x - m);  s = Reduce(sum, e);  Map(div, e, s)
     x.transpose(0, 1) ->  Reindex(x, swap the two indices)
     cat([a, b], 1)   ->   Concat((a, b), 1)
 
-Values are immutable and shared: a value used twice is one object. All arguments of a ``Map`` have its shape (broadcasts
-are explicit ``Reindex``), a ``Reduce`` keeps reduced dimensions with extent 1.
+Values are immutable and shared: a value used twice is one object. All arguments of a ``Map`` have its shape; a
+broadcast is an explicit ``Reindex``. A ``Reduce`` keeps reduced dimensions with extent 1.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fuse.kernel.index import ZERO, Affine, Index, Stride, reshape
 
 Shape = tuple[int, ...]
 ReduceOp = Literal["sum", "prod", "max", "min", "largest", "any", "all", "argmax", "argmin"]
-"""``largest`` is the maximum of what is not NaN."""
+"""``max`` and ``min`` propagate NaN; ``largest`` is the maximum that ignores NaN."""
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An element type and a shape; subclasses say what the elements are."""
+    """A shape and a dtype; subclasses define the elements."""
 
     shape: Shape
     dtype: torch.dtype
@@ -60,19 +60,19 @@ class Iota(Value):
 
 @dataclass(frozen=True, eq=False)
 class Map(Value):
-    """``formula`` of the arguments at the same index, which are its parameters."""
+    """``formula`` applied to the elements of ``args`` at the same index."""
 
     formula: Expression
     args: tuple[Value, ...]
 
     @cached_property
     def cost(self) -> int:
-        """The cost of one element, the arguments given."""
+        """The cost of one element, without the cost of the arguments."""
         return cost(self.formula)
 
     @property
     def is_copy(self) -> bool:
-        """Whether the elements are those of the argument."""
+        """Whether the formula returns its argument unchanged."""
         return isinstance(self.formula, Parameter)
 
 
@@ -99,7 +99,7 @@ class Concat(Value):
 
 @dataclass(frozen=True, eq=False)
 class Pad(Value):
-    """``source`` moved by ``before`` (one number a dimension), ``fill`` outside of it."""
+    """``source`` with ``before`` elements in front of it in each dimension; ``fill`` outside of ``source``."""
 
     source: Value
     before: tuple[int, ...]
@@ -108,10 +108,11 @@ class Pad(Value):
 
 @dataclass(frozen=True, eq=False)
 class Gather(Value):
-    """``table`` with the index of ``dim`` looked up in ``positions``: an indirect load.
+    """Elements of ``table``, indexed along ``dim`` by ``positions``: an indirect load.
 
-    ``position_index`` and ``rest`` take this value's index to that of ``positions`` and to the table's other
-    dimensions. A negative position counts from the end where ``wraps`` (``x[i]``), else it is out of range (embedding).
+    ``position_index`` and ``rest`` map this value's index to the index into ``positions`` and to the index of the
+    table's other dimensions. With ``wraps``, a negative position counts from the end (``x[i]``); otherwise it is out of
+    range (embedding).
     """
 
     table: Input
@@ -124,7 +125,7 @@ class Gather(Value):
 
 @dataclass(frozen=True, eq=False)
 class Reduce(Value):
-    """``op`` over ``dims`` of ``source``, which stay with extent 1."""
+    """``op`` over ``dims`` of ``source``, which keep extent 1."""
 
     source: Value
     dims: tuple[int, ...]
@@ -133,7 +134,7 @@ class Reduce(Value):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Value):
-    """``op`` over the elements of ``source`` along ``dim``, up to each: a kernel stores it, and reads it no further."""
+    """Inclusive scan of ``source`` along ``dim`` by ``op``. Kernels store a scan; no other value may read it."""
 
     source: Value
     dim: int
@@ -142,14 +143,15 @@ class Scan(Value):
 
 @dataclass(frozen=True, eq=False)
 class Patches(Value):
-    """Patches of a convolution: ``[batch, channels * taps, places]`` of images ``[batch, channels, y, x]``.
+    """The im2col matrix of a convolution: ``[batch, channels * taps, pixels]`` of images ``[batch, channels, y, x]``.
 
-    ``taps``, ``places``, ``stride``, ``padding`` and ``dilation`` are of ``y`` and ``x``; it is zero in the padding.
+    ``taps``, ``output_size``, ``stride``, ``padding`` and ``dilation`` are pairs for ``y`` and ``x``. ``pixels`` is the
+    product of ``output_size``. Elements in the padding are zero.
     """
 
     source: Value
     taps: tuple[int, int]
-    places: tuple[int, int]
+    output_size: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
@@ -157,13 +159,12 @@ class Patches(Value):
 
 @dataclass(frozen=True, eq=False)
 class PatchRows(Patches):
-    """The same, a patch a row, for weights on the right: ``[batch, places, taps * channels]``, the channels of a tap
-    side by side."""
+    """The im2col matrix as a left operand: ``[batch, pixels, taps * channels]``, channels contiguous."""
 
 
 @dataclass(frozen=True, eq=False)
 class Product(Value):
-    """``left @ right`` of matrices, one of them or both a batch: computed a tile at a time, and read only there."""
+    """``left @ right``; either may be a matrix or a batch of matrices. Only the kernel that computes it reads it."""
 
     left: Value
     right: Value
@@ -171,8 +172,11 @@ class Product(Value):
 
 @dataclass(frozen=True, eq=False)
 class Correlation(Value):
-    """Sums over images and places, ``[groups, outputs, channels * taps]``: ``left`` ``[images, outputs, places]`` times
-    the patches ``right`` of the same images, turned over. Image ``i`` belongs to group ``i % groups``."""
+    """The weight gradient of a convolution, ``[groups, outputs, channels * taps]``.
+
+    The sum over images of ``left`` ``[images, outputs, pixels]`` times the transpose of the patches ``right``. Image
+    ``i`` belongs to group ``i % groups``.
+    """
 
     left: Value
     right: Patches
@@ -180,7 +184,7 @@ class Correlation(Value):
 
 @dataclass(frozen=True)
 class Output:
-    """Store ``value`` with these strides (elements)."""
+    """``value`` stored with these strides (elements)."""
 
     value: Value
     strides: tuple[Stride, ...]
@@ -188,9 +192,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Computation:
-    """A region as values: what to read, what to store, names for the source, and the user's lines for its comments.
+    """A region as values: inputs, outputs, names for the source, and the user's lines for its comments.
 
-    ``names`` are those of the inputs by position, ``value_names`` those of values by ``id``.
+    ``names`` are names of inputs, by position; ``value_names`` are names of values, by ``id``.
     """
 
     inputs: tuple[Input, ...]
@@ -221,7 +225,7 @@ def view(value: Value, shape: Sequence[int]) -> Value:
     shape = tuple(shape)
     if alike(value.shape, shape):
         return value
-    if isinstance(value, Reshaped):  # of two views only the last shape matters
+    if isinstance(value, Reshaped):  # a view of a view depends on the last shape only
         return view(value.source, shape)
     own = value.shape
     return Reshaped(shape, value.dtype, value, lambda index, extents: reshape(index, shape, own, extents))
@@ -236,9 +240,9 @@ def permute(value: Value, order: Sequence[int]) -> Value:
 
 
 def affine(value: Value, shape: Sequence[int], terms: Sequence[tuple[int | None, int, int]]) -> Value:
-    """Read dimension ``d`` of ``value`` at ``index[source] * step + start``, where ``terms[d]`` is those three.
+    """A value of this shape that reads dimension ``d`` of ``value`` at ``index[source] * step + start``.
 
-    A ``source`` of None reads at ``start`` whatever the index.
+    ``terms[d]`` is ``(source, step, start)``; with ``source`` None, the dimension is read at ``start``.
     """
 
     def where(index: Index, extents: Mapping[str, int]) -> Index:

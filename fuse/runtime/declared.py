@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from fuse.errors import FuseError
 from fuse.graph.fake_mode import FakeMode
 from fuse.graph.strides import dense_strides, is_dense
-from fuse.kernel.extents import TELLING
+from fuse.kernel.extents import LEAST_LOWERED
 
 SHORT = 11
 """The least size that is tried: loops of so many steps are rolled."""
@@ -77,7 +77,7 @@ def elsewhere(
     sizes = declared_sizes(model, declared, args, kwargs, leaves)
     values = _values(sizes, leaves)
     varying = [leaves[i] for i in sizes]
-    if not values or min(values.values()) < TELLING or not all(map(is_dense, varying)):
+    if not values or min(values.values()) < LEAST_LOWERED or not all(map(is_dense, varying)):
         return None
     held = (*leaves, *model.parameters(), *model.buffers())
     taken = {n for tensor in held if isinstance(tensor, Tensor) for n in tensor.shape}
@@ -138,7 +138,12 @@ def _others(sizes: Mapping[int, Sizes], values: Mapping[str, int], taken: Set[in
         for value in _candidates(max(s.least for s in of_name), min((s.most for s in of_name if s.most), default=None)):
             new = {size.at(value) for size in of_name}
             shifts = {value - values[name], *(other - values[known] for known, other in found.items())}
-            if value != values[name] and min(new) >= TELLING and not new & apart and len(shifts) == len(found) + 1:
+            if (
+                value != values[name]
+                and min(new) >= LEAST_LOWERED
+                and not new & apart
+                and len(shifts) == len(found) + 1
+            ):
                 found[name] = value
                 apart |= new
                 break
@@ -149,7 +154,7 @@ def _others(sizes: Mapping[int, Sizes], values: Mapping[str, int], taken: Set[in
 
 def _candidates(least: int, most: int | None) -> Iterator[int]:
     """Values within bounds, short ones first, but not the shortest."""
-    first, last = max(least, TELLING), FURTHEST + least if most is None else most
+    first, last = max(least, LEAST_LOWERED), FURTHEST + least if most is None else most
     middle = max(first, min(SHORT, last))
     return chain(range(middle, last + 1), range(middle - 1, first - 1, -1))
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import FaultWarning
 from fuse.graph.fake_mode import FakeMode
-from fuse.kernel.extents import TELLING
+from fuse.kernel.extents import LEAST_LOWERED
 from fuse.kernel.spelled import Numbers
 from fuse.runtime.generalised import Between, CapturedCall, Generalised, KindOfCalls
 from fuse.runtime.guards import call_guard
@@ -56,12 +56,12 @@ def further_sizes(common: Generalised, sizes: Numbers) -> Numbers | None:
     for size, had, (_, step) in zip(sizes, zip(*common.had(), strict=True), common.steps, strict=True):
         if min(had) <= size <= max(had):
             found.append(size)
-        elif not TELLING <= size <= FURTHEST:
+        elif not LEAST_LOWERED <= size <= FURTHEST:
             return None
         elif size > max(had):
             found.append(size + step * -(-max(size // 2, LEAST_FURTHER) // step))
         else:
-            found.append(size - step * min(size // (2 * step), (size - TELLING) // step))
+            found.append(size - step * min(size // (2 * step), (size - LEAST_LOWERED) // step))
     return None if tuple(found) == tuple(sizes) else tuple(found)
 
 

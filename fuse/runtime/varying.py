@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fuse.kernel.extents import LEAST, TELLING
+from fuse.kernel.extents import LEAST, LEAST_LOWERED
 
 Shapes = tuple[tuple[int, ...], ...]
 LARGEST_KINDS = 16
@@ -37,7 +37,7 @@ class SizesSeen:
             for shapes in seen
             for one, other in zip(shapes, now, strict=True)
             for a, b in zip(one, other, strict=True)
-            if a != b and a >= LEAST and b >= TELLING
+            if a != b and a >= LEAST and b >= LEAST_LOWERED
         }
         differs = any(shapes != now for shapes in seen)
         if now not in seen and len(seen) < LARGEST_KINDS:

@@ -83,7 +83,7 @@ PYTHON_FORMS = {
 
 
 def text(expression: Expression) -> str:
-    return render(expression, Notation(_leaf, _form))
+    return render(expression, Notation(_leaf, _template))
 
 
 def _leaf(leaf: Expression) -> str:
@@ -97,13 +97,13 @@ def _leaf(leaf: Expression) -> str:
     raise TypeError(f"{type(leaf).__name__} stands for nothing in Python")
 
 
-def _form(whole: Operation) -> Template:
+def _template(whole: Operation) -> Template:
     """Symbols bind in Python as in C, but for comparisons, which it chains: each stands in parentheses."""
     form = PYTHON_FORMS.get(whole.operator) or SYMBOLS.get(whole.operator)
     if form is None:
         arguments = ", ".join(["{}"] * len(whole.operands))
         return Template(f"call({whole.operator!r}, {whole.dtype}, {arguments})", CALL, (0,) * len(whole.operands))
-    return Template(f"({form.template})", CALL, (CALL,) * len(form.operands))
+    return Template(f"({form.text})", CALL, (CALL,) * len(form.operands))
 
 
 def python_of(body: KernelBody) -> str:

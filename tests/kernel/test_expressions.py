@@ -172,13 +172,13 @@ TREES = st.recursive(
 @given(TREES)
 def test_parentheses_keep_the_tree(tree: Expression) -> None:
     """Read back by Python, whose symbols bind alike, the text says what the tree does."""
-    form = expressions.Notation(
+    notation = expressions.Notation(
         lambda leaf: f"({float(leaf.number)!r})" if isinstance(leaf, expressions.Literal) else f"x{leaf.position}",  # type: ignore[attr-defined]
         lambda whole: PYTHON.get(whole.operator) or expressions.SYMBOLS[whole.operator],
     )
     values = {"x0": 1.5, "x1": -0.75}
     arguments = [torch.tensor(v, dtype=torch.float64) for v in values.values()]
-    read = eval(expressions.render(tree, form), {}, values)
+    read = eval(expressions.render(tree, notation), {}, values)
     assert read == evaluate(tree, arguments, widened=True).item()
 
 

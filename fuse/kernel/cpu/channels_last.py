@@ -71,7 +71,7 @@ class ConvolutionCosts:
     def seen(self, rows: int) -> tuple[int, int]:
         """Rows and columns of the image, padding included, that so many rows of places see."""
         p = self.patches
-        extents = zip((rows, p.places[1]), p.stride, p.taps, p.dilation, strict=True)
+        extents = zip((rows, p.output_size[1]), p.stride, p.taps, p.dilation, strict=True)
         down, across = ((extent - 1) * s + (t - 1) * d + 1 for extent, s, t, d in extents)
         return down, across
 
@@ -81,19 +81,19 @@ class ConvolutionCosts:
 
     def tasks(self, share: ChannelsLastShare) -> int:
         """Shares of all images."""
-        return self.patches.source.shape[0] * -(-self.patches.places[0] // share.rows) * share.splits
+        return self.patches.source.shape[0] * -(-self.patches.output_size[0] // share.rows) * share.splits
 
     def cycles(self, share: ChannelsLastShare, threads: int) -> float:
         """Of the busiest thread: what it multiplies, a vector a cycle, and what it copies."""
         tasks = -(-self.tasks(share) // threads)
-        tiles = -(-share.rows * self.patches.places[1] // PLACES_AT_ONCE) * PLACES_AT_ONCE
+        tiles = -(-share.rows * self.patches.output_size[1] // PLACES_AT_ONCE) * PLACES_AT_ONCE
         multiplied = tiles * -(-self.blocks // share.splits) * self.width // PANEL * self.patches.shape[2]
         return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share.rows) / PANEL / VECTORS_A_CYCLE
 
     def best(self, threads: int, place: int = 0) -> ChannelsLastShare:
         """The share that takes so many threads the fewest cycles, among those whose field stays in the cache, or that
         in another place among those not far from it."""
-        rows = halves(self.patches.places[0])
+        rows = halves(self.patches.output_size[0])
         itemsize = self.patches.dtype.itemsize
         rows = [number for number in rows if self.numbers(number) * itemsize <= LARGEST_FIELD] or rows[-1:]
         splits = [number for number in (1, 2, 4, 8) if number <= self.blocks]

@@ -106,7 +106,7 @@ def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
 
 def is_parallel(body: KernelBody, threads: Threads = "if worth it") -> bool:
     """Whether the kernel asks for threads."""
-    if threads == "asked in the call":
+    if threads == "decided in each call":
         return bool(works(body))
     return threads != "one" and any(loop_work >= PARALLEL_WORK for loop_work in works(body))
 
@@ -188,11 +188,11 @@ def _loop(loop: For, depth: int, threads: Threads) -> list[str]:
 
 def _splits(loop: For, threads: Threads) -> bool:
     """Whether the loop may be split over threads."""
-    splits = threads == "asked in the call" or (threads != "one" and work(loop) >= PARALLEL_WORK)
+    splits = threads == "decided in each call" or (threads != "one" and work(loop) >= PARALLEL_WORK)
     if not splits or loop.kind not in ("parallel", "vector") or is_one(loop.extent):
         return False
     # A size that varies may be one in the call: a loop that is worth threads has a kernel of its own then.
-    alone = threads == "asked in the call" and _perfectly_nested(loop) == 1
+    alone = threads == "decided in each call" and _perfectly_nested(loop) == 1
     return not alone or unless_below(work(loop), PARALLEL_WORK, 2, loop.extent) > 1
 
 
@@ -310,7 +310,7 @@ def _in_chunks(loop: For, sums: Sequence[Accumulator], threads: Threads) -> list
         kind="vector" if loop.kind == "vector" else "serial",
         bounds=(position(first) // CHUNKS, position(first + loop.extent) // CHUNKS),
     )
-    condition = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if threads == "asked in the call" else ""
+    condition = f" if(parallel : {work(loop)} >= {PARALLEL_WORK})" if threads == "decided in each call" else ""
     heading = f"for (int64_t {chunk} = 0; {chunk} < {CHUNKS}; ++{chunk}) {{"
     own = [line for a in sums for line in _accumulator(a)]
     kept = [f"{a.name}_parts[{chunk}] = {a.name};" for a in sums]
@@ -337,7 +337,7 @@ def _reads_truths(load: Load, atom: str) -> bool:
 
 
 def _pragma(loop: For, threads: Threads) -> str:
-    asked = threads == "asked in the call"
+    asked = threads == "decided in each call"
     splits = _splits(loop, threads)
     sequential = any(a.op in ("argmax", "argmin") for a in loop.reduces)
     simd = loop.kind == "vector" and not sequential

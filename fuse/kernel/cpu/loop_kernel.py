@@ -71,7 +71,7 @@ def loop_structure(loop: Loop, operands: Sequence[Tensor], results: Sequence[Ten
 
 
 def _lowered(
-    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], told: tuple[Size, ...] = ()
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], varying: tuple[Size, ...] = ()
 ) -> Kernel | Declined:
     if not loop.spec.carries:
         return Declined("no state is carried from step to step")
@@ -81,7 +81,7 @@ def _lowered(
         (rows_text, "reductions"),
     )
     for schedule, cut in schedules:
-        found = attempt(lambda: _scheduled(loop, operands, results, told, schedule, cut))  # noqa: B023 (called at once)
+        found = attempt(lambda: _scheduled(loop, operands, results, varying, schedule, cut))  # noqa: B023 (called at once)
         if isinstance(found, Kernel):
             break
     return found
@@ -103,18 +103,18 @@ def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
         body, (_, steps, ends, *tensors) = with_numbers(loop.body, values, beside)
         reads = [replace(read, start=a, step=b) for read, (a, b) in zip(spec.step_inputs, ends, strict=True)]
         other = Loop(body, replace(spec, trip_count=steps, step_inputs=tuple(reads)))
-        told = tuple(Size(name, conditions.extent(name)) for name in conditions.sizes)
+        varying = tuple(Size(name, conditions.extent(name)) for name in conditions.sizes)
         inputs, outputs = tensors[: len(operands)], tensors[len(operands) :]
         try:
             made = _lowered(other, inputs, outputs)
             if isinstance(made, Kernel) and _names(made.source) & set(conditions.sizes):
-                made = _lowered(other, inputs, outputs, told)  # more varies than the length, which each call tells
+                made = _lowered(other, inputs, outputs, varying)  # more varies than the length, which each call tells
         except NeedsNumber:
             return None
         return made if isinstance(made, Kernel) else None
 
-    place = call.place(spelling, numbers)
-    return serve(_TEXTS.setdefault(spelling, Text()), numbers, place, call.sizes, lowered)
+    occurrence = call.occurrence(spelling, numbers)
+    return serve(_TEXTS.setdefault(spelling, Text()), numbers, occurrence, call.sizes, lowered)
 
 
 def _names(source: str) -> set[str]:
@@ -126,12 +126,12 @@ def _scheduled(
     loop: Loop,
     operands: Sequence[Tensor],
     results: Sequence[Tensor],
-    told: tuple[Size, ...],
+    varying: tuple[Size, ...],
     schedule: Schedule,
     cut: Cut,
 ) -> Kernel:
     step = read_step(loop, operands, cut, PACKING, is_kept_in_loops)
-    return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results), told), schedule)
+    return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results), varying), schedule)
 
 
 def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
@@ -156,7 +156,7 @@ def threads_that_pay(share: ThreadFunction, steps: int) -> int:
 def _entry(frame: Frame, share: ThreadFunction) -> str:
     """The kernel itself: it asks for the threads that pay, as :func:`threads_that_pay` says."""
     threads = str(share.threads)
-    lines = reads_sizes(frame, {size.name for size in frame.told}) if frame.told else []
+    lines = reads_sizes(frame, {size.name for size in frame.varying}) if frame.varying else []
     if share.work is not None and several(share.threads):
         sizes = len(frame.operands) + len(frame.results) + 1
         lines += [

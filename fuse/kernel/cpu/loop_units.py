@@ -353,10 +353,10 @@ def _copied(
         f"    for (int64_t unit = {PANEL} * first_block; unit < last_unit; ++unit) {{",
     ]
     for source, to in zip(sources, destinations, strict=True):
-        read = f"{names[source.position]}[{_place(source.strides)}]"
-        lines.append(f"        {to.name}[{_place(to.strides)}] = {read};")
+        read = f"{names[source.position]}[{_address(source.strides)}]"
+        lines.append(f"        {to.name}[{_address(to.strides)}] = {read};")
     return [*lines, "    }", "}"]
 
 
-def _place(strides: Sequence[Stride]) -> str:
+def _address(strides: Sequence[Stride]) -> str:
     return str(offset((Affine.of("row"), Affine.of("unit")), strides))

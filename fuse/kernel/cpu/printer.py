@@ -57,7 +57,7 @@ def _leaf(leaf: Expression) -> str:
     raise TypeError(f"{type(leaf).__name__} stands for nothing in C++")
 
 
-def _form(whole: Operation) -> Template:
+def _template(whole: Operation) -> Template:
     """Integers wrap around: through unsigned ones, since signed overflow is undefined in C++."""
     name, dtype = whole.operator, whole.operands[-1].dtype
     if name == "convert":
@@ -71,4 +71,4 @@ def _form(whole: Operation) -> Template:
     return SYMBOLS.get(name) or called(_FUNCTIONS.get(name, f"fuse_{name}"), len(whole.operands))
 
 
-CPP = Notation(_leaf, _form)
+CPP = Notation(_leaf, _template)

@@ -154,7 +154,7 @@ def halves(number: int) -> list[int]:
 
 def window_text(patches: Patches) -> str:
     """Taps, stride, padding, dilation and places of a convolution as C++ initialisers, down and across."""
-    pairs = (patches.taps, patches.stride, patches.padding, patches.dilation, patches.places)
+    pairs = (patches.taps, patches.stride, patches.padding, patches.dilation, patches.output_size)
     return ", ".join(f"{{{down}, {across}}}" for down, across in pairs)
 
 

@@ -56,7 +56,7 @@ def gradient_of_weight(computation: Computation, sums: Correlation, name: str, o
     if not is_small((groups * outputs, sums.right.source.shape[1], *sums.right.taps), groups):
         raise Unsupported("the library is faster for so many outputs and taps")
     gradient, image = operand_of(sums.left, frame.inputs), operand_of(sums.right.source, frame.inputs)
-    (down, across), itemsize = sums.right.places, sums.dtype.itemsize
+    (down, across), itemsize = sums.right.output_size, sums.dtype.itemsize
     if gradient.strides[2] != 1:
         raise Unsupported("the places of a gradient do not lie side by side")
     of, vector = Convolution(sums.right, outputs), PANEL * itemsize

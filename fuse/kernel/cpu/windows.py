@@ -85,7 +85,7 @@ class Convolution:
 
     def pitch(self, columns: int) -> int:
         """The distance of the rows of a plane; the padding behind a whole row is that before the next one."""
-        across, padding = self.patches.places[1], self.patches.padding[1]
+        across, padding = self.patches.output_size[1], self.patches.padding[1]
         apart = columns + self.beyond[1]
         if columns < across or self.patches.stride[1] > 1:
             return apart
@@ -105,7 +105,7 @@ class Convolution:
 
     def tasks(self, share: Share) -> int:
         """Shares of all images."""
-        down, across = self.patches.places
+        down, across = self.patches.output_size
         return self.images * -(-down // share.rows) * -(-across // share.columns) * share.splits
 
     def cycles(self, share: Share, threads: int) -> int:
@@ -118,7 +118,7 @@ class Convolution:
 
     def shares(self) -> list[Share]:
         """Candidates whose planes stay in the cache, or the smallest ones."""
-        down, across = self.patches.places
+        down, across = self.patches.output_size
         parts = [(rows, across) for rows in halves(down)]
         parts += [(1, columns) for columns in halves(across)[1:] if columns >= SHORTEST_PART]
         splits = self.splits()
@@ -138,8 +138,8 @@ class Convolution:
         """The same at the sizes that costs are estimated with."""
         p = self.patches
         images = Value(tuple(map(estimate, p.source.shape)), p.dtype)
-        shape, places = tuple(map(estimate, p.shape)), (estimate(p.places[0]), estimate(p.places[1]))
-        return Convolution(replace(p, shape=shape, source=images, places=places), self.outputs)
+        shape, output_size = tuple(map(estimate, p.shape)), (estimate(p.output_size[0]), estimate(p.output_size[1]))
+        return Convolution(replace(p, shape=shape, source=images, output_size=output_size), self.outputs)
 
     def multiplied(self) -> int:
         """Multiplications of a thread that does all, as far as they take time."""
@@ -151,9 +151,9 @@ class Convolution:
             return self.best(threads, place)
         usual = self.estimated()
         best = usual.best(estimate(threads), place)
-        if best.columns < usual.patches.places[1]:
+        if best.columns < usual.patches.output_size[1]:
             return best
-        return Share(smaller(self.patches.places[0], best.rows), self.patches.places[1], best.splits)
+        return Share(smaller(self.patches.output_size[0], best.rows), self.patches.output_size[1], best.splits)
 
 
 def windowed(
@@ -165,7 +165,7 @@ def windowed(
     outputs, depth = product.left.shape[-2:]
     groups = product.left.shape[0] if len(product.left.shape) > 2 else 1
     of = Convolution(patches, outputs)
-    threads = threads_for(of.multiplied(), of.images * patches.places[0] * outputs, one_thread)
+    threads = threads_for(of.multiplied(), of.images * patches.output_size[0] * outputs, one_thread)
     share = of.shared(threads, config.share)
     if varies(of.tasks(share)):  # the call finds the best number of splits, at most these
         share = replace(share, splits=of.splits()[-1])
