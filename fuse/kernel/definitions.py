@@ -178,19 +178,19 @@ def defined_loop(
     loop: Loop,
     operands: Sequence[Tensor],
     results: Sequence[Tensor],
-    is_kept: Callable[[str], bool] = lambda name: False,
+    is_reserved: Callable[[str], bool] = lambda name: False,
 ) -> KernelBody:
     """All steps of a loop in the IR; ``operands`` and ``results`` are those of
     :func:`fuse.kernel.lower_loops.lower_loop`.
 
-    ``is_kept`` tells names that the target reserves. For a loop that may end early, a comment states the condition; the
-    IR runs all steps.
+    ``is_reserved`` tells names that the target reserves. For a loop that may end early, a comment states the condition;
+    the IR runs all steps.
 
     Raises:
         NotAffine, Unsupported: a step has no such loops; the message is a reason for the user.
     """
     for cut in CUTS:
-        step = read_step(loop, operands, cut, UNPACKED, lambda name: name == STEP or is_kept(name))
+        step = read_step(loop, operands, cut, UNPACKED, lambda name: name == STEP or is_reserved(name))
         try:
             return _all_steps(Frame(step, loop.spec, tuple(operands), tuple(results)))
         except NotAffine as why:

@@ -77,15 +77,15 @@ class StepValues:
 class StepReader:
     """State while the nodes of a loop body are read in order: inputs, names and stages so far.
 
-    ``cut`` chooses the values that are stored. ``operands`` is the number of operands. ``is_kept`` tells names that the
-    target reserves. ``factors`` are stored left operands of products, by the ``id`` of their value.
+    ``cut`` chooses the values that are stored. ``operands`` is the number of operands. ``is_reserved`` tells names that
+    the target reserves. ``factors`` are stored left operands of products, by the ``id`` of their value.
     """
 
     spec: LoopSpec
     cut: Cut
     operands: int
     packing: Packing
-    is_kept: Callable[[str], bool]
+    is_reserved: Callable[[str], bool]
     inputs: list[Input] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class StepReader:
     def name(self, wanted: str) -> str:
         """A new name for memory, made from ``wanted``, and not one that the target reserves."""
         stem = plain_name(wanted)
-        if self.is_kept(stem):
+        if self.is_reserved(stem):
             stem += "_input"
         self.taken[stem] = self.taken.get(stem, 0) + 1
         return stem if self.taken[stem] == 1 else f"{stem}_{self.taken[stem]}"

@@ -47,7 +47,7 @@ TABLES = (
 
 
 def read_step(
-    loop: Loop, operands: Sequence[Tensor], cut: Cut, packing: Packing, is_kept: Callable[[str], bool]
+    loop: Loop, operands: Sequence[Tensor], cut: Cut, packing: Packing, is_reserved: Callable[[str], bool]
 ) -> StepValues:
     """The body of ``loop`` as values and stages.
 
@@ -56,12 +56,12 @@ def read_step(
         operands: the tensors that the loop is called with.
         cut: which values are stored beside those that must be.
         packing: that of the target; results of products are padded to whole blocks.
-        is_kept: whether the target reserves a name.
+        is_reserved: whether the target reserves a name.
 
     Raises:
         Unsupported: an operator, dtype or layout that loop kernels do not handle.
     """
-    reader = StepReader(loop.spec, cut, len(operands), packing, is_kept)
+    reader = StepReader(loop.spec, cut, len(operands), packing, is_reserved)
 
     def given(node: Node) -> Input:
         return _placeholder(reader, node, operands[len(reader.inputs)])

@@ -18,10 +18,10 @@ def plain_name(name: str) -> str:
     return re.sub(r"\W", "_", re.sub(r"(_\d+)+$", "", name)).strip("_") or "value"
 
 
-def fit_names(computation: Computation, is_kept: Callable[[str], bool]) -> Computation:
-    """``computation`` with an underscore appended to names that the target reserves (``is_kept``)."""
+def fit_names(computation: Computation, is_reserved: Callable[[str], bool]) -> Computation:
+    """``computation`` with an underscore appended to names that the target reserves (``is_reserved``)."""
 
     def fit(names: Mapping[int, str]) -> dict[int, str]:
-        return {key: f"{name}_" if is_kept(name) else name for key, name in names.items()}
+        return {key: f"{name}_" if is_reserved(name) else name for key, name in names.items()}
 
     return replace(computation, names=fit(computation.names), value_names=fit(computation.value_names))

@@ -1,14 +1,14 @@
 """Two products and the softmax between them as one kernel.
 
     s = q @ k.T * 0.125 + mask         for images (batch and heads), blocks of query rows (parallel):
-    p = softmax(s, -1)          ->         scores = queries[rows] @ keys.T       whole rows, in the nearest cache
+    p = softmax(s, -1)          ->         scores = queries[rows] @ keys.T       whole rows, in cache
     o = (p @ v).transpose(1, 2)            scores = softmax(scores * 0.125 + mask)        in place
-                                           out[rows] = scores @ values           stored where the transpose has it
+                                           out[rows] = scores @ values           stored in the transposed layout
 
-``attention.h`` walks the blocks. Generated are the rows between the products (any elementwise operators and reductions
-over keys, in the same stages as everywhere, see ``rows.py``) and the epilogue of the second product
-(``tiled_products.py``). Queries, keys and values are read where they lie, whatever their strides; what is computed on
-the way to them (a scale) is computed a block at a time.
+``attention.h`` has the loops over blocks. Two parts are generated: the operators between the products (any elementwise
+operators, and reductions over keys in the stages of ``rows.py``), and the epilogue of the second product
+(``tiled_products.py``). Queries, keys and values are read in place, with any strides. Operators before them, such as a
+scale, are computed for a block at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fuse.kernel.cpu.product_frame import (
     threads_for,
 )
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
-from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, taken_apart
+from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, delinearized
 from fuse.kernel.extents import is_multiple, is_one, larger, smaller
 from fuse.kernel.index import NotAffine
 from fuse.kernel.ir import Buffer, Pointer, Statement
@@ -44,18 +44,19 @@ from fuse.kernel.values import Computation, Product, Value, permute, view
 from fuse.kernel.walks import reductions_below
 
 BLOCK_BYTES = 48 * 1024
-"""Bytes of scores at a time, which are to stay in the nearest caches of one core from product to product."""
+"""Bytes of the scores of a block of queries, which stay in the L1 and L2 caches of one core between the products."""
 SCHEDULE = "blocks of whole rows of scores, which stay in cache from the first product to the second"
 MOST_ROWS, FEWEST_ROWS = 96, 6
+"""Most and fewest queries in a block."""
 DEEPEST = 512
-"""Elements of a query, over which sums are held in registers: deeper ones would be rounded too much."""
+"""Most elements of a query. One accumulator adds as many terms, so that longer sums would lose accuracy."""
 
 
 def attention(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
-    """The kernel of a region with two products, one of what is made of the other.
+    """The kernel of a region with two products, where the second multiplies reduced values of the first.
 
     Raises:
-        Unsupported, NotAffine: there is no such kernel; the message is a reason.
+        Unsupported, NotAffine: there is no such kernel; the message is a reason for the user.
     """
     first, second = _products(computation)
     frame = ProductFrame.of(computation)
@@ -105,13 +106,13 @@ def attention(computation: Computation, name: str, one_thread: bool, config: Con
 
 
 def _products(computation: Computation) -> tuple[Product, Product]:
-    """The product of queries and keys, and the one of what becomes of it and the values."""
+    """The product of queries and keys, and the product of the probabilities and the values."""
     found = products_below([output.value for output in computation.outputs])
     if len(found) != 2:
-        raise Unsupported(f"{len(found)} products in one kernel")
+        raise Unsupported(f"a kernel has at most two products, not {len(found)}")
     first, second = found
     if first not in products_below([second.left]) or products_below([second.right]):
-        raise Unsupported("two products in one kernel")
+        raise Unsupported("two products in one kernel, and the left operand of the second is not made from the first")
     if not reductions_below([second.left]):
         raise Unsupported("two products in one kernel, and no softmax between them")
     if first.dtype != second.dtype:
@@ -122,7 +123,7 @@ def _products(computation: Computation) -> tuple[Product, Product]:
 
 
 def _batch(value: Value) -> Value:
-    """A matrix as a batch of one."""
+    """A matrix as a batch of one matrix; a batch unchanged."""
     return value if len(value.shape) == 3 else view(value, (1, *value.shape))
 
 
@@ -131,8 +132,10 @@ def _batch(value: Value) -> Value:
 
 @dataclass(frozen=True)
 class _Operand:
-    """Lines that define how an operand is read, the distance of its rows, and how many elements of one image are
-    ``computed`` rather than read where they lie."""
+    """An operand of a product: C++ lines that define how to read it, and its row stride in elements.
+
+    ``computed``: elements of one image that are computed into memory; 0 for an operand that is read in place.
+    """
 
     lines: list[str]
     stride: int
@@ -141,14 +144,14 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Operands:
-    """Writes down how operands are read."""
+    """Generator of the C++ functions that read operands."""
 
     computation: Computation
     inputs: list[Buffer]
     real: str
 
     def queries(self, value: Value) -> _Operand:
-        """``queries(image, first row, last row, memory)``: where the first of these rows begins."""
+        """The C++ function ``queries(image, first_row, last_row, memory)``, a pointer to the first of these rows."""
         heading = (
             f"    const auto queries = [&](int64_t image, int64_t first_row, int64_t last_row, {self.real} *memory)"
         )
@@ -156,20 +159,20 @@ class _Operands:
         found = matrices(value)
         if found is not None and (found.strides[1] == 1 or is_one(value.shape[2])):
             place = f"{self.inputs[found.source.position].name} + {found.start} + first_row * {found.strides[0]}"
-            body = [*text_of(taken_apart("image", found.images), 2), f"        return {place};"]
+            body = [*text_of(delinearized("image", found.images), 2), f"        return {place};"]
             return _Operand([heading, *body, "    };"], found.strides[0], 0)
         body = ["    " + line for line in self._computed(value)]
         return _Operand([heading, *body, "        return memory;", "    };"], value.shape[2], 1)
 
     def matrix(self, name: str, value: Value, turned: bool) -> _Operand:
-        """``name(image, memory)``: a matrix of ``value``, turned if so, to pack."""
+        """The C++ function ``name(image, memory)``, a matrix of ``value`` to pack, transposed if ``turned``."""
         kind = f"fuse_matrix<{self.real}>"
         heading = f"    const auto {name} = [&](int64_t image, {self.real} *memory) -> {kind} {{"
         _, rows, columns = value.shape
         found = matrices(value)
         if found is not None:
             place = f"{self.inputs[found.source.position].name} + {found.start}"
-            strides, computed, body = found.strides, 0, text_of(taken_apart("image", found.images), 2)
+            strides, computed, body = found.strides, 0, text_of(delinearized("image", found.images), 2)
         else:
             place, strides, computed = "memory", (columns, 1), rows * columns
             body = [f"        const int64_t first_row = 0, last_row = {rows};"]
@@ -180,7 +183,7 @@ class _Operands:
         return _Operand([heading, *body, "    };"], 0, computed)
 
     def _computed(self, value: Value) -> list[str]:
-        """Lines that write rows of ``value`` to ``memory``, one behind the other."""
+        """Lines that compute rows of ``value`` into contiguous ``memory``."""
         own = Buffer("own", value.dtype, "scratch")
 
         def build(dimensions: list[Dimension]) -> list[Statement]:

@@ -1,12 +1,12 @@
-"""How to walk the places of a convolution whose channels lie side by side: a few places times blocks of outputs.
+"""Tiling of a channels-last convolution: tiles of a few output pixels times blocks of output channels.
 
-    conv2d(x, w, padding=1)     ->     for images, some rows of places, parts of the outputs (threads):
-                                           field = the rows of x that they see, zeros around them
-                                           for blocks of 64 outputs, tiles of 6 places:
-                                               sums = {field from each tap on}[places] @ w[taps, block]
+    conv2d(x, w, padding=1)     ->     for images, some output rows, parts of the output channels (threads):
+                                           field = the rows of x that they read, with zeros for padding
+                                           for blocks of 64 output channels, tiles of 6 pixels:
+                                               sums = {field from each tap on}[pixels] @ w[taps, block]
 
-``channels_last.h`` does so. The weight is the right operand, as in a product of matrices: packed in the call, or before
-it (``freeze=True``), where the weight's own memory is read.
+``channels_last.h`` has these loops. The weight is the right operand of the product. It is packed in the call, or before
+it (``freeze=True``), and then read in place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fuse.kernel.cpu.product_frame import (
     Operand,
     ProductFrame,
     Right,
-    Walk,
+    Tiling,
     aligned,
     halves,
     threads_for,
@@ -31,20 +31,20 @@ from fuse.kernel.cpu.product_frame import (
 from fuse.kernel.values import PatchRows, Product
 
 LARGEST_FIELD = 256 * 1024
-"""Bytes that a thread copies of an image at once, beside a block of weights in the same cache."""
+"""Most bytes that a thread copies of an image at once; they share the L2 cache with a block of weights."""
 SCHEDULE = (
-    "rows of the padded image, blocks of outputs, tiles of places, no matrix of patches; what is computed from a tile "
-    "follows while it is in cache"
+    "rows of the padded image, blocks of output channels, tiles of output pixels, no im2col matrix; the operators after "
+    "the convolution run on each tile while it is in cache"
 )
-PLACES_AT_ONCE = 6
-"""Places of a tile that fills the registers."""
+PIXELS_AT_ONCE = 6
+"""Output pixels of a tile, whose sums fill the vector registers."""
 VECTORS_A_CYCLE = 0.5
-"""Vectors that are copied in the time of multiplying one."""
+"""Vectors copied in the time of one vector multiply-add."""
 
 
 @dataclass(frozen=True)
 class ChannelsLastShare:
-    """What is walked at once: so many rows of places; the outputs are split in so many parts."""
+    """The work of one task: this number of output rows, for one of ``splits`` parts of the output channels."""
 
     rows: int
     splits: int
@@ -52,8 +52,9 @@ class ChannelsLastShare:
 
 @dataclass(frozen=True)
 class ConvolutionCosts:
-    """What the shares of a convolution cost. ``blocks`` of ``width`` outputs are multiplied one after the other;
-    ``in_place``: the image is read where it lies.
+    """Predicted costs of a convolution, by share. The output channels are ``blocks`` of ``width``.
+
+    ``in_place``: the image is read in place, without a copy.
 
     >>> import torch
     >>> from fuse.kernel.values import Input
@@ -69,40 +70,41 @@ class ConvolutionCosts:
     in_place: bool = False
 
     def seen(self, rows: int) -> tuple[int, int]:
-        """Rows and columns of the image, padding included, that so many rows of places see."""
+        """Rows and columns of the padded image that this number of output rows reads."""
         p = self.patches
         extents = zip((rows, p.output_size[1]), p.stride, p.taps, p.dilation, strict=True)
         down, across = ((extent - 1) * s + (t - 1) * d + 1 for extent, s, t, d in extents)
         return down, across
 
     def numbers(self, rows: int) -> int:
-        """Numbers of the field of so many rows of places; none where the image is read in place."""
+        """Elements of the field for this number of output rows; 0 if the image is read in place."""
         return 0 if self.in_place else math.prod(self.seen(rows)) * self.patches.source.shape[1]
 
     def tasks(self, share: ChannelsLastShare) -> int:
-        """Shares of all images."""
+        """Number of shares in all images."""
         return self.patches.source.shape[0] * -(-self.patches.output_size[0] // share.rows) * share.splits
 
     def cycles(self, share: ChannelsLastShare, threads: int) -> float:
-        """Of the busiest thread: what it multiplies, a vector a cycle, and what it copies."""
+        """Predicted cycles of the busiest thread: its multiply-adds, one vector a cycle, and its copies."""
         tasks = -(-self.tasks(share) // threads)
-        tiles = -(-share.rows * self.patches.output_size[1] // PLACES_AT_ONCE) * PLACES_AT_ONCE
+        tiles = -(-share.rows * self.patches.output_size[1] // PIXELS_AT_ONCE) * PIXELS_AT_ONCE
         multiplied = tiles * -(-self.blocks // share.splits) * self.width // PANEL * self.patches.shape[2]
         return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share.rows) / PANEL / VECTORS_A_CYCLE
 
-    def best(self, threads: int, place: int = 0) -> ChannelsLastShare:
-        """The share that takes so many threads the fewest cycles, among those whose field stays in the cache, or that
-        in another place among those not far from it."""
+    def best(self, threads: int, rank: int = 0) -> ChannelsLastShare:
+        """The share with this rank by predicted cycles, among those whose field stays in the cache."""
         rows = halves(self.patches.output_size[0])
         itemsize = self.patches.dtype.itemsize
         rows = [number for number in rows if self.numbers(number) * itemsize <= LARGEST_FIELD] or rows[-1:]
         splits = [number for number in (1, 2, 4, 8) if number <= self.blocks]
         shares = [ChannelsLastShare(number, parts) for number in rows for parts in splits]
-        return by_cost(shares, lambda share: self.cycles(share, threads), place)
+        return by_cost(shares, lambda share: self.cycles(share, threads), rank)
 
 
-def walk(product: Product, image: Operand, right: Right, frame: ProductFrame, one_thread: bool, config: Config) -> Walk:
-    """The walk over the tiles of a convolution of ``image``, whose weights are ``right`` [taps * channels, outputs]."""
+def tiling(
+    product: Product, image: Operand, right: Right, frame: ProductFrame, one_thread: bool, config: Config
+) -> Tiling:
+    """The tiling of a convolution of ``image`` with the weights ``right`` [taps * channels, outputs]."""
     patches = product.left
     assert isinstance(patches, PatchRows)
     width, itemsize, outputs = right.panels * PANEL, product.dtype.itemsize, product.shape[2]
@@ -121,4 +123,4 @@ def walk(product: Product, image: Operand, right: Right, frame: ProductFrame, on
         f"                       {frame.workspace}, {threads}, {field}, {right.block_bytes},",
     ]
     memory = threads * (field + right.block_bytes) + ALIGNMENT
-    return Walk(lines, memory, threads, SCHEDULE, (*HEADERS, "channels_last.h"))
+    return Tiling(lines, memory, threads, SCHEDULE, (*HEADERS, "channels_last.h"))

@@ -1,4 +1,4 @@
-"""How torch dtypes appear in C++: what memory holds, what a kernel computes in, and how numbers are written."""
+"""C++ types of torch dtypes, in memory and in registers, and C++ literals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def storage(dtype: torch.dtype) -> str:
 
 
 def register(dtype: torch.dtype) -> str:
-    """The C++ type that a kernel computes in: float for the halves, the element's own type otherwise.
+    """The C++ type that a kernel computes in: float for bfloat16 and float16, the element's own type otherwise.
 
     >>> register(torch.bfloat16), register(torch.bool)
     ('float', 'bool')
@@ -43,7 +43,7 @@ def register(dtype: torch.dtype) -> str:
 
 
 def loaded(dtype: torch.dtype, text: str) -> str:
-    """An element of memory in a register.
+    """The C++ expression that converts an element ``text`` of memory to the type that kernels compute in.
 
     >>> loaded(torch.float32, "x[i]"), loaded(torch.bool, "mask[i]")
     ('x[i]', 'fuse_truth(mask[i])')
@@ -54,7 +54,7 @@ def loaded(dtype: torch.dtype, text: str) -> str:
 
 
 def stored(dtype: torch.dtype, text: str) -> str:
-    """A register as an element of memory.
+    """The C++ expression that converts a computed ``text`` to an element of memory.
 
     >>> stored(torch.bfloat16, "x")
     'fuse_to_bf16(x)'
@@ -63,7 +63,7 @@ def stored(dtype: torch.dtype, text: str) -> str:
 
 
 def literal(number: bool | int | float, dtype: torch.dtype) -> str:
-    """``number`` as a C++ literal of the register type of ``dtype``, exactly.
+    """``number`` as an exact C++ literal of the type that kernels compute ``dtype`` in.
 
     >>> literal(0.1, torch.float32), literal(float("-inf"), torch.float64)
     ('0.10000000149011612f', '-__builtin_inf()')

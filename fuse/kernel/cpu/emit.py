@@ -1,7 +1,8 @@
-"""Print a kernel body as C++ that a person can read.
+"""Print a kernel body as readable C++.
 
-One ``extern "C"`` function a kernel, scalar code in plain loops: the compiler vectorises it (``#pragma omp simd``), and
-OpenMP splits the outer loops over threads where there is enough work. The user's lines stand above it as a comment.
+A kernel is one ``extern "C"`` function of scalar code in plain loops. The compiler vectorises it (``#pragma omp
+simd``), and OpenMP splits outer loops over threads if there is enough work. The user's lines stand above it as a
+comment.
 """
 
 from __future__ import annotations
@@ -39,13 +40,11 @@ from fuse.kernel.ir import (
 )
 
 PARALLEL_WORK = 65_536
-"""Statements executed from which a loop is split over threads; below, waking them costs more.
-
-ATen's grain is half of it.
-"""
+"""Least work (:func:`work`) of a loop that is split over threads; for less, waking them costs more. ATen's grain size
+is half of it."""
 
 CHUNKS = 64
-"""Parts of a sum that threads share out: always as many, so that its bits do not depend on the number of threads."""
+"""Parts of a sum that is split over threads. The number is fixed, so that the result does not depend on the threads."""
 
 _INDENT = "    "
 _CLAUSE = {
@@ -60,16 +59,16 @@ _CLAUSE = {
 _IN_LANES = ("sum", "prod", "max", "min", "largest")
 _LANES = 16
 _BLOCK = 64
-"""Bools that are stored at once: as many as the widest register holds."""
+"""Bools stored together: the widest register holds 64 bytes."""
 SHORT = 1024
-"""Iterations up to which what is left behind the last whole vector counts."""
+"""Longest loop whose time depends noticeably on the iterations after the last whole vector."""
 _INTEGER_CLAUSE = _CLAUSE | {"max": "max", "min": "min"}
 
 
 def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
-    """The C++ text of one kernel: ``extern "C" int name(char *const *args)``, arguments in order, inputs then outputs.
+    """The C++ source of a kernel ``extern "C" int name(char *const *args)``; ``args`` are inputs, then outputs.
 
-    It returns 0, or 1 where it found an index out of range and wrote nothing.
+    The kernel returns 0; or 1, without writing anything, if an index is out of range.
     """
     lines = [f"// {line}" for line in body.lines]
     lines.append(f'extern "C" int {name}(char *const *args) {{')
@@ -82,7 +81,10 @@ def emit(body: KernelBody, name: str, threads: Threads = "if worth it") -> str:
 
 
 def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequence[str] = ()) -> str:
-    """The text of a kernel that finds its sizes behind so many arguments; those that are ``reals`` bit by bit."""
+    """The source of a kernel that reads sizes ``names`` from the argument after ``arguments`` others.
+
+    Sizes among ``reals`` are passed as the bits of a double.
+    """
     head, opening, rest = source.partition("(char *const *args) {")
     lines = [f"    const int64_t *sizes = (const int64_t *)args[{arguments}];"]
     for number, name in enumerate(names):
@@ -94,25 +96,25 @@ def with_sizes(source: str, names: Sequence[str], arguments: int, reals: Sequenc
 
 
 def argument(buffer: Buffer, number: int) -> str:
-    """The line that names an argument of a kernel."""
+    """The C++ declaration of a kernel's argument."""
     pointer = f"{'const ' if buffer.role == 'input' else ''}{cpp_types.storage(buffer.dtype)} *"
     return f"{pointer}{buffer.name} = ({pointer})args[{number}];"
 
 
 def text_of(statements: Iterable[Statement], depth: int) -> list[str]:
-    """The lines of statements inside a function of the caller's, ``depth`` levels in; no loop is split over threads."""
+    """The C++ lines of statements, indented by ``depth`` levels; no loop is split over threads."""
     return [line for statement in statements for line in _statement(statement, depth)]
 
 
 def is_parallel(body: KernelBody, threads: Threads = "if worth it") -> bool:
-    """Whether the kernel asks for threads."""
+    """Whether the kernel uses several threads."""
     if threads == "decided in each call":
         return bool(works(body))
     return threads != "one" and any(loop_work >= PARALLEL_WORK for loop_work in works(body))
 
 
 def works(body: KernelBody) -> list[int]:
-    """The work of each loop that stands in no other."""
+    """The work of each outermost loop."""
     stack, found = list(body.statements), []
     while stack:
         statement = stack.pop()
@@ -124,7 +126,8 @@ def works(body: KernelBody) -> list[int]:
 
 
 def work(statement: Statement) -> int:
-    """Statements executed, those that call functions counted several times: a rough measure of time."""
+    """A rough measure of time: the number of statements executed, where a statement with a function call counts as
+    8."""
     match statement:
         case For():
             return statement.extent * sum(work(s) for s in statement.body)
@@ -174,8 +177,8 @@ def _loop(loop: For, depth: int, threads: Threads) -> list[str]:
         return [pad + line for line in _in_lanes(loop)]
     if sums := _sums_to_share_out(loop, threads):
         return [pad + line for line in _in_chunks(loop, sums, threads)]
-    if _stores_truths_beside_numbers(loop) and not _splits(loop, threads):
-        return [pad + line for line in _with_truths_apart(loop)]
+    if _stores_bools_beside_numbers(loop) and not _splits(loop, threads):
+        return [pad + line for line in _with_bools_apart(loop)]
     pragma = _pragma(loop, threads)
     if pragma:
         lines.append(f"{pad}#pragma omp {pragma}")
@@ -191,21 +194,24 @@ def _splits(loop: For, threads: Threads) -> bool:
     splits = threads == "decided in each call" or (threads != "one" and work(loop) >= PARALLEL_WORK)
     if not splits or loop.kind not in ("parallel", "vector") or is_one(loop.extent):
         return False
-    # A size that varies may be one in the call: a loop that is worth threads has a kernel of its own then.
+    # A size that varies may be one in a call. Then a loop with work for threads needs another kernel, which splits it.
     alone = threads == "decided in each call" and _perfectly_nested(loop) == 1
     return not alone or unless_below(work(loop), PARALLEL_WORK, 2, loop.extent) > 1
 
 
 def _reduces_in_lanes(loop: For, threads: Threads) -> bool:
-    """Whether a vector loop keeps its sums in lanes of our own: compilers take what is left behind the last whole
-    vector one by one."""
+    """Whether to write a reducing vector loop with explicit lanes, including the iterations after the last whole
+    vector.
+
+    Compilers run those iterations one by one.
+    """
     whole = loop.kind == "vector" and loop.bounds is None and (varies(loop.extent) or loop.extent >= _LANES)
     known = all(a.op in _IN_LANES and a.dtype.is_floating_point for a in loop.reduces)
     return bool(whole and known and loop.reduces and not _splits(loop, threads))
 
 
 def _in_lanes(loop: For) -> list[str]:
-    """A vector at a time, a partial result in every lane of it, and what the lanes come to."""
+    """The lines of a reducing loop with an array of lanes, each a partial result, combined at the end."""
     first = f"{loop.atom}_first"
     lines: list[str] = []
     after: list[str] = []
@@ -229,15 +235,15 @@ def _in_lanes(loop: For) -> list[str]:
 
 
 def _vector(loop: For, first: str) -> list[str]:
-    """One vector of a loop that keeps partial results in lanes."""
+    """The lines for one whole vector of a loop with lanes."""
     before: list[str] = []
     body: list[str] = []
     for statement in loop.body:
         if isinstance(statement, Accumulate):
             lane = f"{statement.accumulator.name}_lanes[{loop.atom} - {first}]"
             body.append(f"{lane} = {_combined(statement.accumulator, lane, statement.value)};")
-        elif isinstance(statement, Load) and _reads_truths(statement, loop.atom):
-            before += _truths_read(statement, loop.atom, first)
+        elif isinstance(statement, Load) and _reads_bools(statement, loop.atom):
+            before += _bool_loads(statement, loop.atom, first)
             body.append(f"const bool {statement.name} = {statement.name}_lanes[{loop.atom} - {first}] != 0;")
         else:
             body += _statement(statement, 0)
@@ -251,9 +257,11 @@ def _vector(loop: For, first: str) -> list[str]:
 
 
 def _part_of_a_vector(loop: For, first: str, last: str) -> list[str]:
-    """The iterations behind the last whole vector, as one vector. Lanes from ``last`` on compute with zeros, which is
-    safe because no kernel divides by integers from memory. Compilers would run a loop with ``last`` as its bound one
-    iteration after the other."""
+    """The lines for the iterations after the last whole vector, as one vector.
+
+    Lanes from ``last`` on compute with zeros, which is safe because no kernel divides by integers from memory.
+    Compilers do not vectorise a short loop with ``last`` as its bound.
+    """
     lane, count = f"{loop.atom}_lane", f"{loop.atom}_count"
     before = [f"const int32_t {count} = fuse_unknown((int32_t)({last} - {first}));"]
     body = [f"const int64_t {loop.atom} = {first} + {lane};"]
@@ -265,13 +273,13 @@ def _part_of_a_vector(loop: For, first: str, last: str) -> list[str]:
                 value = f"{inside} ? {text(statement.value)} : {start}"
                 body.append(f"const {cpp_types.register(of.dtype)} {of.name}_next = {value};")
                 body.append(f"{so_far} = {_combined(of, so_far, f'{of.name}_next')};")
-            case Load() if _reads_truths(statement, loop.atom):
-                before += _truths_read(statement, loop.atom, first, count)
+            case Load() if _reads_bools(statement, loop.atom):
+                before += _bool_loads(statement, loop.atom, first, count)
                 body.append(f"const bool {statement.name} = {statement.name}_lanes[{lane}] != 0;")
             case Load():
                 zero = f"{cpp_types.register(statement.buffer.dtype)}(0)"
                 body.append(f"const {_typed(statement.variable)} = {inside} ? ({_load(statement)}) : {zero};")
-            case Store(buffer=Buffer(extent=room)) if room:  # a kept row, which has room for whole vectors
+            case Store(buffer=Buffer(extent=room)) if room:  # a scratch row, padded to whole vectors
                 body += _statement(statement, 0)
             case Store():
                 body += [f"if ({inside}) {{", *_statement(statement, 1), "}"]
@@ -286,15 +294,15 @@ def _part_of_a_vector(loop: For, first: str, last: str) -> list[str]:
     ]
 
 
-def _truths_read(load: Load, atom: str, first: str, count: str = "") -> list[str]:
-    """Lines that read the bools of a vector, or the first ``count`` of them."""
+def _bool_loads(load: Load, atom: str, first: str, count: str = "") -> list[str]:
+    """The lines that load the bools of a vector, or the first ``count`` of them, as integers."""
     where = load.offset.without(atom) + Affine.of(first)
     given = f"{load.name}_lanes, {load.buffer.name} + {where}{f', {count}' if count else ''}"
     return [f"alignas(64) int32_t {load.name}_lanes[{_LANES}];", f"fuse_truths({given});"]
 
 
 def _sums_to_share_out(loop: For, threads: Threads) -> list[Accumulator]:
-    """Sums of a loop that is split over threads, where the order of rounding matters."""
+    """The accumulators of a loop that is split over threads, if it has floating-point sums, whose order matters."""
     sums = list(loop.reduces) if _splits(loop, threads) else []
     rounded = any(a.op in ("sum", "prod") and a.dtype.is_floating_point for a in sums)
     in_order = any(a.op in ("argmax", "argmin") for a in sums)
@@ -302,7 +310,7 @@ def _sums_to_share_out(loop: For, threads: Threads) -> list[Accumulator]:
 
 
 def _in_chunks(loop: For, sums: Sequence[Accumulator], threads: Threads) -> list[str]:
-    """Each chunk of the iterations comes to sums of its own, which are added up in order."""
+    """The lines of a loop whose chunks of iterations have partial sums, which are added in order."""
     chunk = f"{loop.atom}_chunk"
     first = Affine.of(chunk) * loop.extent
     inside = replace(
@@ -327,8 +335,8 @@ def _in_chunks(loop: For, sums: Sequence[Accumulator], threads: Threads) -> list
     ]
 
 
-def _reads_truths(load: Load, atom: str) -> bool:
-    """Whether a loop over ``atom`` loads bools that lie side by side: with these among floats, compilers give up."""
+def _reads_bools(load: Load, atom: str) -> bool:
+    """Whether a load reads contiguous bools along ``atom``; compilers do not vectorise these among floats."""
     return (
         load.buffer.dtype is torch.bool
         and not (load.guard or load.indirect)
@@ -353,31 +361,33 @@ def _pragma(loop: For, threads: Threads) -> str:
     return "simd" + clauses if simd else ""
 
 
-def _stores_truths_beside_numbers(loop: For) -> bool:
-    """Whether a vector loop stores bools, and reads or stores something wider: compilers make vectors of as many
-    elements as a register holds bytes, and take those that are left one by one, with jumps that depend on the data.
-    Where they are told how many numbers make a vector, they take a quarter of that."""
+def _stores_bools_beside_numbers(loop: For) -> bool:
+    """Whether a short vector loop stores bools, and loads or stores wider elements too.
+
+    Compilers make vectors of as many elements as a register has bytes, and run the iterations after the last whole
+    vector one by one, with branches on the data. With an explicit vector length, they use a quarter of it.
+    """
     few = loop.bounds is not None or type(loop.extent) is not int or loop.extent < SHORT
     whole = loop.bounds is None and is_multiple(loop.extent, 2 * _LANES)
     buffers = {s.buffer.dtype for s in loop.body if isinstance(s, (Load, Store))}
-    beside = any(dtype.itemsize > 1 for dtype in buffers) and any(_stores_truths(s, loop.atom) for s in loop.body)
+    beside = any(dtype.itemsize > 1 for dtype in buffers) and any(_stores_bools(s, loop.atom) for s in loop.body)
     return loop.kind == "vector" and not loop.reduces and few and not whole and beside
 
 
-def _stores_truths(statement: Statement, atom: str) -> bool:
-    """Whether a loop over ``atom`` stores bools that lie side by side."""
+def _stores_bools(statement: Statement, atom: str) -> bool:
+    """Whether a statement stores contiguous bools along ``atom``."""
     side_by_side = isinstance(statement, Store) and statement.offset.step(atom) == Affine((), 1)
     return side_by_side and cast(Store, statement).buffer.dtype is torch.bool
 
 
-def _with_truths_apart(loop: For) -> list[str]:
-    """Block upon block: numbers as wide as floats in the place of bools, which are stored once the block is done."""
+def _with_bools_apart(loop: For) -> list[str]:
+    """The lines of a loop in blocks, where bools are kept as 32-bit integers and stored at the end of each block."""
     first, last = f"{loop.atom}_first", f"{loop.atom}_last"
     lanes: list[str] = []
     after: list[str] = []
     body: list[str] = []
     for statement in loop.body:
-        if isinstance(statement, Store) and _stores_truths(statement, loop.atom):
+        if isinstance(statement, Store) and _stores_bools(statement, loop.atom):
             name = f"{statement.buffer.name}_lanes{len(lanes) or ''}"
             where = statement.offset.without(loop.atom) + Affine.of(first)
             lanes.append(f"alignas(64) int32_t {name}[{_BLOCK}] = {{}};")
@@ -405,7 +415,7 @@ def _heading(loop: For) -> str:
 
 
 def _perfectly_nested(loop: For) -> int:
-    """How many parallel loops stand directly inside one another, from ``loop`` on."""
+    """Number of perfectly nested parallel loops, from ``loop`` inwards."""
     levels = 1
     while len(loop.body) == 1 and isinstance(loop.body[0], For) and loop.body[0].kind == "parallel":
         loop = loop.body[0]
@@ -419,7 +429,7 @@ def _clause(accumulator: Accumulator) -> str:
 
 
 def _combined(accumulator: Accumulator, so_far: str, element: Expression | str) -> str:
-    """``op(so_far, element)``, as compilers know it from loops that reduce."""
+    """``op(so_far, element)`` as C++, in a form that compilers recognise as a reduction."""
     if isinstance(element, str):
         element = Variable(accumulator.dtype, element)
     if accumulator.op == "sum" and not accumulator.dtype.is_floating_point:

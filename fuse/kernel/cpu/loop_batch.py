@@ -1,11 +1,11 @@
-"""Rows of a batch that never read one another, so that threads can share them out.
+"""Independent rows of a batch, which threads of a loop kernel share out.
 
     for i0 in 8:                                  for i0 in first_row ... last_row:
         for i1 in 4:                      ->          for i1 in 4:
             next[4*i0 + i1] = h[4*i0 + i1]                next[4*i0 + i1] = h[4*i0 + i1]
 
-A row is an equal share of every state and of every result of a stage. The outer loop of each nest must run over rows,
-and may touch that memory only in the row it is at.
+A row is an equal part of every state and of every stage's result. The outer loop of each nest must run over rows, and
+may access that memory only in its current row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from fuse.kernel.loop_stages import StepProduct
 
 
 def rows_of_batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:
-    """The largest number of rows, by leading dimensions of the states, that never read one another; at least 1."""
+    """The number of independent rows: the largest product of leading dimensions of the states that works; at least
+    1."""
     sizes: list[int] = list(itertools.accumulate(frame.states[0].shape, operator.mul))
     for batch in sorted({s for s in sizes if not is_one(s)}, reverse=True):
         own = _own_rows(frame, batch)
@@ -34,7 +35,7 @@ def rows_of_batch(frame: Frame, nests: Sequence[Sequence[Statement]]) -> int:
 
 
 def share_of_rows(statements: Sequence[Statement], batch: int) -> list[Statement]:
-    """Nests whose outer loops run over ``first_row`` to ``last_row`` of the batch."""
+    """The nests with outer loops restricted to rows ``first_row`` to ``last_row`` (excluded) of the batch."""
     return [_share(statement, batch) for statement in statements] if not is_one(batch) else list(statements)
 
 
@@ -51,7 +52,7 @@ def _share(statement: Statement, batch: int) -> Statement:
 
 
 def _own_rows(frame: Frame, batch: int) -> dict[str, int]:
-    """Elements of one row in all memory that steps share, by name; nothing where some of it does not fall into rows."""
+    """Elements of one row in the memory of states and stages, by name; empty if some memory is no multiple of rows."""
     own: dict[str, int] = {}
     for state in frame.states:
         own |= dict.fromkeys(
@@ -65,9 +66,9 @@ def _own_rows(frame: Frame, batch: int) -> dict[str, int]:
 
 
 def _row_by_row(statement: Statement, batch: int, own: Mapping[str, int], checks: Set[str] = frozenset()) -> bool:
-    """Whether a nest's outer loop runs over rows of the batch, and touches what rows share only in its own row.
+    """Whether a nest's outer loop runs over rows of the batch, and accesses the memory ``own`` only in its own row.
 
-    ``checks`` are accumulators that only say whether to fail, as each thread does for its own rows.
+    ``checks`` are accumulators that decide whether the kernel fails; each thread may compute them for its own rows.
     """
     match statement:
         case Scope():
@@ -101,7 +102,7 @@ def _loop_over_rows(loop: For, batch: int, own: Mapping[str, int], checks: Set[s
 
 
 def _reduced_outside(loop: For) -> set[str]:
-    """The accumulators outside of the loop that it adds to: those of all its rows together."""
+    """The accumulators declared outside of the loop that it updates, and that thereby combine all rows."""
     inside, added, stack = set(), set(), list(loop.body)
     while stack:
         statement = stack.pop()
@@ -115,7 +116,7 @@ def _reduced_outside(loop: For) -> set[str]:
 
 
 def _accesses(statement: For | Scope, outside: Mapping[str, int]) -> Iterator[tuple[Load | Store, Mapping[str, int]]]:
-    """Every access to memory inside, with the extents of the loops around it."""
+    """All loads and stores inside, with the extents of the loops around them."""
     extents = {**outside, statement.atom: statement.extent} if isinstance(statement, For) else outside
     for inner in statement.body:
         if isinstance(inner, (For, Scope)):
@@ -125,7 +126,7 @@ def _accesses(statement: For | Scope, outside: Mapping[str, int]) -> Iterator[tu
 
 
 def _range(access: Load | Store, row: str, extents: Mapping[str, int]) -> tuple[int, int]:
-    """The smallest and largest offset inside a row."""
+    """The smallest and largest offset of an access relative to its row."""
     start = access.offset.constant
     reach = [c * (extents[a] - 1) for a, c in access.offset.terms if a != row]
     for term in access.indirect if isinstance(access, Load) else ():

@@ -1,13 +1,13 @@
-"""Lower a loop with what is in front of it and behind it to one kernel.
+"""Lower a loop and the small regions before and after it to one kernel.
 
     extern "C" int whole(char *const *args) {
-        before(...)         one thread: it is little
-        loop(...)           the team of threads of the loop, which begins once ``before`` is done
-        return after(...);  one thread, once all members of the team are
+        before(...)         one thread
+        loop(...)           the threads of the loop
+        return after(...);  one thread
     }
 
-Values between the three lie in the kernel's own workspace. Where, and where parts of them begin, the kernel is told in
-each call, together with the sizes of the loop: its source is the same for any trip count.
+Values between the three are in the kernel's workspace. Their offsets are passed in each call, with the sizes of the
+loop, so that the source is the same for any trip count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fuse.graph.outputs import outputs_of
 from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
 from fuse.kernel.cpu.loop_frame import ALIGNMENT
 from fuse.kernel.cpu.loop_kernel import loop_kernel
-from fuse.kernel.cpu.names import is_kept
+from fuse.kernel.cpu.names import is_reserved
 from fuse.kernel.index import Size
 from fuse.kernel.loop_sizes import strides_in
 from fuse.kernel.lower import Declined, Kernel, attempt, readable_name, structure
@@ -39,17 +39,17 @@ _ENTRY = 'extern "C" int {}('
 
 
 def end_kernel(region: GraphModule) -> Kernel | Declined:
-    """The kernel of what is in front of a loop or behind it, for one thread."""
+    """The kernel of a region before or after a loop, for one thread."""
     return attempt(lambda: _lowered_end(region))
 
 
 def _lowered_end(region: GraphModule) -> Kernel | Declined:
-    computation = fit_names(computation_of(region, strides_in), is_kept)
+    computation = fit_names(computation_of(region, strides_in), is_reserved)
     if products_below([output.value for output in computation.outputs]):
-        return Declined("it has a matrix product, which is worth several threads")
+        return Declined("a region beside a loop has a matrix product, which is worth several threads")
     body = schedule(computation)
     if is_parallel(body):
-        return Declined("it is worth several threads")
+        return Declined("a region beside a loop is worth several threads")
     name = f"{readable_name(region)}_{hashlib.sha256(structure(region).encode()).hexdigest()[:8]}"
     sizes = [s for value in computation.inputs for s in value.strides if isinstance(s, Size)]
     text = emit(body, name, "one")
@@ -60,18 +60,18 @@ def _lowered_end(region: GraphModule) -> Kernel | Declined:
 
 
 def kernel_with_ends(whole: LoopWithEnds, made: LoopKernels | None = None) -> Kernel | Declined:
-    """The kernel of a loop and its ends, as :func:`fuse.kernel.lower_loops.lower_with_ends` has it."""
-    places = _Places(whole)
+    """The kernel of a loop and its ends; see :func:`fuse.kernel.lower_loops.lower_with_ends`."""
+    pointers = _Pointers(whole)
     calls: list[tuple[Kernel, list[str]]] = []
     for node in whole.whole.graph.nodes:
         if (module := whole.called(node)) is None:
-            places.note(node)
+            pointers.note(node)
             continue
         kernel = _kernel_of(module, node, made)
         if isinstance(kernel, Declined):
             return kernel
-        calls.append((kernel, places.arguments(node, kernel)))
-    return _joined(whole, places, calls)
+        calls.append((kernel, pointers.arguments(node, kernel)))
+    return _joined(whole, pointers, calls)
 
 
 def _kernel_of(module: object, call: Node, made: LoopKernels | None) -> Kernel | Declined:
@@ -83,8 +83,9 @@ def _kernel_of(module: object, call: Node, made: LoopKernels | None) -> Kernel |
 
 
 @dataclass
-class _Places:
-    """Where the values of the whole lie, as C++ expressions; what the entry is told, and how large its workspace is."""
+class _Pointers:
+    """Pointers to the values of a loop with ends, as C++ expressions; the kernel's sizes, and its workspace in
+    bytes."""
 
     whole: LoopWithEnds
     sizes: list[tuple[str, int]] = field(default_factory=list)
@@ -93,7 +94,7 @@ class _Places:
     views: set[Node] = field(default_factory=set)
 
     def note(self, node: Node) -> None:
-        """Remember where a placeholder or a view lies; parts of a call's results are known with the call."""
+        """Record the pointer of a placeholder or a view; :meth:`arguments` records the results of calls."""
         if node.op == "placeholder":
             self.bases[node] = f"args[{len(self.bases)}]", int(node.meta["val"].storage_offset())
         elif node.op == "call_function" and node not in self.bases:
@@ -112,7 +113,7 @@ class _Places:
         return given
 
     def _results(self, call: Node) -> list[str]:
-        """Where each result of a call goes: to the caller, or into the workspace."""
+        """A pointer for each result of a call: to the caller's memory, or into the workspace."""
         placeholders = len(self.whole.whole.graph.find_nodes(op="placeholder"))
         returned = outputs_of(self.whole.whole.graph)
         parts = {part.args[1]: part for part in call.users}
@@ -129,19 +130,19 @@ class _Places:
         return found
 
     def _taken(self, size: int) -> str:
-        """A place of that many bytes in the workspace."""
-        place = self._told("place", self.workspace)
+        """A pointer to ``size`` new bytes of the workspace."""
+        offset = self._size("place", self.workspace)
         self.workspace += -(-size // ALIGNMENT) * ALIGNMENT
-        return f"workspace + {place}"
+        return f"workspace + {offset}"
 
     def _pointer(self, node: Node) -> str:
         base, origin = self.bases[node]
         if node not in self.views:
             return base
         held = node.meta["val"]
-        return f"{base} + {self._told('part', (held.storage_offset() - origin) * held.itemsize)}"
+        return f"{base} + {self._size('part', (held.storage_offset() - origin) * held.itemsize)}"
 
-    def _told(self, name: str, value: int) -> str:
+    def _size(self, name: str, value: int) -> str:
         self.sizes.append((name, value))
         return f"sizes[{len(self.sizes) - 1}]"
 
@@ -151,12 +152,12 @@ def _extent(value: Tensor) -> int:
     return int(last + 1) * value.itemsize
 
 
-def _joined(whole: LoopWithEnds, places: _Places, calls: Sequence[tuple[Kernel, list[str]]]) -> Kernel:
+def _joined(whole: LoopWithEnds, pointers: _Pointers, calls: Sequence[tuple[Kernel, list[str]]]) -> Kernel:
     """One kernel that calls each of ``calls`` in turn."""
     results = outputs_of(whole.whole.graph)
     position = len(whole.whole.graph.find_nodes(op="placeholder")) + len(results)
     texts, lines = [], []
-    if places.workspace:
+    if pointers.workspace:
         lines.append(f"    char *workspace = fuse_aligned(args[{position}]);")
         position += 1
     lines.append(f"    const int64_t *sizes = (const int64_t *)args[{position}];")
@@ -170,7 +171,7 @@ def _joined(whole: LoopWithEnds, places: _Places, calls: Sequence[tuple[Kernel, 
     (loop,) = (kernel for kernel, _ in calls if kernel.headers)
     stem = loop.name.rpartition("_")[0]
     name = f"{stem}_with_ends_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
-    workspace = places.workspace + ALIGNMENT if places.workspace else 0
-    schedule = f"{loop.schedule}; one thread computes what is in front of the loop and behind it"
-    text, sizes = source.replace("WHOLE", name), tuple(places.sizes)
+    workspace = pointers.workspace + ALIGNMENT if pointers.workspace else 0
+    schedule = f"{loop.schedule}; one thread computes the operators before and after the loop"
+    text, sizes = source.replace("WHOLE", name), tuple(pointers.sizes)
     return Kernel(name, text, frozenset(), loop.parallel, workspace, sizes, loop.headers, schedule)

@@ -1,8 +1,8 @@
-"""Shared parts of loop kernels in C++: their arguments, their workspace, and the pointers of one step.
+"""Parts of C++ loop kernels that all schedules share: arguments, workspace, and the pointers of one step.
 
 args:  operands, results, workspace, sizes (the trip count, strides over time)
 
-States take turns in two places of the workspace, so that ``h`` and ``h_next`` change roles in every step.
+Each state has two buffers in the workspace; ``h`` and ``h_next`` swap in every step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ALIGNMENT = 64
 
 
 def indented(depth: int, lines: Sequence[str]) -> list[str]:
-    """Lines of C++, ``depth`` levels in."""
+    """The lines, indented by ``depth`` levels."""
     return ["    " * depth + line for line in lines]
 
 
 @dataclass
 class Workspace:
-    """Memory handed out in aligned pieces; ``size`` in bytes."""
+    """Allocator of aligned parts of a kernel's workspace: their C++ declarations, and the total ``size`` in bytes."""
 
     size: int = 0
     lines: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Workspace:
 
     def take(self, name: str, ctype: str, elements: int, itemsize: int) -> None:
         """Declare ``name``, a pointer to ``elements`` of ``ctype``."""
-        if varies(self.size):  # the sum of what was taken would be long
+        if varies(self.size):  # an offset that sums up all sizes before it would be long
             self.lines.append(f"{ctype} *{name} = ({ctype} *)fuse_aligned((char *)({self.last}));")
         else:
             self.lines.append(f"{ctype} *{name} = ({ctype} *)(workspace + {self.size});")
@@ -46,10 +46,11 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ThreadFunction:
-    """What one thread does: ``text`` defines the function, which needs ``workspace`` bytes.
+    """The C++ function ``text`` that each thread of a loop kernel runs.
 
-    At most ``threads`` pay. With ``work``, that much in a step, so many steps may be too few for all of them.
-    ``schedule`` says in words what threads share out.
+    ``workspace`` is the bytes that all threads need together. More than ``threads`` threads do not pay. ``work``, if
+    given, is the work of one step (:func:`fuse.kernel.cpu.emit.work`); few steps pay for fewer threads. ``schedule`` is
+    a sentence that says what threads share out.
     """
 
     text: str
@@ -60,7 +61,7 @@ class ThreadFunction:
 
 
 def pointers(frame: Frame, workspace: Workspace) -> list[str]:
-    """Lines that name every argument and all of the workspace that states and stages need."""
+    """Lines that declare all arguments; allocates the buffers of the states in ``workspace``."""
     lines = []
     for position, operand in enumerate(frame.operands):
         ctype = cpp_types.storage(operand.dtype)
@@ -79,7 +80,7 @@ def pointers(frame: Frame, workspace: Workspace) -> list[str]:
 
 
 def reads_sizes(frame: Frame, names: Container[str] | None = None) -> list[str]:
-    """Lines that name sizes: all of them, or those with these names."""
+    """Lines that declare the sizes: all of them, or those with these names."""
     argument = len(frame.operands) + len(frame.results) + 1
     lines = [f"const int64_t *sizes = (const int64_t *)args[{argument}];"]
     named = (pair for pair in enumerate(frame.sizes) if names is None or pair[1].name in names)
@@ -87,7 +88,7 @@ def reads_sizes(frame: Frame, names: Container[str] | None = None) -> list[str]:
 
 
 def step_pointers(frame: Frame) -> list[str]:
-    """Lines that name this step's states, inputs and places of results, given the step ``t``."""
+    """Lines that declare the states, inputs and results of step ``t``."""
     spec, step = frame.spec, frame.step
     lines = []
     for state in frame.states:
@@ -103,7 +104,7 @@ def step_pointers(frame: Frame) -> list[str]:
 
 
 def state_pointers(frame: Frame, state: Input, time: str) -> list[str]:
-    """The state as it is at ``time``, and where the next one goes."""
+    """Lines that declare the buffers of a state at step ``time`` and at the next step."""
     ctype, name, size = cpp_types.storage(state.dtype), frame.name(state), elements(state)
     return [
         f"const {ctype} *{name} = {name}_memory + ({time} & 1) * {size};",
@@ -112,7 +113,7 @@ def state_pointers(frame: Frame, state: Input, time: str) -> list[str]:
 
 
 def stage_memory(frame: Frame, workspace: Workspace, stages: Iterable[StepProduct | Kept]) -> None:
-    """Workspace for the results of stages."""
+    """Allocate workspace for the results of stages."""
     for stage in stages:
         result = stage.result
         workspace.take(frame.name(result), cpp_types.storage(result.dtype), elements(result), result.dtype.itemsize)
@@ -121,7 +122,8 @@ def stage_memory(frame: Frame, workspace: Workspace, stages: Iterable[StepProduc
 def packing(
     target: str, panels: int, panel: int, matrix: StridedPlace, name: str, depth: int, column: str, columns: int
 ) -> str:
-    """The call that packs one panel of a weight: columns from ``column`` on, up to ``columns`` of the matrix."""
+    """The C++ call that packs one panel of a weight, the columns from ``column`` on; ``columns`` is the matrix's
+    width."""
     source = name if matrix.start == ZERO else f"{name} + {matrix.start}"
     strides = f"{matrix.strides[0]}, {matrix.strides[1]}"
     where = f"{target} + {16 * panel}" if panel else target
@@ -129,5 +131,6 @@ def packing(
 
 
 def waiting(share: str, count: int) -> list[str]:
-    """Lines that wait for the other threads, and take what is theirs where they were sent away: up to ``count``."""
+    """Lines that wait at the barrier. If the other threads were sent away, this thread takes all shares up to
+    ``count``."""
     return ["if (!team->wait(member)) return 0;", f"if (team->members == 1) last_{share} = {count};"]

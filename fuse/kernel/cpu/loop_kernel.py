@@ -1,9 +1,9 @@
-"""Lower a loop to one persistent kernel: all steps in it, states and weights in cache, threads that live as long as it.
+"""Lower a loop to one persistent kernel, which runs all steps with states and weights in cache.
 
     loop(h0, xs, w)  ->  step (values, products)  ->  threads share out units, or rows of the batch  ->  C++
 
-Sharing out units is tried first: it serves recurrent cells, whose products read the whole state. What it cannot express
-(norms, softmax, states of other shapes, steps without products) is shared out by rows.
+The schedule by units is tried first. It suits recurrent cells, whose products read the whole state. The schedule by
+rows handles what it cannot: norms, softmax, states of other shapes, steps without products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fuse.kernel.cpu.emit import PARALLEL_WORK
 from fuse.kernel.cpu.loop_frame import ALIGNMENT, ThreadFunction, indented, reads_sizes
 from fuse.kernel.cpu.loop_rows import rows_text
 from fuse.kernel.cpu.loop_units import units_text
-from fuse.kernel.cpu.names import is_kept_in_loops
+from fuse.kernel.cpu.names import is_reserved_in_loops
 from fuse.kernel.cpu.product_frame import PACKING, several
 from fuse.kernel.extents import Conditions, NeedsNumber, smaller
 from fuse.kernel.index import Size
@@ -42,7 +42,7 @@ Schedule = Callable[[Frame, str], ThreadFunction]
 def loop_kernel(
     loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], made: LoopKernels | None = None
 ) -> Kernel | Declined:
-    """The kernel that runs all steps of ``loop``, as :func:`fuse.kernel.lower_loops.lower_loop` has it."""
+    """The kernel that runs all steps of ``loop``; see :func:`fuse.kernel.lower_loops.lower_loop`."""
     key = loop_structure(loop, operands, results)
     found = made.get(key) if made is not None else None
     if found is None:
@@ -59,7 +59,7 @@ def loop_kernel(
 
 
 def loop_structure(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Hashable:
-    """Equal for loops that one kernel can serve: they may differ in names, lines and sizes."""
+    """A key that is equal for loops that one kernel serves; these may differ in names, lines and lengths."""
     spec = loop.spec
     dims = [read.dim for read in spec.step_inputs]
     without = [None] * spec.carries + dims + [None] * (len(operands) - spec.carries - len(dims))
@@ -91,7 +91,7 @@ _TEXTS: dict[str, Text[Kernel]] = {}
 
 
 def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]) -> Kernel | None:
-    """The kernel of a loop that serves other sizes too, where these vary; None where it gets one of its own."""
+    """A kernel of a loop that serves other sizes too; None if no size varies or there is no such kernel."""
     if (call := call_at_hand()) is None:
         return None
     spec = loop.spec
@@ -108,7 +108,7 @@ def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
         try:
             made = _lowered(other, inputs, outputs)
             if isinstance(made, Kernel) and _names(made.source) & set(conditions.sizes):
-                made = _lowered(other, inputs, outputs, varying)  # more varies than the length, which each call tells
+                made = _lowered(other, inputs, outputs, varying)  # sizes other than the length vary: pass them too
         except NeedsNumber:
             return None
         return made if isinstance(made, Kernel) else None
@@ -118,7 +118,7 @@ def _for_sizes(loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor]
 
 
 def _names(source: str) -> set[str]:
-    """The words of a kernel's text."""
+    """The identifiers in a kernel's source."""
     return set(re.findall(r"[A-Za-z_]\w*", source))
 
 
@@ -130,7 +130,7 @@ def _scheduled(
     schedule: Schedule,
     cut: Cut,
 ) -> Kernel:
-    step = read_step(loop, operands, cut, PACKING, is_kept_in_loops)
+    step = read_step(loop, operands, cut, PACKING, is_reserved_in_loops)
     return _kernel(Frame(step, loop.spec, tuple(operands), tuple(results), varying), schedule)
 
 
@@ -149,12 +149,12 @@ def _kernel(frame: Frame, schedule: Schedule) -> Kernel:
 
 
 def threads_that_pay(share: ThreadFunction, steps: int) -> int:
-    """Number of threads that a loop with this number of steps asks for."""
+    """Number of threads that pay for a loop with this number of steps."""
     return share.threads if share.work is None else smaller(share.threads, 1 + share.work * steps // PARALLEL_WORK)
 
 
 def _entry(frame: Frame, share: ThreadFunction) -> str:
-    """The kernel itself: it asks for the threads that pay, as :func:`threads_that_pay` says."""
+    """The C++ entry point, which starts the number of threads that :func:`threads_that_pay` gives."""
     threads = str(share.threads)
     lines = reads_sizes(frame, {size.name for size in frame.varying}) if frame.varying else []
     if share.work is not None and several(share.threads):

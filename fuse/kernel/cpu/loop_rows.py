@@ -1,11 +1,11 @@
-"""A loop kernel whose threads share out the batch: each runs all steps for its own rows and waits for nobody.
+"""Schedule of a loop kernel by rows: each thread runs all steps for its own rows of the batch, without barriers.
 
     rows first_row ... last_row, for all steps:
         gates = h @ W           weights packed once, a few rows at a time
-        c, h  = f(gates, c)     one nest, as in any kernel
+        c, h  = f(gates, c)     a loop nest as in any kernel
 
-It suits reductions over units (norms, softmax), large batches and steps without products. Where a row of the batch
-reads another row, there is no batch, or a condition stops the loop, one thread does all.
+It suits reductions over units (norms, softmax), large batches and steps without products. One thread runs the whole
+loop if a row of the batch reads another row, if there is no batch, or if a condition may stop the loop.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _Nest = list[Statement]
 
 
 def rows_text(frame: Frame, name: str) -> ThreadFunction:
-    """One thread's share.
+    """The function of one thread, called ``name``.
 
     Raises:
-        NotAffine: the step has no such loops; the message is a reason.
+        NotAffine: the step has no such loops; the message is a reason for the user.
     """
     step = frame.step
     sources, start_names, starts = starts_of(frame)
@@ -105,7 +105,8 @@ def rows_text(frame: Frame, name: str) -> ThreadFunction:
 
 
 def _stopping(frame: Frame, stop: Stop) -> list[str]:
-    """Lines that leave the loop where this step's truth says so; the truth of the steps that are left out is that."""
+    """Lines that leave the loop if this step's condition says so, and set the condition of all later steps to the
+    same."""
     name = frame.step.result_names[frame.spec.carries + stop.collected]
     return [
         f"if ((*{name} != 0) != {str(stop.goes_on).lower()}) {{",
@@ -121,10 +122,9 @@ def _nest(frame: Frame, destinations: Sequence[Destination]) -> _Nest:
 
 
 def _early(frame: Frame) -> dict[int, list[Destination]]:
-    """Results by the stage in whose nest they are computed: with what is kept, where they are made of it or share work
-    with it, else behind all stages.
+    """Results by the stage whose nest computes them: a stage with which they share work, or after all stages.
 
-        kept = cat(f(add), g(add));  sums = kept @ w;  y = h(add)      ->      kept and y;  sums
+    kept = cat(f(add), g(add));  sums = kept @ w;  y = h(add)      ->      kept and y;  sums
     """
     stages = frame.step.stages
     found: dict[int, list[Destination]] = {len(stages): []}
@@ -140,13 +140,13 @@ def _early(frame: Frame) -> dict[int, list[Destination]]:
         read = within_stage([result.value], through_reductions=True)
         ready = max((number_of.get(v.position, -1) for v in read if isinstance(v, Input)), default=-1)
         own = _work(result.value)
-        place = next((number for number, work in below.items() if number > ready and work & own), len(stages))
-        found.setdefault(place, []).append(result)
+        stage = next((number for number, work in below.items() if number > ready and work & own), len(stages))
+        found.setdefault(stage, []).append(result)
     return found
 
 
 def _work(value: Value) -> set[int]:
-    """The ids of the values that are computed for ``value``."""
+    """The ids of all maps and reductions below ``value``, copies left out."""
     below = within_stage([value], through_reductions=True)
     return {id(v) for v in below if isinstance(v, (Map, Reduce)) and not (isinstance(v, Map) and v.is_copy)}
 
@@ -159,7 +159,7 @@ def _kept(frame: Frame, stage: Kept) -> Destination:
 
 
 def _packed(frame: Frame, number: int, product: StepProduct) -> list[str]:
-    """Lines that pack a weight, each thread some of its blocks."""
+    """Lines that pack a weight; each thread packs some of its blocks."""
     columns, depth = product.result.shape[1], product.left.shape[1]
     panels = PACKING.panels_in_block(columns)
     width = PANEL * panels

@@ -1,14 +1,14 @@
-"""A loop kernel whose threads share out the hidden units: each computes its own for all rows, then waits.
+"""Schedule of a loop kernel by hidden units: each thread computes its units for all rows, then waits at a barrier.
 
     for steps:
         for blocks of 16 units (this thread's):
-            gates = h @ W                   all gates of these units, weights packed in the order they are read
-            c, h  = f(gates, c)             at once, while the sums are in cache
-        wait                                h is read whole by the next step
+            gates = h @ W                   all gates of these units, weights packed in the order of reads
+            c, h  = f(gates, c)             while the sums are in cache
+        wait                                the next step reads all of h
 
-Every weight is read by one thread only, from its own cache. It needs one wait a step, one more for each product that
-reads what the same step computes. Every result must have one element a row and unit, and read products at its own unit
-(plus a constant: the gates).
+Each weight is read by one thread only, from its own cache. A step has one barrier, and one more for each product that
+reads a value of the same step. Every result must have one element for each row and unit, and may read a product only at
+its own unit, or a constant distance from it (the gates).
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from fuse.kernel.values import Gather, Input, Value
 from fuse.kernel.walks import within_stage
 
 WORK_FOR_A_THREAD = 16_384
-"""Multiplications a step that are worth a thread: below, waiting for it takes longer."""
+"""Multiplications in a step that pay for a thread; for fewer, the barrier takes longer."""
 SCHEDULE = "weights packed once; threads share out the columns of results, and wait for one another in each step"
 LARGEST_ON_STACK = 16_384
-"""Bytes of a block's sums that lie on the stack, where no later phase reads them."""
+"""Most bytes of a block's sums on the stack of a thread; sums that a later phase reads are never there."""
 
 
 @dataclass
 class _Group:
-    """Products of one phase on one left operand: they share a loop over its columns.
+    """Products of one phase with the same left operand, which share a loop over its columns.
 
-    ``panels`` are the parts of them that are read: (product, distance of the column from the unit), in order of
-    packing. ``outlives`` says that a later phase reads the sums too.
+    ``panels`` are the panels that are read, in the order of packing: (product, distance of the column from the unit).
+    ``outlives``: whether a later phase reads the sums.
     """
 
     number: int
@@ -64,15 +64,15 @@ class _Group:
     outlives: bool = False
 
     def sums(self, rows: int) -> int:
-        """Elements of a block's sums."""
+        """Number of elements in the sums of a block."""
         return len(self.panels) * rows * PANEL
 
     def on_stack(self, rows: int) -> bool:
-        """Whether a thread keeps the sums of one block at a time, and little of it."""
+        """Whether the sums of one block are on the stack: no later phase reads them, and they are small."""
         return not (varies(rows) or self.outlives) and self.sums(rows) * self.left.dtype.itemsize <= LARGEST_ON_STACK
 
     def panel(self, product: StepProduct, distance: int) -> int:
-        """The number of a panel, which is packed if nobody asked for it before."""
+        """The index of a panel; a new panel is added to those that are packed."""
         if (product, distance) not in self.panels:
             self.panels.append((product, distance))
         return self.panels.index((product, distance))
@@ -80,7 +80,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Domain:
-    """Index range of every nest: rows of the batch and units, in blocks of 16."""
+    """The iteration space of every nest: rows of the batch, and units in blocks of 16."""
 
     rows: int
     units: int
@@ -97,7 +97,7 @@ class _Domain:
 
 @dataclass
 class _TileBuilder(Builder):
-    """Elements at a row and a unit, sums of products read where :func:`fuse_product` leaves them."""
+    """Builder of elements at a row and a unit; reads sums of products in the layout of C++ ``fuse_product``."""
 
     domain: _Domain = _Domain(1, 1)
     phase: int = 0
@@ -112,7 +112,7 @@ class _TileBuilder(Builder):
                 raise NotAffine("a unit reads a value that another unit computes at the same time")
             return self.element(self.in_progress[value.position].value, index, guard)
         if isinstance(value, Gather):
-            raise NotAffine("a look-up in a loop over units")
+            raise NotAffine("indexing by a tensor in a loop over units")
         return super()._compute(value, index, guard)
 
     def _sum(self, product: StepProduct, group: _Group, index: Index, guard: Expression | None) -> Expression:
@@ -129,17 +129,17 @@ class _TileBuilder(Builder):
 
 @dataclass(frozen=True)
 class _Phase:
-    """Work between two barriers: groups of products, then a nest over rows and units."""
+    """The work between two barriers: groups of products, then a nest over rows and units."""
 
     groups: tuple[_Group, ...]
     statements: tuple[Statement, ...]
 
 
 def units_text(frame: Frame, name: str) -> ThreadFunction:
-    """One thread's share.
+    """The function of one thread, called ``name``.
 
     Raises:
-        NotAffine: the step is not of this form; the message is a reason.
+        NotAffine: the step does not suit this schedule; the message is a reason for the user.
     """
     if frame.spec.stop is not None:
         raise NotAffine("a loop that may end early runs on one thread")
@@ -175,7 +175,7 @@ def units_text(frame: Frame, name: str) -> ThreadFunction:
     lines += indented(2, step_pointers(frame))
     for phase in phases:
         text = _phase_text(frame, phase, groups, domain)
-        named = any(not isinstance(statement, For) for statement in phase.statements)  # another phase may name the same
+        named = any(not isinstance(statement, For) for statement in phase.statements)  # phases may use equal names
         lines += [*indented(2, ["{"]), *indented(1, text), *indented(2, ["}"])] if named else text
         lines += indented(2, wait)
     lines += indented(1, ["}"])
@@ -190,7 +190,7 @@ def units_text(frame: Frame, name: str) -> ThreadFunction:
 def _domain(frame: Frame) -> _Domain:
     shapes = {r.shape for r in frame.step.results} | {s.value.shape for s in frame.step.stages if isinstance(s, Kept)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
-        raise NotAffine("the step's results are not all of the shape rows x units")
+        raise NotAffine("the step's results do not all have one shape, rows by units")
     if not any(isinstance(s, StepProduct) for s in frame.step.stages):
         raise NotAffine("a step has no product whose units threads could share")
     return _Domain(*next(iter(shapes)))
@@ -200,7 +200,7 @@ def _domain(frame: Frame) -> _Domain:
 
 
 def _phases(frame: Frame, domain: _Domain) -> list[_Phase]:
-    """The step's products and nests in order: a product comes a phase after its left operand."""
+    """The step's products and nests by phase; a product is one phase after its left operand."""
     step = frame.step
     computed: dict[int, int] = {}  # input position of a stage's result -> its phase
     groups: dict[tuple[int, int], _Group] = {}
@@ -260,7 +260,7 @@ def _nest(
 
 
 def _chunks(group: _Group) -> list[range]:
-    """Panels that are computed together: even shares of at most as many as registers hold."""
+    """Panels that are computed together: chunks of equal size, of at most ``MOST_PANELS``."""
     count = len(group.panels)
     shares = -(-count // MOST_PANELS)
     return [range(count * i // shares, count * (i + 1) // shares) for i in range(shares)]
@@ -286,7 +286,7 @@ def _plus(number: int) -> str:
 
 
 def _phase_text(frame: Frame, phase: _Phase, groups: Sequence[_Group], domain: _Domain) -> list[str]:
-    """One phase of a step: its products a block at a time, each followed by the nest."""
+    """The lines of one phase of a step: for each block, its products and then the nest."""
     lines: list[str] = []
     for statement in phase.statements:
         if not isinstance(statement, For) or statement.atom != "block":
@@ -326,7 +326,7 @@ def _multiplied(frame: Frame, group: _Group, domain: _Domain) -> list[str]:
 
 
 def _rows_and_lanes(statements: Sequence[Statement], domain: _Domain, depth: int) -> list[str]:
-    """Lines of what stands inside the loop over blocks; the last block may have fewer lanes."""
+    """The lines of the loops inside of the loop over blocks; the last block may have fewer lanes."""
     lines: list[str] = []
     for statement in statements:
         if not isinstance(statement, For):

@@ -1,14 +1,14 @@
-"""A loop with a long body as short loops one after another, block upon block, with arrays of a block between them.
+"""Loop distribution: a loop with a long body becomes short loops over one block at a time, with arrays between them.
 
     for i in n:                               for each 256 of n:
         a = f(x[i])               ->              for i of them:  kept[i - first] = f(x[i])
         y[i] = g(a)                               for i of them:  y[i] = g(kept[i - first])
 
-A processor works on several iterations at once where their bodies are short; of a chain of 20 exponentials, which wait
-for each other, it holds not even one. Kernels of chains of 3, 6 and 20 exponentials ran 1.5, 2.2 and 4 times as fast in
-short loops, for a store and a load of a few values in the nearest cache. And a compiler takes time that grows with the
-square of a loop's body (GCC's ``combine`` pass goes over all of it for each instruction): for 100 sines 62 s of the
-processor, in short loops 2.9.
+An out-of-order processor overlaps several iterations if their bodies are short. Of a chain of 20 dependent
+exponentials, it does not hold even one iteration. Kernels with chains of 3, 6 and 20 exponentials ran 1.5, 2.2 and 4
+times as fast in short loops, which store and load a few values in the L1 cache. Compile time also falls, because it
+grows with the square of a loop's body (GCC's ``combine`` pass): 100 sines took 62 s of processor time in one loop, 2.9
+s in short loops.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from fuse.kernel.ir import Buffer, Declare, For, Let, Load, Scope, Statement, St
 from fuse.kernel.scalar_operators import COSTS
 
 BLOCK = 256
-"""Elements of a block: a kilobyte for each value that is kept, so that tens of them fit into the nearest cache."""
+"""Elements of a block: an array of float32 takes 1 KiB, so that tens of arrays fit into the L1 cache."""
 SHORT = 20
-"""Weight of a short loop's body: one function and a few steps of arithmetic. Half and twice of it were slower for most
-of 14 chains of functions, products and selections."""
+"""Largest weight of a short loop's body: one function and a few arithmetic operations. Half and twice of it were slower
+for most of 14 chains of functions, products and selections."""
 LONG_CHAIN = 45
-"""Weight of statements that wait for each other from which a loop is parted: 3 exponentials ran 1.5 times as fast then,
-40 products, which weigh less, at 0.9."""
+"""Largest weight of a dependency chain in a loop that is not distributed. A chain of 3 exponentials ran 1.5 times as
+fast distributed; a chain of 40 products, which weighs less, 0.9 times."""
 LONG_BODY = 300
-"""Weight from which any loop is parted, for the compiler's sake: 20 sines in one take it 3 s."""
+"""Largest weight of a body that is not distributed, to bound the compile time: one loop with 20 sines compiles in 3
+s."""
 SHORT_ROW = 64
-"""Iterations below which a chain is not parted: there are no others to work on."""
+"""Fewest iterations of a loop that is distributed for its chain; fewer leave no iterations to overlap."""
 OF_A_FUNCTION = 15
-"""Weight of a function, such as an exponential; that of arithmetic is 1."""
+"""Weight of a function, such as an exponential. An arithmetic operation weighs 1."""
 
 
 def in_phases(statements: Sequence[Statement]) -> list[Statement]:
-    """The same statements, their long loops in parts."""
+    """The statements with long loops distributed."""
     found: list[Statement] = []
     for statement in statements:
         match statement:
@@ -68,14 +69,14 @@ def in_phases(statements: Sequence[Statement]) -> list[Statement]:
 
 
 def weight(statement: Statement) -> int:
-    """How much code a statement is, 1 for arithmetic."""
+    """The weight of a statement: 1 for an arithmetic operation, ``OF_A_FUNCTION`` for a function."""
     value = statement.value if isinstance(statement, (Let, Store)) else None
     operations = [part for part in parts(value) if isinstance(part, Operation)] if value is not None else []
     return max(1, sum(OF_A_FUNCTION if COSTS.get(part.operator) else 1 for part in operations))
 
 
 def _is_long(loop: For) -> bool:
-    """Whether a loop is worth parts, and may be parted: all that it does is of one element."""
+    """Whether to distribute a loop: it is long, and its iterations are independent."""
     if loop.kind != "vector" or loop.reduces or not all(isinstance(s, (Load, Let, Store)) for s in loop.body):
         return False
     if loop.bounds and not isinstance(loop.bounds[0], Position):
@@ -85,7 +86,7 @@ def _is_long(loop: For) -> bool:
 
 
 def _longest_chain(body: Sequence[Statement]) -> int:
-    """The largest weight of statements that wait for each other."""
+    """The largest weight of a chain of dependent statements."""
     chains: dict[str, int] = {}
     for statement in body:
         before = max((chains.get(name, 0) for name in names_read(statement)), default=0)
@@ -95,11 +96,11 @@ def _longest_chain(body: Sequence[Statement]) -> int:
 
 
 def _parted(loop: For) -> Statement:
-    """The short loops for each block, or for all iterations where they are no more than one."""
+    """A loop over blocks around the short loops, or the short loops alone if there is one block."""
     begin = cast(Position, loop.bounds[0]).index if loop.bounds else ZERO
     if not varies(loop.extent) and loop.extent <= BLOCK:
-        place = Affine.of(loop.atom) + begin * -1
-        return Scope(_short_loops(loop, place))
+        offset = Affine.of(loop.atom) + begin * -1
+        return Scope(_short_loops(loop, offset))
     block = f"{loop.atom}_block"
     first = begin + Affine.of(block) * BLOCK
     behind, end = position(first + BLOCK), position(begin + loop.extent)
@@ -109,8 +110,8 @@ def _parted(loop: For) -> Statement:
     return For(block, -(-loop.extent // BLOCK), loops, "parallel")
 
 
-def _short_loops(loop: For, place: Affine) -> tuple[Statement, ...]:
-    """``loop`` as short loops, the arrays before them; ``place`` is that of an iteration among all of them."""
+def _short_loops(loop: For, offset: Affine) -> tuple[Statement, ...]:
+    """The declarations of the arrays, then the short loops; ``offset`` is the index of an iteration in the arrays."""
     loops: list[Statement] = []
     memory = _Memory(loop.extent)
     phases = _phases(loop.body)
@@ -125,7 +126,7 @@ def _short_loops(loop: For, place: Affine) -> tuple[Statement, ...]:
             if isinstance(statement, Load) and not statement.indirect and statement.guard is None:
                 again[statement.name] = [statement]
             else:
-                stored, again[statement.name] = memory.keep(statement.variable, place)
+                stored, again[statement.name] = memory.keep(statement.variable, offset)
                 body.append(stored)
         memory.free(name for name in read if last_reader[name] == number)
         loops.append(replace(loop, body=tuple(body)))
@@ -134,27 +135,29 @@ def _short_loops(loop: For, place: Affine) -> tuple[Statement, ...]:
 
 @dataclass
 class _Memory:
-    """Arrays for the values that later loops read. One that nothing reads any more is used again."""
+    """Allocator of arrays for values that later loops read; reuses arrays of values that are dead."""
 
     extent: int
     buffers: list[Buffer] = field(default_factory=list)
     unused: dict[torch.dtype, list[Buffer]] = field(default_factory=dict)
     held: dict[str, Buffer] = field(default_factory=dict)
 
-    def keep(self, value: Variable, place: Affine) -> tuple[Store, list[Statement]]:
-        """The statement that keeps a value, and those that read it. Truths are kept as whole numbers, as wide as
-        floats: compilers make no vectors of bytes among these."""
+    def keep(self, value: Variable, offset: Affine) -> tuple[Store, list[Statement]]:
+        """The statement that stores a value in an array, and the statements that load it again.
+
+        Bools are stored as 32-bit integers, because compilers do not vectorise bytes among floats.
+        """
         truth = value.dtype is torch.bool
         buffer = self.held[value.name] = self._buffer(torch.int32 if truth else value.dtype)
         if not truth:
-            return Store(buffer, place, value), [Load(value.name, buffer, place)]
+            return Store(buffer, offset, value), [Load(value.name, buffer, offset)]
         one, zero = Literal(torch.int32, 1), Literal(torch.int32, 0)
-        number = Load(f"fuse_{value.name}", buffer, place)
+        number = Load(f"fuse_{value.name}", buffer, offset)
         read = Let(value.name, fn.unequal(number.variable, zero))
-        return Store(buffer, place, select(value, one, zero)), [number, read]
+        return Store(buffer, offset, select(value, one, zero)), [number, read]
 
     def free(self, names: Iterable[str]) -> None:
-        """Let the arrays of these values, if they have any, be used again."""
+        """Allow the arrays of these values to be reused."""
         for buffer in (self.held.pop(name) for name in names if name in self.held):
             self.unused.setdefault(buffer.dtype, []).append(buffer)
 
@@ -166,8 +169,10 @@ class _Memory:
 
 
 def _phases(body: Sequence[Statement]) -> list[list[Statement]]:
-    """The statements of each loop: cut where few values are known that are read later. All stores are in the last one:
-    an output may lie in the memory of an input, which is read before."""
+    """The statements of each short loop, cut where few values are live.
+
+    All stores are in the last loop, because an output may share memory with an input that earlier loops read.
+    """
     computing: list[Statement] = [statement for statement in body if not isinstance(statement, Store)]
     stores = [statement for statement in body if isinstance(statement, Store)]
     known = _known(computing, stores)
@@ -187,7 +192,7 @@ def _phases(body: Sequence[Statement]) -> list[list[Statement]]:
 
 
 def _known(computing: Sequence[Statement], stores: Sequence[Statement]) -> list[int]:
-    """Before each statement, and behind the last, how many values are known that are read from there on."""
+    """Number of live values before each statement, and after the last: defined before, and read later."""
     defined: dict[str, int] = {}
     read: dict[str, int] = {}
     for number, statement in enumerate((*computing, *stores)):
@@ -204,7 +209,7 @@ def _known(computing: Sequence[Statement], stores: Sequence[Statement]) -> list[
 
 
 def names_read(statement: Statement) -> set[str]:
-    """The names in what a load, a definition or a store computes."""
+    """The names of values that a load, a definition or a store reads."""
     match statement:
         case Let() | Store():
             asked: list[Expression] = [statement.value]

@@ -1,21 +1,21 @@
-"""The C++ text that every generated source begins with: the kernels' mathematics.
+"""The C++ headers that every generated source begins with: the kernels' mathematics.
 
-The headers are read, not included by path, so that a kernel's source is complete in itself: what is cached, compiled
-and shown is one file without dependencies.
+The text of the headers is copied into the source, so that a cached, compiled or printed kernel is one file without
+dependencies.
 """
 
 from functools import cache
 from importlib.resources import files
 
 HEADERS = ("arithmetic.h", "halves.h", "vecmath.h", "trigonometry.h", "activations.h", "reductions.h")
-"""In the order in which they build on each other."""
+"""Each header may use those before it."""
 
 
 @cache
 def prelude() -> str:
     """The C++20 text of all headers, which defines the `fuse_*` functions that kernels call.
 
-    It only defines inline functions: those that a kernel does not use cost parsing time and nothing else.
+    All functions are inline, so that unused ones cost parsing time only.
 
     >>> "float fuse_erf(float x)" in prelude()
     True
@@ -25,7 +25,7 @@ def prelude() -> str:
 
 @cache
 def text_of_headers(names: tuple[str, ...]) -> str:
-    """The text of headers of this folder, one after another.
+    """The concatenated text of headers in this folder.
 
     >>> "fuse_product" in text_of_headers(("threads.h", "products.h"))
     True

@@ -1,6 +1,6 @@
-"""How C++ writes scalar expressions: one table from operators to text, and numbers as literals.
+"""Print scalar expressions as C++.
 
-Operators without a symbol are functions of the headers beside this file: ``fuse_tanh``, ``fuse_maximum``.
+Operators without a symbol in C++ are functions of the headers in this folder: ``fuse_tanh``, ``fuse_maximum``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def text(expression: Expression) -> str:
 
 
 def calls(expression: Expression) -> bool:
-    """Whether C++ calls a function for it, and not operators alone."""
+    """Whether the C++ of an expression calls a function."""
     return any(isinstance(part, Operation) and part.operator not in _CHEAP for part in parts(expression))
 
 
@@ -54,11 +54,11 @@ def _leaf(leaf: Expression) -> str:
             return leaf.name
         case Position():
             return str(leaf.index)
-    raise TypeError(f"{type(leaf).__name__} stands for nothing in C++")
+    raise TypeError(f"a {type(leaf).__name__} has no text in C++")
 
 
 def _template(whole: Operation) -> Template:
-    """Integers wrap around: through unsigned ones, since signed overflow is undefined in C++."""
+    """The template of an operation; integers are computed unsigned, because signed overflow is undefined in C++."""
     name, dtype = whole.operator, whole.operands[-1].dtype
     if name == "convert":
         return called(f"fuse_cast<{cpp_types.register(whole.dtype)}>", 1)

@@ -1,4 +1,4 @@
-"""Shared parts of kernels with a product: names, buffers, the lines that open and close them.
+"""Parts that all kernels with a product share: names, buffers, the first and last lines, and constants of the tiling.
 
 // user's lines
 extern "C" int name(char *const *args) {
@@ -27,15 +27,15 @@ HEADERS = ("products.h", "tiles.h")
 """Headers of a kernel with a product, after the prelude."""
 
 PACKING = Packing(panel=16, most_panels=4, largest_block=768 * 1024)
-"""A panel is one AVX-512 register of floats, or a few smaller ones. Registers hold four panels for some rows. A block
-of this size stays in the cache of one core while all rows pass by."""
+"""A panel is one AVX-512 register of float32, or a few smaller registers. The sums of four panels and a few rows fit
+into the registers. A block of 768 KiB stays in the L2 cache of one core while all rows are multiplied by it."""
 PANEL, MOST_PANELS, LARGEST_BLOCK = PACKING.panel, PACKING.most_panels, PACKING.largest_block
 
 ALIGNMENT = 64
-"""Bytes of a workspace at most that lie before its first place of a vector."""
+"""Alignment, in bytes, of vectors in a workspace; a workspace has as many bytes to spare."""
 
 PARALLEL_PRODUCT = 1 << 19
-"""Multiplications from which a product is shared out to threads: ten microseconds of one."""
+"""Fewest multiplications of a product that uses several threads; one thread takes ten microseconds for these."""
 
 NAMES = (
     "args",
@@ -55,17 +55,17 @@ NAMES = (
     "tile_stride",
     "window",
 )
-"""Names that a kernel with a product uses itself."""
+"""Names reserved in a kernel with a product."""
 
 OF_BLOCK = position("first_row"), position("last_row")
-"""The rows of a block: the first, and the one behind the last."""
+"""The first row of a block, and the end of its rows."""
 ROW_OF_BLOCK = Affine.of("row") + Affine.of("first_row") * -1
-"""The number of a row in its block."""
+"""The index of a row in its block."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix or an image in memory: the name of its first element's pointer, and strides."""
+    """A matrix or an image in memory: a C++ pointer to its first element, and its strides in elements."""
 
     text: str
     strides: tuple[int, ...]
@@ -73,8 +73,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Right:
-    """The right operand of a product, a block of columns at a time: how C++ declares it, how many panels a block has,
-    and the bytes that packing one takes, if that is not done before."""
+    """The right operand of a product: its C++ declaration, the panels in a block of columns, and the bytes of a packed
+    block; 0 if it was packed before the call."""
 
     text: str
     panels: int
@@ -82,9 +82,12 @@ class Right:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The lines that walk the tiles of a product, up to the last argument, which is told of each tile; the bytes and
-    threads that this takes, the schedule in words, and the headers."""
+class Tiling:
+    """The loops over the tiles of a product.
+
+    ``lines`` are C++ that ends in a call without its last argument, the epilogue of a tile. ``workspace_bytes`` and
+    ``threads`` are what the loops need, ``headers`` what defines them. ``schedule`` describes them in a sentence.
+    """
 
     lines: list[str]
     workspace_bytes: int
@@ -95,7 +98,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class ProductFrame:
-    """The kernel of ``computation``, but for what it does."""
+    """The arguments of a kernel with a product, and the C++ around its body."""
 
     computation: Computation
     inputs: list[Buffer]
@@ -111,11 +114,11 @@ class ProductFrame:
 
     @property
     def workspace(self) -> str:
-        """The workspace as C++."""
+        """The C++ expression of the pointer to the workspace."""
         return f"args[{len(self.inputs) + len(self.outputs)}]"
 
     def around(self, name: str, body: Sequence[str]) -> str:
-        """The source of the kernel that runs ``body``, where no look-up is out of range."""
+        """The source of a kernel that checks the range of indices, then runs ``body``."""
         lines = [f"// {line}" for line in self.computation.lines]
         lines.append(f'extern "C" int {name}(char *const *args) {{')
         arguments = enumerate((*self.inputs, *self.outputs))
@@ -125,7 +128,7 @@ class ProductFrame:
 
 
 def threads_for(multiplications: int, tasks: int, one_thread: bool) -> int:
-    """Number of threads for this much work in this number of tasks.
+    """Number of threads for a product with this many multiplications, in this many tasks.
 
     >>> threads_for(1000, 8, False), threads_for(1 << 30, 8, True)
     (1, 1)
@@ -141,7 +144,7 @@ def several(threads: int) -> bool:
 
 
 def halves(number: int) -> list[int]:
-    """``number``, half of it and so on, rounded up.
+    """``number`` and its repeated halves, rounded up, down to 1.
 
     >>> halves(14)
     [14, 7, 4, 2, 1]
@@ -153,13 +156,13 @@ def halves(number: int) -> list[int]:
 
 
 def window_text(patches: Patches) -> str:
-    """Taps, stride, padding, dilation and places of a convolution as C++ initialisers, down and across."""
+    """Taps, stride, padding, dilation and output size of a convolution as C++ initialisers, vertical and horizontal."""
     pairs = (patches.taps, patches.stride, patches.padding, patches.dilation, patches.output_size)
     return ", ".join(f"{{{down}, {across}}}" for down, across in pairs)
 
 
 def aligned(size: int) -> int:
-    """``size`` bytes and as many more as the next share needs to begin aligned.
+    """``size`` in bytes, rounded up to a multiple of ``ALIGNMENT``.
 
     >>> aligned(1), aligned(128)
     (64, 128)

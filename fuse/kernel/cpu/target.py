@@ -1,4 +1,4 @@
-"""Choose the writer of a region's kernel: loops, tiles of a product, whole rows of a product, or attention."""
+"""The C++ target: chooses the schedule of a region's kernel (loops, tiles or whole rows of a product, attention)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fuse.kernel.cpu.attention import attention
 from fuse.kernel.cpu.emit import emit, is_parallel, with_sizes
 from fuse.kernel.cpu.loop_ends import end_kernel, kernel_with_ends
 from fuse.kernel.cpu.loop_kernel import loop_kernel
-from fuse.kernel.cpu.names import is_kept
+from fuse.kernel.cpu.names import is_reserved
 from fuse.kernel.cpu.phases import in_phases
 from fuse.kernel.cpu.product_frame import PACKING
 from fuse.kernel.cpu.tiled_products import tiled
@@ -24,8 +24,8 @@ from fuse.kernel.walks import within_stage
 
 
 def write(computation: Computation, name: str, threads: Threads, config: Config) -> Written:
-    """The C++ of a region."""
-    computation = fit_names(computation, is_kept)
+    """The C++ kernel of a region; see :class:`fuse.kernel.target.Target`."""
+    computation = fit_names(computation, is_reserved)
     values = [output.value for output in computation.outputs]
     if sums := [v for v in within_stage(values, through_reductions=True) if isinstance(v, Correlation)]:
         return gradient_of_weight(computation, sums[0], name, threads == "one")

@@ -1,13 +1,13 @@
-"""A matrix product and the elementwise operators behind it as one kernel.
+"""A matrix product and the elementwise operators after it (its epilogue) as one kernel.
 
     mm(x, w)  ->  Product(x, w)        for tiles of rows and columns (parallel):
-    relu(y + b + z)           ->           sums = x[rows] @ w[:, columns]       in registers, then the nearest cache
+    relu(y + b + z)           ->           sums = x[rows] @ w[:, columns]       in registers, then the L1 cache
                                            for row in rows: for column in columns (vector):
                                                out[row, column] = relu(sums[row, column] + b[column] + z[row, column])
 
-``tiles.h`` walks the tiles; what is generated is the *epilogue*, the nests over the elements of one tile. A nest may
-have several loops over rows or over columns (a result seen as [batch, time, heads, units]): its row is taken apart by
-division, once for all columns of a tile.
+``tiles.h`` has the loops over tiles. The *epilogue*, the nests over the elements of one tile, is generated. A nest may
+have several loops over rows or columns (a result viewed as [batch, time, heads, units]); then their indices are
+computed from the row by division, once for all columns of a tile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fuse.kernel.cpu.product_frame import (
     Operand,
     ProductFrame,
     Right,
-    Walk,
+    Tiling,
     aligned,
     several,
     threads_for,
@@ -50,51 +50,51 @@ from fuse.kernel.tidy import merged
 from fuse.kernel.values import Computation, Concat, Map, Output, Patches, PatchRows, Product, Reindex, Scan, Value
 
 LARGEST_PANEL = 128 * 1024
-"""Bytes of 16 rows of a left operand that lies turned over: more are left to the library."""
+"""Most bytes in 16 rows of a transposed left operand; deeper products are left to the library."""
 ROWS_TOGETHER = 24
-"""Rows of such an operand that lie side by side in a panel, as in ``tiles.h``."""
+"""Rows of a transposed left operand that are packed in one panel, as in ``tiles.h``."""
 LARGEST_PANELS = 192 * 1024
-"""Bytes of such panels at most, if there are several, beside a block of the right operand in the same cache."""
+"""Most bytes of these panels, if there are several; they share the L2 cache with a block of the right operand."""
 LARGEST_PACKED = 2 * 1024 * 1024
-"""Bytes of blocks of the right operand, if there are several, that are packed before such rows pass by: they stay in
-the cache that all threads share."""
+"""Most bytes of blocks of the right operand, if there are several, that are packed for a transposed left operand at
+once; they stay in the cache that all threads share."""
 SCHEDULE = (
-    f"blocks of columns, whose right operand is packed in panels of {PANEL}; tiles of rows; what is computed from a "
-    "tile follows while it is in cache"
+    f"blocks of columns, whose right operand is packed in panels of {PANEL}; tiles of rows; the operators after the "
+    "product run on each tile while it is in cache"
 )
 WIDER_IS_BETTER = 0.25
-"""How much more a column costs in a block of one panel than in an endless one: its rows are read for fewer columns."""
+"""Extra cost of a column in a block of one panel, relative to a very wide block: rows are read for fewer columns."""
 
 
 def tiled(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
-    """The kernel of a region that multiplies once.
+    """The kernel of a region with one product and elementwise operators after it.
 
     Raises:
-        Unsupported, NotAffine: there is no such kernel; the message is a reason.
+        Unsupported, NotAffine: there is no such kernel; the message is a reason for the user.
     """
     product, *more = products_below([o.value for o in computation.outputs])
     if more:
         raise Unsupported("two products in one kernel")
     frame = ProductFrame.of(computation)
     epilogue = epilogue_of(computation, product, frame.inputs, frame.outputs)
-    walk = _walk(product, frame, one_thread, config)
+    tiling = _tiling(product, frame, one_thread, config)
     real = cpp_types.storage(product.dtype)
     lines = [
-        *walk.lines,
+        *tiling.lines,
         "                       [&](int64_t image, int64_t first_row, int64_t last_row, int64_t first_column,",
         f"                           int64_t last_column, const {real} *tile, int64_t tile_stride) FUSE_APART {{",
         *("    " + line for line in epilogue),
         "    });",
     ]
     source = frame.around(name, lines)
-    return Written(source, walk.workspace_bytes, several(walk.threads), walk.headers, walk.schedule)
+    return Written(source, tiling.workspace_bytes, several(tiling.threads), tiling.headers, tiling.schedule)
 
 
-def _walk(product: Product, frame: ProductFrame, one_thread: bool, config: Config) -> Walk:
-    """The walk over the tiles of a product or a convolution."""
+def _tiling(product: Product, frame: ProductFrame, one_thread: bool, config: Config) -> Tiling:
+    """The tiling of a product or a convolution."""
     if isinstance(product.left, PatchRows):
         image = operand_of(product.left.source, frame.inputs)
-        return channels_last.walk(product, image, _right(product, frame, config), frame, one_thread, config)
+        return channels_last.tiling(product, image, _right(product, frame, config), frame, one_thread, config)
     left = operand_of(product.left, frame.inputs)
     in_rows = left.strides[-1] == 1 or is_one(product.left.shape[-1])
     if not in_rows and (isinstance(product.right, Patches) or not _in_columns(product, left)):
@@ -107,15 +107,15 @@ def _walk(product: Product, frame: ProductFrame, one_thread: bool, config: Confi
 
 
 def _in_columns(product: Product, left: Operand) -> bool:
-    """Whether the left operand is a matrix turned over, some rows of which a cache holds."""
+    """Whether the left operand is a transposed matrix, 16 rows of which are at most ``LARGEST_PANEL`` bytes."""
     depth, itemsize = estimate(product.left.shape[-1]), product.dtype.itemsize
     return len(product.shape) == 2 and left.strides[0] == 1 and depth * PANEL * itemsize <= LARGEST_PANEL
 
 
 def _packed(
     product: Product, left: Operand, in_rows: bool, right: Right, frame: ProductFrame, one_thread: bool
-) -> Walk:
-    """The walk over the tiles of a product whose right operand is packed, block by block or before."""
+) -> Tiling:
+    """The tiling of a product with a packed right operand (packed block by block in the call, or before it)."""
     (rows, columns), depth = product.shape, product.left.shape[1]
     threads = threads_for(rows * columns * depth, -(-columns // (right.panels * PANEL)) * -(-rows // 4), one_thread)
     real, bytes_before, panel_bytes = cpp_types.storage(product.dtype), right.block_bytes, 0
@@ -135,16 +135,16 @@ def _packed(
         f"                       {rows}, {columns}, {depth},",
         f"                       {frame.workspace}, {threads}, {bytes_before}, {panel_bytes},",
     ]
-    return Walk(lines, workspace + ALIGNMENT, threads, SCHEDULE)
+    return Tiling(lines, workspace + ALIGNMENT, threads, SCHEDULE)
 
 
 def _fitting(most_bytes: int, each: int, wanted: int) -> int:
-    """Number of wanted items that fit the given bytes; at least one."""
+    """Number of items of ``each`` bytes that fit ``most_bytes``: at least one, at most ``wanted``."""
     return max(1, min(estimate(wanted), most_bytes // max(1, estimate(each))))
 
 
 def _right(product: Product, frame: ProductFrame, config: Config) -> Right:
-    """The right operand of a product, a matrix that is packed in the call or before."""
+    """The right operand of a product, a matrix that is packed in the call or before it."""
     (depth, columns), itemsize = product.right.shape, product.dtype.itemsize
     if before := _packed_before(product.right):
         name = frame.inputs[before.source.position].name
@@ -155,7 +155,7 @@ def _right(product: Product, frame: ProductFrame, config: Config) -> Right:
 
 
 def _packed_before(right: Value) -> Blocks | None:
-    """The blocks that a matrix lies in, where they are whole panels."""
+    """The column blocks in which a packed matrix is stored, if they are whole panels; else None."""
     found = None if isinstance(right, Patches) else blocks(right)
     return found if found and found.width % PANEL == 0 and found.width <= MOST_PANELS * PANEL else None
 
@@ -172,19 +172,19 @@ def operand_of(value: Value, inputs: Sequence[Buffer]) -> Operand:
 
 
 def matrix(product: Product, inputs: Sequence[Buffer]) -> str:
-    """The right operand as C++: its type, its name, and where it lies."""
+    """The C++ declaration of the right operand: type, name, pointer, strides and shape."""
     right = operand_of(product.right, inputs)
     numbers = ", ".join(map(str, (*right.strides, *product.right.shape)))
     return f"fuse_matrix<{cpp_types.storage(product.dtype)}> right = {{{right.text}, {numbers}}}"
 
 
 def panels_of(columns: int, depth: int, itemsize: int) -> int:
-    """Panels in a block: as many as fit registers and cache, few where that leaves fewer columns empty."""
+    """Panels in a block with the least predicted cost: as many as fit registers and cache, unless padding grows."""
     return by_cost_of_panels(columns, depth, itemsize)[0]
 
 
 def by_cost_of_panels(columns: int, depth: int, itemsize: int) -> list[int]:
-    """The numbers of panels that a block may have, the best first.
+    """Numbers of panels in a block, by predicted cost, the cheapest first.
 
     >>> by_cost_of_panels(512, 512, 4), by_cost_of_panels(16, 512, 4)
     ([4, 3, 2, 1], [1, 2, 3, 4])
@@ -198,7 +198,7 @@ def by_cost_of_panels(columns: int, depth: int, itemsize: int) -> list[int]:
 
 
 def epilogue_of(computation: Computation, product: Product, inputs: list[Buffer], outputs: list[Buffer]) -> list[str]:
-    """The lines that store what is computed from one tile: a nest for the outputs of each shape and order."""
+    """The lines that compute and store the outputs from one tile: a nest for each shape of outputs."""
     groups: dict[tuple[int, ...], list[Sink]] = {}
     for output, buffer in zip(computation.outputs, outputs, strict=True):
         _check(output, product)
@@ -231,17 +231,17 @@ def _nest(
     builder = builder_for(dimensions, inputs, computation.value_names)
     builder.used_names.update(dict.fromkeys(NAMES, 1))
     index = tuple(d.index() for d in dimensions)
-    place = place_of_product([(target.value, index) for target in targets], product, builder.extents)
+    product_index = index_of_product([(target.value, index) for target in targets], product, builder.extents)
     image_atoms, row_atoms, column_atoms = (
-        digits_of(at, extent, builder.extents)
-        for at, extent in zip((ZERO, *place)[-3:], (1, *product.shape)[-3:], strict=True)
+        atoms_of(at, extent, builder.extents)
+        for at, extent in zip((ZERO, *product_index)[-3:], (1, *product.shape)[-3:], strict=True)
     )
     if not column_atoms:
         raise NotAffine("the product has one column")
     if len(column_atoms) > 2:
         raise NotAffine("the columns of a product are split into more than two dimensions")
     sums = Buffer("sums", product.dtype, "scratch")
-    builder.stored[id(product)] = (sums, place[-1], place)
+    builder.stored[id(product)] = (sums, product_index[-1], product_index)
     atoms = [a for a, _ in (*image_atoms, *row_atoms, *column_atoms)]
     for atom in atoms:
         builder.open(atom, "vector" if atom == atoms[-1] else "serial")
@@ -251,11 +251,11 @@ def _nest(
     outside, within = _unwrapped(builder.blocks[0].statements, len(image_atoms))
     of_image, body = _unwrapped(within, len(row_atoms))
     rows = _rows(product, row_atoms, _columns(body, column_atoms))
-    return [*taken_apart("image", image_atoms), *outside, *of_image, rows]
+    return [*delinearized("image", image_atoms), *outside, *of_image, rows]
 
 
-def place_of_product(roots: Sequence[tuple[Value, Index]], product: Product, extents: Mapping[str, int]) -> Index:
-    """Image, row and column of the element of ``product`` that the first of ``roots`` is made of at its index."""
+def index_of_product(roots: Sequence[tuple[Value, Index]], product: Product, extents: Mapping[str, int]) -> Index:
+    """The index (image, row, column) at which the roots first read ``product``; ``roots`` are values at an index."""
     stack = list(reversed(roots))
     seen: set[tuple[int, Index]] = set()
     while stack:
@@ -272,23 +272,27 @@ def place_of_product(roots: Sequence[tuple[Value, Index]], product: Product, ext
     raise NotAffine("another result does not depend on the product")
 
 
-def digits_of(place: Affine, extent: int, extents: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The loop variables that count up to ``extent`` together, outermost first, each with its own extent."""
+def atoms_of(index: Affine, extent: int, extents: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The loop variables of ``index``, outermost first with their extents, if they run over ``range(extent)`` in order.
+
+    Raises:
+        NotAffine: they do not.
+    """
     found: list[tuple[str, int]] = []
-    left = list(place.terms)
+    left = list(index.terms)
     step = 1
     while following := [term for term in left if always_equal(term[1], step)]:
         atom, _ = following[0]
         left.remove(following[0])
         found.insert(0, (atom, extents[atom]))
         step *= extents[atom]
-    if left or step != extent or place.constant or place.sized:
+    if left or step != extent or index.constant or index.sized:
         raise NotAffine("the operators after the product do not read its rows and columns in order")
     return found
 
 
 def _unwrapped(statements: Sequence[Statement], loops: int) -> tuple[list[Statement], list[Statement]]:
-    """What stands outside of so many loops around one another, and what they repeat."""
+    """The statements outside of ``loops`` nested loops, and the statements in these loops."""
     if not loops:
         return [], list(statements)
     outside: list[Statement] = [s for s in statements if not isinstance(s, For)]
@@ -298,15 +302,15 @@ def _unwrapped(statements: Sequence[Statement], loops: int) -> tuple[list[Statem
 
 
 def _rows(product: Product, atoms: Sequence[tuple[str, int]], body: Sequence[Statement]) -> Statement:
-    """One loop over the rows of a tile, each taken apart into the loop variables of the nest."""
-    digits = taken_apart("row", atoms)
+    """One loop over the rows of a tile, which computes the loop variables of the nest from the row."""
+    digits = delinearized("row", atoms)
     start = ROW_OF_BLOCK.times(Size("tile_stride", 0)) + Affine.of("first_column") * -1
     digits.append(Pointer("sums", "tile", start))
     return For("row", product.shape[-2], (*digits, *body), bounds=OF_BLOCK)
 
 
-def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
-    """The loop variables of the nest that the variable ``name`` counts together."""
+def delinearized(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
+    """Statements that compute loop variables from the flat index ``name`` by division."""
     digits: list[Statement] = []
     step = 1
     for number, (atom, extent) in reversed(list(enumerate(atoms))):
@@ -317,7 +321,7 @@ def taken_apart(name: str, atoms: Sequence[tuple[str, int]]) -> list[Statement]:
 
 
 def _columns(body: Sequence[Statement], atoms: Sequence[tuple[str, int]]) -> list[Statement]:
-    """The loops over columns, limited to those of a tile: one loop where all that it touches lies in their order."""
+    """The loops over columns, limited to those of a tile; two nested loops are merged where memory allows."""
     found: list[Statement] = []
     first, last = (position(name) for name in ("first_column", "last_column"))
     for statement in body:

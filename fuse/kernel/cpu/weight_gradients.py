@@ -1,13 +1,13 @@
-"""How to sum up the gradient of a convolution's weight: bands of padded images, tiles of outputs and taps.
+"""The gradient of a convolution's weight: bands of padded images, tiles of output channels and taps.
 
-    dw[output, tap] = sum of g[image, output, place] * x[image, what the tap sees of the place]
+    dw[output, tap] = sum of g[image, output, pixel] * x[image, pixel that the tap reads for it]
 
-        for groups, parts of the outputs (threads):
-            for images, bands of rows:    planes = the rows of x that they see;  rows = those of g, zeros in between
+        for groups, parts of the output channels (threads):
+            for images, bands of rows:    planes = the rows of x that are read;  rows = those of g, zeros in between
                 for tiles of 4 outputs and 6 taps:    sums += rows * {planes from each tap on}, in registers
 
-``weight_gradients.h`` does so. The library copies both into a layout of its own first, and the result back; it is
-faster where a group has so many outputs and taps that its sums leave the cache.
+``weight_gradients.h`` has these loops. The library reorders both operands and the result. It is faster if a group has
+so many outputs and taps that the sums do not fit the cache.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from fuse.kernel.target import Written
 from fuse.kernel.values import Computation, Correlation, Reshaped
 
 LARGEST_BAND = 192 * 1024
-"""Bytes of the planes of a band and of its rows, if it is not the smallest."""
+"""Most bytes in the planes and rows of a band of several rows."""
 LARGEST_HELD = 384 * 1024
-"""Bytes of the bands that a thread holds at once, if there are several: sums are read and written once for all."""
+"""Most bytes in several bands that a thread holds at once; sums are loaded and stored once for all of them."""
 FEWEST_OUTPUTS = 4
-"""Outputs of a part of them that is worth a thread's while."""
+"""Fewest output channels for each thread."""
 SCHEDULE = "bands of padded images, tiles of outputs and taps, whose sums are held in registers"
 
 
 def gradient_of_weight(computation: Computation, sums: Correlation, name: str, one_thread: bool) -> Written:
-    """The kernel of a region that is nothing but ``sums``.
+    """The kernel of a region that consists of the weight gradient ``sums`` alone.
 
     Raises:
-        Unsupported: there is more to it, or the library is faster.
+        Unsupported: the region has other operators, or the library is faster.
     """
     (output, *more), frame = computation.outputs, ProductFrame.of(computation)
     alone = output.value is sums or (isinstance(output.value, Reshaped) and output.value.source is sums)
     if more or not alone or output.strides != contiguous_strides(output.value.shape):
-        raise Unsupported("the gradient of a weight is no result on its own")
+        raise Unsupported("the gradient of a weight is not the only result, or is not contiguous")
     groups, outputs, depth = (pinned(extent) for extent in sums.shape)
     if not is_small((groups * outputs, sums.right.source.shape[1], *sums.right.taps), groups):
         raise Unsupported("the library is faster for so many outputs and taps")
     gradient, image = operand_of(sums.left, frame.inputs), operand_of(sums.right.source, frame.inputs)
     (down, across), itemsize = sums.right.output_size, sums.dtype.itemsize
     if gradient.strides[2] != 1:
-        raise Unsupported("the places of a gradient do not lie side by side")
+        raise Unsupported("the rows of the gradient are not contiguous")
     of, vector = Convolution(sums.right, outputs), PANEL * itemsize
 
     def spots(rows: int) -> int:

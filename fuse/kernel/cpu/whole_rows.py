@@ -1,11 +1,11 @@
-"""A product with a small matrix and the norm or softmax behind it as one kernel.
+"""A product with a small matrix and the norm or softmax after it as one kernel.
 
     y = addmm(b, x, w) + r          for blocks of rows (parallel):
-    z = layer_norm(y)         ->        sums = x[rows] @ w                      whole rows, in the nearest cache
+    z = layer_norm(y)         ->        sums = x[rows] @ w                      whole rows, in cache
                                         z[rows] = layer_norm(sums + b + r)      stages of a row nest, see ``rows.py``
 
-``whole_rows.h`` walks the blocks. The matrix is packed whole, in every call, and read again for every block of rows: it
-has to be small enough to stay in the cache of one core.
+``whole_rows.h`` has the loops over blocks. The whole matrix is packed in every call and read for every block of rows,
+so that it must fit into the L2 cache of one core.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from fuse.kernel.values import Computation, Concat, Patches, Scan
 from fuse.kernel.walks import reductions_below
 
 LARGEST_MATRIX = 256 * 1024
-"""Bytes of the packed matrix: with a block of rows, half the second cache of today's processors at most."""
+"""Most bytes of the packed matrix; with a block of rows, it fills at most half of a typical L2 cache."""
 ROWS_AT_ONCE = 24
 SCHEDULE = "the matrix packed once; blocks of whole rows, which are reduced and stored while they are in cache"
 FEWEST_ROWS = 64
-"""Measured for matrices of 64 to 256 rows and columns: 1.02 to 1.1 times as fast as the library's product and a kernel
-from here on, 0.85 times with 4 rows."""
+"""Fewest rows. With matrices of 64 to 256 rows and columns, from 64 rows on the kernel is 1.02 to 1.1 times as fast as
+the library's product and another kernel; with 4 rows it is 0.85 times as fast."""
 SMALL_MATRIX = 64 * 1024
-"""Bytes of a matrix with which one kernel serves all rows that vary: 0.9 times as fast with 4 rows, 1.0 from 20 on."""
+"""Most bytes of a matrix with which one kernel serves any number of rows that varies: 0.9 times as fast as the library
+with 4 rows, equally fast from 20 rows on."""
 
 
 def whole_rows(computation: Computation, name: str, one_thread: bool, config: Config = DEFAULT) -> Written:
-    """The kernel of a region in which what is made of one product is reduced over its columns.
+    """The kernel of a region with one product whose columns are reduced.
 
     Raises:
-        Unsupported, NotAffine: there is no such kernel; the message is a reason.
+        Unsupported, NotAffine: there is no such kernel; the message is a reason for the user.
     """
     (product,) = products_below([output.value for output in computation.outputs])
     if any(isinstance(output.value, (Concat, Scan)) for output in computation.outputs):
@@ -51,12 +52,12 @@ def whole_rows(computation: Computation, name: str, one_thread: bool, config: Co
     (rows, columns), depth = product.shape, product.left.shape[1]
     matrix = columns * depth * product.dtype.itemsize
     if not (varies(rows) and matrix <= SMALL_MATRIX) and rows < FEWEST_ROWS:
-        raise Unsupported(f"a product's result is reduced, and has fewer than {FEWEST_ROWS} rows")
+        raise Unsupported(f"a product with fewer than {FEWEST_ROWS} rows is reduced")
     real, itemsize = cpp_types.storage(product.dtype), product.dtype.itemsize
     panels = config.panels or panels_of(columns, depth, itemsize)
     padded = -(-columns // (PANEL * panels)) * PANEL * panels
     if padded * depth * itemsize > LARGEST_MATRIX:
-        raise Unsupported("a product's result is reduced, and its matrix too large to multiply whole rows at a time")
+        raise Unsupported("a product is reduced whose matrix is too large to compute whole rows in cache")
     frame = ProductFrame.of(computation)
     left, right = operand_of(product.left, frame.inputs), operand_of(product.right, frame.inputs)
     if left.strides[1] != 1 and not is_one(depth):

@@ -1,12 +1,12 @@
-"""How to walk the places of a convolution: bands of a padded image, blocks of places, tiles of outputs.
+"""Tiling of a convolution in contiguous layout: bands of a padded image, blocks of output pixels, tiles of channels.
 
-    conv2d(x, w, padding=1)     ->     for images and groups, some rows of places or a part of a long one (threads):
-                                           planes = the rows of x that they see, zeros between them
-                                           for blocks of 64 places, tiles of 6 outputs:
+    conv2d(x, w, padding=1)     ->     for images and groups, some output rows or part of a long one (threads):
+                                           planes = the rows of x that they read, zeros between them
+                                           for blocks of 64 pixels, tiles of 6 output channels:
                                                sums = w[outputs] @ {planes from each tap on}
 
-``windows.h`` does so. A patch matrix would hold every element of the image once for each tap; the planes hold it once,
-and stay in the cache of one core.
+``windows.h`` has these loops. An im2col matrix would hold every element of the image once for each tap. The planes hold
+it once, and stay in the L2 cache of one core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fuse.kernel.cpu.product_frame import (
     PANEL,
     Operand,
     ProductFrame,
-    Walk,
+    Tiling,
     aligned,
     halves,
     threads_for,
@@ -32,22 +32,23 @@ from fuse.kernel.extents import estimate, larger, smaller, varies
 from fuse.kernel.values import Patches, Product, Value
 
 LARGEST_PLANES = 384 * 1024
-"""Bytes of the planes of one thread."""
+"""Most bytes in the planes of one thread, which stay in the L2 cache."""
 SCHEDULE = (
-    "bands of the padded image, blocks of places, tiles of outputs, no matrix of patches; what is computed from a tile "
-    "follows while it is in cache"
+    "bands of the padded image, blocks of output pixels, tiles of output channels, no im2col matrix; the operators after "
+    "the convolution run on each tile while it is in cache"
 )
 SHORTEST_PART = 64
-"""Places of a row that are worth a walk of their own, beside those that they see left and right."""
+"""Fewest pixels of a part of an output row; each part also copies the pixels that its taps read left and right of
+it."""
 FEW_OUTPUTS = 16
-"""Panels that are multiplied at once with one output of float, so that registers hold about as many sums."""
+"""Panels that are multiplied together for one float32 output channel, so that their sums fill the registers."""
 FEWEST_OUTPUTS = 8
-"""Outputs of a part of them that is worth a thread's while."""
+"""Fewest output channels for each thread."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What is walked at once: so many rows of places, or places of one row; the outputs are split in so many parts."""
+    """The work of one task: output ``rows``, or ``columns`` of one row, for one of ``splits`` parts of the channels."""
 
     rows: int
     columns: int
@@ -56,7 +57,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Convolution:
-    """What the shares of a convolution cost. ``images`` are those of all groups, ``outputs`` those of one.
+    """Predicted costs of a convolution, by share. ``images`` counts those of all groups, ``outputs`` those of one
+    group.
 
     >>> import torch
     >>> from fuse.kernel.values import Input
@@ -79,12 +81,12 @@ class Convolution:
 
     @property
     def beyond(self) -> list[int]:
-        """Places whose first tap the last tap of a place is further on, down and across."""
+        """Distance of the last tap from the first, in output pixels, vertical and horizontal."""
         p = self.patches
         return [(t - 1) * d // s for t, d, s in zip(p.taps, p.dilation, p.stride, strict=True)]
 
     def pitch(self, columns: int) -> int:
-        """The distance of the rows of a plane; the padding behind a whole row is that before the next one."""
+        """The row stride of a plane, in elements; the padding after a whole row is also the padding before the next."""
         across, padding = self.patches.output_size[1], self.patches.padding[1]
         apart = columns + self.beyond[1]
         if columns < across or self.patches.stride[1] > 1:
@@ -92,24 +94,24 @@ class Convolution:
         return larger(larger(smaller(self.patches.source.shape[3] + padding, apart), apart - padding), across)
 
     def spots(self, share: Share) -> int:
-        """Places of a share and what lies between them."""
+        """Elements of a plane from the first output pixel of a share to the last, with those in between."""
         return (share.rows - 1) * self.pitch(share.columns) + share.columns
 
     def numbers(self, share: Share) -> int:
-        """Numbers of the planes of one channel."""
+        """Elements in the planes of one channel."""
         return math.prod(self.patches.stride) * (share.rows + self.beyond[0]) * self.pitch(share.columns)
 
     def bytes_of_planes(self, share: Share) -> int:
-        """Bytes of the planes of all channels."""
+        """Bytes in the planes of all channels."""
         return self.channels * self.numbers(share) * self.patches.dtype.itemsize
 
     def tasks(self, share: Share) -> int:
-        """Shares of all images."""
+        """Number of shares in all images."""
         down, across = self.patches.output_size
         return self.images * -(-down // share.rows) * -(-across // share.columns) * share.splits
 
     def cycles(self, share: Share, threads: int) -> int:
-        """Of the busiest thread, for one channel: what it multiplies, a vector a cycle, and what it copies."""
+        """Predicted cycles of the busiest thread for one channel: multiply-adds, one vector a cycle, and copies."""
         tasks = -(-self.tasks(share) // threads)
         multiplied = (
             _lanes(self.spots(share)) // PANEL * -(-self.outputs // share.splits) * math.prod(self.patches.taps)
@@ -117,7 +119,7 @@ class Convolution:
         return tasks * multiplied + -(-tasks // share.splits) * self.numbers(share)
 
     def shares(self) -> list[Share]:
-        """Candidates whose planes stay in the cache, or the smallest ones."""
+        """Candidate shares whose planes stay in the cache; the smallest ones if none do."""
         down, across = self.patches.output_size
         parts = [(rows, across) for rows in halves(down)]
         parts += [(1, columns) for columns in halves(across)[1:] if columns >= SHORTEST_PART]
@@ -126,31 +128,30 @@ class Convolution:
         return [share for share in shares if self.bytes_of_planes(share) <= LARGEST_PLANES] or shares[-len(splits) :]
 
     def splits(self) -> list[int]:
-        """The numbers of parts that outputs may be split in."""
+        """Numbers of parts that the output channels may be split into."""
         return [splits for splits in (1, 2, 4, 8) if splits == 1 or self.outputs >= splits * FEWEST_OUTPUTS]
 
-    def best(self, threads: int, place: int = 0) -> Share:
-        """The share that takes so many threads the fewest cycles, or that in another place among those not far from
-        it."""
-        return by_cost(self.shares(), lambda share: self.cycles(share, threads), place)
+    def best(self, threads: int, rank: int = 0) -> Share:
+        """The share with this rank by predicted cycles."""
+        return by_cost(self.shares(), lambda share: self.cycles(share, threads), rank)
 
     def estimated(self) -> Convolution:
-        """The same at the sizes that costs are estimated with."""
+        """This convolution at the sizes that costs are estimated with."""
         p = self.patches
         images = Value(tuple(map(estimate, p.source.shape)), p.dtype)
         shape, output_size = tuple(map(estimate, p.shape)), (estimate(p.output_size[0]), estimate(p.output_size[1]))
         return Convolution(replace(p, shape=shape, source=images, output_size=output_size), self.outputs)
 
     def multiplied(self) -> int:
-        """Multiplications of a thread that does all, as far as they take time."""
+        """Work of a single thread, copies included, in multiplications that take the same time."""
         return self.cycles(self.shared(1, 0), 1) * self.channels * PANEL
 
-    def shared(self, threads: int, place: int) -> Share:
-        """What is walked at once: the best share for the sizes that costs are estimated with, and as much of others."""
+    def shared(self, threads: int, rank: int) -> Share:
+        """The best share at the estimated sizes, cut down to the size of the call where sizes vary."""
         if not varies(math.prod(self.patches.shape)):
-            return self.best(threads, place)
+            return self.best(threads, rank)
         usual = self.estimated()
-        best = usual.best(estimate(threads), place)
+        best = usual.best(estimate(threads), rank)
         if best.columns < usual.patches.output_size[1]:
             return best
         return Share(smaller(self.patches.output_size[0], best.rows), self.patches.output_size[1], best.splits)
@@ -158,8 +159,8 @@ class Convolution:
 
 def windowed(
     product: Product, left: Operand, image: Operand, frame: ProductFrame, one_thread: bool, config: Config
-) -> Walk:
-    """The walk over the tiles of a convolution, whose weights are ``left`` [outputs, depth], one for each group."""
+) -> Tiling:
+    """The tiling of a convolution of ``image`` with the weights ``left`` [outputs, depth], one for each group."""
     patches = product.right
     assert isinstance(patches, Patches)
     outputs, depth = product.left.shape[-2:]
@@ -184,11 +185,11 @@ def windowed(
         f"    fuse_windows<{panels}>({left.text}, {image.text}, window, {splits},",
         f"                       {frame.workspace}, {distances}, {threads}, {planes},",
     ]
-    return Walk(lines, distances + threads * planes + ALIGNMENT, threads, SCHEDULE, (*HEADERS, "windows.h"))
+    return Tiling(lines, distances + threads * planes + ALIGNMENT, threads, SCHEDULE, (*HEADERS, "windows.h"))
 
 
 def _lanes(spots: int) -> int:
-    """Spots that are multiplied for so many: whole blocks, and half a block for a short rest.
+    """``spots`` rounded up to half blocks, as they are multiplied.
 
     >>> _lanes(70), _lanes(100)
     (96, 128)
