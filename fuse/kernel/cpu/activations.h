@@ -1,13 +1,13 @@
-// ATen's activation functions, each with eager's own formula and order of operations, so that they differ from eager
-// only by the last places of the exponentials inside.
+// ATen's activation functions, with eager's formulas and order of operations, so that results differ from eager only by
+// the rounding errors of the exponentials inside.
 #pragma once
 
-// x (1 + erf(x / sqrt(2))) / 2. Like eager's, accurate against |x| and not against a result near zero.
+// x (1 + erf(x / sqrt(2))) / 2. As in eager, the error is small relative to |x|, not relative to a result near zero.
 template <typename T> FUSE_INLINE T fuse_gelu(T x) {
     return x * (T)0.5 * ((T)1 + fuse_erf(x * (T)0.70710678118654752440));
 }
 
-// With sqrt(2 / pi) (x + 0.044715 x^3) under a tanh.
+// gelu by tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
 template <typename T> FUSE_INLINE T fuse_gelu_tanh(T x) {
     T inner = (T)0.79788456080286535588 * (x + (T)0.044715 * (x * x * x));
     return (T)0.5 * x * ((T)1 + fuse_tanh(inner));
@@ -29,7 +29,7 @@ template <typename T> FUSE_INLINE T fuse_logsigmoid(T x) {
     return fuse_minimum(x, (T)0) - fuse_log1p(fuse_exp(-fuse_abs(x)));
 }
 
-// log(e^a + e^b); where both are the same infinity there is no distance between them.
+// log(e^a + e^b); where both are the same infinity, their difference is taken as 0.
 template <typename T> FUSE_INLINE T fuse_logaddexp(T a, T b) {
     T distance = a == b ? (T)0 : fuse_abs(a - b);
     return fuse_maximum(a, b) + fuse_log1p(fuse_exp(-distance));

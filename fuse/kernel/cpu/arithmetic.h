@@ -1,14 +1,14 @@
 // Exact arithmetic of the generated kernels: selections, rounding, integer division, casts, with ATen's conventions.
 //
-// Every function of these headers is branch-free (ternaries become vector selects), so that a loop that calls it
-// vectorises for AVX2, AVX-512 and NEON alike. They are compiled without -ffast-math: NaN, infinities, signed zeros
-// and subnormal numbers are those of eager PyTorch.
+// All functions in these headers are branch-free (ternaries become vector selects), so that loops that call them
+// vectorise for AVX2, AVX-512 and NEON. They are compiled without -ffast-math: NaN, infinities, signed zeros and
+// subnormal numbers are those of eager PyTorch.
 #pragma once
 #include <stdint.h>
 
 #define FUSE_INLINE static inline __attribute__((always_inline))
 
-// ---- Facts about the two floating-point types that the functions are written over -------------------------------
+// ---- Constants of the two floating-point types --------------------------------------------------------------------
 
 template <typename T> struct fuse_real;
 
@@ -37,20 +37,20 @@ FUSE_INLINE uint64_t fuse_bits(double x) { return __builtin_bit_cast(uint64_t, x
 FUSE_INLINE float fuse_from_bits(uint32_t x) { return __builtin_bit_cast(float, x); }
 FUSE_INLINE double fuse_from_bits(uint64_t x) { return __builtin_bit_cast(double, x); }
 
-// `a` or `b` by a condition that all lanes of a loop share: by bits, for of a choice that a branch could make compilers
-// make one, which loads only what is chosen, and give up on vectors.
+// `a` or `b` by a condition that is equal in all lanes of a loop, selected by bit masks. Compilers turn a ternary with
+// such a condition into a branch around a load, and then do not vectorise.
 template <typename Real> FUSE_INLINE Real fuse_chosen(bool condition, Real a, Real b) {
     const auto mask = -(decltype(fuse_bits(a)))condition;
     return fuse_from_bits((fuse_bits(a) & mask) | (fuse_bits(b) & ~mask));
 }
 
-// A bool in memory, read as a byte: GCC makes no vectors of loops that load bools among floats.
+// Loads a bool as a byte: GCC does not vectorise loops that load bools among floats.
 FUSE_INLINE bool fuse_truth(const bool &at) { return *(const uint8_t *)&at != 0; }
 
 FUSE_INLINE float fuse_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 FUSE_INLINE double fuse_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-// T itself, for a parameter that is converted to the type of the first: fuse_clamp(x, 0, 6).
+// T, as a non-deduced parameter type: in fuse_clamp(x, 0, 6), the bounds are converted to the type of x.
 template <typename T> struct fuse_identity {
     using type = T;
 };
@@ -67,7 +67,7 @@ template <typename T, typename... Rest> FUSE_INLINE T fuse_polynomial(T x, T c0,
 FUSE_INLINE float fuse_abs(float x) { return __builtin_fabsf(x); }
 FUSE_INLINE double fuse_abs(double x) { return __builtin_fabs(x); }
 FUSE_INLINE bool fuse_abs(bool x) { return x; }
-// The smallest integer is its own absolute value, as in two's complement.
+// The absolute value of the smallest integer is itself, as in two's complement.
 template <typename T> FUSE_INLINE T fuse_abs(T x) { return x < 0 ? (T)(0 - (uint64_t)x) : x; }
 template <typename T> FUSE_INLINE T fuse_neg(T x) { return (T)(0 - (uint64_t)x); }
 FUSE_INLINE float fuse_neg(float x) { return -x; }
@@ -99,14 +99,14 @@ template <typename T> FUSE_INLINE T fuse_rsqrt(T x) { return (T)1 / fuse_sqrt(x)
 template <typename T> FUSE_INLINE T fuse_reciprocal(T x) { return (T)1 / x; }
 
 template <typename T> FUSE_INLINE bool fuse_isnan(T x) { return x != x; }
-// Infinity minus itself is NaN; written so that integers have an answer too.
+// Infinity minus itself is NaN; this form compiles for integers too.
 template <typename T> FUSE_INLINE bool fuse_isinf(T x) { return (x - x != 0) & (x == x); }
 template <typename T> FUSE_INLINE bool fuse_isfinite(T x) { return x - x == 0; }
 
 // ---- Choices between two numbers ----------------------------------------------------------------------------------
 
-// A NaN on either side is the result (for integers the second test is always false and costs nothing). Two choices of
-// one test each: of one choice of two tests GCC makes no vectors where elements lie apart.
+// The result is NaN if either operand is (for integers the second test is always false and costs nothing). Two selects
+// with one test each: GCC does not vectorise one select with two tests for strided elements.
 template <typename T> FUSE_INLINE T fuse_maximum(T a, T b) {
     const T larger = a > b ? a : b;
     return a != a ? a : larger;
@@ -115,7 +115,7 @@ template <typename T> FUSE_INLINE T fuse_minimum(T a, T b) {
     const T smaller = a < b ? a : b;
     return a != a ? a : smaller;
 }
-// A NaN is passed over; NaN only where both are. Of two zeros the first is taken.
+// Ignores a NaN; the result is NaN only if both operands are. Of two zeros, the first is returned.
 template <typename T> FUSE_INLINE T fuse_fmax(T a, T b) {
     const T larger = a >= b ? a : b;
     return b != b ? a : larger;
@@ -124,18 +124,18 @@ template <typename T> FUSE_INLINE T fuse_fmin(T a, T b) {
     const T smaller = a <= b ? a : b;
     return b != b ? a : smaller;
 }
-// min(max(x, low), high): the upper bound wins where the bounds cross; a NaN anywhere is the result, and so is x where
-// it equals a bound (-0.0 clamped to [0, 1] stays -0.0).
+// min(max(x, low), high): if the bounds cross, the result is the upper bound; if an operand is NaN, the result is NaN.
+// An x that equals a bound is returned unchanged (-0.0 clamped to [0, 1] stays -0.0).
 template <typename T> FUSE_INLINE T fuse_clamp(T x, fuse_as<T> low, fuse_as<T> high) {
     return fuse_minimum<T>(high, fuse_maximum<T>(low, x));
 }
-// Keeps NaN and -0.0.
+// NaN and -0.0 are returned unchanged.
 template <typename T> FUSE_INLINE T fuse_relu(T x) { return x < 0 ? (T)0 : x; }
 
 // ---- Division and remainders --------------------------------------------------------------------------------------
 //
-// Integers: eager raises for a zero divisor. A kernel cannot raise, so whoever generates one must know that no divisor
-// is zero; here a zero divisor gives a number instead of a trap. Dividing by -1 wraps and does not trap either.
+// Integers: eager raises for a zero divisor, but a kernel cannot raise. Kernels are generated only where no divisor is
+// zero; here a zero divisor gives some number and does not trap. Division by -1 wraps around and does not trap.
 
 template <typename T> FUSE_INLINE T fuse_trunc_divide(T a, T b) {
     bool minus_one = ((T)-1 < 0) & (b == (T)-1);
@@ -149,7 +149,7 @@ FUSE_INLINE double fuse_fmod(double a, double b) { return __builtin_fmod(a, b); 
 FUSE_INLINE float fuse_trunc_divide(float a, float b) { return fuse_trunc(a / b); }
 FUSE_INLINE double fuse_trunc_divide(double a, double b) { return fuse_trunc(a / b); }
 
-// The remainder that has the divisor's sign, Python's rule.
+// The remainder with the sign of the divisor, as in Python.
 template <typename T> FUSE_INLINE T fuse_remainder(T a, T b) {
     T rest = fuse_fmod(a, b);
     return (rest != 0) & ((rest < 0) != (b < 0)) ? (T)(rest + b) : rest;
@@ -161,7 +161,7 @@ template <typename T> FUSE_INLINE T fuse_floor_divide(T a, T b) {
     return (rest != 0) & ((rest < 0) != (b < 0)) ? (T)(quotient - 1) : quotient;
 }
 
-// Python's float floor division, which agrees with the remainder: floor(a / b) alone may be one too high.
+// Python's floor division of floats, which agrees with the remainder; floor(a / b) alone may be one too high.
 template <typename T> FUSE_INLINE T fuse_floor_divide_real(T a, T b) {
     T rest = fuse_fmod(a, b);
     T quotient = (a - rest) / b;
@@ -174,14 +174,14 @@ template <typename T> FUSE_INLINE T fuse_floor_divide_real(T a, T b) {
 FUSE_INLINE float fuse_floor_divide(float a, float b) { return fuse_floor_divide_real(a, b); }
 FUSE_INLINE double fuse_floor_divide(double a, double b) { return fuse_floor_divide_real(a, b); }
 
-// What sizes that a kernel is told are computed by (fuse/kernel/extents.py).
+// Arithmetic on sizes that are passed to a kernel (fuse/kernel/extents.py).
 FUSE_INLINE int64_t fuse_size_minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 FUSE_INLINE int64_t fuse_size_quotient(int64_t a, int64_t b) { return fuse_floor_divide<int64_t>(a, b); }
 FUSE_INLINE int64_t fuse_size_remainder(int64_t a, int64_t b) { return fuse_remainder<int64_t>(a, b); }
 
 // ---- Shifts, casts ------------------------------------------------------------------------------------------------
 
-// A count that is negative or at least the width shifts everything out, as ATen defines it.
+// A count that is negative or at least the width shifts all bits out, as in ATen.
 template <typename T> FUSE_INLINE T fuse_shift_left(T a, T count) {
     constexpr int width = 8 * sizeof(T);
     bool all = (count < 0) | (count >= (T)width);
@@ -194,11 +194,11 @@ template <typename T> FUSE_INLINE T fuse_shift_right(T a, T count) {
     return all & ((T)-1 > 0) ? (T)0 : shifted;  // nothing is left of an unsigned number, the sign of a signed one
 }
 
-// ATen's conversion on the CPU. Real to integer truncates towards zero; NaN and values outside the integer's range give
-// an unspecified number there, and may give another one here. Anything to bool asks whether it is not zero. A negative
-// real wraps around in uint8, by way of a signed integer: C++ leaves the direct cast undefined, and GCC makes a rounding
-// of one that is turned back into a real, which then keeps what the integer would have lost: a zero's sign, and high bits.
-// No compiler knows that the pointer below is null, so that it has to make the integer.
+// ATen's conversion on the CPU. Real to integer truncates towards zero; for NaN and values out of range, ATen's result
+// is unspecified, and may differ here. Conversion to bool tests for not zero. Negative reals are converted to uint8
+// through a signed integer, so that they wrap around; in C++ the direct cast is undefined. GCC replaces a cast to an
+// integer and back by a rounding, which keeps the sign of a zero and high bits. The null pointer below, whose value
+// compilers do not know, makes them compute the integer.
 extern "C" {
 __attribute__((weak, visibility("hidden"))) void *fuse_nothing = 0;
 }

@@ -1,22 +1,22 @@
-// Attention a few queries at a time: their scores, what becomes of those and the mixture of values stay in the cache.
+// Attention for blocks of queries, whose scores, probabilities and results stay in cache.
 //
-//     for images (a batch and head each), chunks of rows (shared out to threads):
+//     for images (a batch and head each), chunks of query rows (shared out to threads):
 //         pack the image's keys and values: panels of 16 columns
 //         for blocks of rows:
-//             scores = queries[rows] @ keys.T              whole rows, so that a softmax sees all of one
+//             scores = queries[rows] @ keys.T              whole rows, as softmax needs them
 //             weigh(rows, scores)                          in place: scale, mask, softmax
 //             for tiles of scores @ values:  epilogue(rows, columns, tile)
 #pragma once
 
 struct fuse_attention_sizes {
     int64_t images, rows, keys, depth, columns;  // [rows, depth] @ [depth, keys], then [rows, keys] @ [keys, columns]
-    int64_t query_stride;                        // between the rows of queries
-    int64_t row_block, scores_stride;            // rows whose scores lie in the cache, each so far from the next
-    int64_t own_queries;                         // elements of a block of queries, where they are computed
+    int64_t query_stride;                        // row stride of the queries
+    int64_t row_block, scores_stride;            // rows in a block, and the row stride of their scores
+    int64_t own_queries;                         // elements of a block of queries that is computed; 0 if they are read
 };
 
-// Goes through blocks of `Panels` panels and, with `Rest`, the panels behind them one by one; columns that are left fill a
-// part of the last.
+// Iterates over blocks of `Panels` panels; with `Rest`, over the remaining panels one by one. The last panel may have
+// fewer than 16 columns.
 template <int Panels, bool Rest, typename Run> static inline void fuse_blocks(int64_t columns, const Run &run) {
     int64_t column = 0;
     for (; column + 16 * (Panels - 1) < columns; column += 16 * Panels) run(fuse_panels<Panels>{}, column);
@@ -27,9 +27,9 @@ template <int Panels, bool Rest, typename Run> static inline void fuse_blocks(in
 
 static inline int64_t fuse_rounded(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
 
-// `queries(image, first row, last row, memory)` answers with the first of those rows; `keys(image, memory)` and
-// `values(image, memory)` with a matrix; what they compute they write to `memory`. The workspace has `share_bytes` for
-// each of `threads` threads.
+// `queries(image, first row, last row, memory)` returns a pointer to the first of these rows. `keys(image, memory)` and
+// `values(image, memory)` return a matrix. If they compute their result, they write it to `memory`. The workspace has
+// `share_bytes` for each of `threads` threads.
 template <int KeyPanels, bool Rest, int ValuePanels, typename Real, typename Queries, typename Keys, typename Values,
           typename Weigh, typename Epilogue>
 static inline void fuse_attention(const fuse_attention_sizes &size, char *workspace, int64_t threads, int64_t share_bytes,

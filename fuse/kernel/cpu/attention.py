@@ -30,7 +30,7 @@ from fuse.kernel.cpu.product_frame import (
     threads_for,
 )
 from fuse.kernel.cpu.product_rows import ProductRows, by_rows
-from fuse.kernel.cpu.tiled_products import epilogue_of, panels_of, delinearized
+from fuse.kernel.cpu.tiled_products import delinearized, epilogue_of, panels_of
 from fuse.kernel.extents import is_multiple, is_one, larger, smaller
 from fuse.kernel.index import NotAffine
 from fuse.kernel.ir import Buffer, Pointer, Statement

@@ -1,34 +1,34 @@
-// Convolutions of images whose channels lie side by side.
+// Convolutions of channels-last images. A place is an output pixel.
 //
-//     for images, some rows of places, parts of the outputs (shared out to threads):
-//         field = the part of the image that the places see, zeros around it
-//         for blocks of outputs, tiles of a few places:
+//     for images, some output rows, parts of the output channels (shared out to threads):
+//         field = the part of the image that the places read, with zeros for padding
+//         for blocks of output channels, tiles of a few places:
 //             sums = sum over taps: {field from the tap on}[places] @ block[tap];      epilogue(places, outputs, sums)
 //
-// The taps of one row are one stretch of the depth, as they lie side by side like their channels. Where nothing is
-// padded, the field is the image itself.
+// The taps of one row are one contiguous stretch of the sum, with all of their channels. Without padding, the field is
+// the image itself.
 #pragma once
 #include <string.h>
 
-// The shape of a convolution; so many rows of places are walked at once.
+// The shape of a convolution. `places` is its output size; `rows_at_once` output rows are computed together.
 struct fuse_channel_window {
     int64_t images, channels, outputs, height, width;
     int64_t image_stride, channel_stride, row_stride, column_stride;
     int64_t taps[2], stride[2], padding[2], dilation[2], places[2];
     int64_t rows_at_once;
 
-    // Rows of the image that so many rows of places see, and columns that all of a row do.
+    // Rows of the padded image that `rows` output rows read, and columns that a whole output row reads.
     int64_t rows_seen(int64_t rows) const { return (rows - 1) * stride[0] + (taps[0] - 1) * dilation[0] + 1; }
     int64_t columns_seen() const { return (places[1] - 1) * stride[1] + (taps[1] - 1) * dilation[1] + 1; }
 
-    // Whether places may see the image where it lies.
+    // Whether the image can be read in place.
     bool is_seen_whole() const {
         return channel_stride == 1 && column_stride == channels && !padding[0] && !padding[1];
     }
 };
 
-// What the places of some rows see: `pitch` numbers lie between its rows. The depth is `rows` times `stretches` of
-// `length` numbers, `row_apart` and `apart` from one another.
+// The part of an image that some output rows read; `pitch` is its row stride. The sum for one place runs over `rows`
+// rows of `stretches` contiguous stretches of `length` elements, with strides `row_apart` and `apart`.
 template <typename Real> struct fuse_field {
     const Real *first;
     int64_t pitch, place, row, across;
@@ -44,7 +44,7 @@ template <typename Real> struct fuse_field {
     const Real *at(int64_t number) const { return first + number / across * row + number % across * place; }
 };
 
-// Rows x Gates sums over `count` stretches of the depth from the one at `first` on.
+// Rows x Gates sums over `count` stretches from stretch `first` on.
 template <int Rows, int Gates, typename Real, typename Weights>
 FUSE_CONTRACTED static __attribute__((noinline)) void fuse_places_block(Real *__restrict out, int64_t row_stride,
                                                                         const Real *const *places, Weights right,
@@ -62,7 +62,7 @@ FUSE_CONTRACTED static __attribute__((noinline)) void fuse_places_block(Real *__
     fuse_store_sums<Rows, vectors>(out, row_stride, 16, sums);
 }
 
-// The sums of one tile: those of FUSE_DEPTH_AT_ONCE of the depth, or a stretch, are added up.
+// The sums of one tile, in parts of FUSE_DEPTH_AT_ONCE terms, or of one stretch, which are added up.
 template <int Gates, int Rows, typename Real, typename Weights>
 static inline void fuse_places_tile(Real *sums, const Real *const *places, const Weights &right,
                                     const fuse_field<Real> &field) {
@@ -81,7 +81,7 @@ static inline void fuse_places_tile(Real *sums, const Real *const *places, const
     }
 }
 
-// Tiles of `Rows` places from `place` on, then of four, two and one for the rest.
+// Tiles of `Rows` places from `place` on, then tiles of four, two and one place for the rest.
 template <int Gates, int Rows, typename Real, typename Weights, typename Epilogue>
 static inline void fuse_places_tiles(const fuse_field<Real> &field, const Weights &right, int64_t place, int64_t last,
                                      const Epilogue &epilogue) {
@@ -98,7 +98,7 @@ static inline void fuse_places_tiles(const fuse_field<Real> &field, const Weight
     }
 }
 
-// Copies `count` pixels whose channels lie apart: squares of them in registers where pixels lie side by side.
+// Copies `count` pixels of an image whose channels are not contiguous; transposes squares in registers if pixels are.
 template <typename Real>
 static inline void fuse_turn(Real *to, const Real *from, int64_t pixel_stride, int64_t channel_stride, int64_t count,
                              int64_t channels) {
@@ -126,7 +126,7 @@ static inline void fuse_turn(Real *to, const Real *from, int64_t pixel_stride, i
     }
 }
 
-// Copies what so many rows of places from `first_row` on see of an image, with zeros around it.
+// Copies the part of an image that some output rows from `first_row` on read, with zeros for padding.
 template <typename Real>
 FUSE_APART static void fuse_fill_field(Real *to, const Real *image, const fuse_channel_window &w, int64_t first_row,
                                        int64_t rows) {
@@ -151,10 +151,10 @@ FUSE_APART static void fuse_fill_field(Real *to, const Real *image, const fuse_c
     }
 }
 
-// Images over the windows of their places, times `right` [taps * channels, outputs], in so many shares of the outputs,
-// by at most so many threads, each with `field_bytes` and `block_bytes` of the workspace for its field and for a block
-// that `right` packs. `epilogue(image, first place, last, first output, last, tile, stride)` is called for every tile,
-// whose places lie `stride` elements apart.
+// A convolution of `images` with `right` [taps * channels, outputs]. The outputs are split into `shares`. Each of at
+// most `threads` threads has `field_bytes` of the workspace for its field, and `block_bytes` for a block that `right`
+// packs. `epilogue(image, first place, last, first output, last, tile, stride)` is called for every tile, whose places
+// are `stride` elements apart.
 template <int Gates, typename Real, typename Right>
 FUSE_APART static void fuse_walk_places(fuse_panels<Gates>, const Real *images, const fuse_channel_window &w,
                                         const Right &right, int64_t shares, char *workspace, int64_t threads,

@@ -1,5 +1,5 @@
-// bfloat16 and float16 in memory, float in registers: kernels compute in float and round after every operator, as
-// eager PyTorch does. Structures, not bare integers, so that a stored half is never taken for a number.
+// bfloat16 and float16 in memory, float in registers: kernels compute in float and round after every operator, as eager
+// PyTorch does. They are structures, so that a stored number is never used as an integer.
 #pragma once
 
 struct fuse_bf16 {
@@ -11,7 +11,7 @@ struct fuse_f16 {
 
 FUSE_INLINE float fuse_to_float(fuse_bf16 x) { return fuse_from_bits((uint32_t)x.bits << 16); }
 
-// To nearest, ties to even: adding 0x7fff and the lowest kept bit carries exactly when the dropped half must round up.
+// Rounds to nearest, ties to even: adding 0x7fff and the lowest kept bit carries exactly if the dropped bits round up.
 // A NaN becomes 0x7fc0, whatever its payload, as in c10.
 FUSE_INLINE uint32_t fuse_bf16_bits(float x) {
     uint32_t bits = fuse_bits(x);
@@ -21,8 +21,8 @@ FUSE_INLINE uint32_t fuse_bf16_bits(float x) {
 FUSE_INLINE fuse_bf16 fuse_to_bf16(float x) { return {(uint16_t)fuse_bf16_bits(x)}; }
 FUSE_INLINE float fuse_round_bf16(float x) { return fuse_from_bits(fuse_bf16_bits(x) << 16); }
 
-// Half and float exponents are 112 apart, so the half's bits read as a float are 2^112 too small: one exact
-// multiplication corrects normal and subnormal numbers alike.
+// The exponent biases of float16 and float differ by 112, so that the bits of a float16 read as a float are 2^112 too
+// small. One exact multiplication corrects normal and subnormal numbers.
 FUSE_INLINE float fuse_to_float(fuse_f16 x) {
     uint32_t sign = (uint32_t)(x.bits & 0x8000u) << 16;
     uint32_t magnitude = (uint32_t)(x.bits & 0x7fffu) << 13;
@@ -31,9 +31,9 @@ FUSE_INLINE float fuse_to_float(fuse_f16 x) {
     return fuse_from_bits(sign | (magnitude >= 0x0f800000u ? special : finite));
 }
 
-// To nearest, ties to even, by the adder of the machine: adding a power of two 13 binary places above the number's own
-// (but not below 2^-1, where the spacing of halves stops shrinking) leaves no room for the bits that a half drops.
-// Above 65519 the result is infinite.
+// Rounds to nearest, ties to even, by a float addition: a power of two 2^13 times that of the number (at least 2^-1,
+// where the spacing of float16 stops shrinking) leaves no bits for what float16 drops. Above 65519 the result is
+// infinite.
 FUSE_INLINE float fuse_round_f16(float x) {
     float magnitude = fuse_abs(x);
     uint32_t exponent = fuse_bits(magnitude) & 0x7f800000u;

@@ -2,10 +2,10 @@
 //
 //     out[row, gate, lane] = sum over k of left[row, k] * packed[k, gate, lane]
 //
-// of floats or doubles. A panel is 16 columns, in as many vectors as that takes; a block up to four panels ("gates": the
-// same units of several gates, or neighbouring columns).
-// The sums of a few rows and one block stay in registers over the whole depth, so that each step reads every weight once
-// for those rows. Products may be fused with additions here, unlike in the rest of a kernel.
+// of floats or doubles. A panel is 16 columns, in one or several vectors. A block is up to four panels ("gates": the
+// same units of several gates, or neighbouring columns). The sums of a few rows and one block stay in registers over
+// the whole depth, so that each weight is read once for those rows. Fused multiply-add is allowed here, unlike in the
+// rest of a kernel.
 #pragma once
 #include <stdint.h>
 
@@ -17,7 +17,7 @@
 #define FUSE_CONTRACT
 #endif
 
-// Vectors are as wide as the processor's registers: wider ones the compiler takes apart badly.
+// Vectors are as wide as the processor's registers; compilers split wider ones badly.
 #if defined(__AVX512F__)
 #define FUSE_VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -51,7 +51,7 @@ template <int Gates> inline constexpr int fuse_gates_at_once = 1;
 template <int Gates, typename Real> inline constexpr int fuse_most_rows = 24 / sizeof(Real);
 #endif
 
-// Keeps the compiler from reading the weights again for every row: a core loads less than it multiplies.
+// Keeps the compiler from loading the weights again for every row: a core multiplies faster than it loads.
 #if defined(__AVX512F__)
 #define FUSE_IN_REGISTER(vector) __asm__("" : "+v"(vector))
 #elif defined(__x86_64__)
@@ -62,7 +62,7 @@ template <int Gates, typename Real> inline constexpr int fuse_most_rows = 24 / s
 #define FUSE_IN_REGISTER(vector)
 #endif
 
-// Where the vectors of a block lie: panels side by side, one row of them for each of the depth.
+// The vectors of a packed block: for each element of the depth, a row of all panels.
 template <typename Real> struct fuse_packed {
     const Real *first;
     int64_t stride;
@@ -74,7 +74,7 @@ template <typename Real> struct fuse_packed {
     fuse_packed gate(int64_t number) const { return {first + number * 16, stride}; }
 };
 
-// The same where no vector needs to be aligned.
+// The same for a block without alignment.
 template <typename Real> struct fuse_anywhere {
     const Real *first;
     int64_t stride;
@@ -86,12 +86,12 @@ template <typename Real> struct fuse_anywhere {
     fuse_anywhere gate(int64_t number) const { return {first + number * 16, stride}; }
 };
 
-// Few sums are split into several chains of additions, which do not wait for one another.
+// Few sums are split into several independent chains of additions, to hide the latency of an addition.
 template <int Rows, int Vectors> inline constexpr int fuse_chains = Rows * Vectors >= 8 ? 1 : Rows * Vectors >= 4 ? 2 : 4;
 template <int Rows, int Vectors, typename Real>
 using fuse_sums = fuse_vector<Real>[fuse_chains<Rows, Vectors>][Rows][Vectors];
 
-// Adds to Rows x Vectors sums what rows of the left operand, whose numbers lie Step apart, make over so much of the depth.
+// Adds products over part of the depth to Rows x Vectors sums; elements in a row of the left operand are Step apart.
 template <int Rows, int Vectors, int Step = 1, typename Real, typename Weights>
 FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_add_products(
     fuse_sums<Rows, Vectors, Real> &sums, const Real *const (&left)[Rows], const Weights &right, int64_t depth) {
@@ -124,7 +124,7 @@ FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_add_produ
     }
 }
 
-// Stores the sums of all chains, those of panels `gate_stride` apart.
+// Stores the sums, chains added up; panels are stored `gate_stride` elements apart.
 template <int Rows, int Vectors, typename Real>
 FUSE_CONTRACTED static inline __attribute__((always_inline)) void fuse_store_sums(
     Real *__restrict out, int64_t row_stride, int64_t gate_stride, const fuse_sums<Rows, Vectors, Real> &sums) {
@@ -166,7 +166,7 @@ static inline void fuse_product_gates(Real *out, int64_t row_stride, int64_t gat
     }
 }
 
-// One block of panels times Rows rows, which are taken in even shares of at most as many as registers hold.
+// One block of panels times Rows rows, in equal chunks of at most as many rows as registers hold.
 template <int Gates, int Rows, typename Real>
 static inline void fuse_product(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left, int64_t left_stride,
                                 const Real *packed, int64_t depth) {
@@ -185,7 +185,7 @@ static inline void fuse_product(Real *out, int64_t row_stride, int64_t gate_stri
     }
 }
 
-// So many rows, which are few enough for registers.
+// `rows` rows, which are few enough for registers.
 template <int Gates, int Rows, typename Real>
 static inline void fuse_product_few(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left,
                                     int64_t left_stride, const fuse_packed<Real> &right, int64_t depth, int64_t rows) {
@@ -196,7 +196,7 @@ static inline void fuse_product_few(Real *out, int64_t row_stride, int64_t gate_
     }
 }
 
-// The same for a number of rows that only the call knows, in even shares.
+// The same for a number of rows known in the call only, in equal chunks.
 template <int Gates, typename Real>
 static inline void fuse_product_even(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left,
                                      int64_t left_stride, const Real *packed, int64_t depth, int64_t rows) {
@@ -211,7 +211,7 @@ static inline void fuse_product_even(Real *out, int64_t row_stride, int64_t gate
     }
 }
 
-// The same with no heed to how evenly.
+// The same in chunks of the largest size that fits registers, then half of it and so on for the rest.
 template <int Gates, int AtMost = 0, typename Real>
 static inline void fuse_product_rows(Real *out, int64_t row_stride, int64_t gate_stride, const Real *left,
                                      int64_t left_stride, const Real *packed, int64_t depth, int64_t rows) {
@@ -227,7 +227,7 @@ static inline void fuse_product_rows(Real *out, int64_t row_stride, int64_t gate
     }
 }
 
-// Lane `from[lane]` of the lanes of both.
+// A vector of lanes `from[lane]`, counted through both operands.
 template <typename Real>
 static inline fuse_vector<Real> fuse_shuffle(fuse_vector<Real> first, fuse_vector<Real> second,
                                              typename fuse_of<Real>::lanes from) {
@@ -242,7 +242,7 @@ static inline fuse_vector<Real> fuse_shuffle(fuse_vector<Real> first, fuse_vecto
 #endif
 }
 
-// A square of elements turned over its diagonal, in rounds that swap halves, quarters and so on.
+// Transposes a square of elements, in rounds that swap halves, quarters and so on.
 template <typename Real, int Distance = fuse_width<Real> / 2> static inline void fuse_transpose(fuse_vector<Real> *rows) {
     constexpr int width = fuse_width<Real>;
     typename fuse_of<Real>::lanes low, high;
@@ -263,7 +263,7 @@ static inline float fuse_number(float x) { return x; }
 static inline double fuse_number(double x) { return x; }
 template <typename Half> static inline float fuse_number(Half x) { return fuse_to_float(x); }
 
-// Packs as much of a whole panel as lies in order in memory, a vector at a time; returns how far in depth that is.
+// Packs a whole panel a vector at a time as far as the layout of the matrix allows; returns the depth that is packed.
 template <typename Real>
 static inline int64_t fuse_pack_whole(Real *to, int64_t stride, const Real *right, int64_t depth_stride,
                                       int64_t column_stride, int64_t depth) {
@@ -291,8 +291,8 @@ static inline int64_t fuse_pack_whole(Real *to, int64_t stride, const Real *righ
     return k;
 }
 
-// Columns [column, column + 16) of `right` as one panel, `to[k * stride + lane]`; zero where there is no such column,
-// before the first and from column `columns` on. Elements of another type (a half) are converted.
+// Packs columns [column, column + 16) of `right` as one panel, `to[k * stride + lane]`, with zeros for columns before
+// the first and from `columns` on. Elements of another type (bfloat16, float16) are converted.
 template <typename Real, typename Source>
 static inline void fuse_pack(Real *to, int64_t stride, const Source *right, int64_t depth_stride, int64_t column_stride,
                              int64_t depth, int64_t column, int64_t columns) {

@@ -1,4 +1,4 @@
-// Reductions that OpenMP does not know: maxima and minima in which NaN wins, as in ATen, and maxima that pass NaN over.
+// Reductions that OpenMP lacks: maxima and minima that propagate NaN, as in ATen, and maxima that ignore NaN.
 #pragma once
 
 #pragma omp declare reduction(fuse_max : float, double : omp_out = fuse_maximum(omp_out, omp_in)) \
@@ -6,7 +6,7 @@
 #pragma omp declare reduction(fuse_min : float, double : omp_out = fuse_minimum(omp_out, omp_in)) \
     initializer(omp_priv = __builtin_inff())
 
-// `a` where `b` is NaN or not larger.
+// `a` if `b` is NaN or not larger, else `b`.
 template <typename T> FUSE_INLINE T fuse_larger(T a, T b) { return b > a ? b : a; }
 #pragma omp declare reduction(fuse_larger : float, double : omp_out = fuse_larger(omp_out, omp_in)) \
     initializer(omp_priv = -__builtin_inff())
@@ -16,8 +16,8 @@ template <int count, typename T> FUSE_INLINE void fuse_start_lanes(T *lanes, fus
     for (int lane = 0; lane < count; ++lane) lanes[lane] = start;
 }
 
-// Sixteen bools as numbers as wide as floats: compilers do not take them into the same vector loop by themselves, and
-// GCC widens bytes fourfold one by one, but twofold twice in two instructions.
+// Widens sixteen bools to 32-bit integers: compilers do not vectorise loops that mix bools and floats. Two steps of
+// doubling, because GCC widens bytes to 32 bits one by one.
 typedef uint8_t fuse_bytes __attribute__((vector_size(16), aligned(1), may_alias));
 FUSE_INLINE void fuse_widened(int32_t *to, fuse_bytes from) {
     typedef uint16_t half __attribute__((vector_size(32)));
@@ -32,7 +32,7 @@ template <typename T> FUSE_INLINE uint64_t fuse_bits_of(const bool *from) {
     return bits;
 }
 
-// The first ``count`` of them, at least one, and zeros: parts that overlap, which never leave the registers.
+// The same for the first `count` bools, at least one, and zeros; loads overlapping parts into registers.
 FUSE_INLINE void fuse_truths(int32_t *to, const bool *from, int32_t count) {
     typedef uint64_t pair __attribute__((vector_size(16)));
     const bool *last = from + count;
@@ -49,7 +49,7 @@ FUSE_INLINE void fuse_truths(int32_t *to, const bool *from, int32_t count) {
     fuse_widened(to, (fuse_bytes)pair{low, high});
 }
 
-// A number that the compiler must not compute ahead.
+// A number whose value the compiler does not know.
 FUSE_INLINE int32_t fuse_unknown(int32_t number) {
     __asm__("" : "+r"(number));
     return number;
@@ -57,7 +57,7 @@ FUSE_INLINE int32_t fuse_unknown(int32_t number) {
 
 FUSE_INLINE int64_t fuse_least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The other way round, for the first ``count`` of a block of 64.
+// Narrows the first `count` of a block of 64 integers to bools.
 FUSE_INLINE void fuse_store_truths(bool *to, const int32_t *from, int64_t count) {
     uint8_t bytes[64];
     for (int i = 0; i < 64; ++i) bytes[i] = (uint8_t)from[i];
@@ -68,7 +68,7 @@ FUSE_INLINE void fuse_store_truths(bool *to, const int32_t *from, int64_t count)
     }
 }
 
-// What lanes come to, halves upon halves: OpenMP would take one lane after the other.
+// Combines lanes pairwise, halving their number each time; OpenMP would combine one lane after the other.
 template <int half, typename T, typename Combine> FUSE_INLINE T fuse_across(T *lanes, Combine combine) {
 #pragma omp simd
     for (int lane = 0; lane < half; ++lane) lanes[lane] = combine(lanes[lane], lanes[lane + half]);

@@ -1,8 +1,8 @@
-// A team of threads that runs one function each and waits for all at a barrier: what a loop over time needs, where a
-// step is a few microseconds and starting a parallel region for each would cost as much.
+// A team of threads with a barrier, for loops over time: a step takes a few microseconds, as much as starting a
+// parallel region.
 //
-// A member that waits longer than a few microseconds sleeps until the last one arrives. Where it has waited longer than
-// it has worked, other processes take processors away: the members go, and the first does the rest of the steps alone.
+// A member that waits longer than FUSE_SPIN sleeps until the last one arrives. If members have waited longer than they
+// worked, other processes use the processors: then all but the first leave, and it runs the remaining steps alone.
 #pragma once
 #include <stdint.h>
 #include <time.h>
@@ -19,8 +19,8 @@
 #endif
 
 enum : int64_t {
-    FUSE_SPIN = 50000,        // nanoseconds after which a member that waits gives its processor away
-    FUSE_PATIENCE = 1000000,  // nanoseconds that members may wait beyond what they work
+    FUSE_SPIN = 50000,        // nanoseconds that a member spins before it sleeps
+    FUSE_PATIENCE = 1000000,  // nanoseconds by which waiting may exceed work before the team is dissolved
 };
 
 static inline int64_t fuse_now() {
@@ -36,8 +36,8 @@ struct fuse_team {
     uint32_t asleep = 0, over = 0, is_left = 0;
     int64_t began = 0, waited = 0;
 
-    // Returns when all members have called it; what they wrote before is seen after. False where this member is not needed
-    // any more: the first one does what is left.
+    // The barrier: returns when all members have called it, and makes their writes visible. False if this member is no
+    // longer needed, because the first member does the rest.
     bool wait(int64_t member) {
         if (members == 1) return member == 0;
         const uint32_t now = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
@@ -57,7 +57,7 @@ struct fuse_team {
         return member < members;
     }
 
-    // The last call of a member: those that are not needed any more sleep until the first is done.
+    // The last call of a member; members that are no longer needed sleep until the first is done.
     void end(int64_t member) {
         if (!wait(member)) {
             sleep_while(&over, 0);
@@ -95,7 +95,8 @@ struct fuse_team {
         __atomic_fetch_sub(&asleep, 1, __ATOMIC_RELAXED);
     }
 
-    // To be called after the word has changed: a member counts itself among those asleep before it looks at the word.
+    // Wakes sleeping members. Call it after the word has changed: a member counts itself as asleep before it reads the
+    // word.
     void wake(uint32_t *word) {
 #ifdef __linux__
         if (__atomic_load_n(&asleep, __ATOMIC_SEQ_CST)) {
@@ -113,10 +114,11 @@ struct fuse_team {
     }
 };
 
-// One member's share of a kernel; 0, or 1 where it found an index out of range.
+// The function of one member of the team; returns 0, or 1 if an index is out of range.
 using fuse_member = int (*)(char *const *args, fuse_team *team, int64_t member);
 
-// Runs `share` on at most `wanted` threads, fewer where torch or OpenMP allows fewer; 1 where any share returned 1.
+// Runs `share` on at most `wanted` threads, or fewer if torch or OpenMP allows fewer; returns 1 if any member returns
+// 1.
 static inline int fuse_run_team(fuse_member share, char *const *args, int64_t wanted) {
     fuse_team team;
     int failed = 0;

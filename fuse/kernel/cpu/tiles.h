@@ -1,10 +1,10 @@
-// Whole matrix products, a tile at a time, each tile handed on while it lies in the nearest cache.
+// Tiled matrix products; the epilogue of each tile runs while the tile is in the L1 cache.
 //
 //     for blocks of columns, chunks of rows (shared out to threads):
 //         pack the block of `right`: panels of 16 columns, as the tiles read them
 //         for tiles of a few rows:  sums = left[rows] @ block;  epilogue(rows, columns, sums)
 //
-// A tile's sums are held in registers over FUSE_DEPTH_AT_ONCE of the depth and then added up, which also keeps the
+// A tile's sums are in registers for FUSE_DEPTH_AT_ONCE terms, and then added to the tile, which also keeps the
 // rounding error of long sums small.
 #pragma once
 #include <stdint.h>
@@ -14,10 +14,11 @@
 
 enum : int64_t { FUSE_DEPTH_AT_ONCE = 128 };
 
-// Epilogues are called, not copied into the tiles of every size: half the time of the compiler, and nothing beside a tile.
+// Epilogues are not inlined into the tiles of every size: that halves the compile time, and a call is cheap beside a
+// tile.
 #define FUSE_APART __attribute__((noinline))
 
-// As many threads as are wanted, fewer where torch or OpenMP allows fewer.
+// The number of threads `wanted`, or fewer if torch or OpenMP allows fewer.
 static inline int64_t fuse_threads(int64_t wanted) {
 #ifdef _OPENMP
     const int64_t most = omp_get_max_threads();
@@ -27,7 +28,7 @@ static inline int64_t fuse_threads(int64_t wanted) {
 #endif
 }
 
-// Which of the threads of a parallel region this one is.
+// The index of this thread in its parallel region.
 static inline int64_t fuse_thread() {
 #ifdef _OPENMP
     return omp_get_thread_num();
@@ -36,7 +37,7 @@ static inline int64_t fuse_thread() {
 #endif
 }
 
-// An epilogue without its type, so that what walks the tiles is compiled once for all kernels.
+// A type-erased epilogue, so that the loops over tiles are compiled once for all kernels of a file.
 template <typename Real> struct fuse_epilogue {
     void (*run)(const void *, int64_t, int64_t, int64_t, int64_t, int64_t, const Real *, int64_t);
     const void *self;
@@ -54,7 +55,7 @@ template <typename Real> struct fuse_epilogue {
     }
 };
 
-// How many panels of 16 columns a block has.
+// The number of panels of 16 columns in a block, as a type.
 template <int Panels> struct fuse_panels {};
 static constexpr fuse_panels<1> fuse_panels_1;
 static constexpr fuse_panels<2> fuse_panels_2;
@@ -63,7 +64,7 @@ static constexpr fuse_panels<4> fuse_panels_4;
 
 enum : int64_t { FUSE_TASKS_FOR_A_THREAD = 8, FUSE_ROWS_WORTH_PACKING = 32 };
 
-// Rows that are multiplied in one go: all where blocks alone are enough for the threads to share out evenly.
+// Rows in a chunk: all rows if the blocks of columns alone can be shared out evenly to the threads.
 static inline int64_t fuse_rows_at_once(int64_t rows, int64_t blocks, int64_t threads) {
     if (blocks % threads == 0 || blocks >= FUSE_TASKS_FOR_A_THREAD * threads) return rows;
     const int64_t wanted = (FUSE_TASKS_FOR_A_THREAD * threads + blocks - 1) / blocks;
@@ -84,8 +85,8 @@ static inline void fuse_tile(Real *sums, const Real *left, int64_t left_stride, 
     }
 }
 
-// Tiles of `Rows` rows from `row` on, then of four, two and one for the rest; `right` is one block of the other
-// operand. Numbers of a row lie `Step` apart.
+// Tiles of `Rows` rows from `row` on, then tiles of four, two and one row for the rest; `right` is one block of the
+// right operand. Elements in a row of the left operand are `Step` apart.
 template <int Gates, int Rows, int Step = 1, typename Real, typename Weights, typename Epilogue>
 static inline void fuse_tiles(const Real *left, int64_t left_stride, const Weights &right, int64_t depth, int64_t row,
                               int64_t last_row, const Epilogue &epilogue) {
@@ -100,7 +101,7 @@ static inline void fuse_tiles(const Real *left, int64_t left_stride, const Weigh
     }
 }
 
-// The right operand of products of matrices: packs the block of columns from `column` on.
+// A right operand that is a matrix: packs the block of columns from `column` on.
 template <typename Real> struct fuse_matrix {
     const Real *right;
     int64_t depth_stride, column_stride, depth, columns;
@@ -120,7 +121,7 @@ template <typename Real> struct fuse_matrix {
     }
 };
 
-// The same, packed before: panels of a block side by side for each of the depth, one block behind the other.
+// A right operand that was packed before: blocks one after another, in each for every element of the depth all panels.
 template <typename Real> struct fuse_prepacked {
     const Real *first;
     int64_t depth;
@@ -134,7 +135,7 @@ template <typename Real> struct fuse_prepacked {
     template <int Gates> void pack(Real *, int64_t) const {}
 };
 
-// A left operand whose rows lie in order, `stride` apart.
+// A left operand with contiguous rows, `stride` apart.
 template <typename Real> struct fuse_in_rows {
     const Real *left;
     int64_t stride;
@@ -145,7 +146,7 @@ template <typename Real> struct fuse_in_rows {
     }
 };
 
-// One whose columns do (a matrix turned over), `stride` apart.
+// A left operand with contiguous columns (a transposed matrix), `stride` apart.
 template <typename Real> struct fuse_in_columns {
     const Real *left;
     int64_t stride;
@@ -180,11 +181,11 @@ FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const fuse_in_rows<Re
     }
 }
 
-// Rows of a left operand in columns that lie side by side in a panel, the numbers of a row so far apart.
+// Rows of a transposed left operand in a packed panel, which is also the distance between elements of a row.
 enum : int64_t { FUSE_ROWS_TOGETHER = 24 };
 
-// Brings `count` rows from `row` on together in panels, one behind the other. Eight are copied at a time, which may read
-// further, up to the start of the last column.
+// Packs `count` rows of a transposed left operand from `row` on in panels, one after another. Copies eight rows at a
+// time, which may read rows beyond `count`, but not beyond the start of the last column.
 template <typename Real>
 static inline void fuse_bring_together(Real *panels, const fuse_in_columns<Real> &left, int64_t depth, int64_t row,
                                        int64_t count) {
@@ -206,10 +207,10 @@ static inline void fuse_bring_together(Real *panels, const fuse_in_columns<Real>
     }
 }
 
-// The same for a left operand in columns, which are read once for as many blocks as `packed_bytes` hold:
+// The product of a transposed left operand, which is read once for as many blocks as fit `packed_bytes`:
 //
 //     for blocks of columns that fit:  pack them, shared out to threads
-//         for groups of rows (shared out to threads):  bring them together in `panel_bytes`; for blocks: their tiles
+//         for groups of rows (shared out to threads):  pack them in `panel_bytes`; for blocks: their tiles
 template <int Gates, typename Real, typename Right>
 FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const fuse_in_columns<Real> &left, const Right &right,
                                        int64_t rows, int64_t columns, int64_t depth, char *workspace, int64_t threads,
@@ -263,10 +264,11 @@ FUSE_APART static void fuse_walk_tiles(fuse_panels<Gates>, const fuse_in_columns
     }
 }
 
-// left[rows, depth] @ right[depth, columns], by at most so many threads. Of the workspace, each takes `block_bytes` for a
-// block that `right` packs; where the left operand lies in columns, all together take them for several blocks, and each
-// `panel_bytes` for rows brought together. `epilogue(image, first row, last row, first column, last column, tile, stride)`
-// is called for every tile, whose rows lie `stride` elements apart; there is one image.
+// left[rows, depth] @ right[depth, columns], by at most `threads` threads. Each thread uses `block_bytes` of the
+// workspace for a block that `right` packs. With a transposed left operand, `block_bytes` are for several blocks that
+// all threads share, and each thread uses `panel_bytes` for packed rows. `epilogue(image, first row, last row, first
+// column, last column, tile, stride)` is called for every tile, whose rows are `stride` elements apart; there is one
+// image.
 template <int Gates, typename Real, template <typename> typename Left, typename Right, typename Epilogue>
 static inline void fuse_tiled_product(fuse_panels<Gates> panels, const Left<Real> &left, const Right &right, int64_t rows,
                                       int64_t columns, int64_t depth, char *workspace, int64_t threads,

@@ -1,13 +1,13 @@
-// Circular and hyperbolic functions, their inverses, powers and erfc: the elementary functions that models use rarely.
+// Trigonometric and hyperbolic functions, their inverses, powers and erfc: elementary functions that models rarely use.
 //
-// In float they are evaluated in double from plain formulas: cancellation may then cost twenty bits and the rounded
-// result is still within one unit in the last place, and the loop vectorises at half the width. In double they are the C
-// library's, one element at a time: right before fast.
+// Float functions are evaluated in double, from plain formulas: cancellation may cost twenty bits, and the rounded
+// result is still within one unit in the last place. Their loops vectorise at half the width. Double functions are
+// those of the C library, one element at a time.
 #pragma once
 
 // ---- sin, cos, tan ------------------------------------------------------------------------------------------------
 
-// |x| = quadrant pi / 2 + r with |r| <= pi / 4; only the last two bits of the quadrant mean anything.
+// |x| = quadrant pi / 2 + r with |r| <= pi / 4; only the last two bits of the quadrant are used.
 struct fuse_angle {
     double r;
     uint32_t quadrant;
@@ -21,9 +21,9 @@ FUSE_INLINE fuse_angle fuse_reduce_angle(double magnitude) {
     return {r, (uint32_t)fuse_bits(shifted)};
 }
 
-// Payne and Hanek's reduction ("Radian Reduction for Trigonometric Functions", SIGNUM 1983) for magnitudes from 2^28 up:
-// m 2^s / (2 pi) modulo 1 in 64-bit fixed point, from those 96 bits of 1 / (2 pi) that a product with 24-bit m can feel.
-// The 224 bits of the constant are shifted into place by selects, which every machine has, instead of a gather.
+// Payne and Hanek's reduction ("Radian Reduction for Trigonometric Functions", SIGNUM 1983) for magnitudes from 2^28
+// up: m 2^s / (2 pi) modulo 1 in 64-bit fixed point, from those 96 bits of 1 / (2 pi) that a product with 24-bit m can
+// feel. The 224 bits of the constant are shifted into place by selects, which every machine has, instead of a gather.
 FUSE_INLINE fuse_angle fuse_reduce_large_angle(float magnitude) {
     uint32_t bits = fuse_bits(magnitude);
     uint32_t shift = (bits >> 23) - 150u;
@@ -126,7 +126,7 @@ FUSE_INLINE float fuse_atan(float x) {
     float angle = (float)fuse_angle_of((double)fuse_abs(x), 1.0);
     return fuse_copysign(x != x ? x : angle, x);
 }
-// The leg of the right triangle with hypotenuse 1 is exact enough as a product: 1 - x and 1 + x are, in double.
+// sqrt(1 - x^2) as sqrt((1 - x) (1 + x)); both factors are exact enough in double.
 FUSE_INLINE float fuse_asin(float x) {
     double wide = (double)x;
     double leg = fuse_sqrt((1.0 - wide) * (1.0 + wide));

@@ -1,10 +1,10 @@
 // Exponentials, logarithms and the error function, written to vectorise: within 2 units in the last place of the true
 // value over the whole range, subnormal results, signed zeros, infinities and NaN included.
 //
-// The method is that of Cody and Waite, "Software Manual for the Elementary Functions", 1980: reduce the argument with
-// a constant in two parts, evaluate a minimax polynomial, put the exponent back with integer arithmetic. Cephes and
-// SLEEF are the well-known vector relatives. The coefficients are our own, fitted with the Remez exchange algorithm in
-// 50 digits; the comment before each gives the interval and the largest error of the unrounded fit.
+// The method is that of Cody and Waite, "Software Manual for the Elementary Functions", 1980, which Cephes and SLEEF
+// use too: reduce the argument with a constant in two parts, evaluate a minimax polynomial, restore the exponent with
+// integer arithmetic. The coefficients were fitted for fuse with the Remez exchange algorithm in 50 digits; the comment
+// before each polynomial gives the interval and the largest error of the unrounded fit.
 #pragma once
 
 template <typename T> struct fuse_exp_constants;
@@ -29,8 +29,8 @@ template <> struct fuse_exp_constants<double> {
     static constexpr uint64_t sigmoid_scale_exponent = 53;
 };
 
-// e^x = 2^n (1 + fraction), with fraction in [-0.293, 0.415] known to its own last place. ln2_high ends in as many zero
-// bits as n has digits, so that n ln2_high is exact and the argument is rounded only once.
+// e^x = 2^n (1 + fraction), with fraction in [-0.293, 0.415] accurate to its own last bit. ln2_high ends in as many
+// zero bits as n has bits, so that n ln2_high is exact and the argument is rounded only once.
 template <typename T> struct fuse_exp_parts {
     T fraction;
     typename fuse_real<T>::bits n;  // two's complement
@@ -64,8 +64,8 @@ template <typename T> FUSE_INLINE T fuse_power_of_two(typename fuse_real<T>::bit
     return fuse_from_bits((n + fuse_real<T>::bias) << fuse_real<T>::mantissa_bits);
 }
 
-// x 2^n in two steps, so that n may reach twice the exponent range: the first step is exact, the second rounds once into
-// the subnormal numbers. Halving n + 2 bias keeps the shift logical: AVX2 has no arithmetic shift of 64 bits.
+// x 2^n in two steps, so that n may reach twice the exponent range: the first step is exact, the second rounds once
+// into the subnormal numbers. Halving n + 2 bias keeps the shift logical: AVX2 has no arithmetic shift of 64 bits.
 template <typename T> FUSE_INLINE T fuse_scale(T x, typename fuse_real<T>::bits n) {
     using real = fuse_real<T>;
     typename real::bits first = (n + 2 * real::bias) >> 1;
@@ -73,9 +73,9 @@ template <typename T> FUSE_INLINE T fuse_scale(T x, typename fuse_real<T>::bits 
     return x * fuse_from_bits(first << real::mantissa_bits) * fuse_from_bits(second << real::mantissa_bits);
 }
 
-// Twice the fraction is scaled by 2^(n - 1): 2^128 is no float. Below `scaled_twice` the first scale is 2^64 too large, and
-// the second rounds once into the subnormal numbers. What lies outside of the range is replaced at the end, not before: a
-// compiler makes more of two bounds on one argument than two selections. NaN passes every test and stays.
+// Twice the fraction is scaled by 2^(n - 1): 2^128 is no float. Below `scaled_twice` the first scale is 2^64 too large,
+// and the second rounds once into the subnormal numbers. Results out of range are replaced at the end: two bounds on
+// the argument would take compilers more than two selects. NaN passes every test and stays.
 template <typename T> FUSE_INLINE T fuse_exp(T x) {
     using real = fuse_real<T>;
     using constants = fuse_exp_constants<T>;
@@ -89,7 +89,7 @@ template <typename T> FUSE_INLINE T fuse_exp(T x) {
     return x > constants::highest ? real::infinity : result;
 }
 
-// 2^n (1 + fraction) - 1 with one rounding of its own; half of it is formed first, since 2^128 is no float.
+// 2^n (1 + fraction) - 1, rounded once; half of it is computed first, because 2^128 is no float.
 template <typename T> FUSE_INLINE T fuse_expm1(T x) {
     using constants = fuse_exp_constants<T>;
     T clamped = x < -60 ? (T)-60 : x;
@@ -122,8 +122,8 @@ template <typename T> FUSE_INLINE T fuse_tanh(T x) {
     return fuse_copysign(magnitude < (T)0.5625 ? near : far, x);
 }
 
-// 1 / (1 + e^-x), numerator and denominator scaled down by the same power of two: e^-x may then pass the largest number,
-// and the division itself rounds into the subnormal results.
+// 1 / (1 + e^-x), numerator and denominator scaled down by the same power of two, so that e^-x may exceed the largest
+// number, and the division rounds into the subnormal results.
 template <typename T> FUSE_INLINE T fuse_sigmoid(T x) {
     using real = fuse_real<T>;
     using constants = fuse_exp_constants<T>;
@@ -196,7 +196,7 @@ template <typename T> FUSE_INLINE fuse_log_parts<T> fuse_log_split(T x) {
     return {exponent, fuse_from_bits((bits & mantissa_mask) + constants::sqrt_half_bits) - 1};
 }
 
-// What every logarithm returns where its argument is not positive and finite.
+// The result of every logarithm for an argument that is not positive and finite.
 template <typename T> FUSE_INLINE T fuse_log_edges(T x, T result) {
     result = x < fuse_real<T>::infinity ? result : x;  // infinity and NaN stay
     result = x < 0 ? fuse_real<T>::nan : result;
@@ -226,8 +226,8 @@ template <typename T> FUSE_INLINE T fuse_log10(T x) {
                                       fuse_fma(parts.f, constants::log10_e_high, low)));
 }
 
-// The exponent comes from the rounded 1 + x, the fraction from x itself: 2^-n x + (2^-n - 1) rounds once. 2^-n is formed
-// four times too large, because 2^-128 is no normal float.
+// The exponent comes from the rounded 1 + x, the fraction from x itself: 2^-n x + (2^-n - 1) rounds once. 2^-n is
+// formed four times too large, because 2^-128 is no normal float.
 template <typename T> FUSE_INLINE T fuse_log1p(T x) {
     using real = fuse_real<T>;
     using constants = fuse_log_constants<T>;

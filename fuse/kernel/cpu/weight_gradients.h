@@ -1,31 +1,33 @@
-// The gradient of a convolution's weight: sums over all images and places, without a matrix of patches.
+// The gradient of a convolution's weight: sums over all images and output pixels, without an im2col matrix. A place is
+// an output pixel.
 //
-//     of_weight[output, tap] = sum over images and places of gradient[output, place] * image[place, as the tap sees it]
+//     of_weight[output, tap] = sum over images and places of gradient[output, place] * image[pixel that the tap reads]
 //
-//     for groups, parts of the outputs (shared out to threads):
-//         for bands of images (some rows of places), as many at once as the cache holds:
-//             planes = the part of the image that they see (windows.h);  rows = the gradient, zeros between its rows
+//     for groups, parts of the output channels (shared out to threads):
+//         for bands of images (some output rows), as many at once as the cache holds:
+//             planes = the part of the image that they read (windows.h);  rows = the gradient, zeros between its rows
 //             for tiles of outputs and taps:      sums += rows * {planes from each tap on}, a vector of places at a time
 //         add the lanes of each sum
 //
-// The zeros between rows are multiplied by numbers of the image, which is nothing unless these are infinite: sums that
-// are no finite numbers are computed again, place by place.
+// The zeros between rows are multiplied by elements of the image. If these are infinite or NaN, the sum is NaN; so sums
+// that are not finite are computed again, place by place.
 #pragma once
 
-// Where a gradient lies: places side by side, `output` from output to output, `image` from one image of a group to the next.
+// A gradient in memory, places contiguous: `output` and `image` are the strides of outputs, and of the images of a
+// group.
 template <typename Real> struct fuse_gradient {
     const Real *first;
     int64_t image, output;
 };
 
-// Outputs and taps of a tile, whose sums registers hold.
+// Outputs and taps of a tile, whose sums fit into registers.
 #ifdef __AVX512F__
 enum : int64_t { FUSE_TILE_OUTPUTS = 4, FUSE_TILE_TAPS = 6 };
 #else
 enum : int64_t { FUSE_TILE_OUTPUTS = 2, FUSE_TILE_TAPS = 6 };
 #endif
 
-// Images that are held at once: their planes and their rows lie so far apart.
+// The number of bands held at once, and the strides between their planes and between their rows.
 struct fuse_held {
     int64_t images, planes, rows;
 };
@@ -69,7 +71,7 @@ FUSE_CONTRACTED static inline void fuse_correlate(fuse_vector<Real> *sums, int64
     }
 }
 
-// All taps of so many outputs.
+// All taps of some outputs.
 template <int Outputs, typename Real>
 FUSE_APART static void fuse_correlate_taps(fuse_vector<Real> *sums, int64_t depth, const Real *rows, const Real *planes,
                                            const int32_t *distances, int64_t spots, const fuse_held &held) {
@@ -85,7 +87,7 @@ FUSE_APART static void fuse_correlate_taps(fuse_vector<Real> *sums, int64_t dept
     }
 }
 
-// One sum, place by place: taps that see padding take no part.
+// One sum, place by place, without taps that read padding.
 template <typename Real>
 FUSE_APART static Real fuse_sum_of_places(const fuse_gradient<Real> &gradient, const Real *images, const fuse_window &w,
                                           int64_t group, int64_t output, int64_t tap) {
@@ -107,9 +109,9 @@ FUSE_APART static Real fuse_sum_of_places(const fuse_gradient<Real> &gradient, c
     return sum;
 }
 
-// The gradient `to` [groups, outputs, taps of all channels], by at most so many threads, which each hold so many bands of
-// images at once. The workspace has `distances_bytes` and, for each thread and band, `planes_bytes` and `rows_bytes`; for each
-// thread, `sums_bytes`.
+// Computes the gradient `to` [groups, outputs, taps of all channels], by at most `threads` threads. Each of them holds
+// several bands of images at once. The workspace has `distances_bytes`; for each thread and band `planes_bytes` and
+// `rows_bytes`; and for each thread `sums_bytes`.
 template <typename Real>
 FUSE_APART static void fuse_gradient_of_weight(Real *to, const fuse_gradient<Real> &gradient, const Real *images,
                                                const fuse_window &w, int64_t at_once, char *workspace,

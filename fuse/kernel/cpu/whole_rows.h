@@ -1,11 +1,11 @@
-// Products of a small matrix, a few whole rows at a time, each block handed on while it lies in the nearest cache.
+// Products with a small matrix, a few whole rows at a time; `finish` runs on each block of rows while it is in cache.
 //
 //     pack all of `right`                              once, shared out to threads
 //     for blocks of rows (shared out to threads):      sums = left[rows] @ right;  finish(rows, sums)
 #pragma once
 
-// left[rows, depth] (depth contiguous) @ right; the workspace has room for the packed matrix and, behind it, for one
-// block of rows, `sums_stride` apart, for each thread.
+// left[rows, depth] (depth contiguous) @ right. The workspace holds the packed matrix, and then for each thread one
+// block of rows, `sums_stride` apart.
 template <int Gates, typename Real, typename Finish>
 static inline void fuse_whole_rows(const Real *left, int64_t left_stride, const fuse_matrix<Real> &right, int64_t rows,
                                    int64_t row_block, int64_t sums_stride, char *workspace, int64_t threads,

@@ -1,20 +1,19 @@
-// Convolutions without a matrix of patches: each tap of a place is read from a padded image, where neighbours lie
-// side by side.
+// Convolutions without an im2col matrix: the taps read a padded copy of the image. A place is an output pixel.
 //
-//     for images, some rows of places, or parts of a long one (shared out to threads):
-//         planes = the part of the image that they see; every stride-th row and column together, zeros around them
+//     for images, some output rows, or parts of a long one (shared out to threads):
+//         planes = the part of the image that they read; a plane for each phase of the stride, zeros for padding
 //         for blocks of places, tiles of outputs:        sums = weights[outputs] @ {planes from each tap on}
 //             leave out the padding between rows;        epilogue(outputs, places, sums)
 //
-// Places are counted along the padded rows ("spots"), so that a block of them is a few whole vectors wherever rows
-// end, and a tap lies equally far from all of them. The image is copied once, not once for each tap as in a matrix of
-// patches.
+// A spot is a position in the padded rows. Blocks are of spots, so that a block is a few whole vectors wherever rows
+// end, and a tap is at the same distance from all of them. The image is copied once; an im2col matrix would copy it
+// once for each tap.
 #pragma once
 #include <string.h>
 
-// The shape of a convolution: `images` are those of all groups, `outputs` and `channels` those of one group, whose
-// weights lie `group_stride` apart and `output_stride` from output to output. So many rows of places are walked at
-// once, or so many places of one row; `pitch` numbers lie between the rows of the planes.
+// The shape of a convolution: `images` counts those of all groups, `outputs` and `channels` those of one group.
+// `group_stride` and `output_stride` are strides of the weights. `places` is the output size. `rows_at_once` output
+// rows are computed together, or `columns_at_once` places of one row; `pitch` is the row stride of the planes.
 struct fuse_window {
     int64_t images, groups, outputs, channels, height, width;
     int64_t group_stride, output_stride, image_stride, channel_stride, row_stride, column_stride;
@@ -22,8 +21,9 @@ struct fuse_window {
     int64_t rows_at_once, columns_at_once, pitch;
 };
 
-// How the part of an image that some rows of places see lies in memory: `plane` numbers for each phase of the stride,
-// `channel` for all of them. Between whole rows without a stride the padding behind one is that before the next.
+// The layout of the part of an image that some output rows read: `plane` elements for each phase of the stride,
+// `channel` elements for all phases. With whole rows and stride 1, the padding after a row is also the padding before
+// the next.
 struct fuse_planes {
     int64_t pitch, rows, plane, channel;
 
@@ -34,7 +34,7 @@ struct fuse_planes {
         channel = plane * w.stride[0] * w.stride[1];
     }
 
-    // How far each tap of each channel lies from the first.
+    // Writes the distance of each tap of each channel from the first tap.
     void distances(const fuse_window &w, int32_t *to) const {
         for (int64_t first = 0; first < w.channels * channel; first += channel) {
             for (int64_t v = 0; v < w.taps[0]; ++v) {
@@ -48,8 +48,8 @@ struct fuse_planes {
     }
 };
 
-// In how many parts to split the outputs where only the call knows: a power of two and at most `most`, so that the
-// busiest of so many threads has the least to multiply and to copy, as Convolution.cycles estimates where sizes are known.
+// The number of parts to split the outputs into, chosen in the call where sizes vary: a power of two, at most `most`,
+// for which the busiest thread multiplies and copies least, by the same estimate as Convolution.cycles.
 struct fuse_splits {
     int64_t most;
 };
@@ -70,7 +70,7 @@ static inline int64_t fuse_best(fuse_splits splits_of, const fuse_window &w, int
     return best;
 }
 
-// The right operand of a tile: what its spots see from each tap on.
+// The right operand of a tile: the elements of the planes that its spots read, for each tap.
 template <typename Real> struct fuse_seen {
     const Real *first;
     const int32_t *distances;
@@ -88,7 +88,7 @@ static inline int64_t fuse_steps(int64_t distance, int64_t step, int64_t most) {
     return steps < most ? steps : most;
 }
 
-// Copies elements that follow one another in another array.
+// Copies contiguous elements to another array.
 template <typename Real> static inline void fuse_copy(Real *to, const Real *from, int64_t count) {
     using vector = fuse_loose_vector<Real>;
     constexpr int width = fuse_width<Real>;
@@ -100,7 +100,7 @@ template <typename Real> static inline void fuse_copy(Real *to, const Real *from
     *(vector *)(to + count - width) = *(const vector *)(from + count - width);
 }
 
-// A vector of the first, third, fifth ... element, behind the last of which nothing is read.
+// A vector of every other element from the first on; reads nothing after the last of them.
 template <typename Real> static inline fuse_vector<Real> fuse_every_second(const Real *from) {
     constexpr int width = fuse_width<Real>;
     typename fuse_of<Real>::lanes lanes;
@@ -108,7 +108,7 @@ template <typename Real> static inline fuse_vector<Real> fuse_every_second(const
     return fuse_shuffle<Real>(*(const fuse_loose_vector<Real> *)from, *(const fuse_loose_vector<Real> *)(from + width - 1), lanes);
 }
 
-// The same of every `step`-th element; a step that is known is taken in vectors.
+// Copies every `step`-th element; vectorised for steps known to the compiler.
 template <typename Real> static inline void fuse_copy_apart(Real *to, const Real *from, int64_t step, int64_t count) {
     if (step == 1) {
         fuse_copy(to, from, count);
@@ -123,7 +123,7 @@ template <typename Real> static inline void fuse_copy_apart(Real *to, const Real
     }
 }
 
-// The same within one array, to a place before.
+// Moves elements within one array towards its start.
 template <typename Real> static inline void fuse_move(Real *to, const Real *from, int64_t count) {
     constexpr int width = fuse_width<Real>;
     int64_t i = 0;
@@ -137,8 +137,8 @@ template <typename Real> static inline void fuse_clear(Real *to, int64_t count) 
     for (int64_t i = 0; i < count; ++i) to[i] = 0;
 }
 
-// The planes of an image from the place `first_column` of the row of places `first_row` on, so many rows. Left and right
-// of whole rows there are zeros already.
+// Fills `rows` rows of the planes of an image, for the output pixels from `first_row` and `first_column` on. The
+// padding left and right of whole rows is zero already.
 template <typename Real>
 FUSE_APART static void fuse_fill_planes(Real *to, const Real *image, const fuse_window &w, const fuse_planes &planes,
                                         int64_t first_row, int64_t first_column, int64_t rows) {
@@ -171,17 +171,16 @@ FUSE_APART static void fuse_fill_planes(Real *to, const Real *image, const fuse_
     }
 }
 
-// A tile of outputs [first, last) over the spots [spot, end) of some rows of an image, the first of which has `before`
-// places in front of it.
+// The spots [spot, end) of a tile, in output rows of an image; `before` places of the image come before the first row.
 template <typename Real> struct fuse_spots {
     const fuse_epilogue<Real> &epilogue;
     int64_t image, before, pitch, in_row, spot, end;
 };
 
-// Rows of places that an epilogue is told of one by one; the places of shorter ones are brought together first.
+// Places of a row from which an epilogue is called for each row; places of shorter rows are made contiguous first.
 enum : int64_t { FUSE_LONG_ROW = 64 };
 
-// Leaves out the spots between rows, and tells of places that lie together.
+// Leaves out the spots between rows, and calls the epilogue for contiguous places.
 template <typename Real>
 FUSE_APART static void fuse_tell(const fuse_spots<Real> &of, Real *tile, int64_t first, int64_t last, int64_t stride) {
     const int64_t pitch = of.pitch, in_row = of.in_row;
@@ -206,10 +205,10 @@ FUSE_APART static void fuse_tell(const fuse_spots<Real> &of, Real *tile, int64_t
     if (in_row < FUSE_LONG_ROW) tell(first_place, lane, 0);
 }
 
-// Weights [groups, outputs, channels * taps] over the windows of `images`, in so many shares of the outputs, by at most
-// so many threads; the workspace has `distances_bytes` and, for each thread, `share_bytes` for its planes.
-// Blocks have `Gates` times 16 spots, the last one half as many where those are enough. `epilogue(image, first output,
-// last, first place, last, tile, stride)` is called for every tile, whose outputs lie `stride` elements apart.
+// A convolution of `images` with weights [groups, outputs, channels * taps], by at most `threads` threads. The outputs
+// are split into `shares`. The workspace has `distances_bytes` and, for each thread, `share_bytes` for its planes.
+// Blocks have `Gates` times 16 spots; the last one has half as many if these are enough. `epilogue(image, first output,
+// last, first place, last, tile, stride)` is called for every tile, whose outputs are `stride` elements apart.
 template <int Gates, typename Real>
 FUSE_APART static void fuse_walk_windows(const Real *weights, const Real *images, const fuse_window &w, int64_t shares,
                                          char *workspace, int64_t distances_bytes, int64_t threads,
