@@ -33,8 +33,8 @@ from fuse.kernel.values import PatchRows, Product
 LARGEST_FIELD = 256 * 1024
 """Most bytes that a thread copies of an image at once; they share the L2 cache with a block of weights."""
 SCHEDULE = (
-    "rows of the padded image, blocks of output channels, tiles of output pixels, no im2col matrix; the operators after "
-    "the convolution run on each tile while it is in cache"
+    "rows of the padded image, blocks of output channels, tiles of output pixels, no im2col matrix; the operators "
+    "after the convolution run on each tile while it is in cache"
 )
 PIXELS_AT_ONCE = 6
 """Output pixels of a tile, whose sums fill the vector registers."""

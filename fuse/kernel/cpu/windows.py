@@ -34,8 +34,8 @@ from fuse.kernel.values import Patches, Product, Value
 LARGEST_PLANES = 384 * 1024
 """Most bytes in the planes of one thread, which stay in the L2 cache."""
 SCHEDULE = (
-    "bands of the padded image, blocks of output pixels, tiles of output channels, no im2col matrix; the operators after "
-    "the convolution run on each tile while it is in cache"
+    "bands of the padded image, blocks of output pixels, tiles of output channels, no im2col matrix; the operators "
+    "after the convolution run on each tile while it is in cache"
 )
 SHORTEST_PART = 64
 """Fewest pixels of a part of an output row; each part also copies the pixels that its taps read left and right of
