@@ -236,7 +236,7 @@ def _pieces_are(collector: Node, values: list[Node]) -> bool:
 
 
 def insert_loop(
-    graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor], halves: Split | None = None
+    graph: GraphModule, rolled: Rolled, built: Built, values: list[torch.Tensor], distributed: Split | None = None
 ) -> None:
     """Insert the loop (or its two parts) at the last step, and let readers of the steps read its results."""
     last = rolled.steps[-1][-1]
@@ -244,10 +244,10 @@ def insert_loop(
     for number, state in enumerate(operands[: 0 if built.loop.persistent else len(rolled.carries)]):
         if state.meta["val"].stride() != values[number].stride():
             operands[number] = native.copied(state, last, values[number].stride())
-    if halves is None:
+    if distributed is None:
         parts = call_loop(graph, built.loop, operands, values, last)
     else:
-        parts = call_split(graph, halves, operands, last)
+        parts = call_split(graph, distributed, operands, last)
     place = {node: (k, j) for k, step in enumerate(rolled.steps) for j, node in enumerate(step)}
     escaping = effects.escaping(graph)
     after = parts[-1]

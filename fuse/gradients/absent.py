@@ -36,22 +36,22 @@ def without(
     (results,) = _arguments(backward.graph.output_node())
     if not absent and not copied:
         return backward, {i: i for i in range(len(results))}
-    half = _Half(backward, absent)
+    pruned = _Pruned(backward, absent)
     for node in backward.graph.nodes:
         if node.op in ("call_function", "call_module"):
-            half.copy(node)
+            pruned.copy(node)
     kept: dict[int, int | None] = {}
     left: list[Node] = []
     for i, result in enumerate(results):
-        value = half.made[result]
+        value = pruned.made[result]
         kept[i] = None if value is None else len(left)
         if value is not None:
             left.append(value)
-    module = finished(half.graph, left, backward)
+    module = finished(pruned.graph, left, backward)
     signature: Signature = backward.meta["signature"]
     module.meta["signature"] = replace(
         signature,
-        inputs=inputs_of(half.graph),
+        inputs=inputs_of(pruned.graph),
         outputs=tuple(OutputSpec("graph", i) for i in range(len(left))),
         out_spec=pytree.tree_structure(tuple(left)),
     )
@@ -63,7 +63,7 @@ def inputs_of(graph: Graph) -> tuple[InputSpec, ...]:
     return tuple(InputSpec("argument", node.name, i) for i, node in enumerate(graph.find_nodes(op="placeholder")))
 
 
-class _Half:
+class _Pruned:
     """A copy of a backward graph; ``made`` is None for a node that is zero, because only absent tangents reach it."""
 
     def __init__(self, backward: GraphModule, absent: Sequence[int]) -> None:

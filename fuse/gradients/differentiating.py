@@ -146,15 +146,15 @@ class _Replay(ReplayRecorder):
                 raise NotReversible("written tensors share memory when the call runs again")
             mutations.append(replace(mutation, value_index=spec.index))
         joint.forward.meta["signature"] = replace(self.signature, outputs=tuple(outputs), mutations=tuple(mutations))
-        trained = frozenset(wanted[i] for i in joint.trained)
+        requires_grad = frozenset(wanted[i] for i in joint.requires_grad)
         detached = frozenset(wanted[i] for i in joint.detached)
-        if (trained, detached) != (self.recorded.trained, self.recorded.detached):
+        if (requires_grad, detached) != (self.recorded.requires_grad, self.recorded.detached):
             raise NotReversible("other results need gradients when the call runs again")
         written = {mutation.input_index for mutation in mutations}
         if any(what.kind == "input" and what.index in written for what in joint.given):
             raise NotReversible("gradients need an input as it was before the call writes it")
         given = tuple(replace(g, index=wanted[g.index]) if g.kind == "tangent" else g for g in joint.given)
-        return replace(joint, given=given, trained=trained, detached=detached, rolled=True, own_gradients=False)
+        return replace(joint, given=given, requires_grad=requires_grad, detached=detached, rolled=True, own_gradients=False)
 
     def results(self, known: Mapping[Node, Any]) -> list[Tensor]:
         values = outputs_of(self.replayed.graph)
@@ -201,12 +201,12 @@ class _Replay(ReplayRecorder):
     def run_loop(self, node: Node, operands: Sequence[Any]) -> Any:
         loop: Loop = self.replayed.get_submodule(str(node.target))  # type: ignore[assignment]  # a loop's call
         values, operands = node.meta["val"], list(operands)
-        trained = {i for i, operand in enumerate(operands) if operand.requires_grad}
-        if not trained:
+        requires_grad = {i for i, operand in enumerate(operands) if operand.requires_grad}
+        if not requires_grad:
             own_gradients.put_back(loop.body)
             return self.record_loop(loop, operands, values)
         with _disable_current_modes():
-            made = differentiable(loop, operands, values, trained, self._returned(node))
+            made = differentiable(loop, operands, values, requires_grad, self._returned(node))
             if isinstance(why := lower_loop(made.loop, operands, made.values), Declined):
                 raise NotReversible(why.reason)
         results: tuple[Tensor, ...] = _Steps.apply(self, made, *operands)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -268,7 +268,7 @@ class _Steps(torch.autograd.Function):
         results = recorder.record_loop(made.loop, operands, made.values)
         own = results[: made.own]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(result for i, result in enumerate(own) if i not in made.trained))
+        ctx.mark_non_differentiable(*(result for i, result in enumerate(own) if i not in made.requires_grad))
         ctx.recorder, ctx.made, ctx.operands, ctx.results = recorder, made, operands, results
         return own
 

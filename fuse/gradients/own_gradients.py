@@ -45,7 +45,7 @@ class OwnGradient:
     """How the gradients of one match are taken.
 
     ``operands``: for each tensor parameter of the pattern, the module's operand and the order of its dimensions, if the
-    pattern has another one; None for a parameter that it does not read. ``trained``: the module's results that have
+    pattern has another one; None for a parameter that it does not read. ``requires_grad``: the module's results that have
     gradients.
     """
 
@@ -55,7 +55,7 @@ class OwnGradient:
     lists: int
     operands: tuple[tuple[int, tuple[int, ...] | None] | None, ...]
     results: tuple[PatternResult, ...]
-    trained: frozenset[int]
+    requires_grad: frozenset[int]
 
     def gradients(
         self, operands: Sequence[Tensor], results: Sequence[Tensor], tangents: Sequence[Tensor | None]
@@ -219,7 +219,7 @@ class _Matched(torch.autograd.Function):
     def forward(ctx: Any, run: Callable[..., tuple[Tensor, ...]], rule: OwnGradient, *operands: Tensor) -> Any:
         results = run(*operands)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(result for i, result in enumerate(results) if i not in rule.trained))
+        ctx.mark_non_differentiable(*(result for i, result in enumerate(results) if i not in rule.requires_grad))
         ctx.rule, ctx.operands, ctx.results = rule, operands, results
         return results
 

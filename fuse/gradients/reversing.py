@@ -27,7 +27,7 @@ from fuse.gradients.absent import without
 from fuse.gradients.contracting import Contraction, GradientTerm, base_of_all, contraction, places_of, terms_of
 from fuse.gradients.step_gradients import Differentiable
 from fuse.graph.fakes import fake_like, mode_of
-from fuse.graph.halves import Given
+from fuse.graph.backward_graph import BackwardInput
 from fuse.graph.loop import Loop, LoopSpec, StepInput, of_all_steps
 from fuse.graph.outputs import add_placeholder, cone, finished, outputs_of
 
@@ -176,11 +176,11 @@ class _Reversal:
 
     def made(self) -> Reversed:
         spec = self.spec
-        states = [i for i in range(spec.carries) if i in self.gradients or Given("tangent", i) in self.given]
+        states = [i for i in range(spec.carries) if i in self.gradients or BackwardInput("tangent", i) in self.given]
         sums, contracted = self._sums()
         for i in states:
             held = self.operands[i]
-            self._give(Given("tangent", i), f"d_{i}", held, self.tangents[i])
+            self._give(BackwardInput("tangent", i), f"d_{i}", held, self.tangents[i])
         totals = [self._placeholder(f"sum_{one.position}", one.node.meta["val"], None) for one in sums]
         inputs = self._step_inputs()
         invariants: dict[Node, Tensor] = {}
@@ -249,7 +249,7 @@ class _Reversal:
         self.called.append(Zeros(held.shape, held.dtype) if value is None else value)
         return node
 
-    def _give(self, what: Given, name: str, held: Tensor, value: Tensor | None) -> None:
+    def _give(self, what: BackwardInput, name: str, held: Tensor, value: Tensor | None) -> None:
         node = self._placeholder(name, held if value is None else value, value)
         if what in self.given:
             self.inner[self.given[what]] = node

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.errors import FuseError
 from fuse.gradients.absent import inputs_of
-from fuse.graph.halves import Given
+from fuse.graph.backward_graph import BackwardInput
 from fuse.graph.outputs import add_placeholder, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.rewrite import effects, surgery
@@ -26,31 +26,31 @@ from fuse.rewrite import effects, surgery
 aten = torch.ops.aten
 
 
-def settle(forward: GraphModule, backward: GraphModule, given: Sequence[Given]) -> tuple[Given, ...]:
+def settle(forward: GraphModule, backward: GraphModule, given: Sequence[BackwardInput]) -> tuple[BackwardInput, ...]:
     """Make ``forward`` return each saved tensor whole and once, and ``backward`` read it.
 
     Returns the inputs of ``backward``. The signature of ``forward`` then names the saved tensors among its outputs.
     """
     signature: Signature = forward.meta["signature"]
-    half = _Half(forward, backward, forward.meta.pop("saved_from"))
+    tensors = _SavedTensors(forward, backward, forward.meta.pop("saved_from"))
     for placeholder, what in zip(backward.graph.find_nodes(op="placeholder"), given, strict=True):
         if what.kind == "saved":
-            half.take(placeholder, what.index)
+            tensors.take(placeholder, what.index)
         else:
-            half.given[placeholder] = what
+            tensors.given[placeholder] = what
     output = forward.graph.output_node()
-    output.args = (tuple(half.outputs),)
-    output.meta["val"] = tuple(node.meta["val"] for node in half.outputs)
-    saved = {what.index for what in half.given.values() if what.kind == "saved"}
+    output.args = (tuple(tensors.outputs),)
+    output.meta["val"] = tuple(node.meta["val"] for node in tensors.outputs)
+    saved = {what.index for what in tensors.given.values() if what.kind == "saved"}
     named = {spec.index for spec in signature.outputs if spec.kind == "graph"}
     added = tuple(OutputSpec("graph", index) for index in sorted(saved - named))
     forward.meta["signature"] = replace(signature, outputs=(*signature.outputs, *added))
-    surgery.erase(*half.passed)
+    surgery.erase(*tensors.passed)
     forward.recompile()
     placeholders = backward.graph.find_nodes(op="placeholder")
     backward.meta["signature"] = replace(backward.meta["signature"], inputs=inputs_of(backward.graph))
     backward.recompile()
-    return tuple(half.given[node] for node in placeholders)
+    return tuple(tensors.given[node] for node in placeholders)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Chain:
     links: tuple[Node, ...]
 
 
-class _Half:
+class _SavedTensors:
     """The outputs of the forward graph, and the inputs of the backward graph among them."""
 
     def __init__(self, forward: GraphModule, backward: GraphModule, own: int) -> None:
@@ -70,7 +70,7 @@ class _Half:
         self.values = values
         self.outputs = list(values[:own])
         self.passed: list[Node] = []
-        self.given: dict[Node, Given] = {}
+        self.given: dict[Node, BackwardInput] = {}
         signature: Signature = forward.meta["signature"]
         self.inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
         self.written = {mutation.input_index for mutation in signature.mutations}
@@ -84,7 +84,7 @@ class _Half:
     def take(self, placeholder: Node, index: int) -> None:
         """Replace ``placeholder`` of the backward graph by views of the saved tensor that holds output ``index``."""
         if index < self.own:  # eager saves the very tensor that it returns
-            self.given[placeholder] = Given("saved", index)
+            self.given[placeholder] = BackwardInput("saved", index)
             return
         chain = _chain(self.values[index])
         if not chain.links and chain.root not in self.roots:
@@ -114,17 +114,17 @@ class _Half:
         self.backward.graph.erase_node(placeholder)
         surgery.refresh_views(surgery.views_of(value))
 
-    def _given(self, root: Node) -> Given:
+    def _given(self, root: Node) -> BackwardInput:
         """The saved tensor for ``root``: a copy if the call writes its memory, or the caller may."""
         if root in self.inputs and self.inputs[root] not in self.written:
-            return Given("input", self.inputs[root])
+            return BackwardInput("input", self.inputs[root])
         if root in self.inputs or root in self.returned:
             root = surgery.insert(self.forward.graph.output_node(), aten.clone.default, root)
         if root in self.position:
-            return Given("saved", self.position[root])
+            return BackwardInput("saved", self.position[root])
         self.position[root] = len(self.outputs)
         self.outputs.append(root)
-        return Given("saved", self.position[root])
+        return BackwardInput("saved", self.position[root])
 
 
 def _chain(node: Node) -> _Chain:

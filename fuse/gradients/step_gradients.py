@@ -29,7 +29,7 @@ from fuse.gradients import convolving, own_gradients
 from fuse.gradients.contracting import contraction, terms_of
 from fuse.gradients.replaying import replay
 from fuse.graph.fakes import mode_of
-from fuse.graph.halves import Given, root_of
+from fuse.graph.backward_graph import BackwardInput, root_of
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.graph.mutated_attributes import Plan
@@ -49,25 +49,25 @@ class Differentiable:
     ``loop`` has the results of the original loop, and behind them the tensors that gradients need; ``values`` is the
     metadata of its results, ``own`` the number of the original ones. ``step``: one step and its gradients. ``saved``:
     for each tensor that a backward step reads from its forward step, the result of ``loop`` with that tensor for all
-    steps, by ``(kind, index)`` of :class:`~fuse.graph.halves.Given`.
+    steps, by ``(kind, index)`` of :class:`~fuse.graph.backward_graph.BackwardInput`.
     """
 
     loop: Loop
     values: tuple[Tensor, ...]
     own: int
     step: Joint
-    saved: dict[Given, int]
+    saved: dict[BackwardInput, int]
 
     @property
-    def trained(self) -> frozenset[int]:
+    def requires_grad(self) -> frozenset[int]:
         """The results of the original loop that need gradients."""
-        return self.step.trained
+        return self.step.requires_grad
 
 
 def differentiable(
-    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], trained: set[int], returned: set[int]
+    loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], requires_grad: set[int], returned: set[int]
 ) -> Differentiable:
-    """``loop`` made ready to run backwards, where gradients of the operands at the positions ``trained`` are needed.
+    """``loop`` made ready to run backwards, where gradients of the operands at the positions ``requires_grad`` are needed.
 
     The caller receives the results at the positions ``returned``, and may write to them: if gradients need one, the
     loop collects it a second time.
@@ -79,14 +79,14 @@ def differentiable(
         raise NotReversible("the loop keeps its results backwards")
     mode = mode_of(operands[0])
     recorder = _BodyRecorder(loop, mode, returned)
-    step = recorder.joint(tuple(_of_body(loop, mode, _training_states(loop, trained))), {})
+    step = recorder.joint(tuple(_of_body(loop, mode, _training_states(loop, requires_grad))), {})
     outputs = outputs_of(step.forward.graph)
     specs = step.forward.meta["signature"].outputs
     if step.backward is None or any(spec.kind != "graph" or spec.view is not None for spec in specs):
         raise NotReversible("a step has a result that is not a new tensor")
     kept = [_uncopied(outputs[spec.index], number in recorder.copied) for number, spec in enumerate(specs)]
     own = len(kept)
-    saved: dict[Given, int] = {}
+    saved: dict[BackwardInput, int] = {}
     given: list[Node] = step.forward.graph.find_nodes(op="placeholder")
     for what in step.given:
         if what.kind == "saved":
@@ -235,9 +235,9 @@ class _BodyRecorder(ReplayRecorder):
         return module
 
 
-def _training_states(loop: Loop, trained: set[int]) -> set[int]:
-    """``trained`` and the states that come to depend on it."""
-    found = depending(loop, trained)
+def _training_states(loop: Loop, requires_grad: set[int]) -> set[int]:
+    """``requires_grad`` and the states that come to depend on it."""
+    found = depending(loop, requires_grad)
     nodes = loop.body.graph.find_nodes(op="placeholder")
     return {number for number, node in enumerate(nodes) if node in found and _is_real(node.meta["val"])}
 
@@ -246,13 +246,13 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _of_body(loop: Loop, mode: FakeTensorMode, trained: set[int]) -> Iterator[Tensor]:
+def _of_body(loop: Loop, mode: FakeTensorMode, requires_grad: set[int]) -> Iterator[Tensor]:
     """Tensors with the layouts of the body's inputs."""
     for number, node in enumerate(loop.body.graph.find_nodes(op="placeholder")):
         held: Tensor = node.meta["val"]
         with mode:
             made = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=held.device)
-        yield made.requires_grad_(number in trained)
+        yield made.requires_grad_(number in requires_grad)
 
 
 def _uncopied(node: Node, copied: bool) -> Node:

@@ -7,7 +7,7 @@ The model runs on fake tensors that require gradients where the real ones do, un
 PyTorch's own autograd runs backward over what it recorded, under the same mode: blocks without gradients, ``detach``,
 writes through views, gradients of the user's own and the order of sums are what eager has. Recording costs as much for
 an operator backward as for one forward. The record is then cut in two. What the backward half reads of the forward
-half is *saved* (:mod:`fuse.graph.halves`).
+half is *saved* (:mod:`fuse.graph.backward_graph`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fuse.graph import convolution_gradients, recurrent_gradients, scattering
 from fuse.graph.aliases import View
 from fuse.graph.capture import prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
-from fuse.graph.halves import Given, cut_in_two, root_of
+from fuse.graph.backward_graph import BackwardInput, cut_in_two, root_of
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import computed_again
@@ -50,7 +50,7 @@ class Joint:
 
     ``forward``: as :func:`fuse.graph.capture.capture` gives it, but that its output ends with what is saved.
     ``backward``: None where no result needs gradients. ``given``: its placeholders in order. ``gradients``: for each
-    forward placeholder the position in ``backward``'s output, or None. ``trained``: the leaves of the result that need
+    forward placeholder the position in ``backward``'s output, or None. ``requires_grad``: the leaves of the result that need
     gradients. ``detached``: those that are a view of an input that needs gradients, and need none.
     ``rolled``: gradients were taken loop by loop, and not as eager takes them. ``own_gradients``: some are the user's
     own (``torch.autograd.Function``).
@@ -58,9 +58,9 @@ class Joint:
 
     forward: GraphModule
     backward: GraphModule | None = None
-    given: tuple[Given, ...] = ()
+    given: tuple[BackwardInput, ...] = ()
     gradients: tuple[int | None, ...] = ()
-    trained: frozenset[int] = frozenset()
+    requires_grad: frozenset[int] = frozenset()
     detached: frozenset[int] = frozenset()
     rolled: bool = False
     own_gradients: bool = False
@@ -71,13 +71,13 @@ class Recorded:
     """A call recorded with gradients on, before they are taken.
 
     Nodes that stand for tensors of the call say in ``meta["needs_gradient"]`` whether these needed gradients at last.
-    ``views``: of each leaf of the result, the views that lead to it from the value that the graph gives. ``trained``
+    ``views``: of each leaf of the result, the views that lead to it from the value that the graph gives. ``requires_grad``
     and ``detached`` are as in :class:`Joint`. ``eagers``: why gradients must be taken as eager takes them, or None.
     """
 
     forward: GraphModule
     views: tuple[tuple[View, ...], ...]
-    trained: frozenset[int]
+    requires_grad: frozenset[int]
     detached: frozenset[int]
     eagers: str | None = None
 
@@ -105,7 +105,7 @@ def capture_joint(
     >>> [node.name for node in joint.backward.graph.nodes]
     ['input_1', 'tangent_0', 't_1', 'mm', 't_2', 'sum_1', 'view', 't_3', 'output']
     >>> joint.given, joint.gradients
-    ((Given(kind='input', index=0), Given(kind='tangent', index=0)), (None, 0, 1))
+    ((BackwardInput(kind='input', index=0), BackwardInput(kind='tangent', index=0)), (None, 0, 1))
     """
     _refuse_hooks(model)
 
@@ -132,10 +132,10 @@ class JointRecorder(Recorder):
         forward = self.run(args, kwargs)
         self._refuse_effects(forward)
         outputs: tuple[OutputSpec, ...] = forward.meta["signature"].outputs
-        trained = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and self._needs_gradient(i)]
+        requires_grad = [i for i, spec in enumerate(outputs) if spec.kind == "graph" and self._needs_gradient(i)]
         detached = frozenset(i for i, spec in enumerate(outputs) if spec.kind == "input" and self._detached(spec, i))
         inputs = [i for i, fake in enumerate(self.placeholders) if fake.requires_grad]
-        if not trained or not inputs:
+        if not requires_grad or not inputs:
             return Joint(forward, detached=detached)
         if differentiate is not None:
             for alias in self.functional.aliases.values():
@@ -145,12 +145,12 @@ class JointRecorder(Recorder):
                 needs = alias.made.meta.get("needs_gradient", False)
                 alias.made.meta["needs_gradient"] = needs or alias.tensor.requires_grad
             views = tuple(map(self._views, self.leaves))
-            recorded = Recorded(forward, views, frozenset(trained), detached, self._why_eagers())
+            recorded = Recorded(forward, views, frozenset(requires_grad), detached, self._why_eagers())
             if found_joint := differentiate(recorded):
                 return found_joint
         count = len(self.dispatches)
         output = forward.graph.output_node()
-        tangents = {i: self._tangent(i) for i in trained}
+        tangents = {i: self._tangent(i) for i in requires_grad}
         with self._recording("backward", contextlib.nullcontext()), without_autocast():
             found = self._gradients(inputs, tangents)
         self.functional.settle()
@@ -172,7 +172,7 @@ class JointRecorder(Recorder):
         position = {i: number for number, i in enumerate(values)}
         gradients = tuple(position.get(i) for i in range(len(self.inputs)))
         own = has_own_gradients(self.leaves)
-        return Joint(forward, backward, given, gradients, frozenset(trained), detached, own_gradients=own)
+        return Joint(forward, backward, given, gradients, frozenset(requires_grad), detached, own_gradients=own)
 
     def __torch_dispatch__(
         self, op: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -250,7 +250,7 @@ class JointRecorder(Recorder):
         ]
 
     def _why_eagers(self) -> str | None:
-        """Why gradients must be taken as eager takes them, or None: operators alone decide what is trained."""
+        """Why gradients must be taken as eager takes them, or None: operators alone decide what is requires_grad."""
         if has_own_gradients(self.leaves):
             return "the call has gradients of its own (torch.autograd.Function or a custom operator)"
         if self.cut_off or is_cut_unseen(self.graph, self.functional.aliases.values(), self.detached):

@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from fuse.devices import without_autocast
 from fuse.gradients.absent import without
 from fuse.gradients.saved import settle
-from fuse.graph.halves import Given
+from fuse.graph.backward_graph import BackwardInput
 from fuse.graph.joint import Joint
 from fuse.graph.locks import ForkedLock
 from fuse.graph.signature import Signature
@@ -70,7 +70,7 @@ class RewrittenHalves:
     """What the passes made of a call with gradients: ``backward`` is for a loss of all results. ``gradients``: of each
     forward placeholder, the position among its results."""
 
-    given: tuple[Given, ...]
+    given: tuple[BackwardInput, ...]
     backward: GraphModule
     gradients: tuple[int | None, ...]
 
@@ -118,7 +118,7 @@ class Training:
         # results need gradients all the same (``vector_norm(x, 0)``).
         unlinked = tuple(i for i, gradient in enumerate(joint.gradients) if gradient is None)
         self._unlinked = unlinked if len(unlinked) < len(joint.gradients) else ()
-        self.constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.trained)
+        self.constant = tuple(number for number, i in enumerate(self._leaves) if i not in joint.requires_grad)
         bases = [self.signature.outputs[i].index for i in self._leaves]
         saved = {what.index for what in self.given if what.kind == "saved"}
         self._shared = frozenset(b for b in bases if bases.count(b) > 1 or b in saved)
@@ -169,7 +169,7 @@ class Training:
         spec = self.signature.outputs[position]
         whole, view = values[spec.index], spec.view
         assert whole is not None
-        if position not in self.joint.trained and spec.index in self._shared:
+        if position not in self.joint.requires_grad and spec.index in self._shared:
             whole = whole.detach()  # the one that it shares memory with may need gradients
         if view is None:
             return whole
@@ -254,7 +254,7 @@ class Training:
         """Further facts that have to be equal for calls of other sizes."""
         assert self.rewritten is not None
         joint, ready = self.joint, self.rewritten
-        return repr((joint.gradients, sorted(joint.trained), sorted(joint.detached), ready.given, ready.gradients))
+        return repr((joint.gradients, sorted(joint.requires_grad), sorted(joint.detached), ready.given, ready.gradients))
 
     def with_graphs(self, graphs: Sequence[GraphModule]) -> Training:
         """The same call at other sizes, of which these are the :meth:`graphs`."""

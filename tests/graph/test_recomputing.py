@@ -15,7 +15,7 @@ from fuse.graph.outputs import outputs_of
 from fuse.report.show import show
 
 
-def halves(run: Callable[..., Tensor], *args: Tensor) -> Joint:
+def joint_graphs(run: Callable[..., Tensor], *args: Tensor) -> Joint:
     joint = capture_joint(Function(run), args)
     assert joint.backward is not None
     return joint
@@ -37,7 +37,7 @@ def gated(x: Tensor, h: Tensor) -> Tensor:
 
 
 def test_cheap_arithmetic_of_what_is_there_is_done_again():
-    assert sorted(saved(halves(gated, *inputs(2)))) == ["sigmoid.default", "tanh.default"]
+    assert sorted(saved(joint_graphs(gated, *inputs(2)))) == ["sigmoid.default", "tanh.default"]
     report = show(Function(gated), tuple(inputs(2)), train=True)
     assert (report.after.launches, report.backward.after.launches) == (1, 1)
     checked = check(Function(gated), inputs(2), train=True)
@@ -49,7 +49,7 @@ def test_a_chain_of_it_with_views_between():
         s = torch.sigmoid(x)
         return ((1 - s).t() * 2 + 1).neg() * y.t().exp()
 
-    assert sorted(saved(halves(run, *inputs(2)))) == ["exp.default", "sigmoid.default"]
+    assert sorted(saved(joint_graphs(run, *inputs(2)))) == ["exp.default", "sigmoid.default"]
     assert check(Function(run), inputs(2), train=True).passed
 
 
@@ -65,5 +65,5 @@ def test_a_chain_of_it_with_views_between():
 )
 def test_near_misses_are_kept(run: Callable[..., Tensor], kept: list[str]):
     torch.manual_seed(0)
-    assert sorted(saved(halves(run, *inputs(2)))) == kept
+    assert sorted(saved(joint_graphs(run, *inputs(2)))) == kept
     assert check(Function(run), inputs(2), train=True).passed

@@ -28,7 +28,7 @@ from fuse.graph.signature import InputSpec, OutputSpec, Signature
 
 
 @dataclass(frozen=True)
-class Given:
+class BackwardInput:
     """The meaning of a placeholder of a backward graph.
 
     ``saved``: the value at position ``index`` of the forward graph's output; ``input``: forward placeholder ``index``;
@@ -52,7 +52,7 @@ def cut_in_two(
     dispatches: Any,
     modules: nn.Module,
     again: ComputedAgain,
-) -> tuple[GraphModule, tuple[Given, ...]]:
+) -> tuple[GraphModule, tuple[BackwardInput, ...]]:
     """Take everything behind ``output`` out into a graph of its own; what that reads is added to ``output``, but for
     what ``again`` says."""
     later = _after(output)
@@ -60,33 +60,33 @@ def cut_in_two(
     if random := next((n for n in needed if ops.is_random(n.target)), None):
         raise CaptureError(f"{random.target} draws random numbers in the backward pass")
     inputs = {node: i for i, node in enumerate(forward.graph.find_nodes(op="placeholder")) if node not in set(later)}
-    half = _Half(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]  # FX types arguments loosely
-    forward.meta["saved_from"] = len(half.outputs)
-    kept, reads = {*inputs, *half.returned, *map(root_of, gradients)}, half.reads(needed)
+    backward = _BackwardGraph(Graph(), inputs, list(output.args[0]))  # type: ignore[arg-type]  # FX types arguments loosely
+    forward.meta["saved_from"] = len(backward.outputs)
+    kept, reads = {*inputs, *backward.returned, *map(root_of, gradients)}, backward.reads(needed)
     run_again = again(reads, kept)
     if ahead := compared_ahead(needed, reads, kept, run_again, set(gradients)):
         for node in ahead:
             output.prepend(node)
             del needed[node]
         later = _after(output)
-        run_again = again(half.reads(needed), kept)
+        run_again = again(backward.reads(needed), kept)
     for node in (*needed, *run_again):
-        half.note(node, needed, run_again)
+        backward.note(node, needed, run_again)
     for gradient in gradients:
         if gradient not in needed:
-            half.place(root_of(gradient))
+            backward.place(root_of(gradient))
     for position, tangent in tangents.items():
-        half.placeholder(tangent, Given("tangent", position))
+        backward.placeholder(tangent, BackwardInput("tangent", position))
     for node in (*run_again, *needed):
         if node.op != "placeholder":
-            half.copy(node)
-    results = tuple(half.value(gradient) for gradient in gradients)
-    output.args = (tuple(half.outputs),)
-    output.meta["val"] = tuple(v.meta["val"] for v in half.outputs)
+            backward.copy(node)
+    results = tuple(backward.value(gradient) for gradient in gradients)
+    output.args = (tuple(backward.outputs),)
+    output.meta["val"] = tuple(v.meta["val"] for v in backward.outputs)
     for node in reversed(later):
         forward.graph.erase_node(node)
-    module = finished(half.graph, results, modules)
-    names = [node.name for node in half.graph.find_nodes(op="placeholder")]
+    module = finished(backward.graph, results, modules)
+    names = [node.name for node in backward.graph.find_nodes(op="placeholder")]
     module.meta["signature"] = Signature(
         tuple(InputSpec("argument", name, i) for i, name in enumerate(names)),
         tuple(OutputSpec("graph", i) for i in range(len(results))),
@@ -95,10 +95,10 @@ def cut_in_two(
         dispatches,
     )
     module.meta["tangents"] = len(tangents)
-    return module, tuple(half.given)
+    return module, tuple(backward.given)
 
 
-class _Half:
+class _BackwardGraph:
     """The backward graph while it is made: what the nodes of the record are in it."""
 
     def __init__(self, graph: Graph, inputs: Mapping[Node, int], outputs: list[Node]) -> None:
@@ -106,7 +106,7 @@ class _Half:
         self.inputs = inputs
         self.outputs = outputs
         self.returned = {node: i for i, node in reversed(list(enumerate(outputs)))}
-        self.given: list[Given] = []
+        self.given: list[BackwardInput] = []
         self.made: dict[Node, Node] = {}
 
     def reads(self, needed: Mapping[Node, None]) -> dict[Node, list[Node]]:
@@ -119,7 +119,7 @@ class _Half:
         return found
 
     def note(self, node: Node, needed: Mapping[Node, None], again: Mapping[Node, None]) -> None:
-        """Make placeholders for what ``node`` reads of the forward half."""
+        """Make placeholders for what ``node`` reads of the forward graph."""
         for operand in node.all_input_nodes:
             if operand not in needed and (root := root_of(operand)) not in again:
                 self.place(root)
@@ -128,14 +128,14 @@ class _Half:
         if root in self.made:
             return
         if root in self.inputs:
-            self.placeholder(root, Given("input", self.inputs[root]))
+            self.placeholder(root, BackwardInput("input", self.inputs[root]))
         elif root in self.returned:
-            self.placeholder(root, Given("saved", self.returned[root]))
+            self.placeholder(root, BackwardInput("saved", self.returned[root]))
         else:
-            self.placeholder(root, Given("saved", len(self.outputs)))
+            self.placeholder(root, BackwardInput("saved", len(self.outputs)))
             self.outputs.append(root)
 
-    def placeholder(self, node: Node, given: Given) -> None:
+    def placeholder(self, node: Node, given: BackwardInput) -> None:
         made = self.made[node] = add_placeholder(self.graph, node.name)
         made.meta.update(val=node.meta["val"], source="")
         self.given.append(given)
