@@ -28,8 +28,8 @@ from fuse.errors import FuseError
 from fuse.gradients import convolving, own_gradients
 from fuse.gradients.contracting import contraction, terms_of
 from fuse.gradients.replaying import replay
-from fuse.graph.fakes import mode_of
 from fuse.graph.backward_graph import BackwardInput, root_of
+from fuse.graph.fakes import mode_of
 from fuse.graph.joint import Joint, JointRecorder, formulas
 from fuse.graph.loop import Loop, depending, of_all_steps
 from fuse.graph.mutated_attributes import Plan

@@ -29,9 +29,9 @@ from fuse.devices import without_autocast
 from fuse.errors import CaptureError
 from fuse.graph import convolution_gradients, recurrent_gradients, scattering
 from fuse.graph.aliases import View
+from fuse.graph.backward_graph import BackwardInput, cut_in_two, root_of
 from fuse.graph.capture import prepared
 from fuse.graph.detaching import cuts_off, has_own_gradients, is_cut_unseen
-from fuse.graph.backward_graph import BackwardInput, cut_in_two, root_of
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import computed_again

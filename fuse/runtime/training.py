@@ -254,7 +254,9 @@ class Training:
         """Further facts that have to be equal for calls of other sizes."""
         assert self.rewritten is not None
         joint, ready = self.joint, self.rewritten
-        return repr((joint.gradients, sorted(joint.requires_grad), sorted(joint.detached), ready.given, ready.gradients))
+        return repr(
+            (joint.gradients, sorted(joint.requires_grad), sorted(joint.detached), ready.given, ready.gradients)
+        )
 
     def with_graphs(self, graphs: Sequence[GraphModule]) -> Training:
         """The same call at other sizes, of which these are the :meth:`graphs`."""

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fuse.rewrite.patterns.canonical import term_of_node
-from fuse.rewrite.patterns.terms import FILL, KNOWN, LEAF, NUMBER, Look, Term, Terms, below, look_of
+from fuse.rewrite.patterns.terms import FILL, KNOWN, LEAF, NUMBER, TensorType, Term, Terms, below, type_of
 from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
 
@@ -56,27 +56,27 @@ class Calls:
     def __init__(self, constants: Mapping[Node, Tensor | None] | None = None) -> None:
         self.terms = Terms()
         self.constants = constants or {}
-        self._looks: dict[Node, Any] = {}
+        self._types: dict[Node, Any] = {}
         self._marks: dict[Node, int] = {}
-        self._same_looks: dict[Any, Any] = {}
+        self._same_types: dict[Any, Any] = {}
         self._layouts: dict[Node, Hashable] = {}
         self._known: dict[Node, NodeCall] = {}
         self._fills: dict[Node, Term | None] = {}
         self._makers: dict[int, bool] = {}  # by the target's id: hashing a target costs more
         self._shapes: dict[Hashable, Shape] = {}
 
-    def look(self, node: Node) -> Any:
+    def type_of(self, node: Node) -> Any:
         """What the value of ``node`` looks like; equal looks are one object."""
-        look = self._looks.get(node)
-        if look is None:
+        tensor_type = self._types.get(node)
+        if tensor_type is None:
             value = node.meta.get("val")
-            # a look costs more than what tells it apart
-            key = (value.shape, value.dtype, value.fake_device) if isinstance(value, FakeTensor) else look_of(value)
-            look = self._same_looks.get(key)
-            if look is None:
-                look = self._same_looks[key] = look_of(value)
-            self._looks[node] = look
-        return look
+            # a tensor_type costs more than what tells it apart
+            key = (value.shape, value.dtype, value.fake_device) if isinstance(value, FakeTensor) else type_of(value)
+            tensor_type = self._same_types.get(key)
+            if tensor_type is None:
+                tensor_type = self._same_types[key] = type_of(value)
+            self._types[node] = tensor_type
+        return tensor_type
 
     def layout(self, node: Node) -> Hashable:
         """What the value of ``node``, one tensor or several, looks like and how it lies in memory."""
@@ -85,7 +85,7 @@ class Calls:
             value = node.meta["val"]
             values = [value] if isinstance(value, Tensor) else pytree.tree_leaves(value)
             strides = [one.stride() for one in values if isinstance(one, Tensor)]
-            known = self._layouts[node] = (id(self.look(node)), *strides)
+            known = self._layouts[node] = (id(self.type_of(node)), *strides)
         return known
 
     def alike(self, nodes: Sequence[Node]) -> Hashable:
@@ -115,7 +115,7 @@ class Calls:
             kwargs = node.kwargs
             said = (id(node.target), *args, _said(kwargs, places) if kwargs else None)  # hashing a target costs more
             operands = tuple(places)
-            key = (said, id(self.look(node)), *map(self._mark, operands))
+            key = (said, id(self.type_of(node)), *map(self._mark, operands))
             shape = self._shapes.get(key)
             if shape is None:
                 shape = self._shapes[key] = self._shape(node, operands)
@@ -123,15 +123,17 @@ class Calls:
         return call
 
     def _mark(self, node: Node) -> int:
-        """What tells an operand from others: its elements where they are equal and known, or else its look."""
+        """What tells an operand from others: its elements where they are equal and known, or else its tensor_type."""
         mark = self._marks.get(node)
         if mark is None:
-            mark = self._marks[node] = id(self._fill(node) or self.look(node))
+            mark = self._marks[node] = id(self._fill(node) or self.type_of(node))
         return mark
 
     def _shape(self, node: Node, operands: Sequence[Node]) -> Shape:
         leaves = {
-            one: self.terms.leaf((place, look), look) for place, one in enumerate(operands) for look in [self.look(one)]
+            one: self.terms.leaf((place, tensor_type), tensor_type)
+            for place, one in enumerate(operands)
+            for tensor_type in [self.type_of(one)]
         }
         terms = [term_of_node(self.terms, node, leaves.__getitem__)]
         if fills := {one: term for one in operands if (term := self._fill(one)) is not None}:
@@ -166,8 +168,8 @@ class Calls:
     def _found_fill(self, node: Node) -> Term | None:
         value = self.constants.get(node)
         if value is not None and value.numel() == 1:
-            return self.terms.constant(value, self.look(node))
-        if not isinstance(node.target, OpOverload) or not isinstance(self.look(node), Look):
+            return self.terms.constant(value, self.type_of(node))
+        if not isinstance(node.target, OpOverload) or not isinstance(self.type_of(node), TensorType):
             return None
         term = term_of_node(self.terms, node, dict[Node, Term]().__getitem__)
         return term if term.name == FILL else None

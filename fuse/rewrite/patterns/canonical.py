@@ -21,7 +21,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.rewrite.patterns import views
 from fuse.rewrite.patterns.rules import Arguments, Rule, made_by_rule, operand, rule_for
-from fuse.rewrite.patterns.terms import FILL, KNOWN, PART, Look, Term, Terms, look_of, shortest
+from fuse.rewrite.patterns.terms import FILL, KNOWN, PART, TensorType, Term, Terms, shortest, type_of
 
 _DIMENSIONS = frozenset(["dim", "dims", "dim0", "dim1"])
 _OPERANDS = frozenset(["self", "other", "exponent"])
@@ -80,9 +80,9 @@ def term_of_node(terms: Terms, node: Node, term_of: Callable[[Node], Term]) -> T
     terms.origin = node
     if node.target is operator.getitem:
         whole, index = args
-        return terms.make(PART, [whole], whole.look[index], [("index", index)])
+        return terms.make(PART, [whole], whole.type[index], [("index", index)])
     assert isinstance(node.target, OpOverload)
-    return term_of_call(terms, node.target, args, kwargs, look_of(node.meta["val"]))
+    return term_of_call(terms, node.target, args, kwargs, type_of(node.meta["val"]))
 
 
 def _with_terms(arguments: Any, term_of: Callable[[Node], Term]) -> Any:
@@ -96,24 +96,30 @@ def _with_terms(arguments: Any, term_of: Callable[[Node], Term]) -> Any:
     return arguments
 
 
-def term_of_call(terms: Terms, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], look: Any) -> Term:
-    """The term of one call of ``op``, whose tensor arguments are terms and whose result looks like ``look``.
+def term_of_call(
+    terms: Terms, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensor_type: Any
+) -> Term:
+    """The term of one call of ``op``, whose tensor arguments are terms and whose result looks like ``tensor_type``.
 
     >>> terms = Terms()
     >>> import torch
-    >>> x = terms.leaf("x", Look((2, 8), torch.float32, None))
+    >>> x = terms.leaf("x", TensorType((2, 8), torch.float32, None))
     >>> aten = torch.ops.aten
-    >>> quarter = term_of_call(terms, aten.div.Tensor, (x, 4), {}, x.look)
-    >>> str(quarter), quarter is term_of_call(terms, aten.mul.Tensor, (x,), {"other": 0.25}, x.look)
+    >>> quarter = term_of_call(terms, aten.div.Tensor, (x, 4), {}, x.type)
+    >>> str(quarter), quarter is term_of_call(terms, aten.mul.Tensor, (x,), {"other": 0.25}, x.type)
     ('mul(x, 0.25)', True)
     """
     schema = _schema(op)
     arguments: Arguments = {**schema.defaults, **dict(zip(schema.defaults, args, strict=False)), **kwargs}
-    if schema.elementwise and isinstance(look, Look):
+    if schema.elementwise and isinstance(tensor_type, TensorType):
         arguments = _with_numbers(terms, schema, arguments)
-    if schema.rule is not None and isinstance(look, Look) and (term := schema.rule(terms, arguments, look)) is not None:
+    if (
+        schema.rule is not None
+        and isinstance(tensor_type, TensorType)
+        and (term := schema.rule(terms, arguments, tensor_type)) is not None
+    ):
         return term
-    return _as_it_is(terms, schema, arguments, look)
+    return _as_it_is(terms, schema, arguments, tensor_type)
 
 
 def _with_numbers(terms: Terms, schema: _Schema, arguments: Arguments) -> Arguments:
@@ -142,7 +148,7 @@ def _acts_as_number(fill: Term, beside: Term) -> bool:
     return not fill.shape and numbers and (beside.dtype.is_floating_point or not fill.dtype.is_floating_point)
 
 
-def _as_it_is(terms: Terms, schema: _Schema, arguments: Arguments, look: Any) -> Term:
+def _as_it_is(terms: Terms, schema: _Schema, arguments: Arguments, tensor_type: Any) -> Term:
     """The term of an operator that no rule knows: its tensors as operands, everything else as constants."""
     first = next((term for value in arguments.values() for term in _terms_in(value)), None)
     operands: list[Term] = []
@@ -154,14 +160,14 @@ def _as_it_is(terms: Terms, schema: _Schema, arguments: Arguments, look: Any) ->
                 operands.append(number)
                 continue
             value = number.value
-        if name in _DIMENSIONS and first is not None and isinstance(first.look, Look):
+        if name in _DIMENSIONS and first is not None and isinstance(first.type, TensorType):
             value = _counted_from_front(value, len(first.shape))
         operands.extend(_terms_in(value))
         if not isinstance(value, Term):
             constants.append((name, _without_terms(value)))
-    if schema.elementwise and isinstance(look, Look):
-        return views.pointwise(terms, schema.name, operands, look, constants, commutative=schema.commutative)
-    return terms.make(schema.name, operands, look, constants)
+    if schema.elementwise and isinstance(tensor_type, TensorType):
+        return views.pointwise(terms, schema.name, operands, tensor_type, constants, commutative=schema.commutative)
+    return terms.make(schema.name, operands, tensor_type, constants)
 
 
 def _terms_in(value: Any) -> list[Term]:

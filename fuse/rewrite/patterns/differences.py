@@ -51,7 +51,7 @@ def differences(wanted: Term, found: Term) -> Iterator[Difference]:
     for one, two in paired(wanted, found):
         inner += list(differences(one, two))
     if not inner:
-        yield _difference(wanted, found, f"`{found.name}` gives {found.look}, the pattern's gives {wanted.look}")
+        yield _difference(wanted, found, f"`{found.name}` gives {found.type}, the pattern's gives {wanted.type}")
     yield from inner
 
 
@@ -70,7 +70,7 @@ def other_operator(wanted: Term, found: Term) -> Difference:
     if LEAF in (wanted.name, found.name) or wanted.is_view != found.is_view:
         extra = wanted.name == LEAF or (found.is_view and found.name != LEAF)
         term, owner, other = (found, "graph", "pattern") if extra else (wanted, "pattern", "graph")
-        name = f"`cast` to {term.look}" if term.name == "cast" else f"`{term.name}`"
+        name = f"`cast` to {term.type}" if term.name == "cast" else f"`{term.name}`"
         change = f"put {name} into the pattern" if owner == "graph" else f"take {name} out of the pattern"
         return _difference(wanted, found, f"the {owner} has {name} where the {other} has none", change)
     return _difference(wanted, found, *_other_names(wanted, found))

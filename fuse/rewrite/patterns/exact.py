@@ -27,7 +27,7 @@ from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.language import ManySpec
 from fuse.rewrite.patterns.search import Placement
-from fuse.rewrite.patterns.terms import LEAF, Look, Term, Terms, look_of
+from fuse.rewrite.patterns.terms import LEAF, TensorType, Term, Terms, type_of
 from fuse.rewrite.patterns.tracing import LARGEST_CONSTANT, Traced, terms_of
 from fuse.rewrite.surgery import constant_key
 
@@ -223,8 +223,8 @@ def _wanted(
             return traced
         leaves = {}
         for key, _, number, _ in layouts:
-            look = index.calls.look(inputs[key].node)
-            leaves[key] = table.terms.leaf((number, look), look)
+            tensor_type = index.calls.type_of(inputs[key].node)
+            leaves[key] = table.terms.leaf((number, tensor_type), tensor_type)
         known = wanted_terms(traced, form.keys, inputs, leaves, table.terms)
         return TermSetting(
             form,
@@ -250,7 +250,7 @@ def wanted_terms(
     given = []
     for key in keys:
         dims = inputs[key].dims if key in inputs else None
-        leaf = leaves[key] if key in inputs else terms.leaf(key, look_of(_UNREAD))
+        leaf = leaves[key] if key in inputs else terms.leaf(key, type_of(_UNREAD))
         given.append(leaf if dims is None else views.permute(terms, leaf, dims))
     return terms_of(traced, terms, given)
 
@@ -300,7 +300,7 @@ def output_of(cut: Cut, wanted: Term, nodes: Iterable[Node]) -> FoundResult | No
 
 
 def _same_count(one: Term, other: Term) -> bool:
-    single = isinstance(one.look, Look) and isinstance(other.look, Look)
+    single = isinstance(one.type, TensorType) and isinstance(other.type, TensorType)
     return single and torch.Size(one.shape).numel() == torch.Size(other.shape).numel()
 
 
@@ -326,10 +326,10 @@ class Cut:
         """The term of a value that is neither an input nor made of inputs: a constant, or nothing the pattern has."""
         value = self.index.constants.get(node)
         if value is not None and value.nbytes <= LARGEST_CONSTANT:
-            return self.table.terms.constant(value, self.index.calls.look(node))
+            return self.table.terms.constant(value, self.index.calls.type_of(node))
         self.strangers += 1
-        look = self.index.calls.look(node)
-        return self.table.terms.leaf(("stranger", self.strangers, look), look)
+        tensor_type = self.index.calls.type_of(node)
+        return self.table.terms.leaf(("stranger", self.strangers, tensor_type), tensor_type)
 
     def _is_inside(self, node: Node) -> bool:
         if node in self.leaves or self.index.own(node) is None:

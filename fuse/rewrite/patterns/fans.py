@@ -36,10 +36,10 @@ def fan_of(step: Term) -> Fan:
     """The fan of a form's step.
 
     >>> import torch
-    >>> from fuse.rewrite.patterns.terms import Look, Terms
-    >>> terms, look = Terms(), Look((8,), torch.float32, None)
-    >>> x = terms.leaf("x", look)
-    >>> fan = fan_of(terms.make("mul", [x, terms.make("tanh", [x], look)], look))
+    >>> from fuse.rewrite.patterns.terms import TensorType, Terms
+    >>> terms, tensor_type = Terms(), TensorType((8,), torch.float32, None)
+    >>> x = terms.leaf("x", tensor_type)
+    >>> fan = fan_of(terms.make("mul", [x, terms.make("tanh", [x], tensor_type)], tensor_type))
     >>> fan, fits(fan, [("tanh",), ("add",)]), fits(fan, [("add",), ()])
     (Fan(name='mul', operands=2, read=('tanh',)), True, False)
     """

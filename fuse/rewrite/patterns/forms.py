@@ -34,7 +34,7 @@ from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.fans import Fan, fan_of
 from fuse.rewrite.patterns.language import Environment, ManySpec
-from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, Term, Terms, below, look_of
+from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, Term, Terms, below, type_of
 from fuse.rewrite.patterns.tracing import Traced, terms_of, trace, twins
 from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
@@ -335,7 +335,7 @@ def _roots(
         (one.name, i) for one, value in zip(pattern.parameters, arguments, strict=True) for i in range(_length(value))
     ]
     tensors = pytree.tree_leaves(list(arguments))
-    leaves = [terms.leaf(key, look_of(tensor)) for key, tensor in zip(keys, tensors, strict=True)]
+    leaves = [terms.leaf(key, type_of(tensor)) for key, tensor in zip(keys, tensors, strict=True)]
     known = terms_of(traced, terms, leaves)
     return tuple(known[node] for node in traced.outputs), traced.outputs
 
@@ -458,5 +458,5 @@ def fingerprint(roots: Sequence[Term], bare: bool = False) -> str:
     for term in numbers:
         operands = [numbers[stripped(operand) if bare else operand] for operand in term.operands]
         told = term.constants if term.name == LEAF or not bare else ()
-        lines.append(f"{term.name} {operands} {told} {'' if bare else term.look}")
+        lines.append(f"{term.name} {operands} {told} {'' if bare else term.type}")
     return "\n".join(lines)

@@ -28,7 +28,7 @@ from fuse.rewrite.patterns.calls import Calls, NodeCall, Table
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.fans import Fan, Read, fits
 from fuse.rewrite.patterns.rules import negated
-from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, Look, Term
+from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, TensorType, Term
 from fuse.rewrite.patterns.views import stripped
 
 Known = TypeVar("Known")
@@ -366,9 +366,9 @@ def _alike(one: Term, other: Term) -> bool:
     """Whether both do the same, to as many elements of one dtype: sizes of 1 come and go with ``keepdim``."""
     if (one.name, one.constants) != (other.name, other.constants):
         return False
-    if one.look == other.look:
+    if one.type == other.type:
         return True
-    single = isinstance(one.look, Look) and isinstance(other.look, Look)
+    single = isinstance(one.type, TensorType) and isinstance(other.type, TensorType)
     return single and one.dtype == other.dtype and math.prod(one.shape) == math.prod(other.shape)
 
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 from fuse.rewrite import layouts, regions, surgery
 from fuse.rewrite.patterns.conditions import Misfit, Surroundings
 from fuse.rewrite.patterns.exact import Bound, Found, FoundResult
-from fuse.rewrite.patterns.terms import look_of
+from fuse.rewrite.patterns.terms import type_of
 from fuse.rewrite.patterns.tracing import Traced
 
 aten = torch.ops.aten
@@ -51,8 +51,8 @@ def _misfit(found: Found, traced: Traced, around: Surroundings) -> Misfit | None
             continue
         if output.reshaped:
             value = value.reshape(old.shape) if value.numel() == old.numel() else value
-        if look_of(value) != look_of(old):
-            return Misfit("constraint", f"replace gives {look_of(value)}, the pattern {look_of(old)}", output.node)
+        if type_of(value) != type_of(old):
+            return Misfit("constraint", f"replace gives {type_of(value)}, the pattern {type_of(old)}", output.node)
         if value.stride() != old.stride() and not old.is_contiguous():
             return Misfit("constraint", "replace gives strides that no copy has", output.node)
     owners = [regions.owner(node) for node in traced.outputs]

@@ -33,12 +33,12 @@ from typing import Any
 import torch
 
 from fuse.rewrite.patterns import views
-from fuse.rewrite.patterns.terms import NUMBER, Look, Term, Terms, shortest
+from fuse.rewrite.patterns.terms import NUMBER, TensorType, Term, Terms, shortest
 
 Arguments = dict[str, Any]
 """An operator's arguments by the names of its schema, tensors as terms."""
 
-Rule = Callable[[Terms, Arguments, Look], Term | None]
+Rule = Callable[[Terms, Arguments, TensorType], Term | None]
 """``rule(terms, arguments, look of the result)``: the term, or None where the rule has nothing to say."""
 
 _RULES: dict[str, Rule] = {}
@@ -80,49 +80,49 @@ def operand(terms: Terms, value: Any, beside: Term) -> Term:
     return value if isinstance(value, Term) else terms.number(value, beside)
 
 
-def add(terms: Terms, x: Term, y: Term, look: Look) -> Term:
-    return views.pointwise(terms, "add", [x, y], look, commutative=True)
+def add(terms: Terms, x: Term, y: Term, result: TensorType) -> Term:
+    return views.pointwise(terms, "add", [x, y], result, commutative=True)
 
 
-def mul(terms: Terms, x: Term, y: Term, look: Look) -> Term:
+def mul(terms: Terms, x: Term, y: Term, result: TensorType) -> Term:
     """``x * y``; times 1 is nothing, and times itself is a power."""
     for one, other in ((x, y), (y, x)):
-        if one.name == NUMBER and one.value == 1 and other.look == look:
+        if one.name == NUMBER and one.value == 1 and other.type == result:
             return other
     if x is y:
-        return power(terms, x, terms.number(2, x), look)
-    x, y = (_rounded(terms, term, look) if term.name == NUMBER else term for term in (x, y))
-    return views.pointwise(terms, "mul", [x, y], look, commutative=True)
+        return power(terms, x, terms.number(2, x), result)
+    x, y = (_rounded(terms, term, result) if term.name == NUMBER else term for term in (x, y))
+    return views.pointwise(terms, "mul", [x, y], result, commutative=True)
 
 
-def _rounded(terms: Terms, number: Term, look: Look) -> Term:
+def _rounded(terms: Terms, number: Term, result: TensorType) -> Term:
     """A factor without its last digits, in which c and 1 / (1 / c) may differ; in float32 it is rounded to that."""
     value = number.value
     if not isinstance(value, float):
         return number
-    fine = look.dtype in (torch.float64, torch.complex128)
+    fine = result.dtype in (torch.float64, torch.complex128)
     rounded = float(f"{value:.15g}") if fine else shortest(value)
-    return terms.make(NUMBER, (), number.look, [("value", value)], known_as=(("value", rounded),))
+    return terms.make(NUMBER, (), number.type, [("value", value)], known_as=(("value", rounded),))
 
 
-def power(terms: Terms, x: Term, exponent: Term, look: Look) -> Term:
+def power(terms: Terms, x: Term, exponent: Term, result: TensorType) -> Term:
     """``x ** exponent``; the inverse of a square root is written as both, as most people do."""
     if exponent.name == NUMBER:
-        if exponent.value == 1 and x.look == look:
+        if exponent.value == 1 and x.type == result:
             return x
         if exponent.value == -0.5:
-            root = power(terms, x, terms.number(0.5, x), look)
-            return power(terms, root, terms.number(-1.0, root), look)
-    return views.pointwise(terms, "pow", [x, exponent], look)
+            root = power(terms, x, terms.number(0.5, x), result)
+            return power(terms, root, terms.number(-1.0, root), result)
+    return views.pointwise(terms, "pow", [x, exponent], result)
 
 
 def scaled(terms: Terms, x: Term, factor: Any) -> Term:
     """``x`` times a Python number."""
     if x.name == NUMBER:
-        return terms.make(NUMBER, (), x.look, [("value", x.value * factor)])
+        return terms.make(NUMBER, (), x.type, [("value", x.value * factor)])
     if factor == -1 and (other := negated(x)) is not None:
         return other
-    return x if factor == 1 else mul(terms, x, terms.number(factor, x), x.look)
+    return x if factor == 1 else mul(terms, x, terms.number(factor, x), x.type)
 
 
 def negated(x: Term) -> Term | None:
@@ -130,15 +130,15 @@ def negated(x: Term) -> Term | None:
     if x.name != "mul" or len(x.operands) != 2:
         return None
     for number, other in (x.operands, x.operands[::-1]):
-        if number.name == NUMBER and number.value == -1 and other.look == x.look:
+        if number.name == NUMBER and number.value == -1 and other.type == x.type:
             return other
     return None
 
 
-def inner(look: Look) -> torch.dtype:
+def inner(result: TensorType) -> torch.dtype:
     """The dtype that one operator computes in: float16 in float32, for what it has in between may be larger."""
-    assert look.dtype is not None
-    return torch.float32 if look.dtype == torch.float16 else look.dtype
+    assert result.dtype is not None
+    return torch.float32 if result.dtype == torch.float16 else result.dtype
 
 
 def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
@@ -146,157 +146,157 @@ def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
     return x if x.name == NUMBER else views.cast(terms, x, dtype)
 
 
-def scaled_sum(terms: Terms, x: Term, y: Term, factor: Any, look: Look) -> Term:
+def scaled_sum(terms: Terms, x: Term, y: Term, factor: Any, result: TensorType) -> Term:
     """``x + factor * y`` by one operator, which converts ``y`` first: of uint8, ``x - y`` is not ``x + (-y)``."""
     if factor == 1:
-        return add(terms, x, y, look)
+        return add(terms, x, y, result)
     if factor == -1 and (y.name == NUMBER or y.dtype.is_floating_point):  # which loses nothing in any dtype
-        return add(terms, x, scaled(terms, y, factor), look)
-    dtype = inner(look)
-    x = x if dtype == look.dtype else cast(terms, x, dtype)
-    whole = add(terms, x, scaled(terms, cast(terms, y, dtype), factor), replace(look, dtype=dtype))
-    return views.cast(terms, whole, look.dtype)  # type: ignore[arg-type]  # a result has one
+        return add(terms, x, scaled(terms, y, factor), result)
+    dtype = inner(result)
+    x = x if dtype == result.dtype else cast(terms, x, dtype)
+    whole = add(terms, x, scaled(terms, cast(terms, y, dtype), factor), replace(result, dtype=dtype))
+    return views.cast(terms, whole, result.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("scaled_sums", "add", makes="add mul pow")
-def _add(terms: Terms, a: Arguments, look: Look) -> Term:
-    return scaled_sum(terms, a["self"], operand(terms, a["other"], a["self"]), a["alpha"], look)
+def _add(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return scaled_sum(terms, a["self"], operand(terms, a["other"], a["self"]), a["alpha"], result)
 
 
 @rule("scaled_sums", "sub", makes="add mul pow")
-def _sub(terms: Terms, a: Arguments, look: Look) -> Term:
-    return scaled_sum(terms, a["self"], operand(terms, a["other"], a["self"]), -a["alpha"], look)
+def _sub(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return scaled_sum(terms, a["self"], operand(terms, a["other"], a["self"]), -a["alpha"], result)
 
 
 @rule("scaled_sums", "rsub", makes="add mul")
-def _rsub(terms: Terms, a: Arguments, look: Look) -> Term:
-    return scaled_sum(terms, operand(terms, a["other"], a["self"]), a["self"], -a["alpha"], look)
+def _rsub(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return scaled_sum(terms, operand(terms, a["other"], a["self"]), a["self"], -a["alpha"], result)
 
 
 @rule("scaled_sums", "neg", makes="mul")
-def _neg(terms: Terms, a: Arguments, _look: Look) -> Term:
+def _neg(terms: Terms, a: Arguments, _result: TensorType) -> Term:
     return scaled(terms, a["self"], -1)
 
 
 @rule("quotients", "mul", makes="mul pow")
-def _mul(terms: Terms, a: Arguments, look: Look) -> Term:
-    return mul(terms, a["self"], operand(terms, a["other"], a["self"]), look)
+def _mul(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return mul(terms, a["self"], operand(terms, a["other"], a["self"]), result)
 
 
 @rule("quotients", "div", makes="mul pow")
-def _div(terms: Terms, a: Arguments, look: Look) -> Term | None:
-    if a.get("rounding_mode") is not None or not look.dtype.is_floating_point:  # type: ignore[union-attr]  # a result has one
+def _div(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+    if a.get("rounding_mode") is not None or not result.dtype.is_floating_point:  # type: ignore[union-attr]  # a result has one
         return None
     other = a["other"]
     if isinstance(other, Term):
-        return mul(terms, a["self"], inverse_of(terms, other, look), look)
+        return mul(terms, a["self"], inverse_of(terms, other, result), result)
     if not other or not math.isfinite(inverse := 1 / other):
         return None
-    return mul(terms, a["self"], terms.number(inverse, a["self"]), look)
+    return mul(terms, a["self"], terms.number(inverse, a["self"]), result)
 
 
-def inverse_of(terms: Terms, x: Term, look: Look) -> Term:
+def inverse_of(terms: Terms, x: Term, result: TensorType) -> Term:
     """``1 / x`` within a division that gives ``look``: what it divides by is converted first."""
     if x.name == NUMBER:
-        return power(terms, x, terms.number(-1.0, x), replace(look, shape=()))
+        return power(terms, x, terms.number(-1.0, x), replace(result, shape=()))
     if x.dtype.is_floating_point:
-        x = views.cast(terms, x, look.dtype)  # type: ignore[arg-type]  # a result has one
-    return power(terms, x, terms.number(-1.0, x), replace(x.look, dtype=look.dtype))
+        x = views.cast(terms, x, result.dtype)  # type: ignore[arg-type]  # a result has one
+    return power(terms, x, terms.number(-1.0, x), replace(x.type, dtype=result.dtype))
 
 
 @rule("powers", "reciprocal", makes="pow")
-def _reciprocal(terms: Terms, a: Arguments, look: Look) -> Term:
-    return power(terms, a["self"], terms.number(-1.0, a["self"]), look)
+def _reciprocal(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return power(terms, a["self"], terms.number(-1.0, a["self"]), result)
 
 
 @rule("powers", "sqrt", makes="pow")
-def _sqrt(terms: Terms, a: Arguments, look: Look) -> Term:
-    return power(terms, a["self"], terms.number(0.5, a["self"]), look)
+def _sqrt(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return power(terms, a["self"], terms.number(0.5, a["self"]), result)
 
 
 @rule("powers", "rsqrt", makes="pow")
-def _rsqrt(terms: Terms, a: Arguments, look: Look) -> Term:
-    return power(terms, a["self"], terms.number(-0.5, a["self"]), look)
+def _rsqrt(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return power(terms, a["self"], terms.number(-0.5, a["self"]), result)
 
 
 @rule("powers", "pow", makes="pow")
-def _pow(terms: Terms, a: Arguments, look: Look) -> Term | None:
+def _pow(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
     if not isinstance(a["self"], Term):
         return None
-    return power(terms, a["self"], operand(terms, a["exponent"], a["self"]), look)
+    return power(terms, a["self"], operand(terms, a["exponent"], a["self"]), result)
 
 
 # ---- products ------------------------------------------------------------------------------------------------------
 
 
 @rule("products", "mm", "bmm", makes="matmul")
-def _matmul(terms: Terms, a: Arguments, look: Look) -> Term:
-    return views.matmul(terms, a["self"], a.get("mat2"), look.dtype)  # type: ignore[arg-type]  # a result has one
+def _matmul(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return views.matmul(terms, a["self"], a.get("mat2"), result.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("products", "addmm", makes="add mul matmul")
-def _addmm(terms: Terms, a: Arguments, look: Look) -> Term | None:
-    return _biased(terms, a, a["mat1"], a["mat2"], look)
+def _addmm(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+    return _biased(terms, a, a["mat1"], a["mat2"], result)
 
 
 @rule("products", "baddbmm", makes="add mul matmul")
-def _baddbmm(terms: Terms, a: Arguments, look: Look) -> Term | None:
-    return _biased(terms, a, a["batch1"], a["batch2"], look)
+def _baddbmm(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+    return _biased(terms, a, a["batch1"], a["batch2"], result)
 
 
-def _biased(terms: Terms, a: Arguments, left: Term, right: Term, look: Look) -> Term | None:
+def _biased(terms: Terms, a: Arguments, left: Term, right: Term, result: TensorType) -> Term | None:
     if a["beta"] == 0:  # the bias is not even read
         return None
     plain = a["alpha"] == a["beta"] == 1
-    dtype = left.dtype if plain else inner(look)
+    dtype = left.dtype if plain else inner(result)
     product = scaled(terms, views.matmul(terms, left, right, dtype), a["alpha"])
     bias = a["self"] if plain else cast(terms, a["self"], dtype)
-    whole = add(terms, scaled(terms, bias, a["beta"]), product, replace(look, dtype=dtype))
-    return views.cast(terms, whole, look.dtype)  # type: ignore[arg-type]  # a result has one
+    whole = add(terms, scaled(terms, bias, a["beta"]), product, replace(result, dtype=dtype))
+    return views.cast(terms, whole, result.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 # ---- composed elementwise operators --------------------------------------------------------------------------------
 
 
 def sigmoid(terms: Terms, x: Term) -> Term:
-    return views.pointwise(terms, "sigmoid", [x], x.look)
+    return views.pointwise(terms, "sigmoid", [x], x.type)
 
 
 @rule("composed", "silu", makes="mul sigmoid pow")
-def _silu(terms: Terms, a: Arguments, look: Look) -> Term:
-    return mul(terms, a["self"], sigmoid(terms, a["self"]), look)
+def _silu(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return mul(terms, a["self"], sigmoid(terms, a["self"]), result)
 
 
 @rule("composed", "glu", makes="mul sigmoid")
-def _glu(terms: Terms, a: Arguments, look: Look) -> Term:
+def _glu(terms: Terms, a: Arguments, result: TensorType) -> Term:
     x: Term = a["self"]
     dim = a["dim"] % len(x.shape)
     half = x.shape[dim] // 2
     first, second = views.cut(terms, x, dim, 0, half), views.cut(terms, x, dim, half, 2 * half)
-    return mul(terms, first, sigmoid(terms, second), look)
+    return mul(terms, first, sigmoid(terms, second), result)
 
 
 @rule("composed", "addcmul", makes="add mul pow")
-def _addcmul(terms: Terms, a: Arguments, look: Look) -> Term:
-    return _with_product(terms, a, a["tensor2"], look)
+def _addcmul(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return _with_product(terms, a, a["tensor2"], result)
 
 
 @rule("composed", "addcdiv", makes="add mul pow")
-def _addcdiv(terms: Terms, a: Arguments, look: Look) -> Term:
-    return _with_product(terms, a, inverse_of(terms, a["tensor2"], replace(look, dtype=inner(look))), look)
+def _addcdiv(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return _with_product(terms, a, inverse_of(terms, a["tensor2"], replace(result, dtype=inner(result))), result)
 
 
-def _with_product(terms: Terms, a: Arguments, y: Term, look: Look) -> Term:
+def _with_product(terms: Terms, a: Arguments, y: Term, result: TensorType) -> Term:
     """``self + value * tensor1 * y`` by one operator, which converts everything first."""
-    dtype = inner(look)
+    dtype = inner(result)
     z, x, y = (cast(terms, one, dtype) for one in (a["self"], a["tensor1"], y))
-    product = mul(terms, x, y, replace(look, shape=tuple(torch.broadcast_shapes(x.shape, y.shape)), dtype=dtype))
-    whole = add(terms, z, scaled(terms, product, a["value"]), replace(look, dtype=dtype))
-    return views.cast(terms, whole, look.dtype)  # type: ignore[arg-type]  # a result has one
+    product = mul(terms, x, y, replace(result, shape=tuple(torch.broadcast_shapes(x.shape, y.shape)), dtype=dtype))
+    whole = add(terms, z, scaled(terms, product, a["value"]), replace(result, dtype=dtype))
+    return views.cast(terms, whole, result.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("bounds", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", makes="relu clamp clamp_min clamp_max")
-def _clamp(terms: Terms, a: Arguments, look: Look) -> Term | None:
+def _clamp(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
     x: Term = a["self"]
     least = a.get("min", a.get("min_val", 0 if set(a) == {"self"} else None))
     most = a.get("max", a.get("max_val"))
@@ -304,95 +304,95 @@ def _clamp(terms: Terms, a: Arguments, look: Look) -> Term | None:
         return None
     least, most = (None if bound is None else terms.number(bound, x).value for bound in (least, most))
     if least == 0 and most is None:
-        return views.pointwise(terms, "relu", [x], look)
-    return views.pointwise(terms, "clamp", [x], look, [("min", least), ("max", most)])
+        return views.pointwise(terms, "relu", [x], result)
+    return views.pointwise(terms, "clamp", [x], result, [("min", least), ("max", most)])
 
 
 @rule("choices", "masked_fill", makes="where")
-def _masked_fill(terms: Terms, a: Arguments, look: Look) -> Term:
+def _masked_fill(terms: Terms, a: Arguments, result: TensorType) -> Term:
     value = operand(terms, a["value"], a["self"])
-    return views.pointwise(terms, "where", [a["mask"], value, a["self"]], look)
+    return views.pointwise(terms, "where", [a["mask"], value, a["self"]], result)
 
 
 @rule("choices", "index_put", makes="where index_put")
-def _index_put(terms: Terms, a: Arguments, look: Look) -> Term | None:
+def _index_put(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
     """What a mask chooses is one value, or one row: as many elements as it chooses are no element of a kernel."""
     (mask, *more), values = a["indices"], a["values"]
     if a["accumulate"] or more or not isinstance(mask, Term) or mask.dtype != torch.bool or not mask.shape:
         return None
-    inner_rank = len(look.shape) - len(mask.shape)
+    inner_rank = len(result.shape) - len(mask.shape)
     if len(values.shape) > inner_rank:
         return None
     mask = views.reshape(terms, mask, (*mask.shape, *[1] * inner_rank))
-    return views.pointwise(terms, "where", [mask, values, a["self"]], look)
+    return views.pointwise(terms, "where", [mask, values, a["self"]], result)
 
 
 @rule("choices", "gt", makes="lt")
-def _gt(terms: Terms, a: Arguments, look: Look) -> Term:
-    return views.pointwise(terms, "lt", [operand(terms, a["other"], a["self"]), a["self"]], look)
+def _gt(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return views.pointwise(terms, "lt", [operand(terms, a["other"], a["self"]), a["self"]], result)
 
 
 @rule("choices", "ge", makes="le")
-def _ge(terms: Terms, a: Arguments, look: Look) -> Term:
-    return views.pointwise(terms, "le", [operand(terms, a["other"], a["self"]), a["self"]], look)
+def _ge(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return views.pointwise(terms, "le", [operand(terms, a["other"], a["self"]), a["self"]], result)
 
 
 # ---- tensors of equal elements -------------------------------------------------------------------------------------
 
 
 @rule("fills", "scalar_tensor", "full", "full_like", "new_full")
-def _full(terms: Terms, a: Arguments, look: Look) -> Term | None:
+def _full(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
     value = a.get("s", a.get("fill_value"))
-    return None if isinstance(value, Term) else terms.fill(value, look)
+    return None if isinstance(value, Term) else terms.fill(value, result)
 
 
 @rule("fills", "zeros", "zeros_like", "new_zeros")
-def _zeros(terms: Terms, _a: Arguments, look: Look) -> Term:
-    return terms.fill(0, look)
+def _zeros(terms: Terms, _a: Arguments, result: TensorType) -> Term:
+    return terms.fill(0, result)
 
 
 @rule("fills", "ones", "ones_like", "new_ones")
-def _ones(terms: Terms, _a: Arguments, look: Look) -> Term:
-    return terms.fill(1, look)
+def _ones(terms: Terms, _a: Arguments, result: TensorType) -> Term:
+    return terms.fill(1, result)
 
 
 # ---- reductions ----------------------------------------------------------------------------------------------------
 
 
 @rule("averages", "sum", makes="sum")
-def _sum(terms: Terms, a: Arguments, look: Look) -> Term:
-    return _reduced(terms, "sum", a, look)
+def _sum(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return _reduced(terms, "sum", a, result)
 
 
 @rule("averages", "mean", makes="sum mul")
-def _mean(terms: Terms, a: Arguments, look: Look) -> Term | None:
+def _mean(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
     x: Term = a["self"]
     count = math.prod(x.shape[dim] for dim in _dims(a, x))
     if not count:
         return None
-    wide = {**a, "dtype": inner(look)} if inner(look) != look.dtype else a
-    whole = scaled(terms, _reduced(terms, "sum", wide, replace(look, dtype=inner(look))), 1 / count)
-    return views.cast(terms, whole, look.dtype)  # type: ignore[arg-type]  # a result has one
+    wide = {**a, "dtype": inner(result)} if inner(result) != result.dtype else a
+    whole = scaled(terms, _reduced(terms, "sum", wide, replace(result, dtype=inner(result))), 1 / count)
+    return views.cast(terms, whole, result.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("averages", "amax", makes="amax")
-def _amax(terms: Terms, a: Arguments, look: Look) -> Term:
-    return _reduced(terms, "amax", a, look)
+def _amax(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return _reduced(terms, "amax", a, result)
 
 
 @rule("averages", "amin", makes="amin")
-def _amin(terms: Terms, a: Arguments, look: Look) -> Term:
-    return _reduced(terms, "amin", a, look)
+def _amin(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return _reduced(terms, "amin", a, result)
 
 
-def _reduced(terms: Terms, name: str, a: Arguments, look: Look) -> Term:
+def _reduced(terms: Terms, name: str, a: Arguments, result: TensorType) -> Term:
     """A reduction that drops its dimensions, with a reshape where they are kept."""
     x: Term = a["self"]
     dims = _dims(a, x)
     if a.get("dtype") is not None:
         x = views.cast(terms, x, a["dtype"])
     left = tuple(size for dim, size in enumerate(x.shape) if dim not in dims)
-    return views.reshape(terms, terms.make(name, [x], replace(look, shape=left), [("dim", dims)]), look.shape)
+    return views.reshape(terms, terms.make(name, [x], replace(result, shape=left), [("dim", dims)]), result.shape)
 
 
 def _dims(a: Arguments, x: Term) -> tuple[int, ...]:
@@ -407,98 +407,98 @@ def _dims(a: Arguments, x: Term) -> tuple[int, ...]:
 
 
 @rule("pieces", "stack", makes="cat")
-def _stack(terms: Terms, a: Arguments, look: Look) -> Term:
+def _stack(terms: Terms, a: Arguments, result: TensorType) -> Term:
     pieces: list[Term] = a["tensors"]
-    dim = a["dim"] % len(look.shape)
-    shape = (*look.shape[:dim], 1, *look.shape[dim + 1 :])
-    return terms.make("cat", [views.reshape(terms, piece, shape) for piece in pieces], look, [("dim", dim)])
+    dim = a["dim"] % len(result.shape)
+    shape = (*result.shape[:dim], 1, *result.shape[dim + 1 :])
+    return terms.make("cat", [views.reshape(terms, piece, shape) for piece in pieces], result, [("dim", dim)])
 
 
 @rule("pieces", "cat", makes="cat")
-def _cat(terms: Terms, a: Arguments, look: Look) -> Term:
+def _cat(terms: Terms, a: Arguments, result: TensorType) -> Term:
     pieces: list[Term] = a["tensors"]
-    return terms.make("cat", pieces, look, [("dim", a["dim"] % max(len(look.shape), 1))])
+    return terms.make("cat", pieces, result, [("dim", a["dim"] % max(len(result.shape), 1))])
 
 
 @rule("pieces", "select")
-def _select(terms: Terms, a: Arguments, look: Look) -> Term:
+def _select(terms: Terms, a: Arguments, result: TensorType) -> Term:
     x: Term = a["self"]
     index = a["index"] % x.shape[a["dim"]]
-    return views.reshape(terms, views.cut(terms, x, a["dim"], index, index + 1), look.shape)
+    return views.reshape(terms, views.cut(terms, x, a["dim"], index, index + 1), result.shape)
 
 
 @rule("pieces", "slice")
-def _slice(terms: Terms, a: Arguments, _look: Look) -> Term:
+def _slice(terms: Terms, a: Arguments, _result: TensorType) -> Term:
     return views.cut(terms, a["self"], a["dim"], a["start"], a["end"], a["step"])
 
 
 @rule("views", "t")
-def _t(terms: Terms, a: Arguments, look: Look) -> Term:
-    return views.permute(terms, a["self"], range(len(look.shape))[::-1])
+def _t(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return views.permute(terms, a["self"], range(len(result.shape))[::-1])
 
 
 @rule("views", "transpose")
-def _transpose(terms: Terms, a: Arguments, look: Look) -> Term:
-    order = list(range(len(look.shape)))
+def _transpose(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    order = list(range(len(result.shape)))
     if order:
         order[a["dim0"]], order[a["dim1"]] = order[a["dim1"]], order[a["dim0"]]
     return views.permute(terms, a["self"], order)
 
 
 @rule("views", "permute")
-def _permute(terms: Terms, a: Arguments, _look: Look) -> Term:
+def _permute(terms: Terms, a: Arguments, _result: TensorType) -> Term:
     return views.permute(terms, a["self"], a["dims"])
 
 
 @rule("views", "view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze")
-def _reshape(terms: Terms, a: Arguments, look: Look) -> Term | None:
-    if a["self"].dtype != look.dtype:  # the same bytes, read as another dtype
+def _reshape(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+    if a["self"].dtype != result.dtype:  # the same bytes, read as another dtype
         return None
-    return views.reshape(terms, a["self"], look.shape)
+    return views.reshape(terms, a["self"], result.shape)
 
 
 @rule("views", "expand")
-def _expand(terms: Terms, a: Arguments, look: Look) -> Term:
-    return views.expand(terms, a["self"], look.shape)
+def _expand(terms: Terms, a: Arguments, result: TensorType) -> Term:
+    return views.expand(terms, a["self"], result.shape)
 
 
 @rule("copies", "clone", "alias", "detach", "lift_fresh_copy")
-def _same(_terms: Terms, a: Arguments, _look: Look) -> Term:
+def _same(_terms: Terms, a: Arguments, _result: TensorType) -> Term:
     x: Term = a["self"]
     return x
 
 
 @rule("copies", "repeat", makes="repeat")
-def _repeat(terms: Terms, a: Arguments, look: Look) -> Term | None:
-    return views.reshape(terms, a["self"], look.shape) if all(count == 1 for count in a["repeats"]) else None
+def _repeat(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+    return views.reshape(terms, a["self"], result.shape) if all(count == 1 for count in a["repeats"]) else None
 
 
 @rule("copies", "copy")
-def _copy(terms: Terms, a: Arguments, look: Look) -> Term | None:
-    return _written(terms, a["src"], look)
+def _copy(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+    return _written(terms, a["src"], result)
 
 
 @rule("copies", "slice_scatter", makes="slice_scatter")
-def _slice_scatter(terms: Terms, a: Arguments, look: Look) -> Term | None:
-    size, step = look.shape[a["dim"]], a["step"]
+def _slice_scatter(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+    size, step = result.shape[a["dim"]], a["step"]
     start, end, _ = slice(a["start"], a["end"]).indices(size)
-    return _written(terms, a["src"], look) if (start, end, step) == (0, size, 1) else None
+    return _written(terms, a["src"], result) if (start, end, step) == (0, size, 1) else None
 
 
 @rule("copies", "flip", makes="flip")
-def _flip(_terms: Terms, a: Arguments, look: Look) -> Term | None:
+def _flip(_terms: Terms, a: Arguments, result: TensorType) -> Term | None:
     x: Term = a["self"]
-    return x if all(look.shape[dim] == 1 for dim in a["dims"]) else None
+    return x if all(result.shape[dim] == 1 for dim in a["dims"]) else None
 
 
-def _written(terms: Terms, source: Term, look: Look) -> Term | None:
+def _written(terms: Terms, source: Term, result: TensorType) -> Term | None:
     """All that a tensor like ``look`` holds after ``source`` was copied into it."""
-    if source.look.device != look.device:
+    if source.type.device != result.device:
         return None
-    return views.expand(terms, views.cast(terms, source, look.dtype), look.shape)  # type: ignore[arg-type]  # a result has one
+    return views.expand(terms, views.cast(terms, source, result.dtype), result.shape)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("copies", "_to_copy")
-def _to_copy(terms: Terms, a: Arguments, look: Look) -> Term | None:
+def _to_copy(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
     x: Term = a["self"]
-    return views.cast(terms, x, look.dtype) if x.look.device == look.device else None  # type: ignore[arg-type]  # a result has one
+    return views.cast(terms, x, result.dtype) if x.type.device == result.device else None  # type: ignore[arg-type]  # a result has one

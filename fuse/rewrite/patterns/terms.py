@@ -35,7 +35,7 @@ KNOWN = frozenset([NUMBER, FILL, CONSTANT])
 
 
 @dataclass(frozen=True)
-class Look:
+class TensorType:
     """Shape, dtype and device of a value. Strides are left out: they do not change what is computed."""
 
     shape: tuple[int, ...]
@@ -48,15 +48,15 @@ class Look:
 
 _GIVEN = KNOWN | {LEAF}
 
-NO_LOOK = Look((), None, None)
-"""The look of a number."""
+NUMBER_TYPE = TensorType((), None, None)
+"""The tensor_type of a number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
     """One computed value.
 
-    ``name`` is the operator's; ``constants`` are its other arguments, by name. ``look`` is a tuple where the operator
+    ``name`` is the operator's; ``constants`` are its other arguments, by name. ``tensor_type`` is a tuple where the operator
     returns several tensors, which ``part`` terms take apart. ``elementwise`` operators follow their broadcast operands
     element by element; those of ``commutative`` ones may be swapped. ``serial`` counts the terms of a table, operands
     first. ``origin`` is what the term was first made for: a node, or None. A term that ``computes`` is an operator at
@@ -66,7 +66,7 @@ class Term:
     name: str
     operands: tuple[Term, ...]
     constants: tuple[tuple[str, Any], ...]
-    look: Any
+    type: Any
     serial: int
     origin: Any = field(repr=False)
     elementwise: bool = False
@@ -82,12 +82,12 @@ class Term:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.look.shape
+        shape: tuple[int, ...] = self.type.shape
         return shape
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.look.dtype
+        dtype: torch.dtype = self.type.dtype
         return dtype
 
     def __str__(self) -> str:
@@ -103,8 +103,8 @@ class Terms:
     """A table of interned terms; ``origin`` is noted on the terms that are made while it is set.
 
     >>> terms = Terms()
-    >>> x = terms.leaf("x", Look((2, 3), torch.float32, None))
-    >>> str(terms.make("tanh", [x], x.look)), terms.make("tanh", [x], x.look) is terms.make("tanh", [x], x.look)
+    >>> x = terms.leaf("x", TensorType((2, 3), torch.float32, None))
+    >>> str(terms.make("tanh", [x], x.type)), terms.make("tanh", [x], x.type) is terms.make("tanh", [x], x.type)
     ('tanh(x)', True)
     """
 
@@ -116,7 +116,7 @@ class Terms:
         self,
         name: str,
         operands: Iterable[Term],
-        look: Look | tuple[Look | None, ...],
+        tensor_type: TensorType | tuple[TensorType | None, ...],
         constants: Iterable[tuple[str, Any]] = (),
         *,
         elementwise: bool = False,
@@ -129,19 +129,19 @@ class Terms:
         """
         operands, constants = tuple(operands), tuple(constants)
         told = constants if known_as is None else known_as
-        key = (name, tuple([term.serial for term in operands]), repr(told) if told else "", look)
+        key = (name, tuple([term.serial for term in operands]), repr(told) if told else "", tensor_type)
         known = self._known.get(key)
         if known is None:
             serial = len(self._known)
-            known = Term(name, operands, constants, look, serial, self.origin, elementwise, commutative)
+            known = Term(name, operands, constants, tensor_type, serial, self.origin, elementwise, commutative)
             self._known[key] = known
         return known
 
-    def leaf(self, key: Hashable, look: Any) -> Term:
+    def leaf(self, key: Hashable, tensor_type: Any) -> Term:
         """A value that is given, known by ``key``."""
         known = self._known.get((LEAF, key))
         if known is None:
-            known = Term(LEAF, (), (("key", key),), look, len(self._known), self.origin)
+            known = Term(LEAF, (), (("key", key),), tensor_type, len(self._known), self.origin)
             self._known[LEAF, key] = known
         return known
 
@@ -150,26 +150,26 @@ class Terms:
         floating = beside.dtype is not None and beside.dtype.is_floating_point
         if isinstance(value, int) and floating:
             value = float(value)
-        return self.make(NUMBER, (), NO_LOOK, [("value", value)])
+        return self.make(NUMBER, (), NUMBER_TYPE, [("value", value)])
 
-    def constant(self, value: Tensor, look: Look) -> Term:
+    def constant(self, value: Tensor, tensor_type: TensorType) -> Term:
         """A tensor whose elements are known; one whose elements are equal is a fill.
 
         >>> terms = Terms()
-        >>> str(terms.constant(torch.full((2, 3), 0.5), Look((2, 3), torch.float32, None)))
+        >>> str(terms.constant(torch.full((2, 3), 0.5), TensorType((2, 3), torch.float32, None)))
         '0.5'
         """
         if all(step == 0 or size == 1 for size, step in zip(value.shape, value.stride(), strict=True)):
-            return self.fill(value.flatten()[0].item(), look)
+            return self.fill(value.flatten()[0].item(), tensor_type)
         bits = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1, 1).view(torch.uint8)
         if bits.numel() and bool((bits == bits[0]).all()):
-            return self.fill(value.flatten()[0].item(), look)
-        return self.make(CONSTANT, (), look, [("digest", hashlib.sha256(bits.numpy().tobytes()).hexdigest())])
+            return self.fill(value.flatten()[0].item(), tensor_type)
+        return self.make(CONSTANT, (), tensor_type, [("digest", hashlib.sha256(bits.numpy().tobytes()).hexdigest())])
 
-    def fill(self, value: Any, look: Look) -> Term:
+    def fill(self, value: Any, tensor_type: TensorType) -> Term:
         """A tensor of equal elements, rounded to its dtype."""
-        assert look.dtype is not None
-        return self.make(FILL, (), look, [("value", torch.tensor(value, dtype=look.dtype).item())])
+        assert tensor_type.dtype is not None
+        return self.make(FILL, (), tensor_type, [("value", torch.tensor(value, dtype=tensor_type.dtype).item())])
 
 
 def shortest(value: Any) -> Any:
@@ -195,12 +195,12 @@ def _in_float32(value: float) -> float:
     return found
 
 
-def look_of(value: Any) -> Any:
-    """The look of a (fake) tensor, or a tuple of looks for several; None for what is no tensor."""
+def type_of(value: Any) -> Any:
+    """The tensor_type of a (fake) tensor, or a tuple of looks for several; None for what is no tensor."""
     if isinstance(value, Tensor):
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
-        return Look(tuple(value.shape), value.dtype, device)
-    return tuple(look_of(part) for part in value) if isinstance(value, (tuple, list)) else None
+        return TensorType(tuple(value.shape), value.dtype, device)
+    return tuple(type_of(part) for part in value) if isinstance(value, (tuple, list)) else None
 
 
 def below(*roots: Term) -> Iterator[Term]:

@@ -28,7 +28,7 @@ from fuse.rewrite.constants import constant_nodes
 from fuse.rewrite.evaluate import evaluate
 from fuse.rewrite.patterns.canonical import term_of_node
 from fuse.rewrite.patterns.language import Environment, running
-from fuse.rewrite.patterns.terms import Term, Terms, look_of
+from fuse.rewrite.patterns.terms import Term, Terms, type_of
 
 LARGEST_CONSTANT = 1 << 20
 """Bytes of a tensor made of no input that is known by its value."""
@@ -98,7 +98,7 @@ def terms_of(traced: Traced, terms: Terms, leaves: Sequence[Term]) -> dict[Node,
     known = {node: leaf for node, leaf in zip(traced.inputs, leaves, strict=True) if node is not None}
     for node in traced.graph.nodes:
         if node in traced.constants:
-            known[node] = terms.constant(traced.constants[node], look_of(node.meta["val"]))
+            known[node] = terms.constant(traced.constants[node], type_of(node.meta["val"]))
         elif node.op == "call_function":
             known[node] = term_of_node(terms, node, known.__getitem__)
     return known

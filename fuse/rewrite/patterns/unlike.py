@@ -47,7 +47,7 @@ def _near(attempt: Attempt, index: GraphIndex) -> Near:
     traced = setting.traced
     held = [[*holders(root, attempt.placement, inputs, index)] for root in form.roots]
     table = Table(index.calls)
-    leaves = {given.node: table.terms.leaf(given.node, index.calls.look(given.node)) for given in inputs.values()}
+    leaves = {given.node: table.terms.leaf(given.node, index.calls.type_of(given.node)) for given in inputs.values()}
     cut = Cut(table, index, attempt.placement, leaves)
     found = [[cut.term(node) for node in nodes] for nodes in held]
     known = wanted_terms(
@@ -68,7 +68,7 @@ def _near(attempt: Attempt, index: GraphIndex) -> Near:
 
 def _first_like(wanted: Term, found: Sequence[Term]) -> Term | None:
     """The first of the terms that may hold a result: an operator with several results is not one of them."""
-    alike = (term for term in found if isinstance(term.look, tuple) == isinstance(wanted.look, tuple))
+    alike = (term for term in found if isinstance(term.type, tuple) == isinstance(wanted.type, tuple))
     return min(alike, key=lambda term: term.serial, default=None)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fuse.rewrite.dtypes import holds
-from fuse.rewrite.patterns.terms import FILL, KNOWN, Look, Term, Terms
+from fuse.rewrite.patterns.terms import FILL, KNOWN, TensorType, Term, Terms
 
 Shape = tuple[int, ...]
 
@@ -31,15 +31,15 @@ def reshape(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
     if x.shape == shape:
         return x
     if x.name == FILL:
-        return terms.fill(x.value, replace(x.look, shape=shape))
+        return terms.fill(x.value, replace(x.type, shape=shape))
     if x.name == "reshape":
         return reshape(terms, x.operands[0], shape)
     if x.elementwise and (operands := _reshaped_operands(terms, x, shape)):
-        look = replace(x.look, shape=shape)
-        return pointwise(terms, x.name, operands, look, x.constants, commutative=x.commutative)
+        tensor_type = replace(x.type, shape=shape)
+        return pointwise(terms, x.name, operands, tensor_type, x.constants, commutative=x.commutative)
     if x.name == "matmul" and (product := _reshaped_product(terms, x, shape)):
         return product
-    return terms.make("reshape", [x], replace(x.look, shape=shape))
+    return terms.make("reshape", [x], replace(x.type, shape=shape))
 
 
 def _reshaped_operands(terms: Terms, x: Term, shape: Shape) -> list[Term] | None:
@@ -75,13 +75,13 @@ def _reshaped_product(terms: Terms, product: Term, shape: Shape) -> Term | None:
         b = reshape(terms, b, (*shape[:-2], inner, columns))
     elif len(shape) < 2 or shape[-1] != columns:
         return None
-    return matmul(terms, reshape(terms, a, (*shape[:-1], inner)), b, product.look.dtype)
+    return matmul(terms, reshape(terms, a, (*shape[:-1], inner)), b, product.type.dtype)
 
 
 def matmul(terms: Terms, a: Term, b: Term, dtype: torch.dtype) -> Term:
     """Rows of ``a`` times columns of ``b``, over the leading dimensions of ``a``."""
-    look = Look((*a.shape[:-1], b.shape[-1]), dtype, a.look.device)
-    return terms.make("matmul", [a, b], look)
+    tensor_type = TensorType((*a.shape[:-1], b.shape[-1]), dtype, a.type.device)
+    return terms.make("matmul", [a, b], tensor_type)
 
 
 def permute(terms: Terms, x: Term, dims: Sequence[int]) -> Term:
@@ -95,11 +95,11 @@ def permute(terms: Terms, x: Term, dims: Sequence[int]) -> Term:
     if order == tuple(range(len(shape))):
         return x
     if x.name == FILL:
-        return terms.fill(x.value, replace(x.look, shape=shape))
+        return terms.fill(x.value, replace(x.type, shape=shape))
     if x.name == "permute":
         inner = dict(x.constants)["dims"]
         return permute(terms, x.operands[0], [inner[dim] for dim in order])
-    return terms.make("permute", [x], replace(x.look, shape=shape), [("dims", order)])
+    return terms.make("permute", [x], replace(x.type, shape=shape), [("dims", order)])
 
 
 def expand(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
@@ -107,10 +107,10 @@ def expand(terms: Terms, x: Term, shape: Sequence[int]) -> Term:
     if x.shape == tuple(shape):
         return x
     if x.name == FILL:
-        return terms.fill(x.value, replace(x.look, shape=tuple(shape)))
+        return terms.fill(x.value, replace(x.type, shape=tuple(shape)))
     if x.name == "expand":
         return expand(terms, x.operands[0], shape)
-    return terms.make("expand", [x], replace(x.look, shape=tuple(shape)))
+    return terms.make("expand", [x], replace(x.type, shape=tuple(shape)))
 
 
 def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, step: int = 1) -> Term:
@@ -121,16 +121,16 @@ def cut(terms: Terms, x: Term, dim: int, start: int | None, end: int | None, ste
     if count == x.shape[dim]:
         return x
     if x.name == FILL:
-        return terms.fill(x.value, replace(x.look, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :])))
+        return terms.fill(x.value, replace(x.type, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :])))
     if x.name == "slice":
         inner = dict(x.constants)
         if (inner["dim"], inner["step"], step) == (dim, 1, 1):
             return cut(terms, x.operands[0], dim, inner["start"] + first, inner["start"] + first + count)
-    look = replace(x.look, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :]))
+    tensor_type = replace(x.type, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :]))
     if x.name == "reshape" and step == 1 and (whole := _cut_unsplit(terms, x, dim, first, count)):
-        return reshape(terms, whole, look.shape)
+        return reshape(terms, whole, tensor_type.shape)
     constants = [("dim", dim), ("start", first), ("count", count), ("step", step)]
-    return terms.make("slice", [x], look, constants)
+    return terms.make("slice", [x], tensor_type, constants)
 
 
 def _cut_unsplit(terms: Terms, split: Term, dim: int, first: int, count: int) -> Term | None:
@@ -159,15 +159,15 @@ def cast(terms: Terms, x: Term, dtype: torch.dtype) -> Term:
     if x.name == "cast" and holds(x.operands[0].dtype, x.dtype):
         return cast(terms, x.operands[0], dtype)
     if x.name == FILL:
-        return terms.fill(x.value, replace(x.look, dtype=dtype))
-    return x if x.dtype == dtype else terms.make("cast", [x], replace(x.look, dtype=dtype))
+        return terms.fill(x.value, replace(x.type, dtype=dtype))
+    return x if x.dtype == dtype else terms.make("cast", [x], replace(x.type, dtype=dtype))
 
 
 def pointwise(
     terms: Terms,
     name: str,
     operands: Iterable[Term],
-    look: Look,
+    tensor_type: TensorType,
     constants: Iterable[tuple[str, Any]] = (),
     *,
     commutative: bool = False,
@@ -177,18 +177,18 @@ def pointwise(
     for position, operand in enumerate(found):
         if operand.name == "expand":
             narrow = [*found[:position], operand.operands[0], *found[position + 1 :]]
-            if torch.broadcast_shapes(*(term.shape for term in narrow)) == look.shape:
+            if torch.broadcast_shapes(*(term.shape for term in narrow)) == tensor_type.shape:
                 found = narrow
     if commutative:
         found.sort(key=lambda term: term.serial)
-    return terms.make(name, found, look, constants, elementwise=True, commutative=commutative)
+    return terms.make(name, found, tensor_type, constants, elementwise=True, commutative=commutative)
 
 
 def stripped(term: Term) -> Term:
     """What ``term`` is a view or a conversion of.
 
     >>> terms = Terms()
-    >>> x = terms.leaf("x", Look((2, 3), torch.float32, None))
+    >>> x = terms.leaf("x", TensorType((2, 3), torch.float32, None))
     >>> str(permute(terms, x, (1, 0))), str(stripped(permute(terms, x, (1, 0))))
     ('permute(x, dims=(1, 0))', 'x')
     """

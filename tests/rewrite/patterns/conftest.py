@@ -1,4 +1,4 @@
-"""What the tests of patterns share: look for patterns in a small model, and say what became of each candidate."""
+"""What the tests of patterns share: match a pattern in a small model, and return what became of each candidate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLEANED = ["dead_code", "common_subexpressions", "view_chains", "no_ops", "const
 
 
 @dataclass(frozen=True)
-class Looked:
+class Outcomes:
     """What became of the candidates of one pattern in one graph."""
 
     graph: GraphModule
@@ -46,19 +46,19 @@ class Looked:
 
 
 @pytest.fixture
-def look() -> Callable[..., Looked]:
-    """``look(pattern, function, *arguments)``: match a pattern in a function's graph, cleaned as for any pattern.
+def try_pattern() -> Callable[..., Outcomes]:
+    """``try_pattern(pattern, function, *arguments)``: match a pattern in a function's graph, cleaned as for any pattern.
 
     Whether a kernel can be generated is not asked, unless ``lowering`` is; ``near`` explains as ``fuse explain`` does.
     """
 
     def run(
         pattern: Any, function: Callable[..., Any], *arguments: Any, lowering: bool = False, near: bool = False
-    ) -> Looked:
+    ) -> Outcomes:
         graph = capture(function if isinstance(function, nn.Module) else Function(function), arguments)
         run_passes(graph, CLEANED)
-        looked = match(graph, [define(pattern)], prepare if lowering else lambda found, around: found, near=near)
-        return Looked(graph, looked)
+        outcomes = match(graph, [define(pattern)], prepare if lowering else lambda found, around: found, near=near)
+        return Outcomes(graph, outcomes)
 
     return run
 

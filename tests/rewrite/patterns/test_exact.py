@@ -31,11 +31,11 @@ def names(nodes: Sequence) -> list[str]:
     return [node.name for node in nodes]
 
 
-def test_members_do_something_and_views_and_parts_do_not(look):
+def test_members_do_something_and_views_and_parts_do_not(try_pattern):
     def sorted_rows(x):
         return torch.sort(torch.exp(x).t(), 0).values * 2
 
-    found = only(look(sorted_rows, sorted_rows, randn(3, 4)))
+    found = only(try_pattern(sorted_rows, sorted_rows, randn(3, 4)))
     assert names(found.inside) == ["exp", "t", "sort", "getitem", "mul"]
     assert names(found.members) == ["exp", "sort", "mul"]
 
@@ -50,27 +50,27 @@ def test_members_are_not_what_is_made_from_nothing():
     assert names(outcome.found.members) == ["exp", "where"]
 
 
-def test_a_match_ends_at_its_inputs(look):
-    found = only(look(lambda x: torch.exp(x) * 2, lambda x: torch.exp(x.sin().t()) * 2, randn(3, 4)))
+def test_a_match_ends_at_its_inputs(try_pattern):
+    found = only(try_pattern(lambda x: torch.exp(x) * 2, lambda x: torch.exp(x.sin().t()) * 2, randn(3, 4)))
     assert names(found.inside) == ["exp", "mul"]
     assert names([given.node for given in found.inputs.values()]) == ["t"]
 
 
-def test_a_result_is_a_node_of_its_shape_where_there_is_one(look):
-    found = only(look(lambda x: torch.exp(x) * 2, lambda x: torch.exp(x) * 2, randn(3, 4)))
+def test_a_result_is_a_node_of_its_shape_where_there_is_one(try_pattern):
+    found = only(try_pattern(lambda x: torch.exp(x) * 2, lambda x: torch.exp(x) * 2, randn(3, 4)))
     assert found.outputs == (FoundResult(found.inside[-1], reshaped=False, is_input=False),)
 
 
-def test_a_result_may_be_held_in_another_shape(look):
+def test_a_result_may_be_held_in_another_shape(try_pattern):
     def kept(x):
         return (torch.exp(x).sum(1, keepdim=True)) * 2
 
-    found = only(look(kept, lambda x: torch.exp(x).sum(1) * 2, randn(3, 4)))
+    found = only(try_pattern(kept, lambda x: torch.exp(x).sum(1) * 2, randn(3, 4)))
     assert found.outputs == (FoundResult(found.inside[-1], reshaped=True, is_input=False),)
 
 
-def test_an_input_may_be_a_result(look):
-    found = only(look(lambda x: (x, torch.exp(x) * 2), lambda x: torch.exp(x.sin()) * 2, randn(3)))
+def test_an_input_may_be_a_result(try_pattern):
+    found = only(try_pattern(lambda x: (x, torch.exp(x) * 2), lambda x: torch.exp(x.sin()) * 2, randn(3)))
     assert [(output.node.name, output.is_input) for output in found.outputs] == [("sin", True), ("mul", False)]
 
 
@@ -82,24 +82,24 @@ class Flat:
         return [(randn(2, 3, 4),)]
 
 
-def test_an_input_with_which_the_result_has_its_shape_is_preferred(look):
-    found = only(look(Flat, lambda x: torch.sin(torch.exp(x.view(6, 4))), randn(3, 8)))
+def test_an_input_with_which_the_result_has_its_shape_is_preferred(try_pattern):
+    found = only(try_pattern(Flat, lambda x: torch.sin(torch.exp(x.view(6, 4))), randn(3, 8)))
     assert names([given.node for given in found.inputs.values()]) == ["view"]
     assert not found.outputs[0].reshaped
 
 
-def test_an_input_turned_back(look):
+def test_an_input_turned_back(try_pattern):
     def scores(x, w):
         return torch.softmax(x @ w.t(), -1)
 
     x, w = randn(3, 4), randn(4, 5)
-    found = only(look(scores, lambda x, w: torch.softmax(x @ w, -1), x, w))
+    found = only(try_pattern(scores, lambda x, w: torch.softmax(x @ w, -1), x, w))
     assert [given.dims for given in found.inputs.values()] == [None, (1, 0)]
-    found = only(look(scores, lambda x, w: torch.softmax(x @ w.t(), -1), x, w.t()))
+    found = only(try_pattern(scores, lambda x, w: torch.softmax(x @ w.t(), -1), x, w.t()))
     assert [given.dims for given in found.inputs.values()] == [None, None]
 
 
-def test_inputs_may_be_several_views_away_each(look):
+def test_inputs_may_be_several_views_away_each(try_pattern):
     class Columns:
         def pattern(self, x, y):
             return torch.exp(x.flatten(0, -2)) * y.unsqueeze(1)
@@ -110,18 +110,18 @@ def test_inputs_may_be_several_views_away_each(look):
     def model(x, y):
         return torch.exp(x.view(6, 4)) * y.unsqueeze(1)
 
-    found = only(look(Columns, model, randn(3, 8), randn(6)))
+    found = only(try_pattern(Columns, model, randn(3, 8), randn(6)))
     assert [given.node.name for given in found.inputs.values()] == ["view", "args_1"]
 
 
-def test_a_list_takes_its_own_tensors(look):
+def test_a_list_takes_its_own_tensors(try_pattern):
     def joined(pieces=fuse.many(at_least=2), scale=fuse.tensor()):
         return torch.cat([torch.relu(piece) for piece in pieces], dim=1) * scale
 
     def model(x, y, scale):
         return torch.cat([x.relu(), y.relu()], 1) * scale
 
-    found = only(look(joined, model, randn(2, 3), randn(2, 4), randn(2, 7)))
+    found = only(try_pattern(joined, model, randn(2, 3), randn(2, 4), randn(2, 7)))
     assert {key: given.node.name for key, given in found.inputs.items()} == {
         ("pieces", 0): "args_0",
         ("pieces", 1): "args_1",
@@ -129,7 +129,7 @@ def test_a_list_takes_its_own_tensors(look):
     }
 
 
-def test_a_result_with_many_readers_is_found_behind_them(look):
+def test_a_result_with_many_readers_is_found_behind_them(try_pattern):
     def turned(x):
         return (torch.exp(x) * 2).t()
 
@@ -137,7 +137,7 @@ def test_a_result_with_many_readers_is_found_behind_them(look):
         y = torch.exp(x) * 2
         return *(y + place for place in range(1, 30)), y.t().sin()
 
-    found = only(look(turned, model, randn(3, 4)))
+    found = only(try_pattern(turned, model, randn(3, 4)))
     assert names([output.node for output in found.outputs]) == ["t"]
 
 
@@ -158,10 +158,10 @@ def test_views_are_looked_at_up_to_a_limit(monkeypatch, model, most, held):
     assert len([*holders(form.roots[0], placement, {}, index)]) == held
 
 
-def test_a_product_inside_of_another_operator_is_no_result(look):
+def test_a_product_inside_of_another_operator_is_no_result(try_pattern):
     def product(x, w):
         return torch.exp(x) @ w
 
-    found = look(product, lambda x, w, b: torch.addmm(b, torch.exp(x), w), randn(3, 4), randn(4, 5), randn(5))
+    found = try_pattern(product, lambda x, w, b: torch.addmm(b, torch.exp(x), w), randn(3, 4), randn(4, 5), randn(5))
     assert found.reason == "structure: a result of the pattern is inside of another operator"
-    assert only(look(product, lambda x, w, b: F.linear(torch.exp(x), w.t()), randn(3, 4), randn(4, 5), randn(5)))
+    assert only(try_pattern(product, lambda x, w, b: F.linear(torch.exp(x), w.t()), randn(3, 4), randn(4, 5), randn(5)))

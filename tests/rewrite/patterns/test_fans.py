@@ -35,29 +35,29 @@ def test_a_fan_asks_for_each_as_often_as_the_form_reads_it():
     assert not fits(Fan("add", 2, ("mul", "mul")), [("mul",), ("sin",)])
 
 
-def test_where_no_operator_reads_what_the_forms_does_nothing_is_traced(look, monkeypatch):
+def test_where_no_operator_reads_what_the_forms_does_nothing_is_traced(try_pattern, monkeypatch):
     def other(x, y):
         return torch.tanh(torch.sigmoid(x)) * y
 
     forms.known_ways(define(gated), 1)  # what is kept of it
     monkeypatch.setattr(matching, "all_forms", lambda *given: pytest.fail("its forms are asked for"))
-    found = look(gated, other, randn(3), randn(3))
+    found = try_pattern(gated, other, randn(3), randn(3))
     assert found.reason == "structure: no `tanh` here reads `mul`"
     assert found.outcomes[0].node.name == "tanh"
 
 
-def test_explaining_says_more(look):
-    found = look(gated, lambda x, y: torch.tanh(torch.sigmoid(x)) * y, randn(3), randn(3), near=True)
+def test_explaining_says_more(try_pattern):
+    found = try_pattern(gated, lambda x, y: torch.tanh(torch.sigmoid(x)) * y, randn(3), randn(3), near=True)
     assert "structure: `sigmoid` where the pattern has `mul`" in {f"{o.kind}: {o.reason}" for o in found.outcomes}
 
 
-def test_candidates_are_those_that_read_what_the_form_reads(look):
+def test_candidates_are_those_that_read_what_the_form_reads(try_pattern):
     def many(x, y):
         for _ in range(70):
             x = torch.tanh(x + y) * torch.sigmoid(x.exp())
         return torch.tanh(torch.sigmoid(x) * y)
 
-    found = look(gated, many, randn(3), randn(3))
+    found = try_pattern(gated, many, randn(3), randn(3))
     assert found.kinds == {"matched": 1}
 
 

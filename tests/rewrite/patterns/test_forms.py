@@ -13,10 +13,10 @@ from fuse.errors import FuseError
 from fuse.rewrite.patterns import forms
 from fuse.rewrite.patterns.definition import define
 from fuse.rewrite.patterns.matching import match
-from fuse.rewrite.patterns.terms import Look, Term, Terms
+from fuse.rewrite.patterns.terms import TensorType, Term, Terms
 
-LOOK = Look((2, 3), torch.float32, None)
-WIDE = Look((4, 9), torch.float32, None)
+PLAIN = TensorType((2, 3), torch.float32, None)
+WIDE = TensorType((4, 9), torch.float32, None)
 
 
 class Made:
@@ -27,13 +27,15 @@ class Made:
         self.x = self.leaf("x")
 
     def leaf(self, name: str) -> Term:
-        return self.terms.leaf(name, LOOK)
+        return self.terms.leaf(name, PLAIN)
 
     def number(self, value: float) -> Term:
         return self.terms.number(value, self.x)
 
-    def __call__(self, name: str, *operands: Term, look: Look = LOOK, commutative: bool = False, **constants) -> Term:
-        return self.terms.make(name, operands, look, constants.items(), commutative=commutative)
+    def __call__(
+        self, name: str, *operands: Term, tensor_type: TensorType = PLAIN, commutative: bool = False, **constants
+    ) -> Term:
+        return self.terms.make(name, operands, tensor_type, constants.items(), commutative=commutative)
 
 
 @pytest.fixture
@@ -103,9 +105,9 @@ def test_a_text_is_found_where_it_stands(of):
 
 def test_what_tells_forms_apart(of):
     base = of("softmax", of.x, dim=0)
-    view = of("reshape", base, look=WIDE)
+    view = of("reshape", base, tensor_type=WIDE)
     y = of("softmax", of.leaf("y"), dim=0)
-    for other in (of("softmax", of.x, dim=1), of("softmax", of.x, dim=0, look=WIDE), view, y):
+    for other in (of("softmax", of.x, dim=1), of("softmax", of.x, dim=0, tensor_type=WIDE), view, y):
         assert forms.fingerprint([base]) != forms.fingerprint([other])
         assert (forms.fingerprint([base], bare=True) == forms.fingerprint([other], bare=True)) == (other is not y)
 
@@ -117,8 +119,8 @@ def test_an_inverse_that_is_nearly_a_whole_number_is_one(value, inverse):
 
 
 @pytest.mark.parametrize("factor", [math.nan, 5e-324])
-def test_a_factor_whose_inverse_is_no_number_is_looked_at(look, factor):
-    found = look(lambda x: torch.exp(x / fuse.const("c")), lambda x: torch.exp(x * factor), torch.randn(3))
+def test_a_factor_whose_inverse_is_no_number_is_looked_at(try_pattern, factor):
+    found = try_pattern(lambda x: torch.exp(x / fuse.const("c")), lambda x: torch.exp(x * factor), torch.randn(3))
     assert sum(found.kinds.values()) == 1
 
 
@@ -168,8 +170,8 @@ def test_parts_that_share_a_number_alone_do_not_hang_together():
         forms.forms(define(lambda x, y: (torch.exp(x) * 2.5, torch.sin(y) * 2.5)), 1)
 
 
-def test_a_sum_over_no_dimension_is_a_constants_value(look):
-    found = look(lambda x: torch.exp(x).sum(fuse.const("dims")), lambda x: torch.exp(x).sum(), torch.tensor(1.0))
+def test_a_sum_over_no_dimension_is_a_constants_value(try_pattern):
+    found = try_pattern(lambda x: torch.exp(x).sum(fuse.const("dims")), lambda x: torch.exp(x).sum(), torch.tensor(1.0))
     (outcome,) = found.matched
     assert outcome.found.constants == {"dims": ()}
 

@@ -17,7 +17,7 @@ from fuse.rewrite.patterns import rules
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.language import Environment
-from fuse.rewrite.patterns.terms import FILL, LEAF, NUMBER, PART, Term, Terms, look_of
+from fuse.rewrite.patterns.terms import FILL, LEAF, NUMBER, PART, Term, Terms, type_of
 from fuse.rewrite.patterns.tracing import terms_of, trace
 
 torch.manual_seed(0)
@@ -42,7 +42,7 @@ def terms(function: Callable[..., Any], *arguments: Tensor, table: Terms | None 
     """The terms of a function's results."""
     table = table or Terms()
     traced = trace(function, arguments, Environment({}, {}), FakeTensorMode(allow_non_fake_inputs=True))
-    leaves = [table.leaf(f"x{place}", look_of(argument)) for place, argument in enumerate(arguments)]
+    leaves = [table.leaf(f"x{place}", type_of(argument)) for place, argument in enumerate(arguments)]
     known = terms_of(traced, table, leaves)
     return tuple(known[node] for node in traced.outputs)
 

@@ -1,4 +1,4 @@
-"""Where a form is looked for, what is tried, and that what is taken back is not known any more."""
+"""Where a form is outcomes for, what is tried, and that what is taken back is not known any more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuse.rewrite.patterns.definition import define
 from fuse.rewrite.patterns.forms import Form, forms
 from fuse.rewrite.patterns.index import GraphIndex, Step
 from fuse.rewrite.patterns.search import Search, alike, anchor, nearest_anchor
-from fuse.rewrite.patterns.terms import Look, Terms
+from fuse.rewrite.patterns.terms import TensorType, Terms
 
 aten = torch.ops.aten
 
@@ -30,11 +30,11 @@ def index_of(model: Callable[..., Any], *arguments: Tensor) -> GraphIndex:
 
 
 def test_steps_are_alike_that_are_of_one_operator_with_equally_many_operands():
-    terms, look = Terms(), Look((2,), torch.float32, None)
-    x = terms.leaf("x", look)
-    one, two, three = (terms.make("cat", [x] * count, look) for count in (1, 2, 3))
+    terms, tensor_type = Terms(), TensorType((2,), torch.float32, None)
+    x = terms.leaf("x", tensor_type)
+    one, two, three = (terms.make("cat", [x] * count, tensor_type) for count in (1, 2, 3))
     assert alike(two, two)
-    assert not any(alike(two, other) for other in (one, three, terms.make("stack", [x, x], look)))
+    assert not any(alike(two, other) for other in (one, three, terms.make("stack", [x, x], tensor_type)))
 
 
 def test_a_form_is_looked_for_where_the_fewest_operators_read_what_it_reads():
@@ -56,13 +56,13 @@ def test_a_form_that_is_not_there_is_looked_for_by_the_rarest_operator_that_is()
     assert (term.name, [step.node.name for step in steps]) == ("cos", ["cos"])
 
 
-def test_a_number_is_no_tensor(look):
+def test_a_number_is_no_tensor(try_pattern):
     def chosen(x, y, mask):
         return torch.where(mask, y, torch.exp(x))
 
     x, mask = randn(2), torch.tensor([True, False])
-    assert look(chosen, chosen, x, x, mask).matched
-    found = look(chosen, lambda x, mask: torch.exp(x).masked_fill(mask, 2.0), x, mask)
+    assert try_pattern(chosen, chosen, x, x, mask).matched
+    found = try_pattern(chosen, lambda x, mask: torch.exp(x).masked_fill(mask, 2.0), x, mask)
     assert found.reason == "structure: `masked_fill` takes a number, where the pattern has a tensor"
 
 
@@ -114,7 +114,7 @@ def test_one_step_has_one_place():
     assert list(Search(form, index).placements(term, step)) == []
 
 
-def test_an_input_is_a_tensor_and_never_all_results_of_an_operator(look):
+def test_an_input_is_a_tensor_and_never_all_results_of_an_operator(try_pattern):
     def flat(weights):
         return torch.exp(weights.reshape(-1)) * 2
 
@@ -122,7 +122,7 @@ def test_an_input_is_a_tensor_and_never_all_results_of_an_operator(look):
         weights, chosen = torch.topk(logits, 2)
         return torch.exp(weights) * 2, chosen
 
-    assert len(look(flat, routing, randn(8)).matched) == 1
+    assert len(try_pattern(flat, routing, randn(8)).matched) == 1
 
 
 @pytest.mark.parametrize(
@@ -134,6 +134,6 @@ def test_an_input_is_a_tensor_and_never_all_results_of_an_operator(look):
         lambda x, y: (torch.tanh(x) - (y - x)) - x,
     ],
 )
-def test_a_value_that_several_operators_compute_within_themselves_is_one(look, model):
+def test_a_value_that_several_operators_compute_within_themselves_is_one(try_pattern, model):
     """Each ``- x`` negates ``x``: one value of the pattern, and as many of the graph."""
-    assert len(look(model, model, randn(4), randn(4)).matched) == 1
+    assert len(try_pattern(model, model, randn(4), randn(4)).matched) == 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuse.rewrite.patterns.terms import Look, Terms
+from fuse.rewrite.patterns.terms import TensorType, Terms
 
-LOOK = Look((2, 3), torch.float32, None)
+PLAIN = TensorType((2, 3), torch.float32, None)
 
 
 def test_how_terms_are_written():
     terms = Terms()
-    x, half = terms.leaf("x", LOOK), terms.number(0.5, terms.leaf("x", LOOK))
-    made = terms.make("gelu", [x, half], LOOK, [("approximate", "tanh"), ("bounds", None)])
+    x, half = terms.leaf("x", PLAIN), terms.number(0.5, terms.leaf("x", PLAIN))
+    made = terms.make("gelu", [x, half], PLAIN, [("approximate", "tanh"), ("bounds", None)])
     assert [str(one) for one in (x, half, made)] == ["x", "0.5", "gelu(x, 0.5, approximate=tanh)"]
 
 
@@ -30,5 +30,5 @@ def test_how_terms_are_written():
 )
 def test_a_number_beside_a_tensor(dtype, value, expected):
     terms = Terms()
-    number = terms.number(value, terms.leaf("x", Look((), dtype, None))).value
+    number = terms.number(value, terms.leaf("x", TensorType((), dtype, None))).value
     assert (number, type(number)) == (expected, type(expected))

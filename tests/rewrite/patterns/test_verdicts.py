@@ -30,8 +30,8 @@ def tail(x, w, skip):
 TAIL = randn(3, 4), randn(4, 5), randn(3, 5)
 
 
-def test_structure(look):
-    found = look(tail, lambda x, w, s: torch.relu(x @ w - s), *TAIL)
+def test_structure(try_pattern):
+    found = try_pattern(tail, lambda x, w, s: torch.relu(x @ w - s), *TAIL)
     assert found.reason == "structure: `sub` where the pattern has `add`"
     (outcome,) = found.outcomes
     assert (outcome.matched, outcome.total, outcome.node.name, outcome.candidate.name) == (2, 3, "sub", "relu")
@@ -39,24 +39,24 @@ def test_structure(look):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_several_alternatives_the_one_that_came_furthest_is_told(look, turned):
+def test_of_several_alternatives_the_one_that_came_furthest_is_told(try_pattern, turned):
     def wave(x):
         ways = [torch.tanh(torch.sin(torch.exp(x))), torch.tanh(torch.cos(torch.exp(x)))]
         return fuse.either(*(ways[::-1] if turned else ways))
 
-    found = look(wave, lambda x: (torch.tanh(torch.cos(x.neg())), torch.sin(x.exp())), randn(4), near=True)
+    found = try_pattern(wave, lambda x: (torch.tanh(torch.cos(x.neg())), torch.sin(x.exp())), randn(4), near=True)
     (outcome,) = found.outcomes
     assert (outcome.matched, outcome.reason) == (2, "`neg` where the pattern has `exp`")
-    found = look(wave, lambda x: (torch.tanh(x.neg()), torch.sin(x.exp()), torch.cos(x)), randn(4), near=True)
+    found = try_pattern(wave, lambda x: (torch.tanh(x.neg()), torch.sin(x.exp()), torch.cos(x)), randn(4), near=True)
     (outcome,) = found.outcomes  # the first of two that came equally far
     assert (outcome.matched, outcome.reason) == (1, f"`neg` where the pattern has `{'cos' if turned else 'sin'}`")
 
 
-def test_constraint(look):
+def test_constraint(try_pattern):
     def wide(x=fuse.tensor(None, 8)):
         return x * torch.sigmoid(x)
 
-    assert look(wide, lambda x: x * torch.sigmoid(x), randn(2, 4)).reason == (
+    assert try_pattern(wide, lambda x: x * torch.sigmoid(x), randn(2, 4)).reason == (
         "constraint: dimension 1 of `x` is 4, the pattern wants 8"
     )
 
@@ -71,8 +71,8 @@ def test_constraint(look):
         (lambda x, w, s: torch.relu(s.copy_(x @ w) + x.mul_(2)[:, :1]), "it is written to an input of the model"),
     ],
 )
-def test_used_outside(look, model, reader):
-    found = look(tail, model, *TAIL)
+def test_used_outside(try_pattern, model, reader):
+    found = try_pattern(tail, model, *TAIL)
     assert found.reason == f"used outside: `mm` is used outside: {reader}"
     assert found.outcomes[0].node.name == "mm"
 
@@ -106,37 +106,37 @@ def test_in_training_the_gradient_keeps_a_value_in_the_middle(registered, patter
     ]
 
 
-def test_alias_or_mutation(look):
+def test_alias_or_mutation(try_pattern):
     def between(x):
         gate = torch.sigmoid(x)
         x.add_(1)
         return x * gate
 
-    found = look(swish, between, randn(4))
+    found = try_pattern(swish, between, randn(4))
     assert found.reason == "alias or mutation: `x` is written between its uses here"
 
     def dropped(x):
         return torch.relu(F.dropout(x, 0.5, training=True)) * 2
 
-    found = look(dropped, dropped, randn(4))
+    found = try_pattern(dropped, dropped, randn(4))
     assert found.reason == "alias or mutation: `bernoulli` draws random numbers, in an order that must stay"
 
 
-def test_not_convex(look):
+def test_not_convex(try_pattern):
     def two(x, z):
         y = torch.exp(x)
         return y, torch.tanh(z) * y
 
-    found = look(two, lambda x: (lambda y: (y.neg(), torch.tanh(y.sin()) * y))(torch.exp(x)), randn(3))
+    found = try_pattern(two, lambda x: (lambda y: (y.neg(), torch.tanh(y.sin()) * y))(torch.exp(x)), randn(3))
     assert found.reason == "not convex: a path leads out of the pattern and back into it"
-    assert look(two, lambda x: (lambda y: (y.neg(), torch.tanh(x.sin()) * y))(torch.exp(x)), randn(3)).matched
+    assert try_pattern(two, lambda x: (lambda y: (y.neg(), torch.tanh(x.sin()) * y))(torch.exp(x)), randn(3)).matched
 
 
-def test_a_view_of_an_input_may_lead_back_to_the_pattern(look):
+def test_a_view_of_an_input_may_lead_back_to_the_pattern(try_pattern):
     def score(x, w):
         return torch.tanh(x @ w.t())
 
-    found = look(score, lambda x, w: (lambda t: torch.tanh((x * t.sum()) @ t))(w.t()), randn(3, 4), randn(5, 4))
+    found = try_pattern(score, lambda x, w: (lambda t: torch.tanh((x * t.sum()) @ t))(w.t()), randn(3, 4), randn(5, 4))
     assert found.matched
 
 
@@ -144,13 +144,13 @@ def pair(x, y, z):
     return torch.exp(x + z), torch.sin(y - z)
 
 
-def test_of_matches_that_would_wait_for_each_other_one_fires(look):
+def test_of_matches_that_would_wait_for_each_other_one_fires(try_pattern):
     def circle(x, y, z1, z2):
         first_of_one, last_of_two = torch.exp(x + z1), torch.sin(y - z2)
         return torch.sin(last_of_two * 2 - z1), torch.exp(first_of_one * 2 + z2)
 
     arguments = randn(3), randn(3), randn(3), randn(3)
-    found = look(pair, circle, *arguments)
+    found = try_pattern(pair, circle, *arguments)
     assert found.kinds == {"matched": 1, "not convex": 1}
     assert found.outcomes[1].reason == "it and another match would wait for each other's results"
 
@@ -158,12 +158,12 @@ def test_of_matches_that_would_wait_for_each_other_one_fires(look):
         one = torch.exp(x + z1), torch.sin(y - z1)
         return torch.sin(one[1] * 2 - z2), torch.exp(one[0] * 2 + z2)
 
-    assert look(pair, line, *arguments).kinds == {"matched": 2}
+    assert try_pattern(pair, line, *arguments).kinds == {"matched": 2}
 
     def circle_and_another(x, y, z1, z2):
         return *circle(x, y, z1, z2), torch.exp(x * 3 + z1), torch.sin(y * 3 - z1)
 
-    assert look(pair, circle_and_another, *arguments).kinds["not convex"] == 1
+    assert try_pattern(pair, circle_and_another, *arguments).kinds["not convex"] == 1
 
 
 def test_overlapped_by_another_pattern_and_priorities_decide(registered):
@@ -180,26 +180,26 @@ def test_overlapped_by_another_pattern_and_priorities_decide(registered):
     ]
 
 
-def test_refused_by_lowering(look):
-    found = look(tail, lambda x, w, s: torch.relu(x @ w + s), *TAIL, lowering=True)
+def test_refused_by_lowering(try_pattern):
+    found = try_pattern(tail, lambda x, w, s: torch.relu(x @ w + s), *TAIL, lowering=True)
     assert found.reason == "refused by lowering: `mm` stays a library call, outside of loops: no kernel takes it in"
     assert found.outcomes[0].change == "leave `mm` out, or a method replace(self, ...)"
 
 
-def test_refused_by_lowering_for_want_of_a_kernel(look):
+def test_refused_by_lowering_for_want_of_a_kernel(try_pattern):
     def ordered(x):
         return torch.sort(torch.exp(x)).values
 
-    found = look(ordered, lambda x: torch.sort(torch.exp(x)).values, randn(3), lowering=True)
+    found = try_pattern(ordered, lambda x: torch.sort(torch.exp(x)).values, randn(3), lowering=True)
     assert found.reason == "refused by lowering: aten.sort.default has no kernel"
     assert found.outcomes[0].change == "a method replace(self, ...)"
 
 
-def test_one_operator_is_no_fusion(look):
+def test_one_operator_is_no_fusion(try_pattern):
     def one(x):
         return torch.tanh(x)
 
-    assert look(one, lambda x: torch.tanh(x), randn(3), lowering=True).reason == (
+    assert try_pattern(one, lambda x: torch.tanh(x), randn(3), lowering=True).reason == (
         "refused by lowering: it is one operator, and one launch already"
     )
 
@@ -257,24 +257,24 @@ def test_a_report_points_at_what_differs(registered):
     assert [(one.pattern, one.example) for one in report.rejected] == [("tail", "sub")]
 
 
-def test_a_pattern_of_operators_that_the_graph_lacks_costs_nothing(look):
-    assert look(tail, lambda x: torch.sin(x), randn(3)).outcomes == []
+def test_a_pattern_of_operators_that_the_graph_lacks_costs_nothing(try_pattern):
+    assert try_pattern(tail, lambda x: torch.sin(x), randn(3)).outcomes == []
 
 
-def test_a_candidate_inside_of_a_match_has_no_verdict_of_its_own(look):
+def test_a_candidate_inside_of_a_match_has_no_verdict_of_its_own(try_pattern):
     def thrice(x):
         return torch.sin(torch.sin(torch.sin(x)))
 
-    found = look(thrice, lambda x: torch.sin(torch.sin(torch.sin(torch.sin(x)))), randn(3))
+    found = try_pattern(thrice, lambda x: torch.sin(torch.sin(torch.sin(torch.sin(x)))), randn(3))
     assert found.kinds == {"matched": 1, "overlapped": 1}
     assert [one.change for one in found.outcomes] == ["", ""]  # of itself nothing goes first
 
 
-def test_a_search_that_is_too_long_is_given_up(look, monkeypatch):
+def test_a_search_that_is_too_long_is_given_up(try_pattern, monkeypatch):
     monkeypatch.setattr(search, "MAX_TRIES", 2)  # the product, and the sigmoid
-    assert look(swish, swish, randn(4)).matched
+    assert try_pattern(swish, swish, randn(4)).matched
     monkeypatch.setattr(search, "MAX_TRIES", 1)
-    assert look(swish, swish, randn(4)).reason == "structure: it could lie here in more ways than are tried"
+    assert try_pattern(swish, swish, randn(4)).reason == "structure: it could lie here in more ways than are tried"
 
 
 def test_fuel_stops_patterns_too(registered):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuse.rewrite.patterns import rules, views
-from fuse.rewrite.patterns.terms import Look, Term, Terms
+from fuse.rewrite.patterns.terms import TensorType, Term, Terms
 
 
 class Values:
@@ -19,10 +19,12 @@ class Values:
         self.terms = Terms()
 
     def __call__(self, name: str, *shape: int) -> Term:
-        return self.terms.leaf(name, Look(shape, torch.float32, None))
+        return self.terms.leaf(name, TensorType(shape, torch.float32, None))
 
     def add(self, x: Term, y: Term) -> Term:
-        return rules.add(self.terms, x, y, Look(tuple(torch.broadcast_shapes(x.shape, y.shape)), torch.float32, None))
+        return rules.add(
+            self.terms, x, y, TensorType(tuple(torch.broadcast_shapes(x.shape, y.shape)), torch.float32, None)
+        )
 
     def matmul(self, a: Term, b: Term) -> Term:
         return views.matmul(self.terms, a, b, torch.float32)
