@@ -40,7 +40,7 @@ from fuse.check.judging import quiet
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
-from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.exact_match import Found
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.registry import earlier_than

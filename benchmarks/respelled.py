@@ -33,7 +33,7 @@ from fuse.graph.capture import capture
 from fuse.graph.function import Function
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.exact_match import Found
 from fuse.rewrite.patterns.language import Environment, ManySpec, running
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.pipeline import run_passes

@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fuse.rewrite.patterns import handed
+from fuse.rewrite.patterns import services
 
 if TYPE_CHECKING:
     from fuse.graph.capture import capture as capture
@@ -66,7 +66,7 @@ if not (_HERE / "passes").is_dir() and (_HERE.parent / "passes").is_dir():
 
 
 # Lower layers must not import upper ones. They get these two modules by name and import them on first use.
-handed.hand(verifier="fuse.check.trials", shelf="fuse.runtime.cache")
+services.hand(verifier="fuse.check.trials", shelf="fuse.runtime.cache")
 
 
 def __getattr__(name: str) -> Any:

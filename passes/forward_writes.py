@@ -29,7 +29,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from fuse.rewrite import effects, layouts, surgery
+from fuse.rewrite import effects, surgery, view_layouts
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 from fuse.rewrite.writes import COPIES, WRITES, dimension, piece, span, written
@@ -113,11 +113,11 @@ def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
         return "the caller receives the read, which shares memory with the written tensor"
     value: Tensor = read.meta["val"]
     if source.written:
-        given = layouts.stand_in(written(source.node).meta["val"])
+        given = view_layouts.stand_in(written(source.node).meta["val"])
         given = given if given.dtype == value.dtype else given.to(value.dtype)
         new = given if given.shape == value.shape else given.expand(value.shape)
     else:
-        new = layouts.view(read.target, layouts.stand_in(source.node.meta["val"]), read.args[1:], read.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
+        new = view_layouts.view(read.target, view_layouts.stand_in(source.node.meta["val"]), read.args[1:], read.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
     return None if new.stride() == value.stride() else shows(read, new)
 
 
@@ -144,9 +144,9 @@ def _with_operand(user: Node, operand: Node, layout: Tensor) -> Tensor | None:
     nodes = user.all_input_nodes
     if not isinstance(user.target, OpOverload) or not all(isinstance(n.meta["val"], Tensor) for n in (user, *nodes)):
         return None
-    known = {node: layout if node is operand else layouts.stand_in(node.meta["val"]) for node in nodes}
+    known = {node: layout if node is operand else view_layouts.stand_in(node.meta["val"]) for node in nodes}
     (first, *rest), options = map_arg((user.args, user.kwargs), known.__getitem__)
-    result: Tensor | None = layouts.view(user.target, first, rest, options)  # type: ignore[arg-type]  # FX types targets loosely
+    result: Tensor | None = view_layouts.view(user.target, first, rest, options)  # type: ignore[arg-type]  # FX types targets loosely
     return result
 
 

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fuse.cost.work import bytes_of, tensors_in
 from fuse.kernel.domain import Domain, domain_of
 from fuse.kernel.lower import Declined
-from fuse.passes.growing import domain_of_region, fuse_members
+from fuse.passes.region_growing import domain_of_region, fuse_members
 from fuse.rewrite import regions
 from fuse.rewrite.partition import Group, partition
 from fuse.rewrite.registry import register_pass

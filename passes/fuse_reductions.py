@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from torch.fx import GraphModule, Node
 
 from fuse import ops
-from fuse.passes.growing import fuse_groups
+from fuse.passes.region_growing import fuse_groups
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict
 

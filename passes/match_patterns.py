@@ -26,7 +26,7 @@ from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
-from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.exact_match import Found
 from fuse.rewrite.patterns.forms import known_ways, takes_lists
 from fuse.rewrite.patterns.matching import Prepare, match
 from fuse.rewrite.patterns.replacing import Replacement, put, replacement

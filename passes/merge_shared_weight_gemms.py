@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse.rewrite import effects, surgery
-from fuse.rewrite.products import (
+from fuse.rewrite.matrix_products import (
     MatrixProduct,
     costs_more_to_join,
     grouped,

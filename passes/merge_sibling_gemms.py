@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 from fuse.rewrite import effects, surgery
 from fuse.rewrite.constants import constant_nodes, fold_to_constant, given_constants
 from fuse.rewrite.evaluate import evaluate
-from fuse.rewrite.products import (
+from fuse.rewrite.matrix_products import (
     MatrixProduct,
     costs_more_to_join,
     grouped,

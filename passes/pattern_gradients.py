@@ -25,7 +25,7 @@ from fuse.rewrite import regions
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.conditions import Misfit, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.exact_match import Found
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite

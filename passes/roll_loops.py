@@ -28,16 +28,16 @@ from fuse.graph.periods import Run, find_runs
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
-from fuse.loops import native
+from fuse.loops import loop_programs
+from fuse.loops.body_operands import Result
 from fuse.loops.building import Built, build, call_loop, last_states, operand_node, outside_reads
 from fuse.loops.collectors import COLLECTORS, dimension_of, pieces_of
 from fuse.loops.distributing import Split, call_split, split
+from fuse.loops.loop_boundaries import segments
 from fuse.loops.reads import Obstacle
 from fuse.loops.rolling import LEAST_STEPS, Rolled, RolledPart, bytes_carried, find_loop
-from fuse.loops.segments import segments
-from fuse.loops.slots import Result
-from fuse.loops.spelling import spelled
 from fuse.loops.stopping import stop_of
+from fuse.loops.tokens import spelled
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -153,13 +153,13 @@ def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verd
     Steps begin where a step has the fewest launches.
     """
     least: int | None = None
-    for rolled in native.cuts(proved):
+    for rolled in loop_programs.cuts(proved):
         built = build(rolled, persistent=False)
-        if why := native.obstacle(built.loop):
+        if why := loop_programs.obstacle(built.loop):
             yield declined(proved.steps[0], f"{reason}; {why}")
             return
         _, parts = _stepwise(built)
-        launches = native.launches_of_step(parts.loop if parts else built.loop)
+        launches = loop_programs.launches_of_step(parts.loop if parts else built.loop)
         if least is None or launches < least:
             least, chosen = launches, rolled
     yield declined(proved.steps[0], f"{reason}: no kernel holds the loop, its steps run one after another")
@@ -171,10 +171,10 @@ def as_program(graph: GraphModule, proved: Rolled, reason: str) -> Iterator[Verd
 
 def _stepwise(built: Built) -> tuple[list[torch.Tensor], Split | None]:
     """Metadata of the results of a loop that runs as a program, and its split, if any; settles its body."""
-    values = list(native.native_values(built.loop))
+    values = list(loop_programs.native_values(built.loop))
     built.loop.strides = tuple(value.stride() for value in values)
     parts = split(built.loop, built.values, values, all_of_it=True)
-    native.settle(parts.loop if parts else built.loop)
+    loop_programs.settle(parts.loop if parts else built.loop)
     return values, parts
 
 
@@ -243,7 +243,7 @@ def insert_loop(
     operands = [operand_node(graph, operand, last) for operand in built.operands]
     for number, state in enumerate(operands[: 0 if built.loop.persistent else len(rolled.carries)]):
         if state.meta["val"].stride() != values[number].stride():
-            operands[number] = native.copied(state, last, values[number].stride())
+            operands[number] = loop_programs.copied(state, last, values[number].stride())
     if distributed is None:
         parts = call_loop(graph, built.loop, operands, values, last)
     else:
@@ -260,7 +260,7 @@ def insert_loop(
     for state, part in lasts.items():  # layouts of states may alternate: the last step's may not be the typical step's
         wanted = state.meta["val"].stride()
         if part.meta["val"].stride() != wanted and outside_reads(state, place):
-            after = lasts[state] = native.copied(part, after.next, wanted)
+            after = lasts[state] = loop_programs.copied(part, after.next, wanted)
     _replace_outside(lasts, place, lambda user: user.op == "output" or user in escaping)
     reads: dict[Node, Node] = {}
     for result, part in collected.items():

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fuse import ops
+from fuse.loops.body_operands import Computed, MovingInput, Slot
 from fuse.loops.rolling import Rolled, lasting
-from fuse.loops.slots import Computed, MovingInput, Slot
 from fuse.passes.roll_loops import roll
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict

@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.rewrite import surgery
-from fuse.rewrite.products import transposed
+from fuse.rewrite.matrix_products import transposed
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fuse.rewrite import effects, layouts, surgery
+from fuse.rewrite import effects, surgery, view_layouts
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
@@ -76,9 +76,9 @@ def single_view(origin: Node, node: Node) -> Call | None:
     moved = new.storage_offset() - old.storage_offset()
     if (old.dtype, old.is_conj(), old.is_neg()) != (new.dtype, new.is_conj(), new.is_neg()):
         return None
-    stand_in = layouts.stand_in(old)
+    stand_in = view_layouts.stand_in(old)
     for target, arguments in proposals(old, new, moved):
-        view = layouts.view(target, stand_in, arguments)
+        view = view_layouts.view(target, stand_in, arguments)
         if view is not None and (view.size(), view.stride(), view.storage_offset()) == (
             new.size(),
             new.stride(),

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
 from fuse.graph.attributes import INTERNAL
-from fuse.graph.results import named_parts
+from fuse.graph.result_structure import named_parts
 
 
 @dataclass(frozen=True)

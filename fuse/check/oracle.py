@@ -38,7 +38,7 @@ from fuse.graph.attributes import held_by, restore
 from fuse.graph.capture import capture
 from fuse.graph.joint import capture_joint
 from fuse.graph.python_generators import global_generators
-from fuse.graph.results import named_parts, parts_of
+from fuse.graph.result_structure import named_parts, parts_of
 from fuse.notebook import preformatted
 from fuse.runtime.engine import Engine
 from fuse.runtime.guards import same_value, sources_of

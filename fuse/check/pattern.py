@@ -44,8 +44,8 @@ from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import held_tensor
 from fuse.passes.match_patterns import build, match_patterns, prepare_untried
 from fuse.rewrite import regions
+from fuse.rewrite.patterns.call_classes import RIGHT, Trial, class_of
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.domain import RIGHT, Trial, class_of
 from fuse.rewrite.patterns.language import running
 from fuse.rewrite.patterns.matching import Outcome, match
 from fuse.rewrite.patterns.registry import alone

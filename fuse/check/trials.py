@@ -4,8 +4,8 @@
     first match in a class       a few calls of that class (dtypes, ranks, broadcast, layout,      right, raised, wrong
                                  numbers), and their gradients where the pattern has a rule
 
-Verdicts are kept on disk by the pattern's code (:mod:`fuse.rewrite.patterns.kept`), so that nothing is tried twice for
-the same code. A class takes 2 to 70 ms, a whole pattern 0.1 to 3 s.
+Verdicts are kept on disk by the pattern's code (:mod:`fuse.rewrite.patterns.pattern_cache`), so that nothing is tried
+twice for the same code. A class takes 2 to 70 ms, a whole pattern 0.1 to 3 s.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fuse.check.judging import judged_call, quiet, runs
 from fuse.check.pattern import verify
 from fuse.check.samples import LARGEST, values
 from fuse.devices import without_autocast
-from fuse.rewrite.patterns import kept
+from fuse.rewrite.patterns import pattern_cache
+from fuse.rewrite.patterns.call_classes import RIGHT, Trial, class_of, layout_of
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.domain import RIGHT, Trial, class_of, layout_of
-from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.exact_match import Found
 from fuse.rewrite.patterns.language import Environment
 
 _SIZES = ((5, 3, 7, 2, 11, 4), (6, 13, 4, 9, 3, 8))
@@ -47,24 +47,24 @@ _numbers: dict[tuple[Pattern, str, str], set[str]] = {}
 
 @cache
 def refusal(pattern: Pattern) -> str | None:
-    """The reason why ``pattern`` must not be used, or None: the result of a quick trial, new or kept.
+    """The reason why ``pattern`` must not be used, or None: the result of a quick trial, new or cached.
 
     Only a pattern with ``replace`` or ``backward`` can be wrong.
     """
     if pattern.replace is None and pattern.backward is None:
         return None
-    if content := kept.find(pattern, "refusal"):
+    if content := pattern_cache.find(pattern, "refusal"):
         said = content.decode()
     else:
         with _by_itself():
             wrong = verify(pattern, quick=True).counterexample
         said = _VERIFIED if wrong is None else f"refused: {wrong}"
-        kept.keep(said.encode(), pattern, "refusal")
+        pattern_cache.keep(said.encode(), pattern, "refusal")
     return None if said == _VERIFIED else said
 
 
 def trial(found: Found) -> Trial:
-    """The verdict, new or kept, on the pattern of the match ``found`` for calls of its class."""
+    """The verdict, new or cached, on the pattern of the match ``found`` for calls of its class."""
     return _known_or(found, "class", tried)
 
 
@@ -83,12 +83,14 @@ def _known_or(found: Found, asked: str, find: Callable[[Pattern, Sequence[Any], 
     if told not in alike and len(alike) >= MAX_NUMBERS:
         return Trial("not tried", f"{MAX_NUMBERS} calls that differ in numbers alone were tried")
     alike.add(told)
-    if content := kept.find(form.pattern, asked, told):
+    if content := pattern_cache.find(form.pattern, asked, told):
         one = Trial(**json.loads(content))
     else:
         with _by_itself():
             one = find(form.pattern, arguments, Environment(found.constants, form.choices))
-        kept.keep(json.dumps({"outcome": one.outcome, "reason": one.reason}).encode(), form.pattern, asked, told)
+        pattern_cache.keep(
+            json.dumps({"outcome": one.outcome, "reason": one.reason}).encode(), form.pattern, asked, told
+        )
     _known[key] = one
     return one
 

@@ -28,11 +28,11 @@ from fuse import ops
 from fuse.cost import memory
 from fuse.cost.profiles import DeviceProfile
 from fuse.cost.work import Work, bytes_of, tensors_in, work_of_call
+from fuse.graph.input_writes import launched, writes
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Dispatch, Signature
-from fuse.graph.writing import launched, writes
 
 
 @dataclass(frozen=True)

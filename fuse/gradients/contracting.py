@@ -23,7 +23,7 @@ from torch.fx import Node
 from fuse import ops
 from fuse.gradients.convolving import gradient_of_weight
 from fuse.loops.reads import is_link
-from fuse.rewrite.products import transposed
+from fuse.rewrite.matrix_products import transposed
 
 aten = torch.ops.aten
 

@@ -26,7 +26,7 @@ from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns.backward import gradients, is_differentiable
 from fuse.rewrite.patterns.conditions import Misfit
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.exact_match import Found
 from fuse.rewrite.patterns.language import Environment, ManySpec, running
 from fuse.rewrite.patterns.replacing import latest
 
@@ -45,8 +45,8 @@ class OwnGradient:
     """How the gradients of one match are taken.
 
     ``operands``: for each tensor parameter of the pattern, the module's operand and the order of its dimensions, if the
-    pattern has another one; None for a parameter that it does not read. ``requires_grad``: the module's results that have
-    gradients.
+    pattern has another one; None for a parameter that it does not read. ``requires_grad``: positions of the module's
+    results that have gradients.
     """
 
     pattern: Pattern

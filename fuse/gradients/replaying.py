@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from fuse.gradients.parts import Cut, all_parts, parts_of
+from fuse.gradients.sibling_views import Cut, all_parts, parts_of
 
 
 def replay(graph: Graph, known: dict[Node, Any], begin: Callable[[Node], None], operate: Callable[[Node], Any]) -> None:

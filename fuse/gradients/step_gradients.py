@@ -67,7 +67,7 @@ class Differentiable:
 def differentiable(
     loop: Loop, operands: Sequence[Tensor], results: Sequence[Tensor], requires_grad: set[int], returned: set[int]
 ) -> Differentiable:
-    """``loop`` made ready to run backwards, where gradients of the operands at the positions ``requires_grad`` are needed.
+    """``loop`` made ready to run backwards; the operands at the positions ``requires_grad`` need gradients.
 
     The caller receives the results at the positions ``returned``, and may write to them: if gradients need one, the
     loop collects it a second time.

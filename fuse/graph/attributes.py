@@ -27,7 +27,16 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from fuse.graph.contents import Contents, attributes_of, base_of, contents, is_iterator, is_mutable, module_of, put_back
+from fuse.graph.object_contents import (
+    Contents,
+    attributes_of,
+    base_of,
+    contents,
+    is_iterator,
+    is_mutable,
+    module_of,
+    put_back,
+)
 from fuse.graph.python_generators import is_generator
 from fuse.graph.signature import Attribute
 

@@ -4,7 +4,7 @@
 
 A dispatch mode below autograd sees every operator that eager would launch, composites already taken apart. Fake
 tensors carry shapes, strides and dtypes but no data: nothing is allocated. Where ``forward`` reads a value, it is
-computed from the inputs, and what Python learns becomes a result of the graph (:mod:`fuse.graph.reading`). The graph
+computed from the inputs, and what Python learns becomes a result of the graph (:mod:`fuse.graph.value_reads`). The graph
 is a pure function of its placeholders; see :mod:`fuse.graph.signature` for the rest.
 """
 
@@ -21,9 +21,9 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
-from fuse.graph.collecting import without_collecting
 from fuse.graph.fake_mode import FakeMode
 from fuse.graph.fakes import unlogged
+from fuse.graph.garbage_collection import without_collecting
 from fuse.graph.locks import ForkedLock
 from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.recorder import Recorder

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fuse.graph.attributes import Change, Held, changes
-from fuse.graph.contents import contents
+from fuse.graph.object_contents import contents
 from fuse.graph.signature import Attribute
 
 _REGISTRIES = ("_parameters", "_buffers")

@@ -39,7 +39,7 @@ from fuse.graph.aliases import (
     written_arguments,
 )
 from fuse.graph.appending import Appender
-from fuse.graph.call_forms import CallForm
+from fuse.graph.call_templates import CallForm
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.seeding import Draws
 from fuse.graph.signature import Dispatch

@@ -31,8 +31,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
-from fuse.graph.outside import Outside, reached_by
 from fuse.graph.python_generators import global_generators
+from fuse.graph.reachable_state import Outside, reached_by
 from fuse.graph.sources import Line, line_at
 
 _READS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})

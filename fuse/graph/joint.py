@@ -36,7 +36,7 @@ from fuse.graph.mutated_attributes import Plan, settled
 from fuse.graph.outputs import add_placeholder
 from fuse.graph.recomputing import computed_again
 from fuse.graph.recorder import Recorder
-from fuse.graph.results import flatten_result
+from fuse.graph.result_structure import flatten_result
 from fuse.graph.signature import Attribute, Dispatch, OutputSpec
 from fuse.graph.sources import user_line
 from fuse.graph.strides import contiguous_strides, is_dense
@@ -46,14 +46,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Joint:
-    """A call and its gradients.
+    """The forward graph and the backward graph of a call.
 
-    ``forward``: as :func:`fuse.graph.capture.capture` gives it, but that its output ends with what is saved.
-    ``backward``: None where no result needs gradients. ``given``: its placeholders in order. ``gradients``: for each
-    forward placeholder the position in ``backward``'s output, or None. ``requires_grad``: the leaves of the result that need
-    gradients. ``detached``: those that are a view of an input that needs gradients, and need none.
-    ``rolled``: gradients were taken loop by loop, and not as eager takes them. ``own_gradients``: some are the user's
-    own (``torch.autograd.Function``).
+    ``forward``: the graph of :func:`fuse.graph.capture.capture`, with the saved tensors at the end of its output.
+    ``backward``: None if no result needs gradients. ``given``: the meaning of its placeholders, in order.
+    ``gradients``: for each placeholder of ``forward``, the position of its gradient in the output of ``backward``; None
+    if it has no gradient. ``requires_grad``: the leaves of the result that need gradients. ``detached``: the leaves
+    that need none although they are views of an input that does. ``rolled``: gradients were taken loop by loop
+    instead of step by step. ``own_gradients``: the call contains a ``torch.autograd.Function``.
     """
 
     forward: GraphModule
@@ -68,11 +68,11 @@ class Joint:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A call recorded with gradients on, before they are taken.
+    """A call recorded under autograd, before its gradients are taken.
 
-    Nodes that stand for tensors of the call say in ``meta["needs_gradient"]`` whether these needed gradients at last.
-    ``views``: of each leaf of the result, the views that lead to it from the value that the graph gives. ``requires_grad``
-    and ``detached`` are as in :class:`Joint`. ``eagers``: why gradients must be taken as eager takes them, or None.
+    ``meta["needs_gradient"]`` of a node: whether its tensor required gradients at the end of the call. ``views``: for
+    each leaf of the result, the views that lead to it from the graph's value. ``requires_grad`` and ``detached`` are as
+    in :class:`Joint`. ``eagers``: the reason why gradients must be taken step by step, as eager takes them, or None.
     """
 
     forward: GraphModule

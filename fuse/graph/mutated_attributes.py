@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
-from fuse.graph.contents import contents
 from fuse.graph.fake_parameters import StandIns
+from fuse.graph.object_contents import contents
 from fuse.graph.read_numbers import WantsPlain, is_number
-from fuse.graph.results import flatten_result, is_constant
+from fuse.graph.result_structure import flatten_result, is_constant
 from fuse.graph.signature import Advance, Attribute, MutatedAttribute
 
 LARGEST_ATTEMPTS = 6

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from fuse.graph.contents import module_of
+from fuse.graph.object_contents import module_of
 
 GLOBAL: random.Random = random._inst  # whose methods the functions of the module are
 

@@ -37,7 +37,7 @@ class WantsPlain(CaptureError):
 
 
 class Reading(Protocol):
-    """What records for numbers: :class:`fuse.graph.reading.Reader`; ``closed`` after the recording."""
+    """What records for numbers: :class:`fuse.graph.value_reads.Reader`; ``closed`` after the recording."""
 
     closed: bool
 

@@ -39,27 +39,27 @@ from fuse.errors import CaptureError, FuseError
 from fuse.graph import dtype_numbers, probing
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.conversions import idle_conversions
-from fuse.graph.disguise import unnoticed
 from fuse.graph.evaluating import NoData
 from fuse.graph.fake_parameters import standing_in
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
+from fuse.graph.hidden_fakes import unnoticed
 from fuse.graph.learned import Learning
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
 from fuse.graph.outputs import add_placeholder, finished
-from fuse.graph.outside import reached_by
-from fuse.graph.packed import packed_by_masks
+from fuse.graph.packed_sequences import packed_by_masks
+from fuse.graph.reachable_state import reached_by
 from fuse.graph.read_numbers import WantsPlain, is_number, node_of
-from fuse.graph.reading import READS, Inputs, Reader, reads_followed
 from fuse.graph.reassigning import reassignments_noted
 from fuse.graph.recurrent import lstm_of_eager
-from fuse.graph.repeats import Repeats
-from fuse.graph.results import flatten_result, is_constant
+from fuse.graph.repeated_calls import Repeats
+from fuse.graph.result_structure import flatten_result, is_constant
 from fuse.graph.seeding import followed
 from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
 from fuse.graph.sources import line_of, user_line
 from fuse.graph.value_checks import check_values, values_checked
+from fuse.graph.value_reads import READS, Inputs, Reader, reads_followed
 
 _SIZED = (DynamicOutputShapeException, UnsupportedOperatorException)
 _DEVICE = torch.ops.prim.device.default

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.kernel.lower import Declined, Kernel, target_for, tensors_of
 from fuse.kernel.target import LoopKernels
 

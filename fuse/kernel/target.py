@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from fuse.devices import DEVICES
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.kernel.config import Config, Threads
 from fuse.kernel.packing import Packing
 from fuse.kernel.values import Computation

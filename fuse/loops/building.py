@@ -20,12 +20,12 @@ from fuse import ops
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import Loop, LoopSpec, StepInput
 from fuse.graph.outputs import add_placeholder, finished
+from fuse.loops.body_operands import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
 from fuse.loops.collectors import COLLECTORS
-from fuse.loops.moving import Moved
-from fuse.loops.native import copied, lasts_to_copy
+from fuse.loops.loop_programs import copied, lasts_to_copy
+from fuse.loops.moving_reads import Moved
 from fuse.loops.reads import Link, Read, is_link, leaves, parts, read_of, replace_leaves
 from fuse.loops.rolling import Rolled
-from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
 from fuse.loops.step_constants import Numbers, StepTable, counted
 from fuse.rewrite import surgery
 from fuse.rewrite.regions import owner

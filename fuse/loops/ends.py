@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 from torch.nn import Module
 
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import add_placeholder, finished
 from fuse.rewrite import effects, nested, regions, surgery
 

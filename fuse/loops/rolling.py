@@ -23,7 +23,9 @@ import torch
 from torch.fx import Node
 
 from fuse.graph.periods import smallest_period
-from fuse.loops.moving import Moved, outside_read
+from fuse.loops.body_operands import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
+from fuse.loops.loop_boundaries import transitions
+from fuse.loops.moving_reads import Moved, outside_read
 from fuse.loops.reads import (
     DEEPEST_AMBIENT,
     Leaf,
@@ -39,8 +41,6 @@ from fuse.loops.reads import (
     tensors_of,
     token,
 )
-from fuse.loops.segments import transitions
-from fuse.loops.slots import Carry, Computed, MovingInput, Result, Slot, StateRead, TableRead, Within
 from fuse.loops.step_constants import Numbers, StepTable, numbers_of, table_of
 
 aten = torch.ops.aten

@@ -24,9 +24,9 @@ from fuse.graph.learned import Truths, truths_read
 from fuse.graph.loop import Stop
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Signature
+from fuse.loops.body_operands import Result
 from fuse.loops.collectors import COLLECTORS, pieces_of
 from fuse.loops.rolling import Rolled
-from fuse.loops.slots import Result
 
 MOST_WORK = 2**22
 """The most floating-point operations of a step of a loop that may stop: only one thread runs such a loop."""

@@ -9,7 +9,7 @@ from typing import Literal
 from torch.fx import GraphModule, Node
 
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.kernel.definitions import defined, defined_loop
 from fuse.kernel.ir import KernelBody
 from fuse.kernel.ir_text import text_of_body

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.graph.describing import describe
 from fuse.graph.loop import Loop as LoopModule
-from fuse.graph.loop_ends import LoopWithEnds, graph_in
+from fuse.graph.loop_with_ends import LoopWithEnds, graph_in
 from fuse.graph.signature import Dispatch
 from fuse.loops.rolling import LEAST_STEPS
 from fuse.passes.roll_loops import roll_loops

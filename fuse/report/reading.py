@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from fuse import ops
 from fuse.graph.describing import describe
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import outputs_of
 from fuse.rewrite.launches import node_launches
 from fuse.rewrite.nested import called_module, kind

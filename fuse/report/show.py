@@ -27,7 +27,7 @@ from fuse.graph.capture import capture
 from fuse.graph.evaluating import NoData
 from fuse.graph.joint import Joint, capture_joint
 from fuse.graph.learned import ReadLine
-from fuse.graph.results import given_host_values
+from fuse.graph.result_structure import given_host_values
 from fuse.graph.signature import Dispatch
 from fuse.graph.sources import modules_of
 from fuse.notebook import preformatted

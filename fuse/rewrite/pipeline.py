@@ -25,8 +25,8 @@ from torch.fx import GraphModule, Node
 
 from fuse.devices import without_autocast
 from fuse.errors import FaultWarning
-from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import out_of_inference
+from fuse.graph.garbage_collection import without_collecting
 from fuse.rewrite import launches, nested, registry, snapshot
 from fuse.rewrite.ledger import Failed, Fired, Ledger, Rejections
 from fuse.rewrite.recording import PassRecorder, recording

@@ -22,10 +22,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
 from fuse.graph.locks import ForkedLock
-from fuse.graph.loop_ends import graph_in
+from fuse.graph.loop_with_ends import graph_in
 from fuse.graph.patched import patched
 from fuse.rewrite.deltas import Candidate, Delta, Made, Recording, Row, State
-from fuse.rewrite.rows import row_of
+from fuse.rewrite.node_rows import row_of
 
 _RECORDING = ForkedLock()
 """Held by the one thread that records: methods of torch are wrapped meanwhile."""

@@ -27,7 +27,7 @@ from torch.nn import Module
 from fuse import ops
 from fuse.graph.learned import Learned, Learning, Truths, bits, same_bits
 from fuse.graph.loop import Loop, Stop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.outputs import cone, outputs_of
 from fuse.graph.signature import OutputSpec, Signature
 from fuse.runtime.result_reconstruction import Playback, playback

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fuse.graph.collecting import without_collecting
 from fuse.graph.fakes import unlogged
+from fuse.graph.garbage_collection import without_collecting
 from fuse.graph.learned import Learned, Learning
 from fuse.graph.locks import ForkedLock
 from fuse.kernel.sized import lowering_for, sizes_are_told

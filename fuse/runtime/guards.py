@@ -22,8 +22,8 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fuse.devices import HOST, autocast_modes
-from fuse.graph.contents import Contents, base_of, contents, memory_kinds
-from fuse.graph.outside import value_of
+from fuse.graph.object_contents import Contents, base_of, contents, memory_kinds
+from fuse.graph.reachable_state import value_of
 from fuse.graph.signature import InputSpec, held_tensor
 
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.graph.mutated_attributes import current
-from fuse.graph.results import flatten_result
+from fuse.graph.result_structure import flatten_result
 from fuse.graph.signature import Advance, Attribute, MutatedAttribute
 
 Place = tuple[nn.Module, str]

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fuse import ops
+from fuse.graph.input_writes import writes
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.signature import Signature
-from fuse.graph.writing import writes
 from fuse.runtime.steps import Fallback, Launches
 
 Confirm = Callable[[Sequence[Tensor | None]], None]

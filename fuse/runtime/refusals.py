@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.fx import GraphModule
 
 from fuse.devices import has_kernels
-from fuse.graph.contents import base_of, memory_kinds
+from fuse.graph.object_contents import base_of, memory_kinds
 from fuse.runtime.steps import Fallback
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)

@@ -23,7 +23,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from fuse import ops
 from fuse.graph.fakes import FakeRunner, Recipe, TensorMetadata, mode_of
 from fuse.graph.loop import Loop, LoopSpec
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 from fuse.graph.signature import InputSpec, OutputSpec, Signature
 from fuse.kernel.spelled import Numbers, arguments_of, itself, mapped, parts_of, spelled
 from fuse.rewrite.constants import value_of_origin

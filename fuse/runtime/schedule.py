@@ -27,12 +27,12 @@ from fuse.cost.inside import inside_bytes
 from fuse.devices import device_of
 from fuse.errors import FuseError
 from fuse.graph.fakes import fake_like, out_of_inference
+from fuse.graph.input_writes import Write, launched, writes
 from fuse.graph.learned import Learning
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds, graph_in
+from fuse.graph.loop_with_ends import LoopWithEnds, graph_in
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import Signature
-from fuse.graph.writing import Write, launched, writes
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop, lower_with_ends
 from fuse.kernel.target import LoopKernels

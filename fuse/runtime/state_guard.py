@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 
-from fuse.graph.contents import Contents, attributes_of, class_dict, contents, module_of, mro
-from fuse.graph.diverting import HOOKS, ReplacedForward
+from fuse.graph.object_contents import Contents, attributes_of, class_dict, contents, module_of, mro
 from fuse.graph.signature import Attribute
+from fuse.graph.submodule_calls import HOOKS, ReplacedForward
 from fuse.runtime.guards import ArrayContents, same_value
 
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (

@@ -16,7 +16,7 @@ from fuse import cli, verbs
 from fuse.check.pattern import Verification, verify
 from fuse.check.trials import refusal
 from fuse.rewrite.patterns.definition import Pattern, define
-from fuse.rewrite.patterns.kept import source_of
+from fuse.rewrite.patterns.pattern_cache import source_of
 
 
 def pattern(function: Any, replace: Any = None, check: Any = None) -> Pattern:

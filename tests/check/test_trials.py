@@ -15,10 +15,10 @@ import fuse
 from fuse.check import trials
 from fuse.check.pattern import verify
 from fuse.graph.function import Function
-from fuse.rewrite.patterns import forms, kept
+from fuse.rewrite.patterns import forms, pattern_cache
 from fuse.rewrite.patterns.definition import define
-from fuse.rewrite.patterns.fans import Fan
 from fuse.rewrite.patterns.forms import known_ways
+from fuse.rewrite.patterns.operand_filters import Fan
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def test_numbers_are_tried_up_to_so_many(registered, monkeypatch):
     """A loop may give each step a number of its own: what nobody tried is declined."""
     monkeypatch.setattr(trials, "MAX_NUMBERS", 2)
     registered(Powers)
-    for _ in range(2):  # the same again where the verdicts are kept
+    for _ in range(2):  # the same again where the verdicts are cached
         fired, reasons = became(powers(3, 2, 6), randn(4, 6))
         assert fired == [("Powers", 2)]
         assert any("n=6.0; not tried: 2 calls that differ in numbers alone were tried" in reason for reason in reasons)
@@ -266,11 +266,11 @@ def test_what_is_known_of_a_pattern_is_kept_by_its_code():
         return x * torch.sigmoid(x)
 
     ways = known_ways(define(swish), 1)
-    content = kept.find(define(swish), "ways", "1", str(forms.MAX_FORMS))
+    content = pattern_cache.find(define(swish), "ways", "1", str(forms.MAX_FORMS))
     assert content is not None
     assert pickle.loads(content).needs == ways.needs == ((Fan("mul", 2, ("sigmoid",)), Fan("sigmoid", 1, ())),)
     swish.__code__ = (lambda x: x * torch.sigmoid(x + 1)).__code__
-    assert kept.find(define(swish), "ways", "1", str(forms.MAX_FORMS)) is None
+    assert pattern_cache.find(define(swish), "ways", "1", str(forms.MAX_FORMS)) is None
 
 
 def test_nothing_is_logged_while_patterns_are_tried(registered, capfd):

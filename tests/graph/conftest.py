@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fuse import ops
 from fuse.graph.capture import capture
-from fuse.graph.results import flatten_result
+from fuse.graph.result_structure import flatten_result
 from fuse.graph.signature import InputSpec, OutputSpec
 
 SEED = 20

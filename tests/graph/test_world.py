@@ -25,8 +25,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 import fuse
 from fuse.errors import CaptureError
 from fuse.graph.capture import capture
-from fuse.graph.contents import attributes_of, base_of, contents
-from fuse.graph.outside import reached_by
+from fuse.graph.object_contents import attributes_of, base_of, contents
+from fuse.graph.reachable_state import reached_by
 from fuse.runtime.state_guard import StateGuard
 
 ASKED: list[str] = []

@@ -13,7 +13,7 @@ from fuse.graph.loop import StepInput
 from fuse.graph.periods import find_runs
 from fuse.loops import rolling
 from fuse.loops.building import build
-from fuse.loops.moving import Moved
+from fuse.loops.moving_reads import Moved
 from fuse.loops.reads import Obstacle, anchors, token
 from fuse.rewrite.pipeline import run_passes
 

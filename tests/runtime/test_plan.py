@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuse.graph.collecting import without_collecting
+from fuse.graph.garbage_collection import without_collecting
 from fuse.runtime.plan import ALIGNMENT, Lifetime, arrange
 
 SMALL, LARGE = 16_384, 131_136

@@ -11,7 +11,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds
+from fuse.graph.loop_with_ends import LoopWithEnds
 
 aten = torch.ops.aten
 

@@ -30,7 +30,7 @@ from fuse.graph.signature import Signature
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.patterns.definition import Failure, Match
 from fuse.rewrite.patterns.differences import called
-from fuse.rewrite.patterns.exact import Bound, Found
+from fuse.rewrite.patterns.exact_match import Bound, Found
 from fuse.rewrite.patterns.forms import InputKey
 from fuse.rewrite.patterns.language import ManySpec, TensorSpec
 

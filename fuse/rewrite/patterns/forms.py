@@ -28,12 +28,12 @@ from torch.utils import _pytree as pytree
 from fuse import ops
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.fake_mode import FakeMode
-from fuse.rewrite.patterns import guesses, kept
+from fuse.rewrite.patterns import guesses, pattern_cache
 from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.fans import Fan, fan_of
 from fuse.rewrite.patterns.language import Environment, ManySpec
+from fuse.rewrite.patterns.operand_filters import Fan, fan_of
 from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, Term, Terms, below, type_of
 from fuse.rewrite.patterns.tracing import Traced, terms_of, trace, twins
 from fuse.rewrite.patterns.views import stripped
@@ -205,14 +205,14 @@ class Ways:
 def known_ways(pattern: Pattern, lists: int) -> Ways:
     """The ways through ``pattern``: kept from an earlier time, or found by running it."""
     asked = "ways", str(lists), str(MAX_FORMS)
-    if content := kept.find(pattern, *asked):
+    if content := pattern_cache.find(pattern, *asked):
         ways: Ways = pickle.loads(content)  # the cache is the user's own, like the libraries in it
         return ways
     try:
         ways = _ways(pattern, lists)
     except FuseError as error:
         ways = Ways(error=str(error))
-    kept.keep(pickle.dumps(ways), pattern, *asked)
+    pattern_cache.keep(pickle.dumps(ways), pattern, *asked)
     return ways
 
 

@@ -26,7 +26,7 @@ from fuse.graph.signature import Signature
 from fuse.rewrite.constants import given_constants
 from fuse.rewrite.patterns.calls import Calls, NodeCall, Table
 from fuse.rewrite.patterns.canonical import may_make
-from fuse.rewrite.patterns.fans import Fan, Read, fits
+from fuse.rewrite.patterns.operand_filters import Fan, Read, fits
 from fuse.rewrite.patterns.rules import negated
 from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, TensorType, Term
 from fuse.rewrite.patterns.views import stripped

@@ -18,19 +18,19 @@ from typing import Any, TypeVar, get_args
 
 from torch.fx import GraphModule, Node
 
-from fuse.graph.collecting import without_collecting
+from fuse.graph.garbage_collection import without_collecting
 from fuse.rewrite.patterns import forms
 from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings, obstacle
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import Difference
-from fuse.rewrite.patterns.exact import Attempt, Drawing, Found, compare
-from fuse.rewrite.patterns.fans import Fan
+from fuse.rewrite.patterns.exact_match import Attempt, Drawing, Found, compare
 from fuse.rewrite.patterns.forms import Form
 from fuse.rewrite.patterns.index import GraphIndex, Step
-from fuse.rewrite.patterns.nearest import nearest
+from fuse.rewrite.patterns.mismatch import Near, nearest_of
+from fuse.rewrite.patterns.operand_filters import Fan
+from fuse.rewrite.patterns.partial_match import nearest
 from fuse.rewrite.patterns.search import Search, anchor, nearest_anchor
 from fuse.rewrite.patterns.terms import Term
-from fuse.rewrite.patterns.unlike import Near, nearest_of
 
 _PROGRESS = {kind: place for place, kind in enumerate(get_args(Kind))}
 

@@ -20,10 +20,10 @@ from typing import Any, TypeVar, overload
 
 from fuse.errors import FuseError
 from fuse.rewrite.installed import BrokenPlugin, Installed
-from fuse.rewrite.patterns import handed
+from fuse.rewrite.patterns import services
+from fuse.rewrite.patterns.call_classes import Trial, class_of
 from fuse.rewrite.patterns.definition import Failure, Match, Pattern, define
-from fuse.rewrite.patterns.domain import Trial, class_of
-from fuse.rewrite.patterns.exact import Found
+from fuse.rewrite.patterns.exact_match import Found
 from fuse.rewrite.patterns.pairs import define_pair
 
 Source = TypeVar("Source")
@@ -142,17 +142,17 @@ def refusal(pattern: Pattern) -> str | None:
     from its code: those that come with fuse are tried so by its tests, which takes up to three seconds each, and never
     again. What depends on a call is asked of :func:`objection`, of theirs as of others'.
     """
-    return None if _is_ours(pattern) else handed.verifier().refusal(pattern)
+    return None if _is_ours(pattern) else services.verifier().refusal(pattern)
 
 
 def objection(found: Found) -> str | None:
     """Why the replacement must not be used for ``found``: it does not hold for calls of that class."""
-    return _unless_right("replace", found, handed.verifier().trial(found))
+    return _unless_right("replace", found, services.verifier().trial(found))
 
 
 def gradient_objection(found: Found) -> str | None:
     """Why the pattern's rule for gradients must not be used for ``found``."""
-    return _unless_right("backward", found, handed.verifier().gradient_trial(found))
+    return _unless_right("backward", found, services.verifier().gradient_trial(found))
 
 
 def _unless_right(method: str, found: Found, trial: Trial) -> str | None:

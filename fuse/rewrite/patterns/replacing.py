@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from fuse.rewrite import layouts, regions, surgery
+from fuse.rewrite import regions, surgery, view_layouts
 from fuse.rewrite.patterns.conditions import Misfit, Surroundings
-from fuse.rewrite.patterns.exact import Bound, Found, FoundResult
+from fuse.rewrite.patterns.exact_match import Bound, Found, FoundResult
 from fuse.rewrite.patterns.terms import type_of
 from fuse.rewrite.patterns.tracing import Traced
 
@@ -99,7 +99,7 @@ def _in_layout(new: Node, output: FoundResult, before: Node) -> Node:
     """``new`` in the shape and with the strides of the result that it is to stand for."""
     old = output.node.meta["val"]
     if output.reshaped:
-        if layouts.view(aten.view.default, layouts.stand_in(new.meta["val"]), (list(old.shape),)) is None:
+        if view_layouts.view(aten.view.default, view_layouts.stand_in(new.meta["val"]), (list(old.shape),)) is None:
             new = _copied(new, before)
         new = surgery.insert(before, aten.view.default, new, list(old.shape), like=output.node)
     return new if new.meta["val"].stride() == old.stride() else _copied(new, before)

@@ -12,7 +12,7 @@ from torch import Tensor, nn, randn
 import fuse
 from fuse.errors import FuseError
 from fuse.graph.function import Function
-from fuse.rewrite.patterns.kept import source_of
+from fuse.rewrite.patterns.pattern_cache import source_of
 
 
 def fired(function, *arguments):

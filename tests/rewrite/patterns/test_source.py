@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from fuse.rewrite.patterns.definition import define
-from fuse.rewrite.patterns.kept import source_of
+from fuse.rewrite.patterns.pattern_cache import source_of
 
 TELL = """
 import hashlib, time
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.forms import known_ways, takes_lists
-from fuse.rewrite.patterns.kept import source_of
+from fuse.rewrite.patterns.pattern_cache import source_of
 import fuse.runtime.cache
 
 patterns = registry.registered()

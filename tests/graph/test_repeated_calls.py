@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 import fuse
 from fuse.errors import CaptureError
 from fuse.graph.joint import capture_joint
-from fuse.graph.repeats import Repeats
+from fuse.graph.repeated_calls import Repeats
 
 STEPS = 5
 

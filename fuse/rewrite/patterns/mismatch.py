@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from fuse.rewrite.patterns.calls import Table
 from fuse.rewrite.patterns.differences import Difference, common, differences
-from fuse.rewrite.patterns.exact import Attempt, Bound, Cut, Drawing, holders, output_of, wanted_terms
+from fuse.rewrite.patterns.exact_match import Attempt, Bound, Cut, Drawing, holders, output_of, wanted_terms
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.terms import Term, below

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fuse import ops
 from fuse.graph.aliases import View, storage_of
-from fuse.graph.call_forms import CallForm, described, fits
+from fuse.graph.call_templates import CallForm, described, fits
 from fuse.graph.fakes import CONSTANTS, PARTS, FakeRunner, Recipe, is_recording
 from fuse.graph.functional import Functionalizer
 from fuse.graph.signature import Dispatch

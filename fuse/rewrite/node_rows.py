@@ -13,7 +13,7 @@ from torch.nn import Module
 from fuse.cost.count import CountedCall, calls_of_node
 from fuse.graph.describing import describe
 from fuse.graph.loop import Loop
-from fuse.graph.loop_ends import LoopWithEnds, graph_in
+from fuse.graph.loop_with_ends import LoopWithEnds, graph_in
 from fuse.graph.strides import contiguous_strides
 from fuse.rewrite import effects, nested
 from fuse.rewrite.deltas import Called, Row

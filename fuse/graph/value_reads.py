@@ -4,7 +4,7 @@
                              learned: its truth (learned.py); the node becomes one more result of the graph
     x / x.max().item()       a number that stands for its node (read_numbers.py); nothing is learned
     x[x > 0]                 the operator runs on the call's values; its size is learned
-    x[t[0]]                  an operator that looks up; nothing is learned (positions.py)
+    x[t[0]]                  an operator that looks up; nothing is learned (tensor_indices.py)
 
 Reads arrive as methods of fake tensors, which are replaced for the time of a capture, or as the operators that make a
 Python value of a tensor.
@@ -31,15 +31,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuse import ops
 from fuse.devices import without_autocast
 from fuse.errors import CaptureError
-from fuse.graph.compact import Chosen, makes
 from fuse.graph.control_flow import run_plainly
 from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
+from fuse.graph.masked_elements import Chosen, makes
 from fuse.graph.patched import patched
-from fuse.graph.positions import Copies, looks_like_view, positions_in, viewed
 from fuse.graph.read_numbers import WantsPlain, is_number, known, node_of, read_number
 from fuse.graph.sources import user_line
+from fuse.graph.tensor_indices import Copies, looks_like_view, positions_in, viewed
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import fuse
 from fuse.graph.function import Function
 from fuse.rewrite.patterns import forms, matching
 from fuse.rewrite.patterns.definition import define
-from fuse.rewrite.patterns.fans import Fan, fits
+from fuse.rewrite.patterns.operand_filters import Fan, fits
 
 
 def gated(x, y):

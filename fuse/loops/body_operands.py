@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from fuse.loops.moving import Moved
+from fuse.loops.moving_reads import Moved
 from fuse.loops.reads import Link, link_of, parts
 from fuse.loops.step_constants import Numbers, StepTable
 

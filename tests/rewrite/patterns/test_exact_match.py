@@ -11,9 +11,9 @@ from torch import randn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuse
-from fuse.rewrite.patterns import exact
+from fuse.rewrite.patterns import exact_match
 from fuse.rewrite.patterns.definition import define
-from fuse.rewrite.patterns.exact import Found, FoundResult, holders
+from fuse.rewrite.patterns.exact_match import Found, FoundResult, holders
 from fuse.rewrite.patterns.forms import forms
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.matching import match
@@ -154,7 +154,7 @@ def test_views_are_looked_at_up_to_a_limit(monkeypatch, model, most, held):
     index = GraphIndex(make_fx(lambda x: model(torch.exp(x)), tracing_mode="fake")(randn(3, 4)))
     (form,), (step,) = forms(define(lambda x: torch.exp(x)), 1), index.steps("exp")
     (placement,) = Search(form, index).placements(form.steps[0], step)
-    monkeypatch.setattr(exact, "MAX_VIEWS", most)
+    monkeypatch.setattr(exact_match, "MAX_VIEWS", most)
     assert len([*holders(form.roots[0], placement, {}, index)]) == held
 
 

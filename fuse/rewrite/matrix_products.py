@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fuse.cost import profiles
-from fuse.rewrite import effects, layouts, surgery
+from fuse.rewrite import effects, surgery, view_layouts
 
 aten = torch.ops.aten
 
@@ -98,7 +98,7 @@ def needs_copy(product: MatrixProduct, stride: Sequence[int], escaping: set[Node
     """
     if product.node in escaping:
         return True
-    return not _views_work(product.node, layouts.stand_in(product.node.meta["val"], stride))
+    return not _views_work(product.node, view_layouts.stand_in(product.node.meta["val"], stride))
 
 
 def _views_work(node: Node, val: Any) -> bool:
@@ -107,7 +107,7 @@ def _views_work(node: Node, val: Any) -> bool:
         return False
     for user in surgery.views_of(node):
         target: Any = user.target
-        view = layouts.view(target, val, user.args[1:], user.kwargs)
+        view = view_layouts.view(target, val, user.args[1:], user.kwargs)
         if view is None or not _views_work(user, view):
             return False
     return True

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.handed import shelf
+from fuse.rewrite.patterns.services import shelf
 
 SUFFIX = ".txt"
 _FOLDERS = ("graph", "rewrite/patterns", "check")

@@ -4,7 +4,7 @@
                                                         in torch's own code, and in other threads: as ever
 
 Libraries ask this to leave out checks of values, or to build a mask that is applied where eager applies none. Here
-values can be read (:mod:`fuse.graph.reading`), so that nothing need be left out. Who imported the class by its name
+values can be read (:mod:`fuse.graph.value_reads`), so that nothing need be left out. Who imported the class by its name
 before the capture still has it.
 """
 
@@ -53,7 +53,7 @@ def unnoticed() -> Iterator[None]:
 
     >>> with unnoticed():
     ...     eval("lambda: torch._subclasses.FakeTensor", {"torch": torch, "__name__": "model"})()
-    <class 'fuse.graph.disguise.Nobody'>
+    <class 'fuse.graph.hidden_fakes.Nobody'>
     """
     thread = threading.get_ident()
     with _LOCK:

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuse.graph.contents import attributes_of, class_dict, mro
 from fuse.graph.locks import ForkedLock
-from fuse.graph.outside import reached_by
+from fuse.graph.object_contents import attributes_of, class_dict, mro
+from fuse.graph.reachable_state import reached_by
 
 Handler = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Makes a call of a submodule: told its path, its ``forward``, and what that is given."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
+    from fuse.rewrite.patterns.call_classes import Trial
     from fuse.rewrite.patterns.definition import Pattern
-    from fuse.rewrite.patterns.domain import Trial
-    from fuse.rewrite.patterns.exact import Found
+    from fuse.rewrite.patterns.exact_match import Found
 
 
 class Verifier(Protocol):

@@ -14,12 +14,12 @@ from dataclasses import replace
 from torch.fx import Node
 
 from fuse.rewrite.patterns.differences import Difference, called, other_factors, other_names, other_operator
-from fuse.rewrite.patterns.exact import Drawing
+from fuse.rewrite.patterns.exact_match import Drawing
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex, Pairs, Source, Step
+from fuse.rewrite.patterns.mismatch import Near
 from fuse.rewrite.patterns.search import Placement, alike, bound, next_step, readers
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term
-from fuse.rewrite.patterns.unlike import Near
 
 DEPTH = 3
 """How far ahead is looked to choose between two ways."""

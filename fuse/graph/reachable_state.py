@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as _module
 
 from fuse.graph.attributes import Change, Held, Iterating, Path, collect, collect_modules, is_atom, restore, spelled
-from fuse.graph.contents import attributes_of, class_dict, contents, is_special, module_of, mro
+from fuse.graph.object_contents import attributes_of, class_dict, contents, is_special, module_of, mro
 from fuse.graph.python_generators import global_generators, is_generator, name_of, put_back_state, state_of
 from fuse.graph.signature import Attribute
 
