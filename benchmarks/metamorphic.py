@@ -40,7 +40,7 @@ from fuse.check.judging import quiet
 from fuse.errors import FuseError
 from fuse.graph.capture import capture
 from fuse.graph.function import Function
-from fuse.rewrite.patterns.exact_match import Found
+from fuse.rewrite.patterns.exact_match import FoundMatch
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.pipeline import run_passes
 from fuse.rewrite.registry import earlier_than
@@ -397,7 +397,7 @@ def _verdict(
     return best.reason if best else "no candidate"
 
 
-def _holds(found: Found, graph: GraphModule, plain: Callable[..., Tensor], tensors: Sequence[Tensor]) -> bool:
+def _holds(found: FoundMatch, graph: GraphModule, plain: Callable[..., Tensor], tensors: Sequence[Tensor]) -> bool:
     """Whether the graph has there what the pattern computes of what it is given there."""
     values = values_of(graph, tensors_of(graph, tensors))
     given = []

@@ -33,7 +33,7 @@ from fuse.graph.capture import capture
 from fuse.graph.function import Function
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.exact_match import Found
+from fuse.rewrite.patterns.exact_match import FoundMatch
 from fuse.rewrite.patterns.language import Environment, ManySpec, running
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.pipeline import run_passes
@@ -400,7 +400,7 @@ def _verdict(name: str, spelled: Mapping[Node, Callable[..., Any]], preserves: b
     return f"{best.kind}: {best.reason}" if best else "no candidate"
 
 
-def holds(found: Found, values: Mapping[Node, Any]) -> bool:
+def holds(found: FoundMatch, values: Mapping[Node, Any]) -> bool:
     """Whether the graph has, at a match, what the pattern computes of what it is given there."""
     pattern: Pattern = found.form.pattern
     given: dict[str, list[Any]] = {one.name: [] for one in pattern.parameters}

@@ -113,11 +113,12 @@ def obstacle(read: Node, source: ReadSource, escaping: set[Node]) -> str | None:
         return "the caller receives the read, which shares memory with the written tensor"
     value: Tensor = read.meta["val"]
     if source.written:
-        given = view_layouts.stand_in(written(source.node).meta["val"])
+        given = view_layouts.without_data(written(source.node).meta["val"])
         given = given if given.dtype == value.dtype else given.to(value.dtype)
         new = given if given.shape == value.shape else given.expand(value.shape)
     else:
-        new = view_layouts.view(read.target, view_layouts.stand_in(source.node.meta["val"]), read.args[1:], read.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
+        plain = view_layouts.without_data(source.node.meta["val"])
+        new = view_layouts.view(read.target, plain, read.args[1:], read.kwargs)  # type: ignore[arg-type]  # FX types targets loosely
     return None if new.stride() == value.stride() else shows(read, new)
 
 
@@ -144,7 +145,7 @@ def _with_operand(user: Node, operand: Node, layout: Tensor) -> Tensor | None:
     nodes = user.all_input_nodes
     if not isinstance(user.target, OpOverload) or not all(isinstance(n.meta["val"], Tensor) for n in (user, *nodes)):
         return None
-    known = {node: layout if node is operand else view_layouts.stand_in(node.meta["val"]) for node in nodes}
+    known = {node: layout if node is operand else view_layouts.without_data(node.meta["val"]) for node in nodes}
     (first, *rest), options = map_arg((user.args, user.kwargs), known.__getitem__)
     result: Tensor | None = view_layouts.view(user.target, first, rest, options)  # type: ignore[arg-type]  # FX types targets loosely
     return result

@@ -98,36 +98,36 @@ class Ends:
         return [node for group in (*self.before, *self.after) for node in group]
 
     def grow(
-        self, groups: list[list[Node]], first: list[Node], obstacle: Callable[[Node], str | None], way: int
+        self, groups: list[list[Node]], first: list[Node], obstacle: Callable[[Node], str | None], direction: int
     ) -> Iterator[Verdict]:
-        """Add joining nodes to ``groups``, from the loop outwards; ``way`` is -1 before the loop and 1 after it."""
-        waiting = [(way * self.order[node], node) for node in dict.fromkeys(first) if node.op != "output"]
+        """Add joining nodes to ``groups``, from the loop outwards; ``direction`` is -1 before the loop and 1 after it."""
+        waiting = [(direction * self.order[node], node) for node in dict.fromkeys(first) if node.op != "output"]
         heapq.heapify(waiting)
         seen = set(first)
         while waiting:
             _, node = heapq.heappop(waiting)
             if not is_kernel(node):
                 continue
-            if reason := is_collected(node) or obstacle(node) or self._put(node, groups, way):
+            if reason := is_collected(node) or obstacle(node) or self._put(node, groups, direction):
                 yield declined((self.call, node), reason)
                 continue
-            near = effects.readers(node) if way > 0 else [regions.owner(read) for read in node.all_input_nodes]
+            near = effects.readers(node) if direction > 0 else [regions.owner(read) for read in node.all_input_nodes]
             for other in near:
                 if other not in seen and other.op != "output":
                     seen.add(other)
-                    heapq.heappush(waiting, (way * self.order[other], other))
+                    heapq.heappush(waiting, (direction * self.order[other], other))
 
-    def _put(self, node: Node, groups: list[list[Node]], way: int) -> str | None:
+    def _put(self, node: Node, groups: list[list[Node]], direction: int) -> str | None:
         """Put ``node`` into the outermost of ``groups``, or into a new one outside of it, or return a reason."""
         if sum(map(len, groups)) == MOST:
             return f"at most {MOST} operators and regions join a loop at one end"
-        outermost = groups[-1 if way > 0 else 0] if groups else []
+        outermost = groups[-1 if direction > 0 else 0] if groups else []
         if outermost and not isinstance(lower_end(regions.build_body(sorted([*outermost, node]))[0]), Declined):
             outermost[:] = sorted([*outermost, node])
             return None
         if isinstance(verdict := lower_end(regions.build_body([node])[0]), Declined):
             return verdict.reason
-        groups.insert(len(groups) if way > 0 else 0, [node])
+        groups.insert(len(groups) if direction > 0 else 0, [node])
         return None
 
     def obstacle_before(self, node: Node) -> str | None:

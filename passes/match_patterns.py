@@ -26,8 +26,8 @@ from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import called
-from fuse.rewrite.patterns.exact_match import Found
-from fuse.rewrite.patterns.forms import known_ways, takes_lists
+from fuse.rewrite.patterns.exact_match import FoundMatch
+from fuse.rewrite.patterns.forms import known_runs, takes_lists
 from fuse.rewrite.patterns.matching import Prepare, match
 from fuse.rewrite.patterns.replacing import Replacement, put, replacement
 from fuse.rewrite.registry import register_pass
@@ -72,7 +72,7 @@ def graphs_to_match(graph: GraphModule) -> list[tuple[GraphModule, Prepare]]:
     return [*((body, prepare) for body in bodies), *((kernel, in_loop_kernel) for kernel in kernels)]
 
 
-def in_loop_kernel(_found: Found, _around: Surroundings) -> Misfit:
+def in_loop_kernel(_found: FoundMatch, _around: Surroundings) -> Misfit:
     """Why a match in the body of a loop that runs as one kernel is not rewritten."""
     return Misfit(IN_KERNEL, "one launch runs all steps of the loop, with these operators in it")
 
@@ -92,10 +92,10 @@ def sound(wanted: Callable[[Pattern], bool]) -> Generator[Verdict, None, list[Pa
 
 def why_broken(pattern: Pattern) -> str | None:
     """Why a pattern cannot be matched in any graph, or None."""
-    return known_ways(pattern, max(1, takes_lists(pattern))).error or None
+    return known_runs(pattern, max(1, takes_lists(pattern))).error or None
 
 
-def prepare(found: Found, around: Surroundings) -> Region | Replacement | Misfit:
+def prepare(found: FoundMatch, around: Surroundings) -> Region | Replacement | Misfit:
     """The region or replacement of a match, if the pattern is right on such calls; untried classes are tried now."""
     try:
         if reason := registry.refusal(found.form.pattern):
@@ -108,7 +108,7 @@ def prepare(found: Found, around: Surroundings) -> Region | Replacement | Misfit
         return Misfit("refused", str(error))
 
 
-def prepare_untried(found: Found, around: Surroundings) -> Region | Replacement | Misfit:
+def prepare_untried(found: FoundMatch, around: Surroundings) -> Region | Replacement | Misfit:
     """The replacement that the pattern gives, or the region of a match, if a kernel can be generated for it."""
     if found.form.pattern.replace is not None:
         return replacement(found, around)

@@ -40,7 +40,7 @@ def no_ops(graph: GraphModule) -> Iterator[Verdict]:
     """Remove operators that change nothing, such as `x * 1`."""
     escaping = effects.escaping(graph)
     known = known_numbers(graph)
-    numbered, sized = with_numbers(graph, known), told_by_sizes(graph, known)
+    numbered, sized = with_numbers(graph, known), varying_with_sizes(graph, known)
     for node in list(graph.graph.nodes):
         if (source := unchanged_operand(node, known)) is None:
             continue
@@ -94,7 +94,7 @@ def with_numbers(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
     }
 
 
-def told_by_sizes(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
+def varying_with_sizes(graph: GraphModule, known: Mapping[Node, float]) -> set[Node]:
     """Operators whose user line calls them with another number in calls of other sizes."""
     found: set[Node] = set()
     if (call := call_at_hand()) is not None:

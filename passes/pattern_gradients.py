@@ -25,7 +25,7 @@ from fuse.rewrite import regions
 from fuse.rewrite.patterns import registry
 from fuse.rewrite.patterns.conditions import Misfit, Surroundings
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.exact_match import Found
+from fuse.rewrite.patterns.exact_match import FoundMatch
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
@@ -56,7 +56,7 @@ def _set_apart(graph: GraphModule, patterns: Sequence[Pattern]) -> Iterator[Verd
         regions.sort(graph.graph)
 
 
-def prepare(found: Found, around: Surroundings) -> Misfit | None:
+def prepare(found: FoundMatch, around: Surroundings) -> Misfit | None:
     """Why autograd differentiates a match instead of the pattern, or None."""
     if reason := registry.refusal(found.form.pattern):
         return Misfit("refused", reason.removeprefix("refused: "))

@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 from fuse import ops
 from fuse.graph.fakes import mode_of
 from fuse.graph.loop import of_all_steps
-from fuse.graph.periods import Run, find_runs
+from fuse.graph.periods import Repetition, find_repetitions
 from fuse.graph.strides import contiguous_strides
 from fuse.kernel.lower import Declined, Kernel
 from fuse.kernel.lower_loops import lower_loop
@@ -67,7 +67,7 @@ def roll(
     stretches = [(0, len(nodes), len(nodes))]  # start, end, and an upper bound of the period of loops in it
     while stretches:
         start, end, below = stretches.pop()
-        for run in find_runs(tokens[start:end], LEAST_STEPS, below):
+        for run in find_repetitions(tokens[start:end], LEAST_STEPS, below):
             for steps, found in loops_in(aligned(nodes, tokens, start + run.start, run)):
                 if isinstance(found, Obstacle):
                     yield declined(steps[0], found.reason)
@@ -90,7 +90,7 @@ def loops_in(steps: list[list[Node]]) -> Iterator[tuple[list[list[Node]], Rolled
         yield steps, found
 
 
-def aligned(nodes: Sequence[Node], tokens: Sequence[object], start: int, run: Run) -> list[list[Node]]:
+def aligned(nodes: Sequence[Node], tokens: Sequence[object], start: int, run: Repetition) -> list[list[Node]]:
     """The steps of a repeat that begins at ``start``, shifted so that they carry few bytes.
 
     A repeat may begin in the middle of the user's step, because the first step differs. If the tokens do not continue

@@ -24,7 +24,7 @@ from fuse.rewrite.registry import register_pass
 from fuse.rewrite.verdict import Verdict, declined, rewrite
 
 aten = torch.ops.aten
-Call = tuple[OpOverload, tuple[Any, ...]]
+ViewCall = tuple[OpOverload, tuple[Any, ...]]
 """A view operator and its arguments after the tensor."""
 
 
@@ -64,21 +64,21 @@ def layout(node: Node) -> tuple[object, ...]:
     return (val.dtype, val.size(), val.stride(), val.storage_offset(), val.is_conj(), val.is_neg())
 
 
-def shorten(node: Node, origin: Node, call: Call) -> None:
+def shorten(node: Node, origin: Node, call: ViewCall) -> None:
     """Replace ``node`` by the view ``call`` of ``origin``."""
     target, arguments = call
     surgery.replace(node, surgery.insert(node, target, origin, *arguments, like=node))
 
 
-def single_view(origin: Node, node: Node) -> Call | None:
+def single_view(origin: Node, node: Node) -> ViewCall | None:
     """One view operator that leads from ``origin`` to the layout of ``node``, or None."""
     old, new = origin.meta["val"], node.meta["val"]
     moved = new.storage_offset() - old.storage_offset()
     if (old.dtype, old.is_conj(), old.is_neg()) != (new.dtype, new.is_conj(), new.is_neg()):
         return None
-    stand_in = view_layouts.stand_in(old)
+    plain = view_layouts.without_data(old)
     for target, arguments in proposals(old, new, moved):
-        view = view_layouts.view(target, stand_in, arguments)
+        view = view_layouts.view(target, plain, arguments)
         if view is not None and (view.size(), view.stride(), view.storage_offset()) == (
             new.size(),
             new.stride(),
@@ -88,7 +88,7 @@ def single_view(origin: Node, node: Node) -> Call | None:
     return None
 
 
-def proposals(old: Tensor, new: Tensor, moved: int) -> Iterator[Call]:
+def proposals(old: Tensor, new: Tensor, moved: int) -> Iterator[ViewCall]:
     """View operators that might lead from ``old`` to ``new``, ``moved`` elements further on; the caller tries them."""
     if old.numel() == new.numel() and not moved:
         yield aten.view.default, (list(new.size()),)

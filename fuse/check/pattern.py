@@ -39,7 +39,7 @@ from fuse.check.oracle import check
 from fuse.check.samples import SHAPES, Sample, samples
 from fuse.errors import CaptureError, FuseError
 from fuse.graph.capture import capture
-from fuse.graph.function import Function, Holding
+from fuse.graph.function import Function, FunctionWithBuffers
 from fuse.graph.outputs import outputs_of
 from fuse.graph.signature import held_tensor
 from fuse.passes.match_patterns import build, match_patterns, prepare_untried
@@ -284,7 +284,9 @@ def as_model(
     """A model that computes ``function(*arguments)``, with the ``held`` ones as its attributes; and the other ones."""
     if not held:
         return Function(function), tuple(arguments)
-    return Holding(function, arguments, held), tuple(one for at, one in enumerate(arguments) if at not in held)
+    return FunctionWithBuffers(function, arguments, held), tuple(
+        one for at, one in enumerate(arguments) if at not in held
+    )
 
 
 def tensors_of(graph: GraphModule, model: nn.Module, arguments: Sequence[Any]) -> list[Tensor]:

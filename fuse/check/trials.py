@@ -30,7 +30,7 @@ from fuse.devices import without_autocast
 from fuse.rewrite.patterns import pattern_cache
 from fuse.rewrite.patterns.call_classes import RIGHT, Trial, class_of, layout_of
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.exact_match import Found
+from fuse.rewrite.patterns.exact_match import FoundMatch
 from fuse.rewrite.patterns.language import Environment
 
 _SIZES = ((5, 3, 7, 2, 11, 4), (6, 13, 4, 9, 3, 8))
@@ -59,21 +59,21 @@ def refusal(pattern: Pattern) -> str | None:
         with _by_itself():
             wrong = verify(pattern, quick=True).counterexample
         said = _VERIFIED if wrong is None else f"refused: {wrong}"
-        pattern_cache.keep(said.encode(), pattern, "refusal")
+        pattern_cache.store(said.encode(), pattern, "refusal")
     return None if said == _VERIFIED else said
 
 
-def trial(found: Found) -> Trial:
+def trial(found: FoundMatch) -> Trial:
     """The verdict, new or cached, on the pattern of the match ``found`` for calls of its class."""
     return _known_or(found, "class", tried)
 
 
-def gradient_trial(found: Found) -> Trial:
+def gradient_trial(found: FoundMatch) -> Trial:
     """The verdict on the gradients by the pattern's rule, for calls of the class of ``found``."""
     return _known_or(found, "gradients", gradients_tried)
 
 
-def _known_or(found: Found, asked: str, find: Callable[[Pattern, Sequence[Any], Environment], Trial]) -> Trial:
+def _known_or(found: FoundMatch, asked: str, find: Callable[[Pattern, Sequence[Any], Environment], Trial]) -> Trial:
     form, arguments = found.form, found.setting.arguments
     told = class_of(arguments, form.choices, found.constants)
     key = form.pattern, asked, told
@@ -88,7 +88,7 @@ def _known_or(found: Found, asked: str, find: Callable[[Pattern, Sequence[Any], 
     else:
         with _by_itself():
             one = find(form.pattern, arguments, Environment(found.constants, form.choices))
-        pattern_cache.keep(
+        pattern_cache.store(
             json.dumps({"outcome": one.outcome, "reason": one.reason}).encode(), form.pattern, asked, told
         )
     _known[key] = one

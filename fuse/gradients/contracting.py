@@ -126,7 +126,7 @@ def _placed(node: Node) -> Contraction | None:
     known = all(isinstance(i, Node) and i.meta["val"].dtype in (torch.int64, torch.int32) for i in places)
     if not (accumulated and _is_zeros(whole) and known) or len({i.meta["val"].shape for i in places}) != 1:
         return None
-    return Contraction((*places, values), _Placed(_Zeros.like(whole), tuple(used)))
+    return Contraction((*places, values), _IndexPut(_Zeros.like(whole), tuple(used)))
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,13 @@ class ScatteredTerms:
 def places_of(node: Node) -> ScatteredTerms | None:
     """The values that ``node`` adds to zeros, and their positions; None for other nodes."""
     how = contraction(node)
-    if how is None or len(how.operands) != 2 or not isinstance(how.rule, (_Placed, _AddedAt)):
+    if how is None or len(how.operands) != 2 or not isinstance(how.rule, (_IndexPut, _AddedAt)):
         return None
     index, values = how.operands
     rank = node.meta["val"].dim()
     if index.meta["val"].dim() != 1 or values.meta["val"].dim() != rank:
         return None
-    dim = how.rule.dims[0] if isinstance(how.rule, _Placed) else how.rule.dim
+    dim = how.rule.dims[0] if isinstance(how.rule, _IndexPut) else how.rule.dim
     return ScatteredTerms(dim % rank, index, values)
 
 
@@ -221,7 +221,7 @@ class _Zeros:
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _IndexPut:
     """``index_put`` with ``accumulate`` into zeros, with an index for each of ``dims``."""
 
     whole: _Zeros

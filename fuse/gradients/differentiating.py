@@ -211,7 +211,7 @@ class _Replay(ReplayRecorder):
             made = differentiable(loop, operands, values, requires_grad, self._returned(node))
             if isinstance(why := lower_loop(made.loop, operands, made.values), Declined):
                 raise NotReversible(why.reason)
-        results: tuple[Tensor, ...] = _Steps.apply(self, made, *operands)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        results: tuple[Tensor, ...] = _LoopFunction.apply(self, made, *operands)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._line()
         return results
 
@@ -262,7 +262,7 @@ class _Replay(ReplayRecorder):
         return tensor
 
 
-class _Steps(torch.autograd.Function):
+class _LoopFunction(torch.autograd.Function):
     """A loop as one node of autograd, on the fake tensors of a recording."""
 
     @staticmethod

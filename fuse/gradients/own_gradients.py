@@ -26,7 +26,7 @@ from fuse.rewrite import nested, regions
 from fuse.rewrite.patterns.backward import gradients, is_differentiable
 from fuse.rewrite.patterns.conditions import Misfit
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.exact_match import Found
+from fuse.rewrite.patterns.exact_match import FoundMatch
 from fuse.rewrite.patterns.language import Environment, ManySpec, running
 from fuse.rewrite.patterns.replacing import latest
 
@@ -106,7 +106,7 @@ def _turned_back(tensor: Tensor, dims: tuple[int, ...] | None) -> Tensor:
 # ---- in the graph --------------------------------------------------------------------------------------------------
 
 
-def why_not(found: Found) -> Misfit | None:
+def why_not(found: FoundMatch) -> Misfit | None:
     """Why the pattern's rule cannot give the gradients of a match, or None."""
     traced = found.form.differentiated(found.setting.arguments, found.constants)
     if isinstance(traced, str):
@@ -116,7 +116,7 @@ def why_not(found: Found) -> Misfit | None:
     return None
 
 
-def set_apart(graph: GraphModule, found: Found, moved: dict[Node, Node]) -> None:
+def set_apart(graph: GraphModule, found: FoundMatch, moved: dict[Node, Node]) -> None:
     """Move the nodes of a match into a module that knows their gradients.
 
     ``moved`` maps nodes replaced by earlier rewrites to their replacements; this rewrite adds its own. The caller
@@ -147,7 +147,7 @@ def set_apart(graph: GraphModule, found: Found, moved: dict[Node, Node]) -> None
     moved.update(zip(outputs, call.users, strict=True))
 
 
-def _results(found: Found, inputs: Sequence[Node], moved: dict[Node, Node]) -> list[PatternResult]:
+def _results(found: FoundMatch, inputs: Sequence[Node], moved: dict[Node, Node]) -> list[PatternResult]:
     results, place = [], 0
     for output, root in zip(found.outputs, found.setting.traced.outputs, strict=True):
         shape = root.meta["val"].shape

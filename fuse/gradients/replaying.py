@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from fuse.gradients.sibling_views import Cut, all_parts, parts_of
+from fuse.gradients.sibling_views import SlicedDimension, all_parts, parts_of
 
 
 def replay(graph: Graph, known: dict[Node, Any], begin: Callable[[Node], None], operate: Callable[[Node], Any]) -> None:
@@ -19,7 +19,7 @@ def replay(graph: Graph, known: dict[Node, Any], begin: Callable[[Node], None], 
 
     ``begin`` is called with each node before it runs; ``operate`` returns its result, from the values known by then.
     """
-    refused: set[Cut] = set()
+    refused: set[SlicedDimension] = set()
     for node in graph.nodes:
         begin(node)
         if node in known or node.op not in ("call_function", "call_module"):

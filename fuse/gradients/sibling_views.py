@@ -18,11 +18,11 @@ from torch.fx import Node
 aten = torch.ops.aten
 
 
-Cut = tuple[Node, Any, int]
+SlicedDimension = tuple[Node, Any, int]
 """A tensor, the operator that takes parts of it, and the dimension."""
 
 
-def all_parts(node: Node, refused: set[Cut]) -> list[Node]:
+def all_parts(node: Node, refused: set[SlicedDimension]) -> list[Node]:
     """The slices (or steps), with ``node`` among them, that make up a whole dimension in order; empty if none do.
 
     ``refused`` collects cuts that do not, so that each is examined once.

@@ -1,6 +1,6 @@
 """Changes that ``forward`` can make without an operator: attributes of modules, and contents of their containers.
 
-    before = held_by(model)          every container and object that the model reaches, with a list of what is in it
+    before = snapshots_of(model)          every container and object that the model reaches, with a list of what is in it
     model(...)
     restore(before, same)            the very objects put back, in their order; the changes that matter are listed
 
@@ -57,7 +57,7 @@ Path = str | tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Held:
+class ObjectSnapshot:
     """One object (``live``) and what was in it. ``root`` is the attribute that leads to it; its name is empty where
     ``live`` is all of a module's attributes."""
 
@@ -73,7 +73,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Iterating:
+class HeldIterator:
     """An iterator of Python's own: ``name`` as the user would spell it, and the attribute that leads to it."""
 
     name: str
@@ -92,20 +92,20 @@ class Change:
     replaced: dict[Any, Any] | None = None
 
 
-def held_by(model: nn.Module) -> list[Held]:
+def snapshots_of(model: nn.Module) -> list[ObjectSnapshot]:
     """Everything mutable that the model's attributes lead to, with its present contents.
 
-    >>> [held.name for held in held_by(nn.Linear(2, 2)) if held.contents.values][:2]
+    >>> [held.name for held in snapshots_of(nn.Linear(2, 2)) if held.contents.values][:2]
     ['Linear', 'Linear']
     """
-    found: list[Held] = []
+    found: list[ObjectSnapshot] = []
     collect_modules(model, found, set())
     return found
 
 
 def collect_modules(
     model: nn.Module,
-    found: list[Held],
+    found: list[ObjectSnapshot],
     seen: set[int],
     code: list[Any] | None = None,
 ) -> None:
@@ -116,7 +116,7 @@ def collect_modules(
 
 
 def collect(
-    path: Path, value: Any, found: list[Held], seen: set[int], root: Attribute, code: list[Any] | None = None
+    path: Path, value: Any, found: list[ObjectSnapshot], seen: set[int], root: Attribute, code: list[Any] | None = None
 ) -> None:
     """Add everything mutable that ``value`` leads to to ``found``, but for those whose ``id`` was ``seen``.
 
@@ -130,7 +130,7 @@ def collect(
         if is_atom(kind) or id(value) in seen:
             continue
         if code is not None and is_iterator(kind):
-            code.append(Iterating(spelled(path), root.name))
+            code.append(HeldIterator(spelled(path), root.name))
             continue
         base = base_of(value)
         is_code = base is type or issubclass(kind, _CODE) or is_generator(kind)
@@ -147,7 +147,7 @@ def collect(
         if is_object and _is_shared((*now.values, *(attributes or {}).values())):
             continue
         if is_mutable(base) and (base is not object or now.keys):
-            found.append(Held(path, value, now, root))
+            found.append(ObjectSnapshot(path, value, now, root))
         entries = list(zip(count() if now.keys is None else now.keys, now.values, strict=False))
         if attributes is not None:
             left.append((path, attributes, root))
@@ -207,34 +207,34 @@ def _plainly(key: Any) -> str:
     return f"<{(key if issubclass(type(key), type) else type(key)).__name__}>"
 
 
-def restore(before: list[Held], is_twin: Callable[[Any, Any], bool]) -> list[Change]:
+def restore(before: list[ObjectSnapshot], is_fake_of: Callable[[Any, Any], bool]) -> list[Change]:
     """Put everything back as it was. Returns what had changed.
 
-    ``is_twin(now, then)`` says that a tensor is the stand-in of another: storing it changes nothing. Neither does
+    ``is_fake_of(now, then)`` says that a tensor is the stand-in of another: storing it changes nothing. Neither does
     storing an equal number again.
     """
     found: list[Change] = []
     for held in before:
         if not held.contents.is_of(held.live):
-            found += changes(held, is_twin)
+            found += changes(held, is_fake_of)
             put_back(held.live, held.contents)
     return found
 
 
-def changes(held: Held, is_twin: Callable[[Any, Any], bool]) -> Iterator[Change]:
+def changes(held: ObjectSnapshot, is_fake_of: Callable[[Any, Any], bool]) -> Iterator[Change]:
     """What in an object is not what it was; see :func:`restore`."""
     now = contents(held.live, held.contents.base)
     if held.contents.keys is None:
-        if not _same_places(now, held.contents, is_twin):
+        if not _same_contents(now, held.contents, is_fake_of):
             yield Change(held.name, held.root, whole=False)
         return
     then, live = _by_key(held.contents), _by_key(now)
     if [token for token in live if token in then] != [token for token in then if token in live]:
         yield Change(held.name, held.root, whole=False)  # an order that tells, say, what was used last
     for token, (key, value) in {**live, **then}.items():
-        if token in live and token in then and _same(live[token][1], value, is_twin):
+        if token in live and token in then and _same(live[token][1], value, is_fake_of):
             continue
-        if token not in then and _for_stand_ins(key, then.values(), is_twin):
+        if token not in then and _exists_for_fakes(key, then.values(), is_fake_of):
             continue
         is_module = not held.root.name
         attribute = Attribute(held.root.owner, _plainly(key)) if is_module else held.root
@@ -249,14 +249,14 @@ def _by_key(held: Contents) -> dict[Any, tuple[Any, Any]]:
     return {(type(k), k) if id(type(k)) in _PLAIN_IDS else id(k): (k, v) for k, v in pairs}
 
 
-def _same_places(now: Contents, then: Contents, is_twin: Callable[[Any, Any], bool]) -> bool:
+def _same_contents(now: Contents, then: Contents, is_fake_of: Callable[[Any, Any], bool]) -> bool:
     if then.base is not set:
-        return _all_same(now.values, then.values, is_twin)
+        return _all_same(now.values, then.values, is_fake_of)
     known, live = set(map(id, then.values)), set(map(id, now.values))
-    return known <= live and all(id(x) in known or _for_stand_ins(x, (), is_twin) for x in now.values)
+    return known <= live and all(id(x) in known or _exists_for_fakes(x, (), is_fake_of) for x in now.values)
 
 
-def _for_stand_ins(key: Any, others: Any, is_twin: Callable[[Any, Any], bool]) -> bool:
+def _exists_for_fakes(key: Any, others: Any, is_fake_of: Callable[[Any, Any], bool]) -> bool:
     """Whether an entry under this key exists only because there are stand-ins.
 
     It is named by their class, by one that nothing but the entry itself keeps, or by one of a tensor that has an entry.
@@ -266,38 +266,40 @@ def _for_stand_ins(key: Any, others: Any, is_twin: Callable[[Any, Any], bool]) -
         return issubclass(key, FakeTensor)
     if issubclass(kind, weakref.ref):
         target = weakref.ref.__call__(key)
-        return target is None or issubclass(type(target), FakeTensor) or _for_stand_ins(target, (), is_twin)
+        return target is None or issubclass(type(target), FakeTensor) or _exists_for_fakes(target, (), is_fake_of)
     if issubclass(kind, FakeTensor):
-        return any(is_twin(key, other) for other, _ in others)
-    return issubclass(kind, tuple) and any(_for_stand_ins(part, others, is_twin) for part in tuple.__iter__(key))
+        return any(is_fake_of(key, other) for other, _ in others)
+    return issubclass(kind, tuple) and any(_exists_for_fakes(part, others, is_fake_of) for part in tuple.__iter__(key))
 
 
-def _same(now: Any, then: Any, is_twin: Callable[[Any, Any], bool]) -> bool:
+def _same(now: Any, then: Any, is_fake_of: Callable[[Any, Any], bool]) -> bool:
     """Whether storing ``now`` where ``then`` was would make no difference to the next call."""
     if now is then:
         return True
     kind = type(now)
     if issubclass(kind, Tensor) and issubclass(type(then), Tensor):
-        return is_twin(now, then)
+        return is_fake_of(now, then)
     if kind is not type(then):
         return False
     if id(kind) in _PLAIN_IDS:
         return bool(now == then)
     if kind is weakref.ref:
-        return _same(now(), then(), is_twin)
+        return _same(now(), then(), is_fake_of)
     base = base_of(now)
     if base in (list, tuple, dict):
         one, other = contents(now, base), contents(then, base)
-        return _all_same(one.keys or [], other.keys or [], is_twin) and _all_same(one.values, other.values, is_twin)
+        return _all_same(one.keys or [], other.keys or [], is_fake_of) and _all_same(
+            one.values, other.values, is_fake_of
+        )
     return False
 
 
-def _all_same(now: list[Any], then: list[Any], is_twin: Callable[[Any, Any], bool]) -> bool:
-    return len(now) == len(then) and all(_same(a, b, is_twin) for a, b in zip(now, then, strict=True))
+def _all_same(now: list[Any], then: list[Any], is_fake_of: Callable[[Any, Any], bool]) -> bool:
+    return len(now) == len(then) and all(_same(a, b, is_fake_of) for a, b in zip(now, then, strict=True))
 
 
 def is_own(holder: object) -> bool:
     """Whether what holds an object of the model is a note of this module, and nothing that a model could read."""
     if isinstance(holder, list):
         return any(isinstance(one, Contents) for one in gc.get_referrers(holder))
-    return isinstance(holder, (Held, Contents))
+    return isinstance(holder, (ObjectSnapshot, Contents))

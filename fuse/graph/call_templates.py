@@ -1,9 +1,9 @@
-"""The form of an operator that was recorded: what its arguments were like, and what it makes of such arguments.
+"""The template of an operator that was recorded: what its arguments were like, and what it makes of such arguments.
 
     mul(f32[4, 8], f32[4, 8])     ->   a new f32[4, 8]                  fits each call on tensors laid out so
     slice(f32[4, 32], ...)        ->   a view of it that depends on the numbers
 
-A call is compared with a form argument by argument. No key is made of it, which would take longer than to record it.
+A call is compared with a template argument by argument. No key is made of it, which would take longer than to record it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch._ops import OpOverload
 from fuse.graph.aliases import View
 from fuse.graph.fakes import Recipe, TensorMetadata, is_recording
 
-Looks = Mapping[int, TensorMetadata | None]
+KnownMetadata = Mapping[int, TensorMetadata | None]
 """Of the tensors that the graph knows, by their ``id``."""
 
 get_default_dtype, is_grad_enabled = torch.get_default_dtype, torch.is_grad_enabled
 
 
 @dataclass(slots=True, eq=False)
-class CallForm:
-    """How an operator is recorded. ``args`` and ``kwargs`` have the look of a tensor in its place (of one that is
+class CallTemplate:
+    """How an operator is recorded. ``args`` and ``kwargs`` have the metadata of a tensor in its without_offset (of one that is
     computed with: without where it begins). ``recipes`` make the results, ``views`` are what these are of the first
     argument, where they are views; ``container`` is the type of what holds several results.
 
-    Of an operator that reads a ``part`` of its first argument, ``args`` is the look of this one alone, and ``parts``
+    Of an operator that reads a ``part`` of its first argument, ``args`` is the metadata of this one alone, and ``parts``
     are recipe and view by the arguments behind it.
     """
 
@@ -55,25 +55,33 @@ class CallForm:
         self.dtype = torch.get_default_dtype()
 
 
-def fits(form: CallForm, args: tuple[Any, ...], kwargs: Mapping[str, Any], looks: Looks) -> bool:
-    """Whether a call of the form's operator is recorded as the form says."""
-    if kwargs or form.kwargs:
+def fits(template: CallTemplate, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: KnownMetadata) -> bool:
+    """Whether a call of the template's operator is recorded as the template says."""
+    if kwargs or template.kwargs:
         given = tuple(kwargs.items())
-        if form.parts is not None or len(given) != len(form.kwargs) or not _alike(form.kwargs, given, looks):
+        if (
+            template.parts is not None
+            or len(given) != len(template.kwargs)
+            or not _alike(template.kwargs, given, known)
+        ):
             return False
-    if form.parts is not None:
+    if template.parts is not None:
         args = args[:1]
-    if len(args) != len(form.args) or get_default_dtype() is not form.dtype or (is_grad_enabled() and is_recording()):
+    if (
+        len(args) != len(template.args)
+        or get_default_dtype() is not template.dtype
+        or (is_grad_enabled() and is_recording())
+    ):
         return False
-    return _alike(form.args, args, looks)
+    return _alike(template.args, args, known)
 
 
-def _alike(expected: Sequence[Any], given: Sequence[Any], looks: Looks) -> bool:
-    """Whether looks and constants are those of what is given."""
+def _alike(expected: Sequence[Any], given: Sequence[Any], known: KnownMetadata) -> bool:
+    """Whether known and constants are those of what is given."""
     for one, value in zip(expected, given, strict=True):
         if one.__class__ is TensorMetadata:
-            look = looks.get(id(value))
-            if look is not one and (look is None or look.place is not one):
+            metadata = known.get(id(value))
+            if metadata is not one and (metadata is None or metadata.without_offset is not one):
                 return False
         elif one is not value:
             kind = type(one)
@@ -82,16 +90,16 @@ def _alike(expected: Sequence[Any], given: Sequence[Any], looks: Looks) -> bool:
             if kind is not tuple and kind is not list:
                 if one != value:
                     return False
-            elif len(one) != len(value) or not _alike(one, value, looks):
+            elif len(one) != len(value) or not _alike(one, value, known):
                 return False
     return True
 
 
-def described(values: Any, looks: Looks, anywhere: bool) -> Any:
-    """Arguments with looks in the place of tensors; ``anywhere``: without where in its memory a tensor begins."""
+def described(values: Any, known: KnownMetadata, ignore_offset: bool) -> Any:
+    """Arguments with known in the without_offset of tensors; ``ignore_offset``: without where in its memory a tensor begins."""
     if isinstance(values, Tensor):
-        look = looks[id(values)]
-        return look if look is None or not anywhere else look.place
+        metadata = known[id(values)]
+        return metadata if metadata is None or not ignore_offset else metadata.without_offset
     if type(values) in (tuple, list):
-        return type(values)([described(value, looks, anywhere) for value in values])
+        return type(values)([described(value, known, ignore_offset) for value in values])
     return values

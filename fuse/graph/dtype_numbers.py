@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 
 from fuse import ops
 
-Number = bool | int | float | complex
+PythonNumber = bool | int | float | complex
 
 _TAKE = frozenset({"number", "Tensor"})
 """Types of parameters that numbers are given for: for a tensor, too, a number may come."""
@@ -85,14 +85,14 @@ def _subtracts(op: OpOverload) -> bool:
 
 def _numbers(
     positions: Sequence[tuple[int, str]], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Number]]:
+) -> Iterator[tuple[str, PythonNumber]]:
     for position, name in positions:
         number = args[position] if position < len(args) else kwargs.get(name)
         if isinstance(number, bool | int | float | complex):
             yield name, number
 
 
-def _holds(dtype: torch.dtype, number: Number) -> bool:
+def _holds(dtype: torch.dtype, number: PythonNumber) -> bool:
     if isinstance(number, complex):
         return dtype.is_complex
     if dtype.is_complex or isinstance(number, bool):
@@ -104,7 +104,7 @@ def _holds(dtype: torch.dtype, number: Number) -> bool:
     return math.isfinite(number) and limits.min <= number <= limits.max
 
 
-def _scales(number: Number, dtype: torch.dtype) -> bool:
+def _scales(number: PythonNumber, dtype: torch.dtype) -> bool:
     """Whether eager takes ``alpha=number`` for a result of ``dtype``."""
     if isinstance(number, bool):
         return dtype is torch.bool
@@ -115,7 +115,7 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype is torch.bool)
 
 
-def _rank(number: Number) -> int:
+def _rank(number: PythonNumber) -> int:
     """Which kind of numbers: bool, integers, reals, complex."""
     return next(i for i, kind in enumerate((bool, int, float, complex)) if isinstance(number, kind))
 

@@ -1,6 +1,6 @@
 """Parameters and buffers that are fake for the thread that captures, and real for every other.
 
-    model.weight    ->   its fake twin                in the capturing thread, while it captures
+    model.weight    ->   its fake fake_of                in the capturing thread, while it captures
                     ->   the parameter itself         in any other thread, at any time
 
 A capture runs ``forward`` of the live model, which other threads may be running eager. So the model's registries are
@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fuse.graph.attributes import Change, Held, changes
+from fuse.graph.attributes import Change, ObjectSnapshot, changes
 from fuse.graph.object_contents import contents
 from fuse.graph.signature import Attribute
 
@@ -28,10 +28,10 @@ _METHODS = """
 """
 
 
-class StandIns(dict[str, Any]):
+class FakeRegistry(dict[str, Any]):
     """A registry with two contents. As a plain dictionary, as C code sees it, it holds the real one.
 
-    >>> registry = StandIns({"w": "real"}, {"w": "fake"})
+    >>> registry = FakeRegistry({"w": "real"}, {"w": "fake"})
     >>> registry["w"], list(registry.items())
     ('fake', [('w', 'fake')])
     >>> other = threading.Thread(target=lambda: print(registry["w"]))
@@ -56,7 +56,7 @@ class StandIns(dict[str, Any]):
 def _forwarded(name: str) -> Callable[..., Any]:
     plain: Callable[..., Any] = getattr(dict, name)
 
-    def method(self: StandIns, *args: Any, **kwargs: Any) -> Any:
+    def method(self: FakeRegistry, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == self.thread:  # asked several times for each parameter that a model reads
             return plain(self.fake, *args, **kwargs)
         return getattr(self.real, name)(*args, **kwargs)
@@ -65,19 +65,19 @@ def _forwarded(name: str) -> Callable[..., Any]:
 
 
 for _name in _METHODS.split():
-    setattr(StandIns, _name, _forwarded(_name))
+    setattr(FakeRegistry, _name, _forwarded(_name))
 
 
 @contextlib.contextmanager
-def standing_in(model: nn.Module, twin: Callable[[Tensor], Tensor]) -> Iterator[Callable[[], list[Change]]]:
-    """Let ``twin`` of every parameter and buffer stand for it in this thread.
+def with_fake_parameters(model: nn.Module, fake_of: Callable[[Tensor], Tensor]) -> Iterator[Callable[[], list[Change]]]:
+    """Let ``fake_of`` of every parameter and buffer stand for it in this thread.
 
     Yields a function that says, afterwards too, which of them were assigned meanwhile.
     """
-    placed: list[tuple[nn.Module, str, StandIns, Held]] = []
+    placed: list[tuple[nn.Module, str, FakeRegistry, ObjectSnapshot]] = []
 
     def assigned() -> list[Change]:
-        found = [change for _, _, _, held in placed for change in changes(held, lambda now, then: now is twin(then))]
+        found = [change for _, _, _, held in placed for change in changes(held, lambda now, then: now is fake_of(then))]
         return [replace(change, whole=change.whole and change.attribute in buffers) for change in found]
 
     modules = list(model.named_modules())
@@ -86,11 +86,11 @@ def standing_in(model: nn.Module, twin: Callable[[Tensor], Tensor]) -> Iterator[
         for path, module in modules:
             for name in _REGISTRIES:
                 real = module.__dict__[name]
-                if isinstance(real, StandIns):  # this thread captures the module already, further up
+                if isinstance(real, FakeRegistry):  # this thread captures the module already, further up
                     continue
-                fake = {key: None if tensor is None else twin(tensor) for key, tensor in real.items()}
-                registry = StandIns(real, fake)
-                held = Held(type(module).__name__, fake, contents(real, dict), Attribute(path, ""))
+                fake = {key: None if tensor is None else fake_of(tensor) for key, tensor in real.items()}
+                registry = FakeRegistry(real, fake)
+                held = ObjectSnapshot(type(module).__name__, fake, contents(real, dict), Attribute(path, ""))
                 placed.append((module, name, registry, held))
                 module.__dict__[name] = registry
         yield assigned

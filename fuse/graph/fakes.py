@@ -7,7 +7,7 @@ A loop dispatches the same few operators on the same layouts again and again, an
 millisecond each time. What a tensor operator of ATen returns for a fake tensor depends on its arguments' layouts and
 on its other arguments only, so results are remembered by them, for one capture. Remembered are new tensors, views of
 the first argument and arguments returned themselves; everything else (factories, constants that carry numbers, custom
-operators) is asked anew. A loop reads another place in every step: ``select`` and ``slice`` are worked out here, and
+operators) is asked anew. A loop reads another without_offset in every step: ``select`` and ``slice`` are worked out here, and
 where an operand begins is no part of what is remembered of operators that compute something.
 Strides and dtypes are eager's, also where FakeTensorMode has others (:mod:`fuse.graph.layouts`,
 :mod:`fuse.graph.mixed_norms`).
@@ -41,7 +41,7 @@ CONSTANTS = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class TensorMetadata:
-    """All that an operator can tell of a fake tensor. Equal looks are one object, so that keys compare by identity."""
+    """All that an operator can tell of a fake tensor. Equal known are one object, so that keys compare by identity."""
 
     dtype: torch.dtype
     size: tuple[int, ...]
@@ -50,10 +50,10 @@ class TensorMetadata:
     device: torch.device
     storage_bytes: int
     requires_grad: bool
-    place: TensorMetadata | None = None
+    without_offset: TensorMetadata | None = None
     """The same of all tensors that differ in where they lie only."""
 
-    def placed(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[Any, ...]:
+    def of_view(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[Any, ...]:
         """The facts of a view of this tensor, where no gradients are recorded."""
         return (self.dtype, size, stride, offset, self.device, self.storage_bytes, False)
 
@@ -62,12 +62,12 @@ class TensorMetadata:
 class Recipe:
     """How one result is made: a new tensor, a view of the first argument, or an argument itself."""
 
-    look: TensorMetadata | None
+    metadata: TensorMetadata | None
     is_view: bool = False
     argument: int = -1
 
 
-class _Unremembered(Exception):
+class _NoKey(Exception):
     """An argument that no key can hold."""
 
 
@@ -80,8 +80,8 @@ class FakeRunner:
         self._guard: Any = (
             torch._C._set_warn_deprecated_on_mutable_data_ptr if may_read else torch._C._set_throw_on_mutable_data_ptr
         )
-        self.looks: dict[int, TensorMetadata | None] = {}
-        """By a tensor's ``id``; None where a look does not say all of it."""
+        self.known_metadata: dict[int, TensorMetadata | None] = {}
+        """By a tensor's ``id``; None where a metadata does not say all of it."""
         self._held: list[Tensor] = []  # so that ids stay their own
         self._computes: dict[int, tuple[OpOverload, bool]] = {}
         self._states: dict[torch.device, dict[str, Any]] = {}  # attributes of a new fake tensor
@@ -129,7 +129,7 @@ class FakeRunner:
             self._add_to_key(found, args, computes)
             if kwargs:
                 self._add_to_key(found, tuple(kwargs.items()), computes)
-        except _Unremembered:
+        except _NoKey:
             return None
         return tuple(found)
 
@@ -174,16 +174,16 @@ class FakeRunner:
                 return self._fake(made, whole.fake_device)
             return type(made)([self._fake(part, whole.fake_device) for part in made])
 
-    def look(self, tensor: Tensor) -> TensorMetadata | None:
-        """The look of a tensor; None where a look does not say it all."""
-        if id(tensor) not in self.looks:
-            self.looks[id(tensor)] = self._seen(tensor)
+    def metadata_of(self, tensor: Tensor) -> TensorMetadata | None:
+        """The metadata of a tensor; None where a metadata does not say it all."""
+        if id(tensor) not in self.known_metadata:
+            self.known_metadata[id(tensor)] = self._metadata(tensor)
             self._held.append(tensor)
-        return self.looks[id(tensor)]
+        return self.known_metadata[id(tensor)]
 
     def forget(self, tensor: Tensor) -> None:
-        """``tensor`` is about to change its shape in place."""
-        self.looks.pop(id(tensor), None)
+        """``tensor`` is about to change its shape in without_offset."""
+        self.known_metadata.pop(id(tensor), None)
 
     def part(self, op: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
         """The part that ``select`` or ``slice`` reads, or None where torch had better be asked."""
@@ -192,44 +192,44 @@ class FakeRunner:
 
     def recipe_of_part(self, op: OpOverload, args: tuple[Any, ...]) -> Recipe | None:
         """The same, to be made, where no gradients are recorded."""
-        look = self.look(args[0])
-        layout = PARTS[id(op)](look, *args[1:]) if look is not None else None
-        if look is None or layout is None:
+        metadata = self.metadata_of(args[0])
+        layout = PARTS[id(op)](metadata, *args[1:]) if metadata is not None else None
+        if metadata is None or layout is None:
             return None
-        return Recipe(self._intern(look.placed(*layout)), is_view=True)
+        return Recipe(self._intern(metadata.of_view(*layout)), is_view=True)
 
-    def _add_to_key(self, found: list[Any], values: Sequence[Any], anywhere: bool) -> None:
-        """Add what is remembered of arguments; ``anywhere``: not where in its memory a tensor begins."""
-        looks = self.looks
+    def _add_to_key(self, found: list[Any], values: Sequence[Any], ignore_offset: bool) -> None:
+        """Add what is remembered of arguments; ``ignore_offset``: not where in its memory a tensor begins."""
+        known = self.known_metadata
         for value in values:
             kind = type(value)
             if kind in CONSTANTS:
                 found += kind, value
             elif isinstance(value, Tensor):
-                look = looks.get(id(value)) or self.look(value)
-                if look is None:
-                    raise _Unremembered
-                found.append(look.place if anywhere else look)
+                metadata = known.get(id(value)) or self.metadata_of(value)
+                if metadata is None:
+                    raise _NoKey
+                found.append(metadata.without_offset if ignore_offset else metadata)
             elif kind is tuple or kind is list:
                 found += kind, len(value)
-                self._add_to_key(found, value, anywhere)
+                self._add_to_key(found, value, ignore_offset)
             else:
                 if kind.__hash__ is None:
-                    raise _Unremembered
+                    raise _NoKey
                 found += kind, value
 
     def _intern(self, facts: tuple[Any, ...]) -> TensorMetadata:
         known = self._interned.get(facts)
         if known is None:
             dtype, size, stride, _, device, storage_bytes, requires_grad = facts
-            anywhere = (dtype, size, stride, 0, device, -1, requires_grad)
-            place = self._intern(anywhere) if storage_bytes >= 0 else None
+            ignore_offset = (dtype, size, stride, 0, device, -1, requires_grad)
+            without_offset = self._intern(ignore_offset) if storage_bytes >= 0 else None
             known = self._interned[facts] = TensorMetadata(
-                dtype, size, stride, facts[3], device, storage_bytes, requires_grad, place
+                dtype, size, stride, facts[3], device, storage_bytes, requires_grad, without_offset
             )
         return known
 
-    def _seen(self, tensor: Tensor) -> TensorMetadata | None:
+    def _metadata(self, tensor: Tensor) -> TensorMetadata | None:
         if not isinstance(tensor, FakeTensor) or tensor.constant is not None or tensor.layout is not torch.strided:
             return None
         if tensor.is_conj() or tensor.is_neg():
@@ -257,38 +257,38 @@ class FakeRunner:
         for position, argument in enumerate(args):
             if argument is result:
                 return Recipe(None, argument=position)
-        if not isinstance(result, Tensor) or (look := self.look(result)) is None or look.requires_grad:
+        if not isinstance(result, Tensor) or (metadata := self.metadata_of(result)) is None or metadata.requires_grad:
             return None
         storage = result.untyped_storage()._cdata
         shares = [isinstance(a, Tensor) and a.untyped_storage()._cdata == storage for a in args]
         if ops.is_view(op):
-            return Recipe(look, is_view=True) if shares[0] else None
+            return Recipe(metadata, is_view=True) if shares[0] else None
         with torch._C._DisableTorchDispatch():
-            alone = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device="meta")
+            alone = torch.empty_strided(metadata.size, metadata.stride, dtype=metadata.dtype, device="meta")
         dense = alone.untyped_storage().nbytes()
-        is_new = not any(shares) and look.offset == 0 and look.storage_bytes == dense
-        return Recipe(look) if is_new else None
+        is_new = not any(shares) and metadata.offset == 0 and metadata.storage_bytes == dense
+        return Recipe(metadata) if is_new else None
 
     def make(self, recipe: Recipe, args: tuple[Any, ...]) -> Tensor:
         """The result that ``recipe`` says, of a call with these arguments."""
-        look = recipe.look
-        if look is None:
+        metadata = recipe.metadata
+        if metadata is None:
             argument: Tensor = args[recipe.argument]
             return argument
         with _DisableTorchDispatch():
             if recipe.is_view:
                 whole: Any = self._plain.get(id(args[0]))
-                if whole is None or whole.dtype is not look.dtype:
-                    whole = torch.empty(0, dtype=look.dtype, device=_META)
+                if whole is None or whole.dtype is not metadata.dtype:
+                    whole = torch.empty(0, dtype=metadata.dtype, device=_META)
                     whole.set_(args[0].untyped_storage(), 0, (0,), (1,))
                     self._plain[id(args[0])] = whole
-                meta = whole.as_strided(look.size, look.stride, look.offset)
+                meta = whole.as_strided(metadata.size, metadata.stride, metadata.offset)
             else:
-                meta = _empty_strided(look.size, look.stride, dtype=look.dtype, device=_META)
-            made = self._fake(meta, look.device)
+                meta = _empty_strided(metadata.size, metadata.stride, dtype=metadata.dtype, device=_META)
+            made = self._fake(meta, metadata.device)
         if recipe.is_view:
             self._plain[id(made)] = whole
-        self.looks[id(made)] = look
+        self.known_metadata[id(made)] = metadata
         self._held.append(made)
         return made
 
@@ -368,31 +368,33 @@ _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-def _selected(look: TensorMetadata, dim: Any, index: Any) -> _Layout | None:
+def _selected(metadata: TensorMetadata, dim: Any, index: Any) -> _Layout | None:
     """``select(x, dim, index)``: size, stride and offset."""
-    rank = len(look.size)
+    rank = len(metadata.size)
     if type(dim) is not int or type(index) is not int or not -rank <= dim < rank:
         return None
     dim %= rank
-    extent, stride = look.size[dim], look.stride[dim]
+    extent, stride = metadata.size[dim], metadata.stride[dim]
     if not -extent <= index < extent:
         return None
-    size, strides = look.size[:dim] + look.size[dim + 1 :], look.stride[:dim] + look.stride[dim + 1 :]
-    return size, strides, look.offset + index % extent * stride
+    size, strides = metadata.size[:dim] + metadata.size[dim + 1 :], metadata.stride[:dim] + metadata.stride[dim + 1 :]
+    return size, strides, metadata.offset + index % extent * stride
 
 
-def _sliced(look: TensorMetadata, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> _Layout | None:
+def _sliced(
+    metadata: TensorMetadata, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> _Layout | None:
     """``slice(x, dim, start, end, step)``: size, stride and offset."""
-    rank = len(look.size)
+    rank = len(metadata.size)
     bounds_are_numbers = all(type(bound) is int or bound is None for bound in (start, end))
     if type(dim) is not int or type(step) is not int or step < 1 or not bounds_are_numbers or not -rank <= dim < rank:
         return None
     dim %= rank
-    first, last, _ = slice(start, end, step).indices(look.size[dim])
-    size, strides = list(look.size), list(look.stride)
+    first, last, _ = slice(start, end, step).indices(metadata.size[dim])
+    size, strides = list(metadata.size), list(metadata.stride)
     size[dim] = max(-((first - last) // step), 0)
     strides[dim] *= step
-    return tuple(size), tuple(strides), look.offset + first * look.stride[dim]
+    return tuple(size), tuple(strides), metadata.offset + first * metadata.stride[dim]
 
 
 PARTS: dict[int, Callable[..., _Layout | None]] = {

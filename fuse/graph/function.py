@@ -24,11 +24,11 @@ class Function(nn.Module):
         return self.function(*args, **kwargs)
 
 
-class Holding(nn.Module):
+class FunctionWithBuffers(nn.Module):
     """Calls ``function`` with tensors, of which those at ``places`` are buffers of the module.
 
     >>> import torch
-    >>> model = Holding(torch.sub, [torch.ones(1), torch.ones(1) * 3], places=[1])
+    >>> model = FunctionWithBuffers(torch.sub, [torch.ones(1), torch.ones(1) * 3], places=[1])
     >>> model(torch.ones(1) * 5), list(model.state_dict())
     (tensor([2.]), ['argument_1'])
     """

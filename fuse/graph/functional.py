@@ -39,7 +39,7 @@ from fuse.graph.aliases import (
     written_arguments,
 )
 from fuse.graph.appending import Appender
-from fuse.graph.call_templates import CallForm
+from fuse.graph.call_templates import CallTemplate
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.seeding import Draws
 from fuse.graph.signature import Dispatch
@@ -59,7 +59,7 @@ class Functionalizer:
     bases: dict[int, Base] = field(default_factory=dict)
     unlisted: list[Base] = field(default_factory=list)  # that are not in ``bases`` yet
     source: str = ""
-    noted: list[tuple[CallForm, Dispatch]] = field(default_factory=list)
+    pending: list[tuple[CallTemplate, Dispatch]] = field(default_factory=list)
     """Operators that are recorded, and have no nodes yet."""
     draws: Draws = field(default_factory=Draws)
 
@@ -109,12 +109,12 @@ class Functionalizer:
 
     def settle(self) -> None:
         """Put the operators that have no nodes yet into the graph: many of them in half of the time."""
-        if not self.noted:
+        if not self.pending:
             return
-        noted, now = self.noted.copy(), self.source
-        self.noted.clear()
+        pending, now = self.pending.copy(), self.source
+        self.pending.clear()
         aliases, append = self.aliases, self.append
-        for form, (op, given, given_kwargs, result, source) in noted:
+        for form, (op, given, given_kwargs, result, source) in pending:
             self.source = source
             args = list(given)
             for i in form.tensors:
@@ -193,15 +193,15 @@ class Functionalizer:
             self.own(result, emit())
             return
         parent = self.aliases[id(origin)]
-        if op in _SAME_LOOK:
-            self._look_at(parent, (), result, self.value(origin))
+        if op in _SAME_METADATA:
+            self._add_view(parent, (), result, self.value(origin))
             return
         if op is aten.as_strided.default:
             self._add_strided(parent, args, kwargs, result)
             return
-        self._look_at(parent, (View(op, self.nodes(args[1:]), self.nodes(kwargs)),), result, emit())
+        self._add_view(parent, (View(op, self.nodes(args[1:]), self.nodes(kwargs)),), result, emit())
 
-    def _look_at(self, parent: Alias, views: tuple[View, ...], result: Tensor, node: Node) -> None:
+    def _add_view(self, parent: Alias, views: tuple[View, ...], result: Tensor, node: Node) -> None:
         """``result`` is ``views`` of ``parent``, and ``node`` its value."""
         base = parent.base
         chain = (*parent.chain, *views)
@@ -234,7 +234,7 @@ class Functionalizer:
             raise CaptureError(
                 f"{op} at {self.source} returns several views of a kind that is not supported; it runs in eager mode"
             )
-        self._look_at(parent, (view,), part, self.emit(view.op, (node, *view.args), view.kwargs, part))
+        self._add_view(parent, (view,), part, self.emit(view.op, (node, *view.args), view.kwargs, part))
 
     def own(self, tensor: Tensor, node: Node) -> None:
         """``tensor`` is a new value on a storage of its own, as far as anyone can tell."""
@@ -391,7 +391,7 @@ class Functionalizer:
         self.fakes.forget(tensor)
         result = run()
         emitted = self.emit(functional, (node, *view.args), view.kwargs)
-        self._look_at(alias, (view,), tensor, emitted)
+        self._add_view(alias, (view,), tensor, emitted)
         return result
 
     def _batch_norm(self, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
@@ -452,7 +452,7 @@ _SCATTERS: dict[OpOverload, OpOverload] = {
     aten.diagonal.default: aten.diagonal_scatter.default,
     aten.as_strided.default: aten.as_strided_scatter.default,
 }
-_SAME_LOOK = frozenset({aten.alias.default, aten.detach.default})  # another tensor object, nothing else
+_SAME_METADATA = frozenset({aten.alias.default, aten.detach.default})  # another tensor object, nothing else
 _RESHAPES = frozenset(
     {
         aten.view.default,

@@ -26,11 +26,11 @@ _TRUSTED = ("torch", "fuse")
 """Packages whose code works on the stand-ins themselves."""
 
 
-class Nobody:
+class NoInstances:
     """A class without instances."""
 
 
-class _Place(ModuleType):
+class _PatchedModule(ModuleType):
     """A module that says what a fake tensor is by who asks; as a global of its own code, the name is what it was."""
 
     @property
@@ -40,7 +40,7 @@ class _Place(ModuleType):
         package = str(caller.f_globals.get("__name__", "")).partition(".")[0]
         if threading.get_ident() not in _capturing or asks_later or package in (*_TRUSTED, "importlib"):
             return FakeTensor
-        return Nobody
+        return NoInstances
 
 
 _capturing: dict[int, int] = {}  # threads, and how many captures they are in
@@ -48,18 +48,18 @@ _LOCK = threading.Lock()
 
 
 @contextlib.contextmanager
-def unnoticed() -> Iterator[None]:
+def fakes_hidden() -> Iterator[None]:
     """As long as this lasts, code of models in this thread takes fake tensors for tensors.
 
-    >>> with unnoticed():
+    >>> with fakes_hidden():
     ...     eval("lambda: torch._subclasses.FakeTensor", {"torch": torch, "__name__": "model"})()
-    <class 'fuse.graph.hidden_fakes.Nobody'>
+    <class 'fuse.graph.hidden_fakes.NoInstances'>
     """
     thread = threading.get_ident()
     with _LOCK:
         _capturing[thread] = _capturing.get(thread, 0) + 1
         for place in _PLACES:
-            place.__class__ = _Place
+            place.__class__ = _PatchedModule
     try:
         yield
     finally:

@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 
 from fuse.errors import FuseError
 from fuse.graph.python_generators import global_generators
-from fuse.graph.reachable_state import Outside, reached_by
+from fuse.graph.reachable_state import ReachableState, reached_by
 from fuse.graph.sources import Line, line_at
 
 _READS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"})
@@ -231,7 +231,7 @@ def _holds(statement: ast.stmt, line: int) -> bool:
 
 
 @dataclass
-class _Calls:
+class _WatchedCalls:
     """Calls that ran, by lines of ``forward``. ``reached``: the line that reads a weight first; 0: none does.
 
     ``host``: lines that make tensors from Python values or read values; ``tensors``: lines that compute with tensors.
@@ -247,7 +247,7 @@ class _Reached(BaseException):
     """Ends ``forward`` where an operator reads a weight."""
 
 
-def _is_tensor_work(statement: ast.stmt, calls: _Calls) -> bool:
+def _is_tensor_work(statement: ast.stmt, calls: _WatchedCalls) -> bool:
     """Whether a statement computes tensors from tensors and does nothing else that is known."""
 
     def inside(lines: set[int]) -> bool:
@@ -257,9 +257,9 @@ def _is_tensor_work(statement: ast.stmt, calls: _Calls) -> bool:
     return simple and inside(calls.tensors) and not inside(calls.host)
 
 
-def _watched(forward: _Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Calls:
+def _watched(forward: _Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _WatchedCalls:
     """Run ``forward`` until it reads a weight; nothing that it changes or draws stays."""
-    calls = _Calls(0, set(), set())
+    calls = _WatchedCalls(0, set(), set())
     before = reached_by_host_work(model, (args, kwargs))
     with _generators_kept():
         try:
@@ -304,7 +304,7 @@ class _Unread(TorchFunctionMode):
 class _Watch(_Unread):
     """Notes what each line of ``forward`` does, until it reads a weight."""
 
-    def __init__(self, code: types.CodeType, model: nn.Module, arguments: Any, calls: _Calls) -> None:
+    def __init__(self, code: types.CodeType, model: nn.Module, arguments: Any, calls: _WatchedCalls) -> None:
         super().__init__(model, arguments)
         self.code, self.calls = code, calls
         self.known = {id(t): t for t in pytree.tree_leaves(arguments) if isinstance(t, Tensor)}
@@ -380,7 +380,7 @@ def set_states(given: States) -> None:
             numpy.random.set_state((kind, numpy.frombuffer(keys, dtype="uint32"), *rest))
 
 
-def reached_by_host_work(model: nn.Module, arguments: Any = ()) -> Outside:
+def reached_by_host_work(model: nn.Module, arguments: Any = ()) -> ReachableState:
     """What host work reaches, but for the generators of :func:`states`, which go with a batch and come back with it."""
     reached, carried = reached_by(model, arguments), list(global_generators())
     return replace(reached, generators=[pair for pair in reached.generators if pair[0] not in carried])

@@ -33,7 +33,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 _REQUEST = re.compile(r"(?P<name>\w+)=(?P<dtype>\w+)\[(?P<shape>(\d+(,\d+)*)?)\]")
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def parse_input(text: str) -> InputRequest:
 
 def replace_inputs(
     requests: Sequence[InputRequest], forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Arguments:
+) -> CallArguments:
     """The call's arguments with each request's tensor in its place; an optional argument not given so far is added.
 
     A tensor is made on the device of the one it replaces, under whatever tensor mode is active. Raises ``FuseError``
@@ -77,7 +77,7 @@ def replace_inputs(
     """
     positional, named = list(args), dict(kwargs)
     for request in requests:
-        place = _place(request.name, forward, len(positional), named)
+        place = _argument_key(request.name, forward, len(positional), named)
         if isinstance(place, str):
             named[place] = _example(request, named.get(place))
         elif place < len(positional):
@@ -87,7 +87,7 @@ def replace_inputs(
     return tuple(positional), named
 
 
-def _place(name: str, forward: Callable[..., Any], given: int, named: Mapping[str, Any]) -> int | str:
+def _argument_key(name: str, forward: Callable[..., Any], given: int, named: Mapping[str, Any]) -> int | str:
     """Where the argument goes: a position at most ``given``, or a keyword."""
     parameters = inspect.signature(forward).parameters
     kinds = {kind: [p.name for p in parameters.values() if p.kind is kind] for kind in inspect._ParameterKind}

@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from fuse.errors import FuseError
 from fuse.graph.fake_mode import FakeMode
-from fuse.graph.inputs import Arguments, InputRequest, parse_input, replace_inputs
+from fuse.graph.inputs import CallArguments, InputRequest, parse_input, replace_inputs
 from fuse.graph.model_file import (
     ModelFile,
     blame,
@@ -249,7 +249,7 @@ def _definition(chosen: Callable[..., Any], file: ModelFile) -> str | None:
     return f"{file.shown}:{code.co_firstlineno}" if code is not None and code.co_filename == str(file.path) else None
 
 
-def _example_inputs(file: ModelFile, namespace: Mapping[str, Any], optional: bool) -> Arguments:
+def _example_inputs(file: ModelFile, namespace: Mapping[str, Any], optional: bool) -> CallArguments:
     if "get_inputs" in namespace:
         name, given = "get_inputs()", _called(file, "get_inputs", namespace)
     elif "example_inputs" in namespace:

@@ -4,7 +4,7 @@
     n = y[mask].shape[0]           learned
     y[mask].softmax(0)             learned: of a softmax it is not known that its size matters to nobody
 
-``Compact`` tensors notice which functions of torch are called with them. Functions and operators that compute element
+``MaskedElements`` tensors notice which functions of torch are called with them. Functions and operators that compute element
 by element, beside numbers and tensors that have no place for the chosen ones, or write to what the same mask chooses,
 do the same for each size. Every other one learns the size.
 """
@@ -37,7 +37,7 @@ _FUNCTIONS = frozenset(
 _FACTS = frozenset("dtype device requires_grad is_leaf layout grad_fn is_cpu is_cuda".split())  # noqa: SIM905
 
 
-class Compact(FakeTensor):
+class MaskedElements(FakeTensor):
     """A stand-in for what a mask chose; ``learned`` is called when a function may learn its size."""
 
     learned: Callable[[Tensor], None]
@@ -45,7 +45,7 @@ class Compact(FakeTensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            given = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if type(leaf) is Compact]
+            given = [leaf for leaf in pytree.tree_leaves((args, kwargs or {})) if type(leaf) is MaskedElements]
             if not _tells_nothing(func):
                 _learn(given)
             try:
@@ -55,7 +55,7 @@ class Compact(FakeTensor):
                 raise
 
 
-def _learn(given: Sequence[Compact]) -> None:
+def _learn(given: Sequence[MaskedElements]) -> None:
     for leaf in given:
         leaf.learned(leaf)
 
@@ -68,11 +68,11 @@ def _tells_nothing(func: Any) -> bool:
     return name.strip("_") in _FUNCTIONS
 
 
-def makes(op: OpOverload, args: tuple[Any, ...]) -> bool:
+def selects_by_mask(op: OpOverload, args: tuple[Any, ...]) -> bool:
     """Whether ``op`` takes what one mask chooses.
 
     >>> mask = torch.tensor([True, False])
-    >>> makes(aten.index.Tensor, (torch.ones(2), [mask])), makes(aten.nonzero.default, (mask,))
+    >>> selects_by_mask(aten.index.Tensor, (torch.ones(2), [mask])), selects_by_mask(aten.nonzero.default, (mask,))
     (True, False)
     """
     return op is aten.index.Tensor and mask_of(args[1]) is not None
@@ -86,7 +86,7 @@ def mask_of(indices: Any) -> Any:
     return indices[0] if isinstance(value, Tensor) and value.dtype is torch.bool and value.dim() else None
 
 
-class Chosen:
+class MaskSelections:
     """The compact tensors of one recording. ``node`` gives the node of a tensor, ``key`` is equal for nodes that
     compute the same, ``learn`` is told those whose size is learned."""
 
@@ -143,7 +143,7 @@ class Chosen:
     def _note(self, tensor: Tensor, mask: int, nodes: frozenset[Node]) -> None:
         self.sources[id(tensor)] = tensor, mask, nodes
         compact: Any = tensor
-        compact.__class__ = Compact  # of the same layout in memory
+        compact.__class__ = MaskedElements  # of the same layout in memory
         compact.learned = self.learn
 
 

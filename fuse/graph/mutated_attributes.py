@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fuse.errors import CaptureError
-from fuse.graph.fake_parameters import StandIns
+from fuse.graph.fake_parameters import FakeRegistry
 from fuse.graph.object_contents import contents
 from fuse.graph.read_numbers import WantsPlain, is_number
 from fuse.graph.result_structure import flatten_result, is_constant
@@ -192,13 +192,13 @@ class Overlay:
     trouble: str = ""
 
     @contextlib.contextmanager
-    def laid(self, twin: Callable[[Tensor, str], Tensor]) -> Iterator[None]:
-        """Let ``twin`` of tensors, told their names, stand for them in this thread; assignments are kept here and not
+    def laid(self, fake_of: Callable[[Tensor, str], Tensor]) -> Iterator[None]:
+        """Let ``fake_of`` of tensors, told their names, stand for them in this thread; assignments are kept here and not
         made."""
         if not self.plan.attributes:
             yield
             return
-        self.slots = [self._slot(attribute, twin) for attribute in self.plan.attributes]
+        self.slots = [self._slot(attribute, fake_of) for attribute in self.plan.attributes]
         with contextlib.ExitStack() as stack:
             for slot in self.slots:
                 if slot.attribute.entries:
@@ -211,7 +211,7 @@ class Overlay:
         """Let a dictionary of stand-ins, and what is put there, be the attribute for this thread."""
         held, name = slot.module.__dict__, slot.attribute.name
         real = held[name]
-        seen = held[name] = StandIns(real, dict(slot.old))
+        seen = held[name] = FakeRegistry(real, dict(slot.old))
         try:
             yield
             bypassed = held.get(name) is not seen or not contents(real, dict).is_of(seen)
@@ -280,7 +280,7 @@ class Overlay:
             for slot in self.slots
         )
 
-    def _slot(self, attribute: Attribute, twin: Callable[[Tensor, str], Tensor]) -> _Slot:
+    def _slot(self, attribute: Attribute, fake_of: Callable[[Tensor, str], Tensor]) -> _Slot:
         module = self.model.get_submodule(attribute.owner)
         if not attribute.entries and (custom := custom_method(type(module))):
             raise CaptureError(f"forward assigns the attribute {attribute} of a class that has its own {custom}")
@@ -295,8 +295,8 @@ class Overlay:
         else:
             names = [str(attribute)] if len(leaves) == 1 else [f"{attribute}[{i}]" for i in range(len(leaves))]
             tensors = zip(leaves, names, strict=True)
-            stand_ins = [twin(leaf, name) if isinstance(leaf, Tensor) else leaf for leaf, name in tensors]
-            old = pytree.tree_unflatten(stand_ins, spec)
+            fakes = [fake_of(leaf, name) if isinstance(leaf, Tensor) else leaf for leaf, name in tensors]
+            old = pytree.tree_unflatten(fakes, spec)
         return _Slot(attribute, module, old, was=_contents(old), now=old)
 
 

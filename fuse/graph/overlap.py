@@ -20,7 +20,7 @@ from fuse.graph.strides import is_dense
 
 aten = torch.ops.aten
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+StridedLayout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Sizes, strides and offset, in elements."""
 
 
@@ -58,7 +58,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
     return False
 
 
-def disjoint(a: Layout, b: Layout) -> bool:
+def disjoint(a: StridedLayout, b: StridedLayout) -> bool:
     """Whether two layouts are known to have no element in common.
 
     Places are written as numbers whose digits count strides, the largest first: where no digit can carry, two layouts
@@ -111,15 +111,15 @@ def strided_views(root: Tensor, result: Tensor) -> list[tuple[OpOverload, tuple[
     return [(aten.as_strided.default, ([count], [1])), (aten.slice.Tensor, (0, start, count)), last]
 
 
-def _layout(tensor: Tensor) -> Layout:
+def _layout(tensor: Tensor) -> StridedLayout:
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
 
 
-def _moving(layout: Layout) -> list[tuple[int, int]]:
+def _moving(layout: StridedLayout) -> list[tuple[int, int]]:
     return [(n, s) for n, s in zip(layout[0], layout[1], strict=True) if n > 1 and s > 0]
 
 
-def _span(layout: Layout, stride: int) -> int:
+def _span(layout: StridedLayout, stride: int) -> int:
     return sum(n - 1 for n, s in _moving(layout) if s == stride)
 
 

@@ -41,7 +41,7 @@ def _refused(what: str) -> Callable[..., Any]:
     return refuse
 
 
-class _StandIn:
+class _PackedPart:
     """Stands for a tensor of a packed sequence; only what layers and padding ask of it is answered."""
 
     def __getattr__(self, name: str) -> Any:
@@ -56,7 +56,7 @@ class _StandIn:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchSizes(_StandIn):
+class BatchSizes(_PackedPart):
     """How many sequences each step has. ``lengths``: longest first; ``valid[t, b]``: whether step t has sequence b."""
 
     lengths: Tensor
@@ -76,7 +76,7 @@ class BatchSizes(_StandIn):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedRows(_StandIn):
+class PackedRows(_PackedPart):
     """The data of a packed sequence; ``padded``: time, batch, features, finite where there is no row."""
 
     padded: Tensor

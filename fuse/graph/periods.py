@@ -1,6 +1,6 @@
 """Find stretches of a sequence that repeat: candidates for loops, in linear time.
 
-    a  b c d  b c d  b c d  e      ->      Run(start=1, period=3, count=3)
+    a  b c d  b c d  b c d  e      ->      Repetition(start=1, period=3, count=3)
 
 How far a sequence goes on repeating itself after so many items is looked at once for each period: the answer holds for
 every later position before its end.
@@ -16,7 +16,7 @@ CANDIDATES = 16
 
 
 @dataclass(frozen=True)
-class Run:
+class Repetition:
     """``count`` equal stretches of ``period`` items, one after another from ``start`` on."""
 
     start: int
@@ -28,25 +28,27 @@ class Run:
         return self.start + self.period * self.count
 
 
-def find_runs(items: Sequence[Hashable], least: int | Callable[[int], int] = 3, below: int | None = None) -> list[Run]:
+def find_repetitions(
+    items: Sequence[Hashable], least: int | Callable[[int], int] = 3, below: int | None = None
+) -> list[Repetition]:
     """Runs of at least ``least`` stretches, left to right, none overlapping; at each start the one that covers most.
 
     ``least`` may depend on the period. With ``below``, only those with shorter periods.
 
-    >>> find_runs("abcdbcdbcde")
-    [Run(start=1, period=3, count=3)]
-    >>> find_runs("aaabaaabaaab", below=4)
-    [Run(start=0, period=1, count=3), Run(start=4, period=1, count=3), Run(start=8, period=1, count=3)]
-    >>> find_runs("abcabd")
+    >>> find_repetitions("abcdbcdbcde")
+    [Repetition(start=1, period=3, count=3)]
+    >>> find_repetitions("aaabaaabaaab", below=4)
+    [Repetition(start=0, period=1, count=3), Repetition(start=4, period=1, count=3), Repetition(start=8, period=1, count=3)]
+    >>> find_repetitions("abcabd")
     []
     """
     numbers: dict[Hashable, int] = {}
     codes = [numbers.setdefault(item, len(numbers)) for item in items]
     following, ends = _following(codes), dict[int, int]()
-    runs: list[Run] = []
+    runs: list[Repetition] = []
     start = 0
     while start < len(codes):
-        best: Run | None = None
+        best: Repetition | None = None
         second = start
         for _ in range(CANDIDATES):
             second = following[second]
@@ -59,7 +61,7 @@ def find_runs(items: Sequence[Hashable], least: int | Callable[[int], int] = 3, 
             count = (ends[period] - start) // period
             enough = least if isinstance(least, int) else least(period)
             if count >= enough and (best is None or count * period > best.end - best.start):
-                best = Run(start, period, count)
+                best = Repetition(start, period, count)
         if best is None:
             start += 1
         else:

@@ -41,7 +41,7 @@ def obstacle(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if any(not is_host(t) or t.layout is not torch.strided for t in tensors) or _reads_unchecked_places(op, tensors):
         return None
     try:
-        key = op, *map(_look, args), *((name, _look(value)) for name, value in kwargs.items())
+        key = op, *map(_key_of, args), *((name, _key_of(value)) for name, value in kwargs.items())
         if key not in _answers:
             _answers[key] = _asked(op, args, kwargs)
         return _answers[key]
@@ -53,11 +53,11 @@ def _reads_unchecked_places(op: OpOverload, tensors: Sequence[Tensor]) -> bool:
     return op._schema.name.endswith("_backward") and any(t.dtype in (torch.int32, torch.int64) for t in tensors)
 
 
-def _look(value: Any) -> Any:
+def _key_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, _least(value)
     if isinstance(value, (list, tuple)):
-        return tuple(map(_look, value))
+        return tuple(map(_key_of, value))
     return type(value)
 
 

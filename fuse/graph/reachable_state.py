@@ -27,7 +27,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as _module
 
-from fuse.graph.attributes import Change, Held, Iterating, Path, collect, collect_modules, is_atom, restore, spelled
+from fuse.graph.attributes import (
+    Change,
+    HeldIterator,
+    ObjectSnapshot,
+    Path,
+    collect,
+    collect_modules,
+    is_atom,
+    restore,
+    spelled,
+)
 from fuse.graph.object_contents import attributes_of, class_dict, contents, is_special, module_of, mro
 from fuse.graph.python_generators import global_generators, is_generator, name_of, put_back_state, state_of
 from fuse.graph.signature import Attribute
@@ -45,22 +55,22 @@ _IMPORTS = dis.opmap["IMPORT_NAME"]
 
 
 @dataclass(frozen=True)
-class Outside:
+class ReachableState:
     """What code could reach before it ran: what objects hold, cells of closures, names in the globals of a module,
     context variables, states of generators of random numbers, iterators that the model holds, and what was kept of
     earlier calls by functions that do so (``functools.lru_cache``)."""
 
-    held: list[Held] = field(default_factory=list)
+    held: list[ObjectSnapshot] = field(default_factory=list)
     cells: list[tuple[str, types.CellType, Any]] = field(default_factory=list)
     names: list[tuple[str, dict[str, Any], Any]] = field(default_factory=list)
     caches: list[tuple[Any, int]] = field(default_factory=list)
     variables: dict[ContextVar[Any], Any] = field(default_factory=dict)
     generators: list[tuple[Any, Any]] = field(default_factory=list)
-    iterators: list[Iterating] = field(default_factory=list)
+    iterators: list[HeldIterator] = field(default_factory=list)
 
-    def restore(self, is_twin: Callable[[Any, Any], bool]) -> list[Change]:
+    def restore(self, is_fake_of: Callable[[Any, Any], bool]) -> list[Change]:
         """Put everything back as it was. Returns what had changed; see :func:`fuse.graph.attributes.restore`."""
-        found = restore(self.held, is_twin)
+        found = restore(self.held, is_fake_of)
         for name, cell, value in self.cells:
             if _content(cell) is not value:
                 found.append(Change(name, _NOWHERE, whole=False))
@@ -80,12 +90,12 @@ class Outside:
                 found.append(Change(name_of(generator), _NOWHERE, whole=False))
                 put_back_state(generator, state)
         for cached, misses in self.caches:
-            if _Cached.cache_info(cached).misses != misses and _keeps_stand_ins(cached):
+            if _Cached.cache_info(cached).misses != misses and _caches_fakes(cached):
                 _Cached.cache_clear(cached)
         return found
 
 
-def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
+def reached_by(model: nn.Module, arguments: Any = ()) -> ReachableState:
     """The present state of all that a call can reach: from the model's attributes, its arguments and the code it runs.
 
     >>> seen = []
@@ -96,7 +106,7 @@ def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
     >>> [change.name for change in before.restore(lambda now, then: False)], seen
     (['an argument of print[0]'], [])
     """
-    walk = _Walk()
+    walk = _CodeWalk()
     collect_modules(model, walk.outside.held, walk.seen, walk.left)
     walk.note("argument", arguments)
     held = list(walk.left)
@@ -107,16 +117,16 @@ def reached_by(model: nn.Module, arguments: Any = ()) -> Outside:
     while walk.left:
         walk.follow(walk.left.pop())
     used = {*walk.named, "argument"}
-    walk.outside.iterators.extend(one for one in held if type(one) is Iterating and one.attribute in used)
+    walk.outside.iterators.extend(one for one in held if type(one) is HeldIterator and one.attribute in used)
     return walk.outside
 
 
 @dataclass
-class _Walk:
+class _CodeWalk:
     """The way through code: ``left`` is still to be followed; ``waiting`` are members of classes that nothing has named
     yet."""
 
-    outside: Outside = field(default_factory=Outside)
+    outside: ReachableState = field(default_factory=ReachableState)
     seen: set[int] = field(default_factory=lambda: {id(sys.modules)})  # what is imported stays, by whatever name
     followed: set[int] = field(default_factory=set)
     bound: set[tuple[int, str]] = field(default_factory=set)
@@ -159,7 +169,7 @@ class _Walk:
             self._partial(*functools.partial.__reduce__(value)[2][:3])
         elif issubclass(kind, _Cached):
             self.outside.caches.append((value, _Cached.cache_info(value).misses))
-        elif not issubclass(kind, (types.ModuleType, Iterating)):
+        elif not issubclass(kind, (types.ModuleType, HeldIterator)):
             self._class(kind)
             if issubclass(kind, collections.defaultdict):
                 self.note("default_factory", _FACTORY.__get__(value))
@@ -175,7 +185,9 @@ class _Walk:
             if id(base) in self.seen or _is_library(module_of(base)):
                 continue
             self.seen.add(id(base))
-            self.outside.held.append(Held(base.__name__, base, contents(base, type), Attribute("", base.__name__)))
+            self.outside.held.append(
+                ObjectSnapshot(base.__name__, base, contents(base, type), Attribute("", base.__name__))
+            )
             for name, member in class_dict(base).items():
                 if name in self.named or is_special(name):
                     self._member(base, name, member)
@@ -229,7 +241,7 @@ class _Walk:
                 modules.append(value)
         return modules
 
-    def _imported(self, space: dict[str, Any], read: _Read) -> Iterator[types.ModuleType]:
+    def _imported(self, space: dict[str, Any], read: _CodeNames) -> Iterator[types.ModuleType]:
         for name in read.names:
             module = sys.modules.get(name) or sys.modules.get(f"{space.get('__package__')}.{name}")
             if module is not None:
@@ -237,7 +249,7 @@ class _Walk:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _CodeNames:
     """What the code of a function says: the names in it, strings that may be names too; whether it binds names of its
     module; whether it imports."""
 
@@ -247,7 +259,7 @@ class _Read:
 
 
 @functools.lru_cache(maxsize=8192)
-def _read(code: types.CodeType) -> _Read:
+def _read(code: types.CodeType) -> _CodeNames:
     codes = [code]
     for one in codes:
         codes += [inner for inner in one.co_consts if type(inner) is types.CodeType]
@@ -256,14 +268,14 @@ def _read(code: types.CodeType) -> _Read:
     # A name that no source can spell is a tool's own, as those of pytest in the assertions that it rewrites.
     named = (name for one in codes for name in one.co_names if name.isidentifier())
     names = dict.fromkeys([*named, *strings])
-    return _Read(tuple(names), not _BINDS.isdisjoint(operations), _IMPORTS in operations)
+    return _CodeNames(tuple(names), not _BINDS.isdisjoint(operations), _IMPORTS in operations)
 
 
 def _is_library(module: Any) -> bool:
     return type(module) is str and module.partition(".")[0] in _LIBRARIES
 
 
-def _keeps_stand_ins(cached: Any) -> bool:
+def _caches_fakes(cached: Any) -> bool:
     """Whether a function with a cache keeps a stand-in, as a result or as an argument."""
     left, seen = gc.get_referents(cached), {id(cached)}
     for value in left:

@@ -40,10 +40,10 @@ from fuse.graph import dtype_numbers, probing
 from fuse.graph.attributes import Change, is_own
 from fuse.graph.conversions import idle_conversions
 from fuse.graph.evaluating import NoData
-from fuse.graph.fake_parameters import standing_in
+from fuse.graph.fake_parameters import with_fake_parameters
 from fuse.graph.fakes import FakeRunner
 from fuse.graph.functional import Functionalizer
-from fuse.graph.hidden_fakes import unnoticed
+from fuse.graph.hidden_fakes import fakes_hidden
 from fuse.graph.learned import Learning
 from fuse.graph.mutated_attributes import Assigns, Overlay, Plan, Reads
 from fuse.graph.naming import argument_name, identifier, names_of_state, parameter_names
@@ -53,7 +53,7 @@ from fuse.graph.reachable_state import reached_by
 from fuse.graph.read_numbers import WantsPlain, is_number, node_of
 from fuse.graph.reassigning import reassignments_noted
 from fuse.graph.recurrent import lstm_of_eager
-from fuse.graph.repeated_calls import Repeats
+from fuse.graph.repeated_calls import RepeatedCalls
 from fuse.graph.result_structure import flatten_result, is_constant
 from fuse.graph.seeding import followed
 from fuse.graph.signature import Advance, Attribute, Dispatch, InputSpec, Layout, Mutation, OutputSpec, Signature
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
         self.modules = nn.Module()  # that the graph calls
         self.fakes = FakeRunner(fake_mode)
         self.functional = Functionalizer(self.graph, self.fakes)
-        self.repeats = Repeats(self.functional, self.fakes)
+        self.repeated = RepeatedCalls(self.functional, self.fakes)
         self.dispatches: list[Dispatch] = []
         self.reassigned = False  # whether a tensor was given other memory
         self.packs = False  # whether there is a packed sequence
@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode):
         """Record what is run while the model is in ``state``, or say why ``what`` cannot be recorded."""
         try:
             layers = contextlib.ExitStack()
-            with layers, state, followed(self.functional.draws), unnoticed(), self.fake_mode, self:
+            with layers, state, followed(self.functional.draws), fakes_hidden(), self.fake_mode, self:
                 layers.enter_context(lstm_of_eager())
                 layers.enter_context(idle_conversions())
                 layers.enter_context(packed_by_masks(self._pack))
@@ -184,7 +184,7 @@ class Recorder(TorchDispatchMode):
         return fake
 
     def _adopt(self, tensor: Tensor) -> Tensor:
-        """The fake twin of a tensor from outside (the tensor itself when it is fake already)."""
+        """The fake fake_of of a tensor from outside (the tensor itself when it is fake already)."""
         if id(tensor) not in self.adopted:
             self.functional.draws.refuse_value(tensor)
             if isinstance(tensor, FakeTensor):
@@ -253,7 +253,7 @@ class Recorder(TorchDispatchMode):
         dtype = left = torch.get_default_dtype()
         try:
             with (
-                standing_in(self.model, self._fake_of_state) as assigned,
+                with_fake_parameters(self.model, self._fake_of_state) as assigned,
                 self.overlay.laid(self._fake_of_attribute),
             ):
                 yield
@@ -262,7 +262,7 @@ class Recorder(TorchDispatchMode):
                 raise Reads(counts) from error
             raise
         finally:
-            changes = before.restore(self._is_twin)
+            changes = before.restore(self._is_fake_of)
             left = torch.get_default_dtype()
             torch.set_default_dtype(dtype)
         if left is not dtype:
@@ -292,7 +292,7 @@ class Recorder(TorchDispatchMode):
         held = self.model.get_submodule(attribute.owner).__dict__.get(attribute.name)
         return replace(attribute, entries=held is change.replaced)
 
-    def _is_twin(self, tensor: Tensor, real: Tensor) -> bool:
+    def _is_fake_of(self, tensor: Tensor, real: Tensor) -> bool:
         return id(real) in self.adopted and self.adopted[id(real)][1] is tensor
 
     def _fake_of_state(self, tensor: Tensor) -> Tensor:
@@ -349,14 +349,14 @@ class Recorder(TorchDispatchMode):
     def _dispatched(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         source = self._line()
         if not self.reader.compact:
-            call = self.repeats.again(op, args, kwargs, source)
+            call = self.repeated.record(op, args, kwargs, source)
             if call is not NotImplemented:
                 self.dispatches.append(call)
                 return call.result
         with torch._C.DisableTorchFunctionSubclass():  # what happens here is not what forward asks
             self.functional.source = source
             if self.reader.compact:
-                call = self.repeats.again(op, args, kwargs, source)
+                call = self.repeated.record(op, args, kwargs, source)
                 if call is not NotImplemented:
                     self.reader.recorded(op, args, kwargs, call.result)
                     self.dispatches.append(call)
@@ -391,7 +391,7 @@ class Recorder(TorchDispatchMode):
         self.reader.recorded(op, args, kwargs, result)
         if reason := dtype_numbers.obstacle(op, args, kwargs, result) or probing.obstacle(op, args, kwargs):
             raise CaptureError(f"{op} at {source} {reason}; it runs in eager mode")
-        self.repeats.learn(op, args, kwargs, result)
+        self.repeated.learn(op, args, kwargs, result)
         self.dispatches.append(Dispatch(op, args, kwargs, result, source))
         return result
 
@@ -430,7 +430,7 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"a tensor is made from values that depend on data at {user_line()}")
         fake: Tensor = op(tensor)
         name = f"constant_{len(self.inputs)}"
-        with unset_fake_temporarily():  # the numbers themselves, not a fake twin of them
+        with unset_fake_temporarily():  # the numbers themselves, not a fake fake_of of them
             value = tensor.detach().clone()
         self.fixed.add(self._place(fake, InputSpec("constant", name, value=value), writes_back=False))
         return fake

@@ -1,13 +1,13 @@
-"""Record an operator that was recorded before on tensors laid out alike, without asking again what is known of it.
+"""Record an operator that was recorded before on tensors laid out alike, without asking record what is known of it.
 
-    h = tanh(x[0] + h @ w)     what fake tensors make of it, what eager has code for, which functional form it has
-    h = tanh(x[1] + h @ w)     new fake tensors; operators are noted, and are nodes when somebody asks for nodes
+    h = tanh(x[0] + h @ w)     what fake tensors make of it, what eager has code for, which functional template it has
+    h = tanh(x[1] + h @ w)     new fake tensors; operators are pending, and are nodes when somebody asks for nodes
 
 A loop dispatches the same operators in every step. What is asked of an operator before it is recorded depends on the
-layouts of its tensors and on its other arguments, which are the key under which the answers, its *form*, are remembered
-for one capture. The form that came next the last time is tried first, without making a key. Remembered are operators of
+layouts of its tensors and on its other arguments, which are the key under which the answers, its *template*, are remembered
+for one capture. The template that came next the last time is tried first, without making a key. Remembered are operators of
 ATen that draw nothing and return new tensors or views of their first argument, or write it. A ``select`` or ``slice``
-reads another place in every step, and has nothing to ask. Whether a write reads memory that it writes is asked each
+reads another position in every step, and has nothing to ask. Whether a write reads memory that it writes is asked each
 time, unless all operands lie in different memory.
 """
 
@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fuse import ops
 from fuse.graph.aliases import View, storage_of
-from fuse.graph.call_templates import CallForm, described, fits
+from fuse.graph.call_templates import CallTemplate, described, fits
 from fuse.graph.fakes import CONSTANTS, PARTS, FakeRunner, Recipe, is_recording
 from fuse.graph.functional import Functionalizer
 from fuse.graph.signature import Dispatch
@@ -32,7 +32,7 @@ from fuse.graph.signature import Dispatch
 CONTEXT = 4
 """Forms in a row that tell where in a step an operator is."""
 
-MOST_NOTED = 1024
+MOST_PENDING = 1024
 """Operators without nodes: when these are built, what they hold is still in the processor's cache."""
 
 _new_tuple: Any = tuple.__new__  # of a Dispatch in half of the time
@@ -40,100 +40,106 @@ _new_tuple: Any = tuple.__new__  # of a Dispatch in half of the time
 
 @dataclass(frozen=True)
 class _KnownWrite:
-    """How an operator that writes its first argument is recorded: its functional form; None for ``copy_``."""
+    """How an operator that writes its first argument is recorded: its functional template; None for ``copy_``."""
 
     functional: OpOverload | None
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
-    """A place in the order of forms: the latest forms there, its own the last of them, and the place that came next the
+class _Position:
+    """A position in the order of forms: the latest forms there, its own the last of them, and the position that came next the
     last time."""
 
-    form: Any  # a CallForm; None before the first
-    context: tuple[CallForm, ...]
-    following: _Place | None = None
+    template: Any  # a CallTemplate; None before the first
+    context: tuple[CallTemplate, ...]
+    following: _Position | None = None
 
 
-class Repeats:
+class RepeatedCalls:
     """Operators that one capture has recorded, by their layouts."""
 
     def __init__(self, functional: Functionalizer, fakes: FakeRunner) -> None:
         self._functional = functional
         self._fakes = fakes
-        self._known: dict[Hashable, CallForm | _KnownWrite] = {}
-        self._places: dict[tuple[CallForm, ...], _Place] = {}
-        self._latest = _Place(None, ())
-        self._looks, self._make, self._noted = fakes.looks, fakes.make, functional.noted
+        self._known: dict[Hashable, CallTemplate | _KnownWrite] = {}
+        self._positions: dict[tuple[CallTemplate, ...], _Position] = {}
+        self._latest = _Position(None, ())
+        self._metadata, self._make, self._pending = fakes.known_metadata, fakes.make, functional.pending
 
-    def again(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
+    def record(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: str) -> Any:
         """Record ``op``, of the user's line ``source``: the record of it; ``NotImplemented`` where further checks are
         needed."""
-        place = self._latest.following
-        if place is None or place.form.op is not op or not fits(place.form, args, kwargs, self._looks):
-            form = self._found(op, args, kwargs)
-            if isinstance(form, _KnownWrite):
+        position = self._latest.following
+        if (
+            position is None
+            or position.template.op is not op
+            or not fits(position.template, args, kwargs, self._metadata)
+        ):
+            template = self._template_of(op, args, kwargs)
+            if isinstance(template, _KnownWrite):
                 self._functional.source = source
-                result = self._write(form, args)
+                result = self._write(template, args)
                 return result if result is NotImplemented else Dispatch(op, args, kwargs, result, source)
-            if form is None:
+            if template is None:
                 return NotImplemented
-            place = self._reached(form)
-        form = place.form
-        if form.parts is not None:
-            part = form.parts.get(args[1:]) or self._part(form, args)
+            position = self._position_after(template)
+        template = position.template
+        if template.parts is not None:
+            part = template.parts.get(args[1:]) or self._part(template, args)
             if part is None:
                 return NotImplemented
             result = self._make(part[0], args)
-        elif form.container is Tensor:
-            result = self._make(form.recipes[0], args)
+        elif template.container is Tensor:
+            result = self._make(template.recipes[0], args)
         else:
-            result = form.container([self._make(recipe, args) for recipe in form.recipes])
-        self._latest = place
+            result = template.container([self._make(recipe, args) for recipe in template.recipes])
+        self._latest = position
         call = _new_tuple(Dispatch, (op, args, kwargs, result, source))
-        noted = self._noted
-        noted.append((form, call))
-        if len(noted) >= MOST_NOTED:
+        pending = self._pending
+        pending.append((template, call))
+        if len(pending) >= MOST_PENDING:
             self._functional.settle()
         return call
 
-    def _part(self, form: CallForm, args: tuple[Any, ...]) -> tuple[Recipe, View] | None:
+    def _part(self, template: CallTemplate, args: tuple[Any, ...]) -> tuple[Recipe, View] | None:
         """The part that a call reads; None where there is none."""
-        recipe = self._fakes.recipe_of_part(form.op, args)
-        if recipe is None or form.parts is None:
+        recipe = self._fakes.recipe_of_part(template.op, args)
+        if recipe is None or template.parts is None:
             return None
-        found = form.parts[args[1:]] = recipe, View(form.op, args[1:], {})
+        found = template.parts[args[1:]] = recipe, View(template.op, args[1:], {})
         return found
 
-    def _found(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallForm | _KnownWrite | None:
+    def _template_of(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> CallTemplate | _KnownWrite | None:
         """How a call like this one was recorded."""
         if not self._is_known((args, tuple(kwargs.values()))):
             return None
         if id(op) not in PARTS or kwargs:
             key = self._fakes.key(op, args, kwargs)
             return None if key is None else self._known.get(key)
-        look = None if is_recording() else self._fakes.look(args[0])
-        if look is None:
+        metadata = None if is_recording() else self._fakes.metadata_of(args[0])
+        if metadata is None:
             return None
-        found = self._known.get((id(op), look))
+        found = self._known.get((id(op), metadata))
         if found is None:
-            found = self._known[id(op), look] = CallForm(op, (look,), parts={})
+            found = self._known[id(op), metadata] = CallTemplate(op, (metadata,), parts={})
         return found
 
     def _is_known(self, value: Any) -> bool:
         """Whether the graph knows all tensors in an argument."""
         if isinstance(value, Tensor):
-            return id(value) in self._looks or self._functional.known(value)
+            return id(value) in self._metadata or self._functional.known(value)
         return type(value) not in (tuple, list) or all(map(self._is_known, value))
 
-    def _reached(self, form: CallForm) -> _Place:
-        """The place of a form that was not expected."""
-        context = (*self._latest.context[1 - CONTEXT :], form)
-        place = self._places.get(context)
-        if place is None:
-            place = self._places[context] = _Place(form, context)
-        self._latest.following = place
-        return place
+    def _position_after(self, template: CallTemplate) -> _Position:
+        """The position of a template that was not expected."""
+        context = (*self._latest.context[1 - CONTEXT :], template)
+        position = self._positions.get(context)
+        if position is None:
+            position = self._positions[context] = _Position(template, context)
+        self._latest.following = position
+        return position
 
     def _write(self, known: _KnownWrite, args: tuple[Any, ...]) -> Any:
         functional, target = self._functional, args[0]
@@ -161,7 +167,7 @@ class Repeats:
             return
         container, recipes = found
         parts = [result] if container is Tensor else list(result)
-        if any(recipe.look is None for recipe in recipes):
+        if any(recipe.metadata is None for recipe in recipes):
             return
         views: tuple[View, ...] = ()
         aliases = [self._functional.aliases.get(id(part)) for part in parts]
@@ -177,10 +183,13 @@ class Repeats:
                 return
         elif any(alias is not None and (alias.chain or alias.tensor is not alias.base.root) for alias in aliases):
             return
-        looks, anywhere = self._looks, self._fakes.computes(op)
-        given = described(args, looks, anywhere), described(tuple(kwargs.items()), looks, anywhere)
-        form = self._known[key] = CallForm(op, *given, container, recipes, views)
-        self._latest = self._reached(form)
+        known_metadata, ignore_offset = self._metadata, self._fakes.computes(op)
+        given = (
+            described(args, known_metadata, ignore_offset),
+            described(tuple(kwargs.items()), known_metadata, ignore_offset),
+        )
+        template = self._known[key] = CallTemplate(op, *given, container, recipes, views)
+        self._latest = self._position_after(template)
 
     def _learn_write(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         if kwargs or result is not args[0] or torch.Tag.inplace_view in op.tags:
@@ -192,16 +201,16 @@ class Repeats:
             return
         if op is torch.ops.aten.copy_.default:
             self._known[key] = _KnownWrite(None)
-        elif (form := ops.functional_form(op)) is not None and _takes_alike(op, form, len(args)):
-            self._known[key] = _KnownWrite(form)
+        elif (functional := ops.functional_form(op)) is not None and _takes_alike(op, functional, len(args)):
+            self._known[key] = _KnownWrite(functional)
 
 
-def _takes_alike(op: OpOverload, form: OpOverload, given: int) -> bool:
-    """Whether ``form``, which returns one tensor, means the same as ``op`` by as many positional arguments."""
-    if ops.is_random(form) or len(form._schema.returns) != 1:
+def _takes_alike(op: OpOverload, functional: OpOverload, given: int) -> bool:
+    """Whether ``functional``, which returns one tensor, means the same as ``op`` by as many positional arguments."""
+    if ops.is_random(functional) or len(functional._schema.returns) != 1:
         return False
-    alike = [[(a.name, a.default_value) for a in one._schema.arguments[given:]] for one in (op, form)]
-    names = [[a.name for a in one._schema.arguments[:given]] for one in (op, form)]
+    alike = [[(a.name, a.default_value) for a in one._schema.arguments[given:]] for one in (op, functional)]
+    names = [[a.name for a in one._schema.arguments[:given]] for one in (op, functional)]
     return alike[0] == alike[1] and names[0] == names[1]
 
 

@@ -49,13 +49,13 @@ def line_at(path: str, number: int, module: str = "") -> Line:
     return line
 
 
-class _Running(threading.local):
+class _CurrentModule(threading.local):
     """The path of the module that this thread runs; empty where nobody asked."""
 
     module = ""
 
 
-_running = _Running()
+_running = _CurrentModule()
 
 
 @contextlib.contextmanager

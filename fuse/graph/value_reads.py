@@ -35,7 +35,7 @@ from fuse.graph.control_flow import run_plainly
 from fuse.graph.evaluating import Evaluation, Keys, Varying
 from fuse.graph.functional import Functionalizer
 from fuse.graph.learned import Guard, Learned, Learning, ReadLine
-from fuse.graph.masked_elements import Chosen, makes
+from fuse.graph.masked_elements import MaskSelections, selects_by_mask
 from fuse.graph.patched import patched
 from fuse.graph.read_numbers import WantsPlain, is_number, known, node_of, read_number
 from fuse.graph.sources import user_line
@@ -104,7 +104,7 @@ class Reader:
         self._gradients = gradients
         self._dispatches = dispatches
         self._copies = Copies()
-        self._chosen = Chosen(self._node, self._keys.of, self._learn_size)
+        self._chosen = MaskSelections(self._node, self._keys.of, self._learn_size)
         self.compact = self._chosen.sources
         """Tensors whose size nobody has learned yet."""
 
@@ -246,7 +246,7 @@ class Reader:
 
     def _is_counted(self, op: OpOverload, args: tuple[Any, ...]) -> bool:
         """Whether ``op`` takes what a mask chooses of which it was learned before how many that are."""
-        return makes(op, args) and self._node(args[1][0]) in self._counted
+        return selects_by_mask(op, args) and self._node(args[1][0]) in self._counted
 
     def recorded(self, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """``op`` is part of the record now. The sizes that :meth:`sized` found for it are learned, at once or as soon
@@ -258,11 +258,11 @@ class Reader:
             node = self.functional.value(fake)
             self._evaluation.tell(node, value)
             self._read.append(self.functional.source)
-            if makes(op, args) and not self._gradients:
+            if selects_by_mask(op, args) and not self._gradients:
                 self._chosen.add(fake, args[1][0])
             else:
                 self._learn_size(node)
-            if makes(op, args):
+            if selects_by_mask(op, args):
                 self._counted.add(self._node(args[1][0]))
         self._sized.clear()
 

@@ -111,7 +111,7 @@ class Batcher:
         operands = list(dict.fromkeys(node.all_input_nodes))
         values = [self.known[operand].meta["val"] for operand in operands]
         dims = tuple(0 if operand in self.batched else None for operand in operands)
-        recorder = _Recorder(self, source)
+        recorder = _RuleRecorder(self, source)
         function: Any = node.target
         if isinstance(function, OpOverload) and not ops.batch_rule(function):
             function = ops.parts(function) or function
@@ -133,7 +133,7 @@ class Batcher:
         return pytree.tree_map_only(Tensor, recorder.node, result)
 
 
-class _Recorder(TorchDispatchMode):
+class _RuleRecorder(TorchDispatchMode):
     """Records the dispatched operators, below the rules of ``torch.vmap``, as nodes of a graph."""
 
     def __init__(self, batcher: Batcher, source: str) -> None:

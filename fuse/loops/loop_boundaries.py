@@ -18,16 +18,16 @@ from torch.fx import Node
 
 from fuse.loops.reads import Read, leaves, read_of
 
-Place = tuple[int, int]
+StepPosition = tuple[int, int]
 """A node's step, and its position in the step."""
 
 
-def transitions(reads: Sequence[Read], at: Sequence[Place | None]) -> list[Hashable]:
+def transitions(reads: Sequence[Read], at: Sequence[StepPosition | None]) -> list[Hashable]:
     """For each step after the first: a key of how its operands follow from those of the step before."""
     return [_transition(k, reads[k - 1], reads[k], at[k]) for k in range(1, len(reads))]
 
 
-def _transition(k: int, before: Read, read: Read, at: Place | None) -> Hashable:
+def _transition(k: int, before: Read, read: Read, at: StepPosition | None) -> Hashable:
     if at:
         return k - at[0], at[1], read.links
     if read.root is not before.root:
@@ -56,7 +56,7 @@ def segments(steps: Sequence[list[Node]], least: int) -> list[list[list[Node]]]:
 
     Steps between two stretches belong to the later one. Empty if there are fewer than two stretches.
     """
-    place: Mapping[Node, Place] = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
+    place: Mapping[Node, StepPosition] = {node: (k, j) for k, step in enumerate(steps) for j, node in enumerate(step)}
     follows: list[list[Hashable]] = [[] for _ in steps[1:]]
     for j in range(len(steps[0])):
         operands = [[leaf for leaf in leaves(step[j]) if isinstance(leaf, Node)] for step in steps]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fuse.graph.periods import find_runs
+from fuse.graph.periods import find_repetitions
 
 MINIMUM_COUNT = 3  # two short parts side by side are clearer drawn twice,
 LONG_PERIOD = 8  # but two long ones are not
@@ -43,7 +43,7 @@ def fold(tokens: Sequence[Hashable], first: int = 0) -> Folding:
     """
     parts: list[int | Repeat] = []
     at = first
-    for run in find_runs(tokens, _minimum_count):
+    for run in find_repetitions(tokens, _minimum_count):
         parts += range(at, first + run.start)
         body = fold(tokens[run.start : run.start + run.period], first + run.start)
         parts.append(Repeat(first + run.start, run.period, run.count, body))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fuse.graph.load import LoadedModel
-from fuse.graph.periods import find_runs
+from fuse.graph.periods import find_repetitions
 from fuse.ops import REPORTED_KINDS
 from fuse.report.trace_events import events
 from fuse.report.trace_launches import Launch, TraceRecording, recording
@@ -220,7 +220,7 @@ def _covered(launches: Sequence[Launch]) -> float:
 def _repeats(launches: Sequence[Launch]) -> tuple[RepeatedLaunches, ...]:
     """Sequences that occur three times in a row or more, the longest first."""
     names = [(one.name, one.source) for one in launches]
-    runs = sorted(find_runs(names), key=lambda run: -run.period * run.count)
+    runs = sorted(find_repetitions(names), key=lambda run: -run.period * run.count)
     return tuple(
         RepeatedLaunches(
             run.period,

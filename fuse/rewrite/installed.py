@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from fuse.errors import FuseError
 
-Kind = TypeVar("Kind")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class BrokenPlugin:
     error: str
 
 
-class Installed(Generic[Kind]):
+class Installed(Generic[Item]):
     """Everything of one ``kind`` ("pass"), by name; loads the plugins of ``group`` when it is first asked.
 
     ``own`` loads what comes with fuse; ``fits`` raises FuseError where what is installed contradicts itself; ``hint``
@@ -45,7 +45,7 @@ class Installed(Generic[Kind]):
         fits: Callable[[], object] = lambda: None,
     ) -> None:
         self.kind, self.group, self.hint, self.own, self.fits = kind, group, hint, own, fits
-        self.by_name: dict[str, Kind] = {}
+        self.by_name: dict[str, Item] = {}
         self._broken: tuple[BrokenPlugin, ...] | None = None
 
     def broken(self) -> tuple[BrokenPlugin, ...]:
@@ -56,7 +56,7 @@ class Installed(Generic[Kind]):
             self._broken = self._load(entry_points(group=self.group))
         return self._broken
 
-    def find(self, name: str) -> Kind:
+    def find(self, name: str) -> Item:
         """The pass or pattern ``name``; ``FuseError`` with a suggestion when there is none."""
         self.broken()
         if name not in self.by_name:
@@ -83,7 +83,7 @@ class Installed(Generic[Kind]):
         self._set(base)
         return (*broken, *self._put_in(waiting))
 
-    def _put_in(self, waiting: list[tuple[EntryPoint, dict[str, Kind]]]) -> list[BrokenPlugin]:
+    def _put_in(self, waiting: list[tuple[EntryPoint, dict[str, Item]]]) -> list[BrokenPlugin]:
         """Install the plugins that fit what is installed, as long as one does: it may make room for another."""
         problems: list[BrokenPlugin] = []
         while waiting:
@@ -102,7 +102,7 @@ class Installed(Generic[Kind]):
             waiting = rest
         return problems
 
-    def _set(self, by_name: dict[str, Kind]) -> None:
+    def _set(self, by_name: dict[str, Item]) -> None:
         self.by_name.clear()
         self.by_name.update(by_name)
 

@@ -98,7 +98,7 @@ def needs_copy(product: MatrixProduct, stride: Sequence[int], escaping: set[Node
     """
     if product.node in escaping:
         return True
-    return not _views_work(product.node, view_layouts.stand_in(product.node.meta["val"], stride))
+    return not _views_work(product.node, view_layouts.without_data(product.node.meta["val"], stride))
 
 
 def _views_work(node: Node, val: Any) -> bool:

@@ -56,37 +56,37 @@ def run_passes(
     while True:
         try:
             with without_collecting(), out_of_inference(), without_autocast():
-                book = _run(graph, chosen, fuel, record)
+                builder = _run(graph, chosen, fuel, record)
         except _PassFailed as failure:
             failed.append(_described(failure))
             warnings.warn(str(failed[-1]), FaultWarning, stacklevel=2)
             chosen = [info for info in chosen if info is not failure.info]
             snapshot.put_back(before)
         else:
-            return book.ledger(chosen, failed)
+            return builder.ledger(chosen, failed)
 
 
-def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None, record: bool) -> _Book:
+def _run(graph: GraphModule, chosen: Sequence[PassInfo], fuel: int | None, record: bool) -> _LedgerBuilder:
     with recording(graph) if record else contextlib.nullcontext() as recorder:
-        return _run_all(graph, chosen, _Book(fuel, recorder))
+        return _run_all(graph, chosen, _LedgerBuilder(fuel, recorder))
 
 
-def _run_all(graph: GraphModule, chosen: Sequence[PassInfo], book: _Book) -> _Book:
+def _run_all(graph: GraphModule, chosen: Sequence[PassInfo], builder: _LedgerBuilder) -> _LedgerBuilder:
     for info in chosen:
         started = time.perf_counter()
         try:
-            changed = [body for body, steps in list(nested.walk(graph)) if _run_pass(info, body, steps, book)]
+            changed = [body for body, steps in list(nested.walk(graph)) if _run_pass(info, body, steps, builder)]
             for body in changed:
                 _check(body)
         except Exception as error:  # a pass that fails, of a plugin perhaps, is left out
             raise _PassFailed(info) from error
-        if book.recorder is not None:
-            book.recorder.settled(info.name)
-        book.seconds[info.name] = time.perf_counter() - started
+        if builder.recorder is not None:
+            builder.recorder.settled(info.name)
+        builder.seconds[info.name] = time.perf_counter() - started
     graph.delete_all_unused_submodules()
     for body, _ in nested.walk(graph):
         body.recompile()
-    return book
+    return builder
 
 
 class _PassFailed(Exception):
@@ -109,7 +109,7 @@ def _described(failure: _PassFailed) -> Failed:
 
 
 @dataclass
-class _Book:
+class _LedgerBuilder:
     """The ledger while it is being written."""
 
     fuel: int | None
@@ -122,7 +122,7 @@ class _Book:
         return self.fuel is None or len(self.rewrites) < self.fuel
 
     def reject(self, info: PassInfo, verdict: Rejection) -> None:
-        name, source = _place(verdict.nodes)
+        name, source = _name_and_source(verdict.nodes)
         if self.recorder is not None:
             self.recorder.declined(info.name, verdict.pattern, verdict.reason, source, verdict.nodes)
         rejected = self.rejections.setdefault((info.name, verdict.pattern, verdict.reason), _Rejected(name))
@@ -146,15 +146,15 @@ class _Rejected:
     sources: dict[str, None] = field(default_factory=dict)
 
 
-def _run_pass(info: PassInfo, graph: GraphModule, steps: int, book: _Book) -> bool:
+def _run_pass(info: PassInfo, graph: GraphModule, steps: int, builder: _LedgerBuilder) -> bool:
     """Drive one pass over one graph; whether it changed anything."""
-    before = len(book.rewrites)
+    before = len(builder.rewrites)
     for verdict in info.function(graph):
         if isinstance(verdict, Rejection):
-            book.reject(info, verdict)
-        elif book.has_fuel():
-            book.rewrites.append(_build(info, graph, steps, verdict, len(book.rewrites) + 1, book.recorder))
-    return len(book.rewrites) > before
+            builder.reject(info, verdict)
+        elif builder.has_fuel():
+            builder.rewrites.append(_build(info, graph, steps, verdict, len(builder.rewrites) + 1, builder.recorder))
+    return len(builder.rewrites) > before
 
 
 def _build(
@@ -165,7 +165,7 @@ def _build(
         recorder.settled(info.name)
         ids = recorder.ids(verdict.nodes)
     names = tuple(node.name for node in verdict.nodes)  # taken now: building may erase them
-    _, source = _place(verdict.nodes)
+    _, source = _name_and_source(verdict.nodes)
     with launches.watch(graph) as change:
         verdict.build()
     if recorder is not None:
@@ -173,7 +173,7 @@ def _build(
     return Fired(number, info.name, verdict.pattern, names, source, steps * change.saved)
 
 
-def _place(nodes: Sequence[Node]) -> tuple[str, str]:
+def _name_and_source(nodes: Sequence[Node]) -> tuple[str, str]:
     """The first node's name, and the first source line that any of the nodes has."""
     name = nodes[0].name if nodes else ""
     return name, next((source for node in nodes if (source := node.meta.get("source", ""))), "")

@@ -4,7 +4,7 @@
         build()                             nodes 21, 9, 7, 8 touched
         recorder.rewritten(1, ...)          rows of these four are told anew, and compared with what they were
 
-A graph is changed in few ways: nodes are created, erased, moved, get other arguments, other attributes or metadata; and
+A graph is changed in few watched_methods: nodes are created, erased, moved, get other arguments, other attributes or metadata; and
 modules get other submodules. While a recording lasts, the methods of torch through which all of these go note what they
 touch. Nothing is noted, and nothing costs anything, at any other time.
 """
@@ -45,7 +45,7 @@ def recording(graph: GraphModule) -> Iterator[PassRecorder]:
     """
     with _RECORDING, contextlib.ExitStack() as wrapped:
         recorder = PassRecorder(graph)
-        for owner, name, tells in recorder.ways():
+        for owner, name, tells in recorder.watched_methods():
             _wrap(wrapped, owner, name, tells)
         try:
             yield recorder
@@ -126,7 +126,7 @@ class PassRecorder:
         self._number_of(graph)
         self.start = self._delta(0, "", 0, ())
 
-    def ways(self) -> Iterator[tuple[type, str, Callable[..., None]]]:
+    def watched_methods(self) -> Iterator[tuple[type, str, Callable[..., None]]]:
         """The methods through which graphs are changed, and what each touches."""
         touched, moved, exchanged = self._touched, self._moved, self._exchanged
 

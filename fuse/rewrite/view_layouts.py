@@ -11,10 +11,10 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 
-def stand_in(val: Tensor, stride: Sequence[int] | None = None) -> Tensor:
+def without_data(val: Tensor, stride: Sequence[int] | None = None) -> Tensor:
     """A tensor without data, of the sizes, dtype and strides (or the given ones) of ``val``, starting at offset 0.
 
-    >>> stand_in(torch.zeros(4, 6)[:, 2:]).stride()
+    >>> without_data(torch.zeros(4, 6)[:, 2:]).stride()
     (6, 1)
     """
     with unset_fake_temporarily():
@@ -30,7 +30,7 @@ def view(
 
     Unrolled loops ask the same in every step: answers are kept. What is returned is for looking at only.
 
-    >>> view(torch.ops.aten.view.default, stand_in(torch.zeros(4, 6).t()), ([24],)) is None
+    >>> view(torch.ops.aten.view.default, without_data(torch.zeros(4, 6).t()), ([24],)) is None
     True
     """
     key = _key((target, torch.get_default_dtype(), val, *arguments, options or {}))

@@ -17,15 +17,15 @@ from fuse.check.pattern import verify
 from fuse.graph.function import Function
 from fuse.rewrite.patterns import forms, pattern_cache
 from fuse.rewrite.patterns.definition import define
-from fuse.rewrite.patterns.forms import known_ways
-from fuse.rewrite.patterns.operand_filters import Fan
+from fuse.rewrite.patterns.forms import known_runs
+from fuse.rewrite.patterns.operand_filters import OperandFilter
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
     """Nothing is known of any pattern."""
     monkeypatch.setenv("FUSE_CACHE_DIR", str(tmp_path / "cache"))
-    known_ways.cache_clear()
+    known_runs.cache_clear()
     trials.refusal.cache_clear()
     trials._known.clear()
     trials._numbers.clear()
@@ -253,7 +253,7 @@ def test_a_pattern_whose_operators_are_not_in_the_graph_is_neither_run_nor_tried
 
     registered(Loud)
     became(lambda x: torch.erfinv(torch.tanh(x)), randn(4))  # somebody has used it
-    known_ways.cache_clear()
+    known_runs.cache_clear()
     forms.forms.cache_clear()
     monkeypatch.setattr(forms, "trace", lambda *given: pytest.fail("the pattern is run"))
     monkeypatch.setattr(trials, "verify", lambda *given, **named: pytest.fail("the pattern is tried"))
@@ -265,10 +265,14 @@ def test_what_is_known_of_a_pattern_is_kept_by_its_code():
     def swish(x):
         return x * torch.sigmoid(x)
 
-    ways = known_ways(define(swish), 1)
+    ways = known_runs(define(swish), 1)
     content = pattern_cache.find(define(swish), "ways", "1", str(forms.MAX_FORMS))
     assert content is not None
-    assert pickle.loads(content).needs == ways.needs == ((Fan("mul", 2, ("sigmoid",)), Fan("sigmoid", 1, ())),)
+    assert (
+        pickle.loads(content).needs
+        == ways.needs
+        == ((OperandFilter("mul", 2, ("sigmoid",)), OperandFilter("sigmoid", 1, ())),)
+    )
     swish.__code__ = (lambda x: x * torch.sigmoid(x + 1)).__code__
     assert pattern_cache.find(define(swish), "ways", "1", str(forms.MAX_FORMS)) is None
 

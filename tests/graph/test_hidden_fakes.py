@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuse
 from fuse.graph.capture import capture
-from fuse.graph.hidden_fakes import unnoticed
+from fuse.graph.hidden_fakes import fakes_hidden
 
 REAL = torch._subclasses.FakeTensor
 BY = {
@@ -49,7 +49,7 @@ def test_a_model_that_asks_runs_as_in_eager_mode(is_traced) -> None:
 
 def test_torch_and_other_threads_see_what_is_there() -> None:
     seen = []
-    with unnoticed():
+    with fakes_hidden():
         assert torch._subclasses.FakeTensor is not REAL
         other = threading.Thread(target=lambda: seen.append(torch._subclasses.FakeTensor))
         other.start()

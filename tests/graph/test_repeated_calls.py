@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 import fuse
 from fuse.errors import CaptureError
 from fuse.graph.joint import capture_joint
-from fuse.graph.repeated_calls import Repeats
+from fuse.graph.repeated_calls import RepeatedCalls
 
 STEPS = 5
 
@@ -203,9 +203,9 @@ def test_a_capture_that_remembers_records_what_one_that_asks_records(
         pytest.skip("the gradient of such a write reads a mask that nobody has counted, which is refused")
     cell, x = Cell(step), torch.randn(STEPS, 4, 6, requires_grad=trained)
     remembered = 0
-    again = Repeats.again
+    again = RepeatedCalls.again
 
-    def counted(self: Repeats, *call: Any) -> Any:
+    def counted(self: RepeatedCalls, *call: Any) -> Any:
         nonlocal remembered
         result = again(self, *call)
         remembered += result is not NotImplemented
@@ -217,10 +217,10 @@ def test_a_capture_that_remembers_records_what_one_that_asks_records(
         joint = capture_joint(cell, (x,))
         return [described(graph) for graph in (joint.forward, joint.backward) if graph is not None]
 
-    monkeypatch.setattr(Repeats, "again", counted)
+    monkeypatch.setattr(RepeatedCalls, "again", counted)
     found = captures()
     assert remembered >= 2 * STEPS
-    monkeypatch.setattr(Repeats, "again", lambda self, *call: NotImplemented)
+    monkeypatch.setattr(RepeatedCalls, "again", lambda self, *call: NotImplemented)
     assert found == captures()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fuse.graph.capture import capture
 from fuse.graph.loop import StepInput
-from fuse.graph.periods import find_runs
+from fuse.graph.periods import find_repetitions
 from fuse.loops import rolling
 from fuse.loops.building import build
 from fuse.loops.moving_reads import Moved
@@ -34,7 +34,7 @@ def proved(forward: Callable[..., object], *args: Tensor) -> rolling.Rolled | Ob
     graph = capture(Model(forward), args)
     run_passes(graph, ["common_subexpressions", "view_chains", "no_ops", "dead_code"])
     nodes = anchors(graph.graph)
-    runs = find_runs([token(node) for node in nodes], 4)
+    runs = find_repetitions([token(node) for node in nodes], 4)
     assert runs, "no repeated stretch"
     run = runs[0]
     return rolling.prove([nodes[at : at + run.period] for at in range(run.start, run.end, run.period)])

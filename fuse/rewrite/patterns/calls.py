@@ -25,7 +25,7 @@ from fuse.rewrite.surgery import constant_key
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
+class CallShape:
     """One call: its ``term``, over leaves; the steps of that, the last first, and those that read each leaf, and
     each step ``within`` the call.
 
@@ -46,7 +46,7 @@ class Shape:
 class NodeCall(NamedTuple):
     """The target and arguments of a node."""
 
-    shape: Shape
+    shape: CallShape
     operands: tuple[Node, ...]
 
 
@@ -63,7 +63,7 @@ class Calls:
         self._known: dict[Node, NodeCall] = {}
         self._fills: dict[Node, Term | None] = {}
         self._makers: dict[int, bool] = {}  # by the target's id: hashing a target costs more
-        self._shapes: dict[Hashable, Shape] = {}
+        self._shapes: dict[Hashable, CallShape] = {}
 
     def type_of(self, node: Node) -> Any:
         """What the value of ``node`` looks like; equal looks are one object."""
@@ -129,7 +129,7 @@ class Calls:
             mark = self._marks[node] = id(self._fill(node) or self.type_of(node))
         return mark
 
-    def _shape(self, node: Node, operands: Sequence[Node]) -> Shape:
+    def _shape(self, node: Node, operands: Sequence[Node]) -> CallShape:
         leaves = {
             one: self.terms.leaf((place, tensor_type), tensor_type)
             for place, one in enumerate(operands)
@@ -151,7 +151,7 @@ class Calls:
         base = stripped(term)
         viewed = base.value[0] if base.name == LEAF else -1
         names = (*[one.name for one in last], *(NUMBER,) * (base.name in KNOWN))
-        return Shape(term, last, steps, reading, within, viewed, names)
+        return CallShape(term, last, steps, reading, within, viewed, names)
 
     def _fill(self, node: Node) -> Term | None:
         """The term of a node that makes equal elements, or is given one that is known."""

@@ -20,16 +20,16 @@ from torch.fx import Node
 
 from fuse import ops
 from fuse.rewrite.patterns import views
-from fuse.rewrite.patterns.rules import Arguments, Rule, made_by_rule, operand, rule_for
+from fuse.rewrite.patterns.rules import OperatorArguments, Rule, made_by_rule, operand, rule_for
 from fuse.rewrite.patterns.terms import FILL, KNOWN, PART, TensorType, Term, Terms, shortest, type_of
 
 _DIMENSIONS = frozenset(["dim", "dims", "dim0", "dim1"])
 _OPERANDS = frozenset(["self", "other", "exponent"])
-"""Arguments of elementwise operators that may be a tensor or a number."""
+"""OperatorArguments of elementwise operators that may be a tensor or a number."""
 
 
 _NUMBERS = frozenset(["other", "exponent", "value", "min", "max"])
-"""Arguments that rules take as a tensor's term or as a number, as it is."""
+"""OperatorArguments that rules take as a tensor's term or as a number, as it is."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def term_of_node(terms: Terms, node: Node, term_of: Callable[[Node], Term]) -> T
 
 
 def _with_terms(arguments: Any, term_of: Callable[[Node], Term]) -> Any:
-    """Arguments of a node with the terms of nodes in their place."""
+    """OperatorArguments of a node with the terms of nodes in their place."""
     if isinstance(arguments, Node):
         return term_of(arguments)
     if isinstance(arguments, (tuple, list)):
@@ -110,7 +110,7 @@ def term_of_call(
     ('mul(x, 0.25)', True)
     """
     schema = _schema(op)
-    arguments: Arguments = {**schema.defaults, **dict(zip(schema.defaults, args, strict=False)), **kwargs}
+    arguments: OperatorArguments = {**schema.defaults, **dict(zip(schema.defaults, args, strict=False)), **kwargs}
     if schema.elementwise and isinstance(tensor_type, TensorType):
         arguments = _with_numbers(terms, schema, arguments)
     if (
@@ -122,7 +122,7 @@ def term_of_call(
     return _as_it_is(terms, schema, arguments, tensor_type)
 
 
-def _with_numbers(terms: Terms, schema: _Schema, arguments: Arguments) -> Arguments:
+def _with_numbers(terms: Terms, schema: _Schema, arguments: OperatorArguments) -> OperatorArguments:
     """A number in a tensor's place, and a tensor of equal elements beside another one, are numbers: ``sub(1, x)``."""
     tensors = [value for value in arguments.values() if isinstance(value, Term) and value.name not in KNOWN]
     if not tensors:
@@ -148,7 +148,7 @@ def _acts_as_number(fill: Term, beside: Term) -> bool:
     return not fill.shape and numbers and (beside.dtype.is_floating_point or not fill.dtype.is_floating_point)
 
 
-def _as_it_is(terms: Terms, schema: _Schema, arguments: Arguments, tensor_type: Any) -> Term:
+def _as_it_is(terms: Terms, schema: _Schema, arguments: OperatorArguments, tensor_type: Any) -> Term:
     """The term of an operator that no rule knows: its tensors as operands, everything else as constants."""
     first = next((term for value in arguments.values() for term in _terms_in(value)), None)
     operands: list[Term] = []

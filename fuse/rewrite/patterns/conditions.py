@@ -30,7 +30,7 @@ from fuse.graph.signature import Signature
 from fuse.rewrite import effects, regions, surgery
 from fuse.rewrite.patterns.definition import Failure, Match
 from fuse.rewrite.patterns.differences import called
-from fuse.rewrite.patterns.exact_match import Bound, Found
+from fuse.rewrite.patterns.exact_match import Bound, FoundMatch
 from fuse.rewrite.patterns.forms import InputKey
 from fuse.rewrite.patterns.language import ManySpec, TensorSpec
 
@@ -116,7 +116,7 @@ class Surroundings:
         return worked_out(node, self._fixed, of)
 
 
-def obstacle(found: Found, around: Surroundings) -> Misfit | None:
+def obstacle(found: FoundMatch, around: Surroundings) -> Misfit | None:
     """The first reason not to rewrite ``found``."""
     return (
         _unmet(found, around)
@@ -131,7 +131,7 @@ def obstacle(found: Found, around: Surroundings) -> Misfit | None:
 # ---- what the pattern demands --------------------------------------------------------------------------------------
 
 
-def _unmet(found: Found, around: Surroundings) -> Misfit | None:
+def _unmet(found: FoundMatch, around: Surroundings) -> Misfit | None:
     known: dict[str, Any] = {}
     specs = found.form.pattern.constrained
     for (name, _), given in _in_order(found) if specs else ():
@@ -140,7 +140,7 @@ def _unmet(found: Found, around: Surroundings) -> Misfit | None:
     return _rejected(found)
 
 
-def _rejected(found: Found) -> Misfit | None:
+def _rejected(found: FoundMatch) -> Misfit | None:
     """The verdict of the pattern's own ``check``."""
     pattern = found.form.pattern
     if pattern.check is None:
@@ -161,7 +161,7 @@ def _rejected(found: Found) -> Misfit | None:
 
 
 @contextmanager
-def _named_nodes(found: Found) -> Iterator[dict[str, Any]]:
+def _named_nodes(found: FoundMatch) -> Iterator[dict[str, Any]]:
     """Everything that a pattern names, by name: nodes, constants, alternatives.
 
     For an input that is turned a node is put into the graph, for as long as this lasts.
@@ -230,7 +230,7 @@ _FORMATS: Mapping[str, torch.memory_format] = {
 # ---- what must not be lost -----------------------------------------------------------------------------------------
 
 
-def _impure(found: Found) -> Misfit | None:
+def _impure(found: FoundMatch) -> Misfit | None:
     for node in found.inside:
         if not effects.is_pure(node):
             random = ops.is_random(node.target)
@@ -239,13 +239,13 @@ def _impure(found: Found) -> Misfit | None:
     return None
 
 
-def _unread(found: Found) -> Misfit | None:
+def _unread(found: FoundMatch) -> Misfit | None:
     if any(output.node.users for output in found.outputs if not output.is_input):
         return None
     return Misfit("used outside", "nothing reads the results", found.outputs[0].node)
 
 
-def _used_outside(found: Found, around: Surroundings) -> Misfit | None:
+def _used_outside(found: FoundMatch, around: Surroundings) -> Misfit | None:
     """A value between inputs and results that someone else reads; views of results are the results' business."""
     inside = set(found.inside)
     results = {output.node for output in found.outputs}
@@ -276,7 +276,7 @@ def _looks_at(node: Node, values: set[Node]) -> bool:
     return current is not None
 
 
-def _alias(found: Found, around: Surroundings) -> Misfit | None:
+def _alias(found: FoundMatch, around: Surroundings) -> Misfit | None:
     """A result that is a view of an input: a replacement would have memory of its own."""
     if found.form.pattern.replace is None:
         return None
@@ -288,7 +288,7 @@ def _alias(found: Found, around: Surroundings) -> Misfit | None:
     return None
 
 
-def _not_convex(found: Found, around: Surroundings) -> Misfit | None:
+def _not_convex(found: FoundMatch, around: Surroundings) -> Misfit | None:
     """A path from a result around the pattern and back into it; a view of an input is as good as the input."""
     inside = set(found.inside)
     last = max(around.place[node] for node in inside)
@@ -308,5 +308,5 @@ def _not_convex(found: Found, around: Surroundings) -> Misfit | None:
     return None
 
 
-def _in_order(found: Found) -> list[tuple[InputKey, Bound]]:
+def _in_order(found: FoundMatch) -> list[tuple[InputKey, Bound]]:
     return sorted(found.inputs.items(), key=lambda item: item[0])

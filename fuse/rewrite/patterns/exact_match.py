@@ -67,7 +67,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMatch:
     """A form that lies in the graph as it is: what it is given, what it gives, and the nodes between (``inside``)."""
 
     form: Form
@@ -105,7 +105,7 @@ class Attempt:
     setting: TermSetting | str
 
 
-def compare(form: Form, placement: Placement, index: GraphIndex) -> Found | tuple[Attempt, ...]:
+def compare(form: Form, placement: Placement, index: GraphIndex) -> FoundMatch | tuple[Attempt, ...]:
     """``form`` as the graph has it at ``placement``, for one of the nodes that each input may be, or what was tried.
 
     Nothing is tried where a constant of the pattern is none in the graph.
@@ -114,7 +114,7 @@ def compare(form: Form, placement: Placement, index: GraphIndex) -> Found | tupl
         constants = {name: slot.read(placement.steps[slot.term].term) for name, slot in form.slots.items()}
     except (LookupError, TypeError, ZeroDivisionError):
         return ()
-    reshaped: Found | None = None
+    reshaped: FoundMatch | None = None
     attempts = []
     for inputs in _bindings(form, placement):
         answer = _compare(form, placement, inputs, constants, index)
@@ -191,11 +191,11 @@ class TermSetting:
 
 def _compare(
     form: Form, placement: Placement, inputs: Mapping[InputKey, Bound], constants: Mapping[str, Any], index: GraphIndex
-) -> Found | Attempt:
+) -> FoundMatch | Attempt:
     wanted = _wanted(form, inputs, constants, index)
     if isinstance(wanted, str):
         return Attempt(form, placement, inputs, wanted)
-    cut = Cut(wanted.table, index, placement, {given.node: wanted.leaves[key] for key, given in inputs.items()})
+    cut = CutTerms(wanted.table, index, placement, {given.node: wanted.leaves[key] for key, given in inputs.items()})
     outputs = [
         output_of(cut, want, holders(root, placement, inputs, index))
         for want, root in zip(wanted.outputs, form.roots, strict=True)
@@ -204,7 +204,7 @@ def _compare(
     if len(results) < len(outputs):
         return Attempt(form, placement, inputs, wanted)
     inside = cut.inside(output.node for output in results)
-    return Found(form, inputs, constants, results, inside, placement, wanted)
+    return FoundMatch(form, inputs, constants, results, inside, placement, wanted)
 
 
 def _wanted(
@@ -284,7 +284,7 @@ def holders(root: Term, placement: Placement, inputs: Mapping[InputKey, Bound], 
             nodes += itertools.islice(views_of, MAX_VIEWS)
 
 
-def output_of(cut: Cut, wanted: Term, nodes: Iterable[Node]) -> FoundResult | None:
+def output_of(cut: CutTerms, wanted: Term, nodes: Iterable[Node]) -> FoundResult | None:
     """The node that holds ``wanted``, or else holds it in another shape, with the view left to the caller."""
     held = []
     for node in nodes:
@@ -304,7 +304,7 @@ def _same_count(one: Term, other: Term) -> bool:
     return single and torch.Size(one.shape).numel() == torch.Size(other.shape).numel()
 
 
-class Cut:
+class CutTerms:
     """Terms of the graph's nodes over the nodes at which it is cut, whose terms are ``leaves``."""
 
     def __init__(self, table: Table, index: GraphIndex, placement: Placement, leaves: Mapping[Node, Term]) -> None:

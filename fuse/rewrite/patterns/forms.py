@@ -33,9 +33,9 @@ from fuse.rewrite.patterns.backward import with_gradients
 from fuse.rewrite.patterns.canonical import may_make
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.language import Environment, ManySpec
-from fuse.rewrite.patterns.operand_filters import Fan, fan_of
+from fuse.rewrite.patterns.operand_filters import OperandFilter, operand_filter_of
 from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, Term, Terms, below, type_of
-from fuse.rewrite.patterns.tracing import Traced, terms_of, trace, twins
+from fuse.rewrite.patterns.tracing import Traced, fake_copies, terms_of, trace
 from fuse.rewrite.patterns.views import stripped
 from fuse.rewrite.surgery import constant_key
 
@@ -91,9 +91,9 @@ class Form:
         return tuple(term for term in below(*self.roots) if term.computes)
 
     @cached_property
-    def fans(self) -> Mapping[Term, Fan]:
+    def operand_filters(self) -> Mapping[Term, OperandFilter]:
         """Operands of each step, by name."""
-        return {term: fan_of(term) for term in self.steps}
+        return {term: operand_filter_of(term) for term in self.steps}
 
     @cached_property
     def operators(self) -> Mapping[Node, tuple[Term, ...]]:
@@ -162,7 +162,9 @@ class Form:
             mode = FakeMode()
             try:
                 environment = Environment(constants, self.choices)
-                self.traces[key] = trace(function, twins(mode, arguments), environment, mode, holds=what == "pattern")
+                self.traces[key] = trace(
+                    function, fake_copies(mode, arguments), environment, mode, holds=what == "pattern"
+                )
             except CaptureError as error:
                 self.traces[key] = str(error)
         return self.traces[key]
@@ -176,51 +178,51 @@ def forms(pattern: Pattern, lists: int) -> tuple[Form, ...]:
         FuseError: the pattern cannot be run, computes nothing, or hides where a constant goes.
     """
     mode = FakeMode()
-    ways = known_ways(pattern, lists)
-    if ways.error:
-        raise FuseError(ways.error)
-    return tuple(_form(pattern, run, choices, lists, mode) for choices, run in ways.runs)
+    known = known_runs(pattern, lists)
+    if known.error:
+        raise FuseError(known.error)
+    return tuple(_form(pattern, run, choices, lists, mode) for choices, run in known.runs)
 
 
-def needs(pattern: Pattern) -> tuple[tuple[Fan, ...], ...]:
+def needs(pattern: Pattern) -> tuple[tuple[OperandFilter, ...], ...]:
     """What a graph must have for each form of ``pattern``; nothing is traced to tell. None of a pattern without forms:
     who looks for it is told why it cannot be run.
     """
-    return known_ways(pattern, max(1, takes_lists(pattern))).needs
+    return known_runs(pattern, max(1, takes_lists(pattern))).needs
 
 
 @dataclass(frozen=True)
-class Ways:
+class PatternRuns:
     """What is kept of a pattern: arguments for each of its forms, and the operators that each form needs and reads.
 
     ``error`` says why the pattern has none. With lists of tensors, ``needs`` are what lists of any length need.
     """
 
     runs: tuple[tuple[dict[str, int], guesses.Guess], ...] = ()
-    needs: tuple[tuple[Fan, ...], ...] = ()
+    needs: tuple[tuple[OperandFilter, ...], ...] = ()
     error: str = ""
 
 
 @cache
-def known_ways(pattern: Pattern, lists: int) -> Ways:
-    """The ways through ``pattern``: kept from an earlier time, or found by running it."""
-    asked = "ways", str(lists), str(MAX_FORMS)
+def known_runs(pattern: Pattern, lists: int) -> PatternRuns:
+    """The known through ``pattern``: kept from an earlier time, or found by running it."""
+    asked = "known", str(lists), str(MAX_FORMS)
     if content := pattern_cache.find(pattern, *asked):
-        ways: Ways = pickle.loads(content)  # the cache is the user's own, like the libraries in it
-        return ways
+        known: PatternRuns = pickle.loads(content)  # the cache is the user's own, like the libraries in it
+        return known
     try:
-        ways = _ways(pattern, lists)
+        known = _find_runs(pattern, lists)
     except FuseError as error:
-        ways = Ways(error=str(error))
-    pattern_cache.keep(pickle.dumps(ways), pattern, *asked)
-    return ways
+        known = PatternRuns(error=str(error))
+    pattern_cache.store(pickle.dumps(known), pattern, *asked)
+    return known
 
 
-def _ways(pattern: Pattern, lists: int) -> Ways:
+def _find_runs(pattern: Pattern, lists: int) -> PatternRuns:
     mode = FakeMode()
     examples = [[example] for example in guesses.example_arguments(pattern)] or [[]]
     found: list[tuple[dict[str, int], guesses.Guess]] = []
-    needs: list[tuple[Fan, ...]] = []
+    needs: list[tuple[OperandFilter, ...]] = []
     seen: set[object] = set()
     for number, given in enumerate(examples):
         for choices, run in runs(pattern, given, lists):
@@ -228,25 +230,25 @@ def _ways(pattern: Pattern, lists: int) -> Ways:
             again = {(number, fingerprint(form.roots)), (*choices.items(), fingerprint(form.roots, bare=True))}
             if not again & seen:
                 found.append((choices, run))
-                needs.append(tuple(dict.fromkeys(form.fans.values())))
+                needs.append(tuple(dict.fromkeys(form.operand_filters.values())))
             seen |= again
             if len(found) > MAX_FORMS:
                 raise FuseError(
                     f"pattern {pattern.name!r} has more than {MAX_FORMS} forms; split it into several patterns"
                 )
     if takes_lists(pattern):
-        longer = _fans_of_longer(pattern, examples[0], lists + 1, mode)
-        needs = [tuple(fan for fan in need if fan in longer) for need in needs]
-    return Ways(tuple(found), tuple(needs))
+        longer = _filters_of_longer_lists(pattern, examples[0], lists + 1, mode)
+        needs = [tuple(operand_filter for operand_filter in need if operand_filter in longer) for need in needs]
+    return PatternRuns(tuple(found), tuple(needs))
 
 
-def _fans_of_longer(
+def _filters_of_longer_lists(
     pattern: Pattern, given: Sequence[tuple[Any, ...]], lists: int, mode: FakeTensorMode
-) -> frozenset[Fan]:
-    """The steps of the first form with longer lists, as fans; none where the pattern takes none."""
+) -> frozenset[OperandFilter]:
+    """The steps of the first form with longer lists, as operand_filters; none where the pattern takes none."""
     try:
         choices, run = next(runs(pattern, given, lists))
-        return frozenset(_form(pattern, run, choices, lists, mode).fans.values())
+        return frozenset(_form(pattern, run, choices, lists, mode).operand_filters.values())
     except FuseError:
         return frozenset()
 
@@ -325,7 +327,7 @@ def _hangs_together(roots: Sequence[Term]) -> bool:
 def _roots(
     pattern: Pattern, arguments: Sequence[Any], environment: Environment, mode: FakeTensorMode
 ) -> tuple[tuple[Term, ...], tuple[Node, ...]]:
-    arguments = twins(mode, arguments)
+    arguments = fake_copies(mode, arguments)
     try:
         traced = trace(pattern.function, arguments, environment, mode, holds=True)
     except CaptureError as error:

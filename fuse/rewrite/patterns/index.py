@@ -26,7 +26,7 @@ from fuse.graph.signature import Signature
 from fuse.rewrite.constants import given_constants
 from fuse.rewrite.patterns.calls import Calls, NodeCall, Table
 from fuse.rewrite.patterns.canonical import may_make
-from fuse.rewrite.patterns.operand_filters import Fan, Read, fits
+from fuse.rewrite.patterns.operand_filters import OperandFilter, Read, fits
 from fuse.rewrite.patterns.rules import negated
 from fuse.rewrite.patterns.terms import BY_STRIDES, KNOWN, LEAF, NUMBER, TensorType, Term
 from fuse.rewrite.patterns.views import stripped
@@ -42,7 +42,7 @@ MAX_READERS = 64
 FEW = 64
 """Steps of one name whose operands are looked at to see whether a form lies there, where another name is as rare."""
 
-MAX_TWINS = 8
+MAX_DUPLICATE_DEPTH = 8
 """Operators in a row that two nodes may be made of alike and still be told to be one value."""
 
 
@@ -88,7 +88,7 @@ class GraphIndex:
         self._pairings: dict[tuple[Term, Term], tuple[Pairs, ...]] = {}
         self._tables: dict[Hashable, Any] = {}
         self._read_by: dict[Node, list[Step]] = {}
-        self._like: dict[Fan, Sequence[Step]] = {}
+        self._like: dict[OperandFilter, Sequence[Step]] = {}
         self._by_names: dict[str, dict[Read, list[Step]]] = {}
         self._names: dict[Node, tuple[str, ...]] = {}
         self._operands: dict[Term, tuple[tuple[int, Term], ...]] = {}
@@ -120,14 +120,14 @@ class GraphIndex:
                 if step.term.name == name:
                     yield step
 
-    def steps_like(self, fan: Fan) -> Sequence[Step]:
-        """The steps that read what ``fan`` asks for, in program order."""
-        known = self._like.get(fan)
+    def steps_like(self, operand_filter: OperandFilter) -> Sequence[Step]:
+        """The steps that read what ``operand_filter`` asks for, in program order."""
+        known = self._like.get(operand_filter)
         if known is None:
-            found = [steps for read, steps in self._by_read(fan.name).items() if fits(fan, read)]
+            found = [steps for read, steps in self._by_read(operand_filter.name).items() if fits(operand_filter, read)]
             several = len(found) > 1
             known = sorted(chain(*found), key=lambda step: self.place[step.node]) if several else [*chain(*found)]
-            self._like[fan] = known
+            self._like[operand_filter] = known
         return known
 
     def _by_read(self, name: str) -> Mapping[Read, Sequence[Step]]:
@@ -166,19 +166,19 @@ class GraphIndex:
             known = self._names[node] = () if call is None else call.shape.names
         return known
 
-    def rarest(self, fans: Iterable[Fan]) -> Fan | None:
-        """The fan that the fewest steps fit; what is rare by its name alone is not held against what is common.
+    def rarest(self, operand_filters: Iterable[OperandFilter]) -> OperandFilter | None:
+        """The operand_filter that the fewest steps fit; what is rare by its name alone is not held against what is common.
 
         >>> from torch.fx import Graph
-        >>> GraphIndex(GraphModule({}, Graph())).rarest([Fan("add", 2, ("mul",))])
-        Fan(name='add', operands=2, read=('mul',))
+        >>> GraphIndex(GraphModule({}, Graph())).rarest([OperandFilter("add", 2, ("mul",))])
+        OperandFilter(name='add', operands=2, read=('mul',))
         """
         best, fewest = None, math.inf
-        for fan in sorted(fans, key=lambda one: self.count(one.name)):
-            if self.count(fan.name) > FEW >= fewest:
+        for operand_filter in sorted(operand_filters, key=lambda one: self.count(one.name)):
+            if self.count(operand_filter.name) > FEW >= fewest:
                 break
-            if (count := len(self.steps_like(fan))) < fewest:
-                best, fewest = fan, count
+            if (count := len(self.steps_like(operand_filter))) < fewest:
+                best, fewest = operand_filter, count
         return best
 
     def list_lengths(self) -> set[int]:
@@ -261,7 +261,7 @@ class GraphIndex:
         """
         yield from self._readers_here(step)
         for other in self._computed_alike(step):
-            if self.twins(step, other) is not None:
+            if self.duplicates(step, other) is not None:
                 yield from self._readers_here(other)
 
     def _readers_here(self, step: Step) -> Iterable[Step]:
@@ -321,7 +321,7 @@ class GraphIndex:
             self._pairings[term, other] = known
         return known
 
-    def twins(self, one: Step, other: Step, depth: int = 0) -> frozenset[Node] | None:
+    def duplicates(self, one: Step, other: Step, depth: int = 0) -> frozenset[Node] | None:
         """The nodes that compute the value of ``other``, where that is the value of ``one`` once more; None otherwise.
 
         Of ``x - m`` and ``y - m`` each has a step of its own that negates ``m``. Taken as equal where the same steps
@@ -329,12 +329,16 @@ class GraphIndex:
         """
         if one.node is other.node and one.term is other.term:
             return frozenset()
-        if depth > MAX_TWINS or not _alike(one.term, other.term) or len(one.term.operands) != len(other.term.operands):
+        if (
+            depth > MAX_DUPLICATE_DEPTH
+            or not _alike(one.term, other.term)
+            or len(one.term.operands) != len(other.term.operands)
+        ):
             return None
         for pairs in self.pairings(one.term, other.term):
             found = frozenset([other.node])
             for first, second in pairs:
-                nodes = self._twin_operands(first, one.node, second, other.node, depth)
+                nodes = self._duplicate_operands(first, one.node, second, other.node, depth)
                 if nodes is None:
                     break
                 found |= nodes
@@ -342,7 +346,7 @@ class GraphIndex:
                 return found
         return None
 
-    def _twin_operands(
+    def _duplicate_operands(
         self, one: Term, owner: Node, other: Term, other_owner: Node, depth: int
     ) -> frozenset[Node] | None:
         if one.name in KNOWN or other.name in KNOWN:
@@ -352,7 +356,7 @@ class GraphIndex:
             return frozenset()
         if first.step is None or second.step is None:
             return None
-        return self.twins(first.step, second.step, depth + 1)
+        return self.duplicates(first.step, second.step, depth + 1)
 
     def table(self, key: Hashable, make: Callable[[Table], Known]) -> Known:
         """What ``make`` gives for a table of terms that everything with this ``key`` shares."""

@@ -25,14 +25,14 @@ from fuse.errors import FuseError
 
 UNSET = object()
 
-Size = int | str | None | EllipsisType
+SizeSpec = int | str | None | EllipsisType
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """What a pattern wants of a tensor that it is given; see :func:`tensor`."""
 
-    shape: tuple[Size, ...] = ()
+    shape: tuple[SizeSpec, ...] = ()
     dtype: torch.dtype | tuple[torch.dtype, ...] | str | None = None
     device: str | None = None
     layout: str | None = None
@@ -138,7 +138,7 @@ def many(at_least: int = 1) -> Any:
 
 
 def tensor(
-    *shape: Size,
+    *shape: SizeSpec,
     dtype: torch.dtype | tuple[torch.dtype, ...] | str | None = None,
     device: str | None = None,
     layout: str | None = None,

@@ -1,6 +1,6 @@
 """Find all matches of all patterns in a graph, and say of every candidate what became of it.
 
-    candidates      nodes of the operator of a pattern that may lie at the fewest, by what it reads (fans.py)
+    candidates      nodes of the operator of a pattern that may lie at the fewest, by what it reads (operand_filters.py)
     each ends in    one verdict: matched, or structure, constraint, used outside, alias or mutation, not convex,
                     overlapped, refused by lowering
 
@@ -23,12 +23,12 @@ from fuse.rewrite.patterns import forms
 from fuse.rewrite.patterns.conditions import Kind, Misfit, Surroundings, obstacle
 from fuse.rewrite.patterns.definition import Pattern
 from fuse.rewrite.patterns.differences import Difference
-from fuse.rewrite.patterns.exact_match import Attempt, Drawing, Found, compare
+from fuse.rewrite.patterns.exact_match import Attempt, Drawing, FoundMatch, compare
 from fuse.rewrite.patterns.forms import Form
 from fuse.rewrite.patterns.index import GraphIndex, Step
-from fuse.rewrite.patterns.mismatch import Near, nearest_of
-from fuse.rewrite.patterns.operand_filters import Fan
-from fuse.rewrite.patterns.partial_match import nearest
+from fuse.rewrite.patterns.mismatch import PartialMatch, best_attempt
+from fuse.rewrite.patterns.operand_filters import OperandFilter
+from fuse.rewrite.patterns.partial_match import partial_match_at
 from fuse.rewrite.patterns.search import Search, anchor, nearest_anchor
 from fuse.rewrite.patterns.terms import Term
 
@@ -40,7 +40,7 @@ MAX_LISTS = 16
 
 Known = TypeVar("Known")
 
-Prepare = Callable[[Found, Surroundings], "Any | Misfit"]
+Prepare = Callable[[FoundMatch, Surroundings], "Any | Misfit"]
 """``prepare(found, surroundings)``: what is needed to rewrite a match, or why it cannot be."""
 
 
@@ -61,8 +61,8 @@ class Outcome:
     matched: int = 0
     total: int = 0
     differences: tuple[Difference, ...] = ()
-    found: Found | None = None
-    near: Near | None = field(default=None, repr=False)
+    found: FoundMatch | None = None
+    near: PartialMatch | None = field(default=None, repr=False)
     prepared: Any = field(default=None, repr=False)
 
     @property
@@ -98,17 +98,24 @@ def _all_outcomes(graph: GraphModule, patterns: Sequence[Pattern], prepare: Prep
     index, around = GraphIndex(graph), Surroundings(graph)
     for pattern in sorted(patterns, key=lambda one: -one.priority):
         needs = () if near else forms.needs(pattern)
-        possible = [needed for needed in needs if all(index.count(fan.name) for fan in needed)]
-        lacking = [fan for needed in possible if (fan := _lacking(needed, index))]
+        possible = [needed for needed in needs if all(index.count(operand_filter.name) for operand_filter in needed)]
+        lacking = [operand_filter for needed in possible if (operand_filter := _lacking(needed, index))]
         if len(lacking) < len(possible) or not needs:
             outcomes += _Matcher(pattern, index, around, prepare, claimed).outcomes(near)
-        elif told := next(((fan, step) for fan in lacking for step in islice(index.steps(fan.name), 1)), None):
-            fan, step = told
-            outcomes.append(Outcome(pattern, step.node, "structure", str(fan), step.node))
+        elif told := next(
+            (
+                (operand_filter, step)
+                for operand_filter in lacking
+                for step in islice(index.steps(operand_filter.name), 1)
+            ),
+            None,
+        ):
+            operand_filter, step = told
+            outcomes.append(Outcome(pattern, step.node, "structure", str(operand_filter), step.node))
     return outcomes
 
 
-def _lacking(needed: Collection[Fan], index: GraphIndex) -> Fan | None:
+def _lacking(needed: Collection[OperandFilter], index: GraphIndex) -> OperandFilter | None:
     """A step that a form needs and the graph does not have; none where that cannot be told at little cost."""
     rarest = index.rarest(needed)
     return rarest if rarest is not None and not index.steps_like(rarest) else None
@@ -173,7 +180,7 @@ class _Matcher:
         answers: list[Outcome | tuple[Attempt, ...]] = []
         for placement in islice(Search(form, self.index).placements(term, step), MAX_PLACEMENTS):
             answer = compare(form, placement, self.index)
-            answers.append(self._judged(step, answer) if isinstance(answer, Found) else answer)
+            answers.append(self._judged(step, answer) if isinstance(answer, FoundMatch) else answer)
             if isinstance(outcome := answers[-1], Outcome) and outcome.kind == "matched":
                 return outcome
         return _Lost(form, term, step, answers)
@@ -190,14 +197,14 @@ class _Matcher:
         """The best that came of trying."""
         form, step = lost.form, lost.step
         if not lost.answers:
-            return self._unlike(step, nearest(form, self.index, lost.term, step))
+            return self._unlike(step, partial_match_at(form, self.index, lost.term, step))
         outcomes = [
-            one if isinstance(one, Outcome) else self._unlike(step, nearest_of(form, one, self.index))
+            one if isinstance(one, Outcome) else self._unlike(step, best_attempt(form, one, self.index))
             for one in lost.answers
         ]
         return max(outcomes, key=lambda one: one.progress)
 
-    def _unlike(self, step: Step, near: Near) -> Outcome:
+    def _unlike(self, step: Step, near: PartialMatch) -> Outcome:
         first = near.differences[0]
         return Outcome(
             self.pattern,
@@ -212,7 +219,7 @@ class _Matcher:
             near=near,
         )
 
-    def _judged(self, step: Step, found: Found) -> Outcome:
+    def _judged(self, step: Step, found: FoundMatch) -> Outcome:
         total = len(found.form.operators)
         problem = obstacle(found, self.around) or self._overlap(found)
         prepared = self.prepare(found, self.around) if problem is None else problem
@@ -230,7 +237,7 @@ class _Matcher:
         reason, change = self._overlapped_by(self.claimed[step.node])
         return Outcome(self.pattern, step.node, "overlapped", reason, step.node, change)
 
-    def _overlap(self, found: Found) -> Misfit | None:
+    def _overlap(self, found: FoundMatch) -> Misfit | None:
         """The reason that another match has taken a node of ``found``."""
         other = next((self.claimed[node] for node in found.members if node in self.claimed), None)
         if other is None:
@@ -270,7 +277,7 @@ def _without_circles(outcomes: Iterable[Outcome]) -> list[Outcome]:
             found[max(circle)] = replace(dropped, kind="not convex", reason=reason, node=dropped.candidate)
 
 
-def _circles(matches: Mapping[int, Found]) -> list[list[int]]:
+def _circles(matches: Mapping[int, FoundMatch]) -> list[list[int]]:
     """The matches, by their places, of each circle that there is once each match is one node."""
     between = dict.fromkeys(_where_interleaved([one.members for one in matches.values()]))
     if not between:

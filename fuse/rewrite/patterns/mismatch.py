@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from fuse.rewrite.patterns.calls import Table
 from fuse.rewrite.patterns.differences import Difference, common, differences
-from fuse.rewrite.patterns.exact_match import Attempt, Bound, Cut, Drawing, holders, output_of, wanted_terms
+from fuse.rewrite.patterns.exact_match import Attempt, Bound, CutTerms, Drawing, holders, output_of, wanted_terms
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.terms import Term, below
@@ -23,7 +23,7 @@ from fuse.rewrite.patterns.tracing import Traced
 
 
 @dataclass(frozen=True)
-class Near:
+class PartialMatch:
     """A form that lies in the graph but for ``differences``: ``matched`` of its ``total`` operators are as it wants."""
 
     form: Form
@@ -33,14 +33,14 @@ class Near:
     drawing: Drawing = field(repr=False)
 
 
-def nearest_of(form: Form, attempts: Sequence[Attempt], index: GraphIndex) -> Near:
+def best_attempt(form: Form, attempts: Sequence[Attempt], index: GraphIndex) -> PartialMatch:
     """What came of the best of ``attempts`` to find ``form`` at one placement."""
     if not attempts:
         return _nothing(form, "a constant of the pattern is none in the graph")
     return max((_near(attempt, index) for attempt in attempts), key=lambda near: near.matched)
 
 
-def _near(attempt: Attempt, index: GraphIndex) -> Near:
+def _near(attempt: Attempt, index: GraphIndex) -> PartialMatch:
     form, inputs, setting = attempt.form, attempt.inputs, attempt.setting
     if isinstance(setting, str):
         return _nothing(form, f"the pattern does not run on these tensors: {setting}")
@@ -48,7 +48,7 @@ def _near(attempt: Attempt, index: GraphIndex) -> Near:
     held = [[*holders(root, attempt.placement, inputs, index)] for root in form.roots]
     table = Table(index.calls)
     leaves = {given.node: table.terms.leaf(given.node, index.calls.type_of(given.node)) for given in inputs.values()}
-    cut = Cut(table, index, attempt.placement, leaves)
+    cut = CutTerms(table, index, attempt.placement, leaves)
     found = [[cut.term(node) for node in nodes] for nodes in held]
     known = wanted_terms(
         traced, form.keys, inputs, {key: leaves[given.node] for key, given in inputs.items()}, table.terms
@@ -63,7 +63,7 @@ def _near(attempt: Attempt, index: GraphIndex) -> Near:
     if not reasons:
         return _nothing(form, "a result of the pattern is inside of another operator")
     drawing = _drawn(traced, known, [term for values in found for term in values], inputs)
-    return Near(form, sum(term in same for term in operators), len(operators), tuple(reasons), drawing)
+    return PartialMatch(form, sum(term in same for term in operators), len(operators), tuple(reasons), drawing)
 
 
 def _first_like(wanted: Term, found: Sequence[Term]) -> Term | None:
@@ -72,8 +72,8 @@ def _first_like(wanted: Term, found: Sequence[Term]) -> Term | None:
     return min(alike, key=lambda term: term.serial, default=None)
 
 
-def _nothing(form: Form, reason: str) -> Near:
-    return Near(form, 0, len(form.operators), (Difference(reason),), Drawing(form.results, {}, {}))
+def _nothing(form: Form, reason: str) -> PartialMatch:
+    return PartialMatch(form, 0, len(form.operators), (Difference(reason),), Drawing(form.results, {}, {}))
 
 
 def _drawn(

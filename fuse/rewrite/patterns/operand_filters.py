@@ -1,9 +1,9 @@
 """Operands of a step by operator names alone, which rule out places of a form before any search.
 
-    form    add(mul(f, c), mul(i, tanh(g)))        fans   add of mul, mul     mul of tanh     tanh
+    form    add(mul(f, c), mul(i, tanh(g)))        operand_filters   add of mul, mul     mul of tanh     tanh
     graph   1,250 products, 12 of them of a tanh   the form is looked for at those 12, or, where there are none, nowhere
 
-A fan asks for less than the search for a form does, and for nothing else.
+A operand_filter asks for less than the search for a form does, and for nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Read = tuple[tuple[str, ...], ...]
 """For each operand of a step in a graph, the names of the steps that it may be, and ``number`` where it is one."""
 
 
-class Fan(NamedTuple):
+class OperandFilter(NamedTuple):
     """A step's name, how many operands it has, and the names of those that must be steps or numbers, sorted."""
 
     name: str
@@ -32,23 +32,28 @@ class Fan(NamedTuple):
         )
 
 
-def fan_of(step: Term) -> Fan:
-    """The fan of a form's step.
+def operand_filter_of(step: Term) -> OperandFilter:
+    """The operand_filter of a form's step.
 
     >>> import torch
     >>> from fuse.rewrite.patterns.terms import TensorType, Terms
     >>> terms, tensor_type = Terms(), TensorType((8,), torch.float32, None)
     >>> x = terms.leaf("x", tensor_type)
-    >>> fan = fan_of(terms.make("mul", [x, terms.make("tanh", [x], tensor_type)], tensor_type))
-    >>> fan, fits(fan, [("tanh",), ("add",)]), fits(fan, [("add",), ()])
-    (Fan(name='mul', operands=2, read=('tanh',)), True, False)
+    >>> operand_filter = operand_filter_of(terms.make("mul", [x, terms.make("tanh", [x], tensor_type)], tensor_type))
+    >>> operand_filter, fits(operand_filter, [("tanh",), ("add",)]), fits(operand_filter, [("add",), ()])
+    (OperandFilter(name='mul', operands=2, read=('tanh',)), True, False)
     """
     inner = [stripped(operand) for operand in step.operands]
-    return Fan(step.name, len(inner), tuple(sorted(one.name for one in inner if one.computes or one.name == NUMBER)))
+    return OperandFilter(
+        step.name, len(inner), tuple(sorted(one.name for one in inner if one.computes or one.name == NUMBER))
+    )
 
 
-def fits(fan: Fan, read: Sequence[Collection[str]]) -> bool:
-    """Whether a step of the fan's name has operands for what it asks for; ``read`` are what they may be."""
-    if len(read) != fan.operands:
+def fits(operand_filter: OperandFilter, read: Sequence[Collection[str]]) -> bool:
+    """Whether a step of the operand_filter's name has operands for what it asks for; ``read`` are what they may be."""
+    if len(read) != operand_filter.operands:
         return False
-    return all(sum(one in names for names in read) >= fan.read.count(one) for one in dict.fromkeys(fan.read))
+    return all(
+        sum(one in names for names in read) >= operand_filter.read.count(one)
+        for one in dict.fromkeys(operand_filter.read)
+    )

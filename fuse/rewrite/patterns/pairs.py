@@ -22,12 +22,12 @@ from fuse.errors import FuseError
 from fuse.rewrite.patterns.definition import Failure, Match, Pattern, pattern_of
 from fuse.rewrite.patterns.language import ManySpec, TensorSpec, const
 
-Function = Callable[..., Any]
+PlainFunction = Callable[..., Any]
 
 
 def define_pair(
-    search: Function,
-    replace: Function,
+    search: PlainFunction,
+    replace: PlainFunction,
     examples: Any = None,
     *,
     name: str | None = None,
@@ -83,11 +83,11 @@ class _Examples:
 
 
 def _with_constants(
-    function: Function,
+    function: PlainFunction,
     given: Sequence[inspect.Parameter],
     constants: Mapping[str, Any],
     tensors: Sequence[inspect.Parameter],
-) -> Function:
+) -> PlainFunction:
     """``function`` of its tensors alone; the other parameters are constants of the pattern."""
     called = function.forward if isinstance(function, nn.Module) else function
 
@@ -132,11 +132,11 @@ def _rows(examples: Any) -> Sequence[Any]:
     return examples if several else [examples]
 
 
-def _parameters(function: Function) -> Iterable[inspect.Parameter]:
+def _parameters(function: PlainFunction) -> Iterable[inspect.Parameter]:
     called = function.forward if isinstance(function, nn.Module) else function
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [one for one in inspect.signature(called).parameters.values() if one.kind in kinds]
 
 
-def _name_of(function: Function) -> str:
+def _name_of(function: PlainFunction) -> str:
     return str(getattr(function, "__name__", type(function).__name__)).strip("_<>")

@@ -17,7 +17,7 @@ from fuse.rewrite.patterns.differences import Difference, called, other_factors,
 from fuse.rewrite.patterns.exact_match import Drawing
 from fuse.rewrite.patterns.forms import Form, InputKey
 from fuse.rewrite.patterns.index import GraphIndex, Pairs, Source, Step
-from fuse.rewrite.patterns.mismatch import Near
+from fuse.rewrite.patterns.mismatch import PartialMatch
 from fuse.rewrite.patterns.search import Placement, alike, bound, next_step, readers
 from fuse.rewrite.patterns.terms import KNOWN, LEAF, NUMBER, Term
 
@@ -31,19 +31,19 @@ TWO_VALUES = "another parameter for the second"
 TOO_MANY_WAYS = "it could lie here in more ways than are tried"
 
 
-def nearest(form: Form, index: GraphIndex, term: Term, step: Step) -> Near:
+def partial_match_at(form: Form, index: GraphIndex, term: Term, step: Step) -> PartialMatch:
     """How much of ``form`` lies in the graph when ``term`` of it lies at ``step``."""
-    walk = _Walk(form, index)
+    walk = _Placing(form, index)
     walk.place(term, step)
     walk.go_on()
     right = {operator for operator, steps in form.operators.items() if walk.is_right(steps)}
     places = {term.origin: step.node for term, step in walk.steps.items() if term.origin in right}
     drawing = Drawing(form.results, places, {key: nodes[0] for key, nodes in walk.inputs.items()})
     found = tuple(walk.differences) or (Difference(TOO_MANY_WAYS, node=step.node),)
-    return Near(form, len(right), len(form.operators), found, drawing)
+    return PartialMatch(form, len(right), len(form.operators), found, drawing)
 
 
-class _Walk:
+class _Placing:
     """Places what fits and notes what does not."""
 
     def __init__(self, form: Form, index: GraphIndex) -> None:
@@ -59,7 +59,7 @@ class _Walk:
 
     def place(self, term: Term, step: Step) -> None:
         known = self.steps.get(term)
-        if term in self.wrong or (known is not None and self.index.twins(known, step) is not None):
+        if term in self.wrong or (known is not None and self.index.duplicates(known, step) is not None):
             return
         if known is not None:
             self._differ(term, step, f"`{term.name}` is one value in the pattern, and two here", TWO_VALUES)

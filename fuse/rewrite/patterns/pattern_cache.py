@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fuse.rewrite.patterns.definition import Pattern
-from fuse.rewrite.patterns.services import shelf
+from fuse.rewrite.patterns.services import disk_cache
 
 SUFFIX = ".txt"
 _FOLDERS = ("graph", "rewrite/patterns", "check")
@@ -29,17 +29,17 @@ _FOLDERS = ("graph", "rewrite/patterns", "check")
 
 def find(pattern: Pattern, *asked: str) -> bytes | None:
     """The stored result for ``pattern``, or None where there is none yet."""
-    entry = shelf().find(_key(pattern, *asked), SUFFIX)
+    entry = disk_cache().find(_key(pattern, *asked), SUFFIX)
     return None if entry is None else entry[1]
 
 
-def keep(content: bytes, pattern: Pattern, *asked: str) -> None:
+def store(content: bytes, pattern: Pattern, *asked: str) -> None:
     """Keep ``content`` as the answer."""
-    shelf().store(_key(pattern, *asked), content, SUFFIX)
+    disk_cache().store(_key(pattern, *asked), content, SUFFIX)
 
 
 def _key(pattern: Pattern, *asked: str) -> str:
-    return shelf().key_of(
+    return disk_cache().key_of(
         "pattern", source_of(pattern), _finders(), torch.__version__, platform.python_version(), *asked
     )
 

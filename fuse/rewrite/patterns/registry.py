@@ -23,10 +23,10 @@ from fuse.rewrite.installed import BrokenPlugin, Installed
 from fuse.rewrite.patterns import services
 from fuse.rewrite.patterns.call_classes import Trial, class_of
 from fuse.rewrite.patterns.definition import Failure, Match, Pattern, define
-from fuse.rewrite.patterns.exact_match import Found
+from fuse.rewrite.patterns.exact_match import FoundMatch
 from fuse.rewrite.patterns.pairs import define_pair
 
-Source = TypeVar("Source")
+Definition = TypeVar("Definition")
 
 _installed: Installed[Pattern] = Installed(
     "pattern",
@@ -37,7 +37,7 @@ _installed: Installed[Pattern] = Installed(
 
 
 @overload
-def pattern(source: Source) -> Source: ...
+def pattern(source: Definition) -> Definition: ...
 @overload
 def pattern(
     source: Callable[..., Any],
@@ -54,7 +54,7 @@ def pattern(
 @overload
 def pattern(
     *, priority: int = 0, enabled: bool = True, finite: bool = False, overlaps: Iterable[str] = ()
-) -> Callable[[Source], Source]: ...
+) -> Callable[[Definition], Definition]: ...
 def pattern(
     source: Any = None,
     replace: Any = None,
@@ -145,17 +145,17 @@ def refusal(pattern: Pattern) -> str | None:
     return None if _is_ours(pattern) else services.verifier().refusal(pattern)
 
 
-def objection(found: Found) -> str | None:
+def objection(found: FoundMatch) -> str | None:
     """Why the replacement must not be used for ``found``: it does not hold for calls of that class."""
     return _unless_right("replace", found, services.verifier().trial(found))
 
 
-def gradient_objection(found: Found) -> str | None:
+def gradient_objection(found: FoundMatch) -> str | None:
     """Why the pattern's rule for gradients must not be used for ``found``."""
     return _unless_right("backward", found, services.verifier().gradient_trial(found))
 
 
-def _unless_right(method: str, found: Found, trial: Trial) -> str | None:
+def _unless_right(method: str, found: FoundMatch, trial: Trial) -> str | None:
     if trial.outcome == "right":
         return None
     told = class_of(found.setting.arguments, found.form.choices, found.constants)

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from fuse.rewrite import regions, surgery, view_layouts
 from fuse.rewrite.patterns.conditions import Misfit, Surroundings
-from fuse.rewrite.patterns.exact_match import Bound, Found, FoundResult
+from fuse.rewrite.patterns.exact_match import Bound, FoundMatch, FoundResult
 from fuse.rewrite.patterns.terms import type_of
 from fuse.rewrite.patterns.tracing import Traced
 
@@ -27,12 +27,12 @@ aten = torch.ops.aten
 class Replacement:
     """A traced replacement that fits: ``inputs`` are what the graph has for those of ``traced`` that it reads."""
 
-    found: Found
+    found: FoundMatch
     traced: Traced
     inputs: Mapping[Node, Bound]
 
 
-def replacement(found: Found, around: Surroundings) -> Replacement | Misfit:
+def replacement(found: FoundMatch, around: Surroundings) -> Replacement | Misfit:
     """The replacement that the pattern of ``found`` gives, or why it cannot stand there."""
     traced = found.setting.replaced
     if isinstance(traced, str):
@@ -42,7 +42,7 @@ def replacement(found: Found, around: Surroundings) -> Replacement | Misfit:
     return _misfit(found, traced, around) or Replacement(found, traced, inputs)
 
 
-def _misfit(found: Found, traced: Traced, around: Surroundings) -> Misfit | None:
+def _misfit(found: FoundMatch, traced: Traced, around: Surroundings) -> Misfit | None:
     if len(traced.outputs) != len(found.outputs):
         return Misfit("constraint", f"replace gives {len(traced.outputs)} results, the pattern {len(found.outputs)}")
     for output, new in zip(found.outputs, traced.outputs, strict=True):
@@ -99,7 +99,7 @@ def _in_layout(new: Node, output: FoundResult, before: Node) -> Node:
     """``new`` in the shape and with the strides of the result that it is to stand for."""
     old = output.node.meta["val"]
     if output.reshaped:
-        if view_layouts.view(aten.view.default, view_layouts.stand_in(new.meta["val"]), (list(old.shape),)) is None:
+        if view_layouts.view(aten.view.default, view_layouts.without_data(new.meta["val"]), (list(old.shape),)) is None:
             new = _copied(new, before)
         new = surgery.insert(before, aten.view.default, new, list(old.shape), like=output.node)
     return new if new.meta["val"].stride() == old.stride() else _copied(new, before)

@@ -35,10 +35,10 @@ import torch
 from fuse.rewrite.patterns import views
 from fuse.rewrite.patterns.terms import NUMBER, TensorType, Term, Terms, shortest
 
-Arguments = dict[str, Any]
+OperatorArguments = dict[str, Any]
 """An operator's arguments by the names of its schema, tensors as terms."""
 
-Rule = Callable[[Terms, Arguments, TensorType], Term | None]
+Rule = Callable[[Terms, OperatorArguments, TensorType], Term | None]
 """``rule(terms, arguments, look of the result)``: the term, or None where the rule has nothing to say."""
 
 _RULES: dict[str, Rule] = {}
@@ -159,32 +159,32 @@ def scaled_sum(terms: Terms, x: Term, y: Term, factor: Any, result: TensorType) 
 
 
 @rule("scaled_sums", "add", makes="add mul pow")
-def _add(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _add(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return scaled_sum(terms, a["self"], operand(terms, a["other"], a["self"]), a["alpha"], result)
 
 
 @rule("scaled_sums", "sub", makes="add mul pow")
-def _sub(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _sub(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return scaled_sum(terms, a["self"], operand(terms, a["other"], a["self"]), -a["alpha"], result)
 
 
 @rule("scaled_sums", "rsub", makes="add mul")
-def _rsub(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _rsub(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return scaled_sum(terms, operand(terms, a["other"], a["self"]), a["self"], -a["alpha"], result)
 
 
 @rule("scaled_sums", "neg", makes="mul")
-def _neg(terms: Terms, a: Arguments, _result: TensorType) -> Term:
+def _neg(terms: Terms, a: OperatorArguments, _result: TensorType) -> Term:
     return scaled(terms, a["self"], -1)
 
 
 @rule("quotients", "mul", makes="mul pow")
-def _mul(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _mul(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return mul(terms, a["self"], operand(terms, a["other"], a["self"]), result)
 
 
 @rule("quotients", "div", makes="mul pow")
-def _div(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _div(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     if a.get("rounding_mode") is not None or not result.dtype.is_floating_point:  # type: ignore[union-attr]  # a result has one
         return None
     other = a["other"]
@@ -205,22 +205,22 @@ def inverse_of(terms: Terms, x: Term, result: TensorType) -> Term:
 
 
 @rule("powers", "reciprocal", makes="pow")
-def _reciprocal(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _reciprocal(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return power(terms, a["self"], terms.number(-1.0, a["self"]), result)
 
 
 @rule("powers", "sqrt", makes="pow")
-def _sqrt(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _sqrt(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return power(terms, a["self"], terms.number(0.5, a["self"]), result)
 
 
 @rule("powers", "rsqrt", makes="pow")
-def _rsqrt(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _rsqrt(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return power(terms, a["self"], terms.number(-0.5, a["self"]), result)
 
 
 @rule("powers", "pow", makes="pow")
-def _pow(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _pow(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     if not isinstance(a["self"], Term):
         return None
     return power(terms, a["self"], operand(terms, a["exponent"], a["self"]), result)
@@ -230,21 +230,21 @@ def _pow(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
 
 
 @rule("products", "mm", "bmm", makes="matmul")
-def _matmul(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _matmul(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return views.matmul(terms, a["self"], a.get("mat2"), result.dtype)  # type: ignore[arg-type]  # a result has one
 
 
 @rule("products", "addmm", makes="add mul matmul")
-def _addmm(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _addmm(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     return _biased(terms, a, a["mat1"], a["mat2"], result)
 
 
 @rule("products", "baddbmm", makes="add mul matmul")
-def _baddbmm(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _baddbmm(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     return _biased(terms, a, a["batch1"], a["batch2"], result)
 
 
-def _biased(terms: Terms, a: Arguments, left: Term, right: Term, result: TensorType) -> Term | None:
+def _biased(terms: Terms, a: OperatorArguments, left: Term, right: Term, result: TensorType) -> Term | None:
     if a["beta"] == 0:  # the bias is not even read
         return None
     plain = a["alpha"] == a["beta"] == 1
@@ -263,12 +263,12 @@ def sigmoid(terms: Terms, x: Term) -> Term:
 
 
 @rule("composed", "silu", makes="mul sigmoid pow")
-def _silu(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _silu(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return mul(terms, a["self"], sigmoid(terms, a["self"]), result)
 
 
 @rule("composed", "glu", makes="mul sigmoid")
-def _glu(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _glu(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     x: Term = a["self"]
     dim = a["dim"] % len(x.shape)
     half = x.shape[dim] // 2
@@ -277,16 +277,16 @@ def _glu(terms: Terms, a: Arguments, result: TensorType) -> Term:
 
 
 @rule("composed", "addcmul", makes="add mul pow")
-def _addcmul(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _addcmul(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return _with_product(terms, a, a["tensor2"], result)
 
 
 @rule("composed", "addcdiv", makes="add mul pow")
-def _addcdiv(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _addcdiv(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return _with_product(terms, a, inverse_of(terms, a["tensor2"], replace(result, dtype=inner(result))), result)
 
 
-def _with_product(terms: Terms, a: Arguments, y: Term, result: TensorType) -> Term:
+def _with_product(terms: Terms, a: OperatorArguments, y: Term, result: TensorType) -> Term:
     """``self + value * tensor1 * y`` by one operator, which converts everything first."""
     dtype = inner(result)
     z, x, y = (cast(terms, one, dtype) for one in (a["self"], a["tensor1"], y))
@@ -296,7 +296,7 @@ def _with_product(terms: Terms, a: Arguments, y: Term, result: TensorType) -> Te
 
 
 @rule("bounds", "relu", "clamp", "clamp_min", "clamp_max", "hardtanh", makes="relu clamp clamp_min clamp_max")
-def _clamp(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _clamp(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     x: Term = a["self"]
     least = a.get("min", a.get("min_val", 0 if set(a) == {"self"} else None))
     most = a.get("max", a.get("max_val"))
@@ -309,13 +309,13 @@ def _clamp(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
 
 
 @rule("choices", "masked_fill", makes="where")
-def _masked_fill(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _masked_fill(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     value = operand(terms, a["value"], a["self"])
     return views.pointwise(terms, "where", [a["mask"], value, a["self"]], result)
 
 
 @rule("choices", "index_put", makes="where index_put")
-def _index_put(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _index_put(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     """What a mask chooses is one value, or one row: as many elements as it chooses are no element of a kernel."""
     (mask, *more), values = a["indices"], a["values"]
     if a["accumulate"] or more or not isinstance(mask, Term) or mask.dtype != torch.bool or not mask.shape:
@@ -328,12 +328,12 @@ def _index_put(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
 
 
 @rule("choices", "gt", makes="lt")
-def _gt(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _gt(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return views.pointwise(terms, "lt", [operand(terms, a["other"], a["self"]), a["self"]], result)
 
 
 @rule("choices", "ge", makes="le")
-def _ge(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _ge(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return views.pointwise(terms, "le", [operand(terms, a["other"], a["self"]), a["self"]], result)
 
 
@@ -341,18 +341,18 @@ def _ge(terms: Terms, a: Arguments, result: TensorType) -> Term:
 
 
 @rule("fills", "scalar_tensor", "full", "full_like", "new_full")
-def _full(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _full(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     value = a.get("s", a.get("fill_value"))
     return None if isinstance(value, Term) else terms.fill(value, result)
 
 
 @rule("fills", "zeros", "zeros_like", "new_zeros")
-def _zeros(terms: Terms, _a: Arguments, result: TensorType) -> Term:
+def _zeros(terms: Terms, _a: OperatorArguments, result: TensorType) -> Term:
     return terms.fill(0, result)
 
 
 @rule("fills", "ones", "ones_like", "new_ones")
-def _ones(terms: Terms, _a: Arguments, result: TensorType) -> Term:
+def _ones(terms: Terms, _a: OperatorArguments, result: TensorType) -> Term:
     return terms.fill(1, result)
 
 
@@ -360,12 +360,12 @@ def _ones(terms: Terms, _a: Arguments, result: TensorType) -> Term:
 
 
 @rule("averages", "sum", makes="sum")
-def _sum(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _sum(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return _reduced(terms, "sum", a, result)
 
 
 @rule("averages", "mean", makes="sum mul")
-def _mean(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _mean(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     x: Term = a["self"]
     count = math.prod(x.shape[dim] for dim in _dims(a, x))
     if not count:
@@ -376,16 +376,16 @@ def _mean(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
 
 
 @rule("averages", "amax", makes="amax")
-def _amax(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _amax(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return _reduced(terms, "amax", a, result)
 
 
 @rule("averages", "amin", makes="amin")
-def _amin(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _amin(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return _reduced(terms, "amin", a, result)
 
 
-def _reduced(terms: Terms, name: str, a: Arguments, result: TensorType) -> Term:
+def _reduced(terms: Terms, name: str, a: OperatorArguments, result: TensorType) -> Term:
     """A reduction that drops its dimensions, with a reshape where they are kept."""
     x: Term = a["self"]
     dims = _dims(a, x)
@@ -395,7 +395,7 @@ def _reduced(terms: Terms, name: str, a: Arguments, result: TensorType) -> Term:
     return views.reshape(terms, terms.make(name, [x], replace(result, shape=left), [("dim", dims)]), result.shape)
 
 
-def _dims(a: Arguments, x: Term) -> tuple[int, ...]:
+def _dims(a: OperatorArguments, x: Term) -> tuple[int, ...]:
     rank = len(x.shape)
     dims: Sequence[int] | int | None = a.get("dim")
     if dims is None or dims == []:
@@ -407,7 +407,7 @@ def _dims(a: Arguments, x: Term) -> tuple[int, ...]:
 
 
 @rule("pieces", "stack", makes="cat")
-def _stack(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _stack(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     pieces: list[Term] = a["tensors"]
     dim = a["dim"] % len(result.shape)
     shape = (*result.shape[:dim], 1, *result.shape[dim + 1 :])
@@ -415,30 +415,30 @@ def _stack(terms: Terms, a: Arguments, result: TensorType) -> Term:
 
 
 @rule("pieces", "cat", makes="cat")
-def _cat(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _cat(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     pieces: list[Term] = a["tensors"]
     return terms.make("cat", pieces, result, [("dim", a["dim"] % max(len(result.shape), 1))])
 
 
 @rule("pieces", "select")
-def _select(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _select(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     x: Term = a["self"]
     index = a["index"] % x.shape[a["dim"]]
     return views.reshape(terms, views.cut(terms, x, a["dim"], index, index + 1), result.shape)
 
 
 @rule("pieces", "slice")
-def _slice(terms: Terms, a: Arguments, _result: TensorType) -> Term:
+def _slice(terms: Terms, a: OperatorArguments, _result: TensorType) -> Term:
     return views.cut(terms, a["self"], a["dim"], a["start"], a["end"], a["step"])
 
 
 @rule("views", "t")
-def _t(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _t(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return views.permute(terms, a["self"], range(len(result.shape))[::-1])
 
 
 @rule("views", "transpose")
-def _transpose(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _transpose(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     order = list(range(len(result.shape)))
     if order:
         order[a["dim0"]], order[a["dim1"]] = order[a["dim1"]], order[a["dim0"]]
@@ -446,47 +446,47 @@ def _transpose(terms: Terms, a: Arguments, result: TensorType) -> Term:
 
 
 @rule("views", "permute")
-def _permute(terms: Terms, a: Arguments, _result: TensorType) -> Term:
+def _permute(terms: Terms, a: OperatorArguments, _result: TensorType) -> Term:
     return views.permute(terms, a["self"], a["dims"])
 
 
 @rule("views", "view", "_unsafe_view", "_reshape_alias", "unsqueeze", "squeeze")
-def _reshape(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _reshape(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     if a["self"].dtype != result.dtype:  # the same bytes, read as another dtype
         return None
     return views.reshape(terms, a["self"], result.shape)
 
 
 @rule("views", "expand")
-def _expand(terms: Terms, a: Arguments, result: TensorType) -> Term:
+def _expand(terms: Terms, a: OperatorArguments, result: TensorType) -> Term:
     return views.expand(terms, a["self"], result.shape)
 
 
 @rule("copies", "clone", "alias", "detach", "lift_fresh_copy")
-def _same(_terms: Terms, a: Arguments, _result: TensorType) -> Term:
+def _same(_terms: Terms, a: OperatorArguments, _result: TensorType) -> Term:
     x: Term = a["self"]
     return x
 
 
 @rule("copies", "repeat", makes="repeat")
-def _repeat(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _repeat(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     return views.reshape(terms, a["self"], result.shape) if all(count == 1 for count in a["repeats"]) else None
 
 
 @rule("copies", "copy")
-def _copy(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _copy(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     return _written(terms, a["src"], result)
 
 
 @rule("copies", "slice_scatter", makes="slice_scatter")
-def _slice_scatter(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _slice_scatter(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     size, step = result.shape[a["dim"]], a["step"]
     start, end, _ = slice(a["start"], a["end"]).indices(size)
     return _written(terms, a["src"], result) if (start, end, step) == (0, size, 1) else None
 
 
 @rule("copies", "flip", makes="flip")
-def _flip(_terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _flip(_terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     x: Term = a["self"]
     return x if all(result.shape[dim] == 1 for dim in a["dims"]) else None
 
@@ -499,6 +499,6 @@ def _written(terms: Terms, source: Term, result: TensorType) -> Term | None:
 
 
 @rule("copies", "_to_copy")
-def _to_copy(terms: Terms, a: Arguments, result: TensorType) -> Term | None:
+def _to_copy(terms: Terms, a: OperatorArguments, result: TensorType) -> Term | None:
     x: Term = a["self"]
     return views.cast(terms, x, result.dtype) if x.type.device == result.device else None  # type: ignore[arg-type]  # a result has one

@@ -36,9 +36,11 @@ class Placement(NamedTuple):
 
 def anchor(form: Form, index: GraphIndex) -> tuple[Term, Sequence[Step]]:
     """The step of ``form`` that may lie at the fewest places, and those; of several, the one nearest to the results."""
-    rarest = index.rarest(form.fans.values())
+    rarest = index.rarest(form.operand_filters.values())
     assert rarest is not None  # a form has a step
-    return next(term for term, fan in form.fans.items() if fan == rarest), index.steps_like(rarest)
+    return next(
+        term for term, operand_filter in form.operand_filters.items() if operand_filter == rarest
+    ), index.steps_like(rarest)
 
 
 def nearest_anchor(form: Form, index: GraphIndex) -> tuple[Term, Sequence[Step]]:
@@ -68,7 +70,7 @@ class Search:
         """Place ``term`` at ``step``, which is alike, and its operands above it."""
         self.tries += 1
         if term in self.steps:
-            nodes = self.index.twins(self.steps[term], step)
+            nodes = self.index.duplicates(self.steps[term], step)
             if nodes is not None:
                 self.again.append(nodes)
                 yield

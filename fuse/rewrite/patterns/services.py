@@ -1,6 +1,6 @@
 """Services that the layers above pass to patterns: tests of patterns, and the store of cached results.
 
-    fuse/__init__.py   hands over   fuse.check.trials (a Verifier)   and   fuse.runtime.cache (a Shelf)
+    fuse/__init__.py   hands over   fuse.check.trials (a Verifier)   and   fuse.runtime.cache (a DiskCache)
 
 Matching asks both and imports neither. Modules are handed by name and imported when they are first asked.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 if TYPE_CHECKING:
     from fuse.rewrite.patterns.call_classes import Trial
     from fuse.rewrite.patterns.definition import Pattern
-    from fuse.rewrite.patterns.exact_match import Found
+    from fuse.rewrite.patterns.exact_match import FoundMatch
 
 
 class Verifier(Protocol):
@@ -26,15 +26,15 @@ class Verifier(Protocol):
         """Why a pattern must not be used in any call, or None."""
 
     @property
-    def trial(self) -> Callable[[Found], Trial]:
+    def trial(self) -> Callable[[FoundMatch], Trial]:
         """The verdict on a pattern for calls of a match's class."""
 
     @property
-    def gradient_trial(self) -> Callable[[Found], Trial]:
+    def gradient_trial(self) -> Callable[[FoundMatch], Trial]:
         """The verdict on a pattern's gradient rule for calls of a match's class."""
 
 
-class Shelf(Protocol):
+class DiskCache(Protocol):
     """Keeps bytes on disk, by a key."""
 
     @property
@@ -53,9 +53,9 @@ class Shelf(Protocol):
 _modules: dict[str, str] = {}
 
 
-def hand(*, verifier: str, shelf: str) -> None:
+def register(*, verifier: str, disk_cache: str) -> None:
     """Say which modules try patterns and keep what is known of them."""
-    _modules.update(verifier=verifier, shelf=shelf)
+    _modules.update(verifier=verifier, disk_cache=disk_cache)
 
 
 def verifier() -> Verifier:
@@ -63,6 +63,6 @@ def verifier() -> Verifier:
     return cast(Verifier, importlib.import_module(_modules["verifier"]))
 
 
-def shelf() -> Shelf:
+def disk_cache() -> DiskCache:
     """Where what is known of patterns is kept."""
-    return cast(Shelf, importlib.import_module(_modules["shelf"]))
+    return cast(DiskCache, importlib.import_module(_modules["disk_cache"]))

@@ -65,7 +65,7 @@ def trace(
     """
     try:
         with running(environment), unlogged():
-            module = _Recorder(Function(function), mode, Plan()).run(tuple(arguments), {})
+            module = _PatternRecorder(Function(function), mode, Plan()).run(tuple(arguments), {})
         if not holds and any(spec.kind != "argument" for spec in module.meta["inputs"]):
             raise CaptureError("it makes a tensor with torch.tensor(...); take that as a parameter")
     except CaptureError as error:
@@ -104,20 +104,20 @@ def terms_of(traced: Traced, terms: Terms, leaves: Sequence[Term]) -> dict[Node,
     return known
 
 
-def twin(mode: FakeTensorMode, value: Tensor) -> Tensor:
+def fake_copy(mode: FakeTensorMode, value: Tensor) -> Tensor:
     """A fake tensor of its own with the layout of ``value``; on the CPU where ``value`` is on no device."""
     device = HOST if value.device.type == "meta" else value.device
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
 
-def twins(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
+def fake_copies(mode: FakeTensorMode, arguments: Sequence[Any]) -> list[Any]:
     """The same for the tensors among ``arguments``, and in lists there."""
-    made: list[Any] = pytree.tree_map_only(Tensor, lambda tensor: twin(mode, tensor), list(arguments))
+    made: list[Any] = pytree.tree_map_only(Tensor, lambda tensor: fake_copy(mode, tensor), list(arguments))
     return made
 
 
-class _Recorder(Recorder):
+class _PatternRecorder(Recorder):
     """Records a graph whose outputs are the very tensors that the function returns, views included."""
 
     def _finish(self, result: Any) -> GraphModule:
@@ -146,7 +146,7 @@ def why_not(function: Callable[..., Any], arguments: Sequence[Any], environment:
             function(*arguments)
         mode = FakeMode()
         with running(environment), mode, torch.no_grad(), unlogged():
-            function(*twins(mode, arguments))
+            function(*fake_copies(mode, arguments))
     except FuseError:
         raise
     except Exception as error:  # whatever the user's function raises

@@ -13,17 +13,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fuse
 from fuse.rewrite.patterns import exact_match
 from fuse.rewrite.patterns.definition import define
-from fuse.rewrite.patterns.exact_match import Found, FoundResult, holders
+from fuse.rewrite.patterns.exact_match import FoundMatch, FoundResult, holders
 from fuse.rewrite.patterns.forms import forms
 from fuse.rewrite.patterns.index import GraphIndex
 from fuse.rewrite.patterns.matching import match
 from fuse.rewrite.patterns.search import Search
 
 
-def only(found) -> Found:
+def only(found) -> FoundMatch:
     """The one match."""
     (outcome,) = found.matched
-    match: Found = outcome.found
+    match: FoundMatch = outcome.found
     return match
 
 

@@ -103,8 +103,8 @@ def test_of_many_that_look_alike_one_is_explained(monkeypatch):
         return x
 
     asked = []
-    explained = matching.nearest
-    monkeypatch.setattr(matching, "nearest", lambda *given: asked.append(given) or explained(*given))
+    explained = matching.partial_match_at
+    monkeypatch.setattr(matching, "partial_match_at", lambda *given: asked.append(given) or explained(*given))
     found = matched([pressed], loop, prepare=None, inputs=1)
     assert len(found) == 100
     assert {one.reason for one in found} == {"`sin` where the pattern has `exp`"}

@@ -10,7 +10,7 @@ import fuse
 from fuse.graph.function import Function
 from fuse.rewrite.patterns import forms, matching
 from fuse.rewrite.patterns.definition import define
-from fuse.rewrite.patterns.operand_filters import Fan, fits
+from fuse.rewrite.patterns.operand_filters import OperandFilter, fits
 
 
 def gated(x, y):
@@ -28,18 +28,18 @@ def gated(x, y):
     ],
 )
 def test_a_fan_asks_for_names_among_operands(read, answer):
-    assert fits(Fan("add", 2, ("mul", "number")), read) is answer
+    assert fits(OperandFilter("add", 2, ("mul", "number")), read) is answer
 
 
 def test_a_fan_asks_for_each_as_often_as_the_form_reads_it():
-    assert not fits(Fan("add", 2, ("mul", "mul")), [("mul",), ("sin",)])
+    assert not fits(OperandFilter("add", 2, ("mul", "mul")), [("mul",), ("sin",)])
 
 
 def test_where_no_operator_reads_what_the_forms_does_nothing_is_traced(try_pattern, monkeypatch):
     def other(x, y):
         return torch.tanh(torch.sigmoid(x)) * y
 
-    forms.known_ways(define(gated), 1)  # what is kept of it
+    forms.known_runs(define(gated), 1)  # what is kept of it
     monkeypatch.setattr(matching, "all_forms", lambda *given: pytest.fail("its forms are asked for"))
     found = try_pattern(gated, other, randn(3), randn(3))
     assert found.reason == "structure: no `tanh` here reads `mul`"

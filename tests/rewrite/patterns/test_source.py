@@ -13,14 +13,14 @@ from fuse.rewrite.patterns.pattern_cache import source_of
 TELL = """
 import hashlib, time
 from fuse.rewrite.patterns import registry
-from fuse.rewrite.patterns.forms import known_ways, takes_lists
+from fuse.rewrite.patterns.forms import known_runs, takes_lists
 from fuse.rewrite.patterns.pattern_cache import source_of
 import fuse.runtime.cache
 
 patterns = registry.registered()
 started = time.process_time()
 for one in patterns[::4]:
-    known_ways(one, max(1, takes_lists(one)))
+    known_runs(one, max(1, takes_lists(one)))
 spent = time.process_time() - started
 told = "".join(source_of(one) for one in patterns)
 print(len(patterns), hashlib.sha256(told.encode()).hexdigest(), spent)
